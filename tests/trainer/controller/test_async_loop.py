@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.trainer.configurations import changed
-from tests.trainer.controller.engine_apart import built_apart
+from tests.trainer.controller.dedicated_engine import dedicated_workers
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
@@ -30,9 +30,9 @@ UNTIMED = ("timing_", "perf/", "time/")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _apart() -> Iterator[None]:
+def _dedicated() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "build_workers", built_apart)
+        patch.setattr(loop, "build_workers", dedicated_workers)
         patch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
         yield
 
@@ -79,10 +79,6 @@ def batch_of(run: Path, step: int) -> Path:
     return run / f"checkpoints/step_{step}" / STATE_DIRECTORY / BATCH_FILE
 
 
-def slowly(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 def on_call(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, act: Callable[[], None]) -> None:
     """Let something happen right before the `call`-th call of a function."""
     function, calls = getattr(owner, name), 0
@@ -125,13 +121,11 @@ def test_samples_are_a_step_old_and_weighed(whole: Path) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
     [
-        slowly(TrainingStep, "take", 2),
         (TrainingStep, "take", 4),
-        slowly(collecting, "generate", 4),  # in the thread beside the update
-        slowly(Policy, "update", 3),
-        slowly(heldout_eval, "evaluate", 2),
-        slowly(store, "save", 2),
-        slowly(pending_batch, "to_json", 1),
+        (collecting, "generate", 4),  # in the thread, during the update
+        (heldout_eval, "evaluate", 2),
+        (store, "save", 2),
+        (pending_batch, "to_json", 1),
     ],
 )
 def test_a_run_killed_anywhere_resumes_to_the_same_metrics(
@@ -155,12 +149,12 @@ def test_a_run_killed_anywhere_resumes_to_the_same_metrics(
     ("owner", "name", "call", "saved"),
     [
         (Policy, "update", 3, 3),
-        slowly(collecting, "generate", 1, 0),  # before anything was sampled
-        slowly(collecting, "generate", 4, 3),  # beside the update
-        slowly(heldout_eval, "evaluate", 2, 2),
+        (collecting, "generate", 1, 0),  # before anything was sampled
+        (collecting, "generate", 4, 3),  # during the update
+        (heldout_eval, "evaluate", 2, 2),
     ],
 )
-def test_a_signal_saves_the_batch_under_way_and_the_run_goes_on_with_it(
+def test_a_signal_saves_the_batch_under_way_and_the_run_resumes_with_it(
     owner: Any,
     name: str,
     call: int,
@@ -181,16 +175,16 @@ def test_a_signal_saves_the_batch_under_way_and_the_run_goes_on_with_it(
 
 
 @pytest.mark.slow
-def test_an_engine_lost_beside_an_update_costs_no_step(
+def test_an_engine_that_dies_during_an_update_costs_no_step(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = configure(tmp_path / "run", run__steps=3)
 
-    def lose() -> None:
+    def die() -> None:
         raise WorkerDiedError("the rollout engine", "has died", policy_intact=True)
 
     with monkeypatch.context() as patch:
-        on_call(patch, collecting, "generate", 3, lose)  # batch 3, beside the update of step 2, which is evaluated too
+        on_call(patch, collecting, "generate", 3, die)  # batch 3, beside the update of step 2, which is evaluated too
         with pytest.raises(TinyZeroError, match=r"the rollout engine has died; step 2 is saved; resume with: "):
             train(run)
     found = store.latest(tmp_path / "run/checkpoints")
@@ -198,5 +192,5 @@ def test_an_engine_lost_beside_an_update_costs_no_step(
     assert found.step == 2
     train(run, resume=True)
     rows = lines(run.run.output)
-    assert [row.get("staleness/steps") for row in rows] == [None, 0, 1, 0], "the lost batch is sampled by newer weights"
+    assert [row.get("staleness/steps") for row in rows] == [None, 0, 1, 0], "newer weights sample the failed batch"
     assert "val-core/toy_task/acc/mean@1" in rows[2]

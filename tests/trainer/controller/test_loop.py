@@ -1,10 +1,9 @@
 """The whole loop on a toy: what a run leaves, and that an interruption of any kind changes nothing."""
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from tests.trainer import preloaded
 from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
-from tinyzero_sdk.settings import to_mapping
+from tinyzero_sdk.settings import build, to_mapping
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
@@ -144,13 +145,8 @@ def test_the_line_after_a_checkpoint_says_how_long_it_took(whole_run: loop.Train
     assert all(seconds > 0 for seconds in saved.values())
 
 
-def slowly(*values: Any) -> Any:
-    """A case for the slow suite; the fast one has a case of each kind."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [slowly(1), 2, slowly(3), slowly(4), slowly(5)])
+@pytest.mark.parametrize("step", [2, 3, 4])  # before a checkpoint, right after one, and a step later
 def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
     step: int, config: Configure, whole_run: loop.TrainResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,13 +164,12 @@ def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
     [
-        slowly(heldout_eval, "evaluate", 1),  # before training
-        slowly(heldout_eval, "evaluate", 3),  # at step 2: its line is not yet written
-        slowly(loop.MetricsLog, "append", 3),
-        slowly(store, "save", 2),  # line 4 is written, checkpoint 4 is not
+        (heldout_eval, "evaluate", 1),  # before training
+        (heldout_eval, "evaluate", 3),  # at step 2: its line is not yet written
+        (loop.MetricsLog, "append", 3),
+        (store, "save", 2),  # line 4 is written, checkpoint 4 is not
         (Policy, "export", 2),  # amid a checkpoint
-        slowly(Policy, "save", 2),
-        slowly(loop, "plot_curve", 1),  # everything is done
+        (loop, "plot_curve", 1),  # everything is done
     ],
 )
 def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
@@ -196,14 +191,14 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
 @pytest.mark.parametrize(
     ("owner", "name", "call", "saved"),
     [
-        slowly(TorchEngine, "generate", 1, 0),  # the first evaluation
-        slowly(collecting, "generate", 3, 2),  # rollouts of step 3
+        (TorchEngine, "generate", 1, 0),  # the first evaluation
+        (collecting, "generate", 3, 2),  # rollouts of step 3
         (Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
-        slowly(heldout_eval, "evaluate", 3, 2),  # the evaluation at step 2
-        slowly(store, "save", 1, 2),
+        (heldout_eval, "evaluate", 3, 2),  # the evaluation at step 2
+        (store, "save", 1, 2),
     ],
 )
-def test_a_signal_in_any_phase_saves_what_is_done_and_the_run_goes_on_from_there(
+def test_a_signal_in_any_phase_saves_what_is_done_and_the_run_resumes_from_there(
     owner: Any,
     name: str,
     call: int,
@@ -365,31 +360,34 @@ def test_threads_other_than_the_main_one_can_train(config: Configure) -> None:
     assert [result.output for result in results] == [Path(run.run.output)]
 
 
-@pytest.mark.slow
+def train_or_resume(values: dict[str, Any]) -> None:
+    """In a process of its own."""
+    torch.set_num_threads(1)
+    run = build(TrainConfig, values)
+    train(run, resume=Path(run.run.output, "config.toml").exists())
+
+
+@pytest.mark.nightly(reason="takes a minute; kills in each phase are tested with exceptions each time")
 def test_sigkill_at_random_times_changes_nothing(config: Configure, whole: list[dict[str, Any]]) -> None:
     run = config("killed", checkpoint__every=1)
-    file = Path(run.run.output).with_suffix(".py")
-    file.write_text(
-        "import sys\nfrom tinyzero_sdk.settings import build\nfrom tinyzero_trainer.config import TrainConfig\n"
-        "from tinyzero_trainer import train\nfrom pathlib import Path\nimport torch\ntorch.set_num_threads(1)\n"
-        f"train(build(TrainConfig, {to_mapping(run)!r}), resume=Path({run.run.output!r}, 'config.toml').exists())\n"
-    )
     metrics = Path(run.run.output) / "metrics.jsonl"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([preloaded.__name__])
 
     def seen() -> int | None:
         return metrics.stat().st_mtime_ns if metrics.exists() else None
 
-    for attempt in range(40):
+    for attempt in range(12):
         before, started = seen(), time.monotonic()
-        child = subprocess.Popen([sys.executable, str(file)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        while child.poll() is None and seen() == before and time.monotonic() - started < 60:
+        child = context.Process(target=train_or_resume, args=(to_mapping(run),))
+        child.start()
+        while child.is_alive() and seen() == before and time.monotonic() - started < 60:
             time.sleep(0.01)
-        try:
-            # Ever later, so that each part of a step is hit and the last attempt gets through.
-            assert child.wait(timeout=0.3 * attempt) == 0
+        child.join(timeout=0.1 * 2**attempt)  # ever later, so that each phase is hit and the last attempt gets through
+        child.kill()
+        child.join()
+        if child.exitcode == 0:
             break
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-    assert attempt > 3, "it was killed several times"
+        assert child.exitcode == -signal.SIGKILL
+    assert attempt >= 2, "it was killed several times"
     assert lines(run.run.output) == whole

@@ -123,9 +123,8 @@ def test_it_says_what_each_task_gained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [2, 4])
 def test_a_killed_run_resumes_to_the_same_metrics(
-    step: int, configure: Configure, whole: loop.TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configure: Configure, whole: loop.TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
@@ -134,7 +133,7 @@ def test_a_killed_run_resumes_to_the_same_metrics(
 
     def deadly(self: Any, number: int) -> Any:
         calls.append(number)
-        if number == step and calls.count(number) == 1:
+        if number == 3 and calls.count(number) == 1:
             raise Killed
         return take(self, number)
 

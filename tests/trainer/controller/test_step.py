@@ -1,6 +1,6 @@
-"""One whole step with fakes at its ends: what holds in the step reaches everyone who needs it, and nothing is swapped.
+"""One whole step with fakes at its ends: each value of the step reaches what needs it, and nothing is swapped.
 
-What each part computes is tested beside it; here every number that is handed on can be told from every other.
+What each part computes is tested with it; here every number differs from every other.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tinyzero_sdk import Item, Score
+from tinyzero_sdk import Item, ItemColumns, Score, load_task
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import (
@@ -24,6 +24,7 @@ from tinyzero_trainer.config import (
     TrainConfig,
 )
 from tinyzero_trainer.controller import collector as collecting
+from tinyzero_trainer.controller import step_metrics
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.rollout import SamplingParams
@@ -58,7 +59,7 @@ class FakeStream:
 
 
 class FakePolicy:
-    """Notes what it is asked, and at which temperature."""
+    """Records its calls and their temperature."""
 
     ranks = 1
 
@@ -83,7 +84,7 @@ class FakePolicy:
 
 
 class FakeEngine:
-    """Notes how it shall draw."""
+    """Records the sampling parameters."""
 
     def __init__(self) -> None:
         self.params: list[SamplingParams] = []
@@ -120,7 +121,7 @@ Taken = tuple[FakePolicy, FakeEngine, dict[str, float], dict[str, float]]
 
 @pytest.fixture
 def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
-    """Take the second of three steps; its metrics and seconds, and the fakes with their notes."""
+    """Take the second of three steps; its metrics and seconds, and the fakes with their records."""
 
     def take_step(scores: Sequence[Score] = SCORES, *, rollout: dict[str, Any] | None = None, **groups: Any) -> Taken:
         monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: FakeStream())
@@ -132,7 +133,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
             ],
         )
         policy, engine = FakePolicy(), FakeEngine()
-        roles = SimpleNamespace(
+        workers = SimpleNamespace(
             policy=policy,
             engine=engine,
             critic=None,
@@ -147,7 +148,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
             rollout=RolloutConfig(**{**ROLLOUT, **(rollout or {})}),
             **groups,
         )
-        step = TrainingStep(config, roles, TrainerState(), None, None)  # type: ignore[arg-type]
+        step = TrainingStep(config, workers, TrainerState(), None, None)  # type: ignore[arg-type]
         _, metrics = step.take(2)
         seconds = {name.removeprefix("timing_s/"): value for name, value in metrics.items()}
         assert engine.loaded == 1
@@ -237,3 +238,37 @@ def test_the_advantages_reported_are_those_of_the_loss(take) -> None:
     raw = [0.5] * 3 + [-0.5] + [0.25] * 4
     assert (counted.max() - counted.min()).item() == pytest.approx(1.0 / torch.tensor(raw).std().item(), abs=1e-5)
     assert metrics["critic/rewards/mean"] == pytest.approx(2.5 / 4)
+
+
+# ---- accuracy by difficulty ------------------------------------------------------------------------------------------
+
+
+def rollout_of(prompt: Prompt, *, correct: bool) -> Rollout:
+    return Rollout(prompt, Generation([1], None, True), "", Score(float(correct), correct))
+
+
+def test_each_problem_is_looked_at_once(toy_task: str) -> None:
+    task, asked = load_task(toy_task), []
+    prompts = [
+        Prompt(Item({"sum": 3}, {"numbers": [1, 2]}), "", [1]),
+        Prompt(Item({"sum": 31}, {"numbers": [1, 30]}), "", [1]),
+    ]
+    difficulty = task.difficulty
+    task.difficulty = lambda item: (asked.append(item), difficulty(item))[1]
+    samples = [rollout_of(prompts[row % 2], correct=row < 3) for row in range(8)]
+    assert step_metrics._by_difficulty(task, samples, "acc") == {"acc/0": 0.5, "acc/3": 0.25}
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("truths", "columns"),
+    [([{"a": 1}, {"a": 2}], True), ([{"a": 1}, {"b": 2}], False), ([1, "x"], False), ([1, 2.5], False)],
+    ids=["alike", "other fields", "other types", "other numbers"],
+)
+def test_columns_are_taken_only_where_they_hold_the_items_as_they_are(truths: list, columns: bool) -> None:
+    items, given = [Item(truth, {"n": 1}) for truth in truths], []
+    task = SimpleNamespace(difficulties=lambda items: (given.append(items), [1, 2])[1])
+    samples = [rollout_of(Prompt(item, "", [1]), correct=True) for item in items]
+    assert step_metrics._by_difficulty(task, samples, "acc") == {"acc/1": 1.0, "acc/2": 1.0}
+    assert isinstance(given[0], ItemColumns) == columns
+    assert list(given[0]) == items

@@ -90,7 +90,7 @@ def with_ray(*nodes: Node, sends_token: bool = True, **changes: Any) -> Facts:
 
 
 def problems(facts: Facts, requirements: Requirements = BY_ADDRESS) -> list[Finding]:
-    """Findings that are not ok, other than those on the machine itself."""
+    """Findings that are not ok, besides those on the machine itself."""
     usual = examine(facts_of(), Requirements())
     found = [finding for finding in examine(facts, requirements) if finding.level != "ok" and finding not in usual]
     assert all(finding.do for finding in found)

@@ -1,6 +1,7 @@
 """Results and deaths of actors, with a fake Ray; the real one is in test_ray.py."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray import calls as calls_module
 from tinyzero_trainer.executors.ray import remote_workers
 from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
+from tinyzero_trainer.utils.background import run_in_background
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 2869\n\tip: 10.0.0.2\n"
@@ -146,3 +148,30 @@ def test_a_group_is_left_and_ranks_are_waited_for_only_where_they_can_come_back(
     with pytest.raises(WorkerDiedError, match=dead):
         ranks.send_weights([engine])
     assert waited == ([["leave_group", "leave_group", "broadcast", "help_with_weights"]] if dead == "engine" else [])
+
+
+def test_ranks_are_called_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that restarts during an update fetches weights from them."""
+    at_work, most = list[object](), 0
+
+    def answers(calls: Sequence[Any], **_: Any) -> list[None]:
+        nonlocal most
+        at_work.append(calls)
+        most = max(most, len(at_work))
+        time.sleep(0.01)
+        at_work.pop()
+        return [None] * len(calls)
+
+    remote = SimpleNamespace(remote=lambda *args: None)
+    names = ("do", "help_with_weights", "open_store", "join_group", "broadcast", "receive", "load_weights")
+    actor = SimpleNamespace(**dict.fromkeys(names, remote))
+    monkeypatch.setattr(remote_workers, "import_ray", lambda: SimpleNamespace(put=lambda given: given))
+    monkeypatch.setattr(remote_workers, "gather", answers)
+    actors = [ActorHandle(name, actor, trains=True) for name in ("first", "second")]
+    ranks = remote_workers.TrainerActors(actors)
+    for other in (lambda stop: ranks.send_weights(actors), lambda stop: ranks.pass_weights("load_weights", [0])):
+        with run_in_background(other) as sent:
+            for _ in range(3):
+                ranks.do("policy", "update")
+        sent.result()
+    assert most == 1

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
-from tests.trainer.controller.engine_apart import built_apart
+from tests.trainer.controller.dedicated_engine import dedicated_workers
 from tests.trainer.distributed.sharded import NOW, make_up
 from tests.trainer.processes import apart
 from tinyzero_sdk.settings import to_mapping
@@ -180,7 +180,7 @@ def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found
 def test_four_steps_a_batch_ahead_are_those_of_one_process(
     folder: Path, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "build_workers", built_apart)
+    monkeypatch.setattr(loop, "build_workers", dedicated_workers)
     alone = train(make_config(folder, "alone ahead", **RANKS, **AHEAD))
     together = lines(folder / "ray ahead")
     assert [row.get("staleness/steps") for row in together] == [None, 0, 1, 1, 1]

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from tinyzero_trainer.utils import signals
+from tinyzero_trainer.utils import signals as interrupts
 from tinyzero_trainer.utils.signals import Interrupted, StopFlag, catch_signals
 
 
-@pytest.mark.parametrize("number", signals.SIGNALS)
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
 def test_a_signal_raises_the_flag_and_nothing_else(number):
     with catch_signals() as stop:
         assert not stop.requested
@@ -22,22 +22,22 @@ def test_a_signal_raises_the_flag_and_nothing_else(number):
 
 
 def test_former_handlers_come_back_even_after_an_error():
-    former = [signal.getsignal(number) for number in signals.SIGNALS]
+    former = [signal.getsignal(number) for number in interrupts.SIGNALS]
 
     def run():
         with catch_signals():
-            assert [signal.getsignal(number) for number in signals.SIGNALS] != former
+            assert [signal.getsignal(number) for number in interrupts.SIGNALS] != former
             raise RuntimeError("training failed")
 
     with pytest.raises(RuntimeError, match="training failed"):
         run()
-    assert [signal.getsignal(number) for number in signals.SIGNALS] == former
+    assert [signal.getsignal(number) for number in interrupts.SIGNALS] == former
 
 
 @pytest.mark.parametrize(("number", "leaves"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_second_signal_of_the_same_kind_leaves_at_once(monkeypatch, number, leaves):
-    clock = iter([10.0, 10.0 + signals._ECHO_SECONDS])
-    monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
+    clock = iter([10.0, 10.0 + interrupts._ECHO_SECONDS])
+    monkeypatch.setattr(interrupts.time, "monotonic", lambda: next(clock))
     stop = StopFlag()
     stop.handle(number)
     with pytest.raises(leaves) as left:
@@ -47,7 +47,7 @@ def test_a_second_signal_of_the_same_kind_leaves_at_once(monkeypatch, number, le
 
 def test_an_echo_and_a_signal_of_the_other_kind_do_not_leave(monkeypatch):
     clock = iter([10.0, 10.1, 20.0, 20.1])
-    monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(interrupts.time, "monotonic", lambda: next(clock))
     stop = StopFlag()
     stop.handle(signal.SIGTERM)
     stop.handle(signal.SIGTERM)  # `timeout` signals the process, then its group
@@ -69,9 +69,14 @@ def test_outside_the_main_thread_the_flag_stays_down():
     assert seen == [(False, former)]
 
 
-def test_an_interrupted_run_prints_a_command_that_can_be_copied():
-    error = Interrupted(signal.SIGINT, 40, "runs/my run")
-    assert str(error).endswith("resume with: tinyzero train --output 'runs/my run' --resume")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_says_how_to_go_on(number, code):
+    error = Interrupted(number, 40, "runs/my run")
+    assert error.exit_code == code
+    assert str(error) == (
+        f"stopped by {number.name} after step 40, which is saved; "
+        "resume with: tinyzero train --output 'runs/my run' --resume"
+    )
 
 
 def test_a_real_process_finishes_its_step_and_exits_with_143():

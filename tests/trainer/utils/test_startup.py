@@ -1,4 +1,4 @@
-"""Garbage collection during the import of torch."""
+"""Imports that nothing looks for garbage in."""
 
 import gc
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 from tinyzero_trainer.utils.startup import without_collector
 
-CODE = """
+SEEN = """
 import gc, sys
 from tinyzero_trainer.utils.startup import without_collector
 seen = ["torch" in sys.modules]
@@ -19,12 +19,12 @@ except ImportError:
 """
 
 
-def test_what_is_imported_is_exempt_from_collection() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+def test_what_is_imported_is_never_looked_through() -> None:
+    done = subprocess.run([sys.executable, "-c", SEEN], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", "0", "True", "True"]
 
 
-def test_nothing_changes_where_torch_is_imported_already() -> None:
+def test_a_process_that_has_torch_already_keeps_its_garbage() -> None:
     import torch  # noqa: F401
 
     before = gc.isenabled(), gc.get_freeze_count()

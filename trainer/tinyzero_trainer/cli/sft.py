@@ -18,7 +18,7 @@ def warm_start(
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Fine-tune a small new model on a task's own demonstrations, as a start for reinforcement learning."""
+    """Train a small new model on a task's own demonstrations, so that reinforcement learning has a start."""
     from tinyzero_sdk.settings import build
     from tinyzero_trainer.config.compose import gather
     from tinyzero_trainer.config.sft import SftConfig

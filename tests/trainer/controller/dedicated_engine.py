@@ -1,4 +1,4 @@
-"""A run in one process whose engine has weights of its own, as an actor has: for tests of what needs that."""
+"""A run in one process whose engine has its own weights, as an actor has."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,18 +18,18 @@ from tinyzero_trainer.rollout.weight_sync import named_weights
 from tinyzero_trainer.types import Generation
 
 
-class EngineApart:
-    """A rollout engine that has the policy's weights as of the last time that they were sent."""
+class DedicatedEngine:
+    """A rollout engine that has the policy's weights as of the last `load_weights`."""
 
     def __init__(self, config: TrainConfig, policy: LanguageModel) -> None:
         self._policy, copied = policy, load_model(config.model.path, torch.device("cpu"))
         self._state, self._engine = copied.model.state_dict(), build_engine(config, copied)
-        self._at_work = threading.Lock()
+        self._generating = threading.Lock()
         self.load_weights()
 
     @torch.no_grad()
     def load_weights(self) -> None:
-        assert not self._at_work.locked(), "weights were sent to an engine that generates"
+        assert not self._generating.locked(), "weights were sent to an engine that generates"
         for name, tensor in named_weights(self._policy.model):
             self._state[name].copy_(tensor)
         self._engine.load_weights()
@@ -50,15 +50,15 @@ class EngineApart:
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Generation]]:
-        with self._at_work:
+        with self._generating:
             return self._engine.generate(prompts, samples, params, seed=seed, on_progress=on_progress)
 
 
 @contextmanager
-def built_apart(config: TrainConfig, **given: Any) -> Iterator[Workers]:
-    """The roles of a run on Ray, without it."""
+def dedicated_workers(config: TrainConfig, **given: Any) -> Iterator[Workers]:
+    """The workers of a run on Ray, without it."""
     here = replace(config.run, executor="local")
     config = replace(config, run=here, ray=RayConfig(), rollout=replace(config.rollout, max_async_level=0))
-    with build_workers(config, **given) as roles:
-        engine: RolloutEngine = EngineApart(config, roles.language_model)
-        yield replace(roles, engine=engine)
+    with build_workers(config, **given) as workers:
+        engine: RolloutEngine = DedicatedEngine(config, workers.language_model)
+        yield replace(workers, engine=engine)

@@ -1,13 +1,10 @@
-"""Rollouts a batch ahead of the update (`rollout.max_async_level=1`): what runs beside what, who trains on what,
-who ends when."""
+"""Rollouts one batch ahead (`rollout.max_async_level=1`): what runs concurrently, what is trained on, how it ends."""
 
-import itertools
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +12,10 @@ import pytest
 import torch
 
 from tinyzero_sdk import Item, Score
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.importance_sampling import ENGINE_DIVERGENCE
 from tinyzero_trainer.algorithms.schedules import StepSettings
-from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller.pending_batch import RolloutBatch, from_json, to_json
@@ -27,20 +23,13 @@ from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import STOPPING, TrainingStep
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
-from tinyzero_trainer.executors.ray import remote_workers
-from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.types import Generation, Prompt, Rollout
-from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.signals import StopFlag, StopRequested
 
-APART = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "rollout": {"num_engines": 1}}
-CORRECTED: dict[str, dict[str, Any]] = {
-    "rollout": {"num_engines": 1, "max_async_level": 1, "return_logprobs": "always"},
-    "rollout_correction": {"is_level": "token"},
-}
+DEDICATED = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "rollout": {"num_engines": 1}}
 TICK = 0.002
-"""Seconds between two looks of the engine at whether it shall end."""
+"""Seconds between two polls of the engine for a stop."""
 
 
 class FakeStream:
@@ -62,13 +51,10 @@ class FakeStream:
 
 @dataclass
 class World:
-    """Everyone whom a step needs, noting who does what when. A completion's first token is its weights' version."""
+    """Policy and engine of a step, with a log of what they do. A completion's first token is its weights' version."""
 
     generating: float = 0.0
     """Seconds that a batch takes."""
-
-    updating: float = 0.0
-    """Seconds that an update takes."""
 
     version: int = 0
     """Of the policy's weights: updates done."""
@@ -86,7 +72,8 @@ class World:
     under_way: bool = False
     fail_sampling: BaseException | None = None
     fail_updating: BaseException | None = None
-    during_update: Callable[[], None] = lambda: None
+    during_generation: Callable[[], object] = lambda: None
+    during_update: Callable[[], object] = lambda: None
     ranks = 1
 
     def gpu_memory(self) -> list[Any]:
@@ -108,6 +95,7 @@ class World:
         self.under_way, ends = True, time.monotonic() + self.generating
         self.sampled.append(seed)
         try:
+            self.during_generation()
             while time.monotonic() < ends:
                 time.sleep(TICK)
                 on_progress(0)
@@ -133,7 +121,6 @@ class World:
         sample = experience.rollouts[0]
         self.trained.append((sample.prompt.item.ground_truth, sample.generation.token_ids[0]))
         self.during_update()
-        time.sleep(self.updating)
         if self.fail_updating is not None:
             raise self.fail_updating
         self.version += 1
@@ -141,11 +128,11 @@ class World:
 
     # ---- the step
 
-    def steps(self, lead: int = 1, *, steps: int = 9, state: TrainerState | None = None, **more: Any) -> TrainingStep:
-        values: dict[str, Any] = {**APART, "data": {"prompts_per_step": 1}}
-        values["run"] = {**APART["run"], "steps": steps}
-        values["rollout"] = {"group_size": 2, "max_async_level": lead, "return_logprobs": "always", "num_engines": 1}
-        roles = SimpleNamespace(
+    def steps(self, level: int = 1, *, steps: int = 9, state: TrainerState | None = None, **more: Any) -> TrainingStep:
+        values: dict[str, Any] = {**DEDICATED, "data": {"prompts_per_step": 1}}
+        values["run"] = {**DEDICATED["run"], "steps": steps}
+        values["rollout"] = {"group_size": 2, "max_async_level": level, "return_logprobs": "always", "num_engines": 1}
+        workers = SimpleNamespace(
             policy=self,
             engine=self,
             critic=None,
@@ -156,7 +143,7 @@ class World:
         )
         stop = more.pop("stop", None) or StopFlag()
         config = make_config({**values, "rollout_correction": {"is_level": "token"}})
-        return TrainingStep(config, roles, state or TrainerState(), stop, None, **more)  # type: ignore[arg-type]
+        return TrainingStep(config, workers, state or TrainerState(), stop, None, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -178,30 +165,25 @@ def take(taken: TrainingStep, numbers: Sequence[int]) -> list[dict[str, float]]:
 # ---- who trains on what ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lead", [0, 1])
-def test_every_batch_is_trained_once_in_the_order_and_with_the_seeds_of_a_synchronous_run(lead: int) -> None:
+@pytest.mark.parametrize("level", [0, 1])
+def test_every_batch_is_trained_once_in_the_order_and_with_the_seeds_of_a_synchronous_run(level: int) -> None:
     world, synchronous = World(), World()
-    take(world.steps(lead, steps=5), range(1, 6))
-    take(synchronous.steps(0, steps=5), range(1, 6))
+    take(world.steps(level, steps=5), range(1, 6))
+    metrics = take(synchronous.steps(0, steps=5), range(1, 6))
     assert [problem for problem, _ in world.trained] == list(range(5))
     assert world.sampled == synchronous.sampled
     assert len(set(world.sampled)) == 5
-
-
-def test_the_staleness_told_is_that_of_the_weights_which_sampled() -> None:
-    world = World(updating=TICK)
-    metrics = take(world.steps(steps=5), range(1, 6))
-    told = [row["staleness/steps"] for row in metrics]
-    assert told == [0, 1, 1, 1, 1]
-    assert [step - version for step, (_, version) in enumerate(world.trained)] == told
-    assert {row["staleness/kl"] for row in metrics} == {0.125}
-
-
-def test_without_a_lead_every_batch_is_sampled_by_the_newest_weights() -> None:
-    world = World()
-    metrics = take(world.steps(0, steps=4), range(1, 5))
-    assert world.trained == [(step, step) for step in range(4)]
+    assert synchronous.trained == [(step, step) for step in range(5)], "each sampled by the newest weights"
     assert not [name for row in metrics for name in row if name.startswith("staleness") or "wait_for" in name]
+
+
+def test_the_staleness_is_that_of_the_weights_that_sampled() -> None:
+    world = World()
+    metrics = take(world.steps(steps=5), range(1, 6))
+    reported = [row["staleness/steps"] for row in metrics]
+    assert reported == [0, 1, 1, 1, 1]
+    assert [step - version for step, (_, version) in enumerate(world.trained)] == reported
+    assert {row["staleness/kl"] for row in metrics} == {0.125}
 
 
 def test_nothing_is_sampled_past_the_last_step() -> None:
@@ -216,7 +198,7 @@ def test_nothing_is_sampled_past_the_last_step() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", range(5))
-def test_a_run_that_is_cut_anywhere_goes_on_with_the_same_batches(cut: int) -> None:
+def test_a_run_cut_anywhere_continues_with_the_same_batches(cut: int) -> None:
     """What a checkpoint holds: its state, and the prefetched batch."""
     steps, whole, parted = 5, World(), World()
     all_of_them = whole.steps(steps=steps)
@@ -235,24 +217,24 @@ def test_a_run_that_is_cut_anywhere_goes_on_with_the_same_batches(cut: int) -> N
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("generating", "updating"), [(0.15, 0.1), (0.1, 0.15)])
-def test_a_step_takes_as_long_as_the_slower_of_the_two(generating: float, updating: float) -> None:
-    rows = take(World(generating, updating).steps(), range(1, 5))
-    assert rows[0]["timing_s/step"] >= generating + max(generating, updating)  # nothing has been sampled yet
-    for row, following in pairwise(rows[1:]):
-        # As measured, since on a busy machine all of it takes longer.
-        beside_it, update = following["timing_s/gen"], row["timing_s/update_actor"]
-        assert max(generating, updating) <= row["timing_s/step"] < beside_it + update
-        waited = row["timing_s/wait_for_rollouts"]
-        assert waited < beside_it
-        assert waited + update <= row["timing_s/step"]
+def test_the_next_batch_is_sampled_during_the_update() -> None:
+    world = World()
+    steps = world.steps()
+    take(steps, [1])
+    updating, sampling = threading.Event(), threading.Event()
+    world.during_generation = lambda: (sampling.set(), updating.wait(60))
+    world.during_update = lambda: (updating.set(), sampling.wait(60))
+    metrics = take(steps, [2, 3])
+    assert updating.is_set()
+    assert sampling.is_set()
+    for row in metrics:
+        assert row["timing_s/wait_for_rollouts"] + row["timing_s/update_actor"] <= row["timing_s/step"]
 
 
-# ---- the end, whoever brings it --------------------------------------------------------------------------------------
+# ---- how it ends -----------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_update_ends_the_sampling_beside_it() -> None:
+def test_a_failed_update_ends_the_concurrent_sampling() -> None:
     world = World(fail_updating=RuntimeError("no update"))
     steps = world.steps()
     collector = steps.collector
@@ -265,7 +247,7 @@ def test_a_failed_update_ends_the_sampling_beside_it() -> None:
 
 
 def _slower(world: World, batch: RolloutBatch) -> RolloutBatch:
-    """From now on sampling takes for ever."""
+    """From now on sampling never ends."""
     world.generating = 1e6
     return batch
 
@@ -318,7 +300,7 @@ def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
         VllmError("the rollout engine has failed"),
     ],
 )
-def test_a_lost_engine_is_told_of_after_the_step_that_was_under_way(failure: TinyZeroError) -> None:
+def test_a_dead_engine_is_reported_after_the_running_step(failure: TinyZeroError) -> None:
     world = World()
     steps = world.steps()
     take(steps, [1])
@@ -334,7 +316,7 @@ def test_a_lost_engine_is_told_of_after_the_step_that_was_under_way(failure: Tin
     assert len(world.trained) == 2
 
 
-def test_what_fails_in_a_batch_is_raised_by_its_own_step() -> None:
+def test_a_failure_in_a_batch_is_raised_by_its_own_step() -> None:
     world = World()
     steps = world.steps()
     world.during_update = lambda: setattr(world, "fail_sampling", BrokenTaskError("the scorer failed"))
@@ -345,102 +327,3 @@ def test_what_fails_in_a_batch_is_raised_by_its_own_step() -> None:
     with pytest.raises(BrokenTaskError, match="the scorer failed"):
         steps.take(2)
     assert [problem for problem, _ in world.trained] == [0]
-
-
-def test_work_beside_the_block_is_over_when_the_block_is_left() -> None:
-    numbers = itertools.count()
-
-    def work(stop: Any) -> int:
-        while not stop.requested:
-            time.sleep(TICK)
-            if next(numbers) == 5:
-                return 42
-        return 0
-
-    with run_in_background(work) as answer:
-        pass
-    assert answer.result() == 42
-    with pytest.raises(ValueError, match="of the block"), run_in_background(work) as answer:
-        raise ValueError("of the block")
-    assert answer.result() == 0
-
-
-def test_ranks_are_asked_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that is replaced beside an update asks them for weights."""
-    at_work, most = list[object](), 0
-
-    def answers(calls: Sequence[Any], **_: Any) -> list[None]:
-        nonlocal most
-        at_work.append(calls)
-        most = max(most, len(at_work))
-        time.sleep(5 * TICK)
-        at_work.pop()
-        return [None] * len(calls)
-
-    remote = SimpleNamespace(remote=lambda *args: None)
-    names = ("do", "help_with_weights", "open_store", "join_group", "broadcast", "receive", "load_weights")
-    actor = SimpleNamespace(**dict.fromkeys(names, remote))
-    monkeypatch.setattr(remote_workers, "import_ray", lambda: SimpleNamespace(put=lambda given: given))
-    monkeypatch.setattr(remote_workers, "gather", answers)
-    members = [ActorHandle(name, actor, trains=True) for name in ("first", "second")]
-    ranks = remote_workers.TrainerActors(members)
-    for other in (lambda stop: ranks.send_weights(members), lambda stop: ranks.pass_weights("load_weights", [0])):
-        with run_in_background(other) as sent:
-            for _ in range(3):
-                ranks.do("policy", "update")
-        sent.result()
-    assert most == 1
-
-
-# ---- which configurations there are ----------------------------------------------------------------------------------
-
-
-def configured(**groups: dict[str, Any]) -> TrainConfig:
-    values = {**APART, **CORRECTED}
-    return make_config({**values, **{name: {**values.get(name, {}), **group} for name, group in groups.items()}})
-
-
-def test_where_it_works_and_old_samples_are_weighed() -> None:
-    assert configured().rollout.max_async_level == 1
-    assert configured(rollout_correction={"is_level": "sequence"}).rollout.max_async_level == 1
-    # The ratio of these losses is to the engine's probabilities, which are the old ones, and they bound it.
-    for loss in ("ppo", "cispo"):
-        assert (
-            configured(rollout_correction={"is_level": None}, algorithm={"policy_loss": loss}).rollout.max_async_level
-            == 1
-        )
-    assert configured(algorithm={"policy_loss": "reinforce"}).rollout.max_async_level == 1
-
-
-@pytest.mark.parametrize(
-    ("groups", "reason"),
-    [
-        (
-            {"run": {"executor": "local"}, "rollout": {"num_engines": 0}},
-            "set run.executor=ray and rollout.num_engines=1",
-        ),
-        ({"rollout": {"num_engines": 0}}, "the trainer's processes cannot do both at once; set rollout.num_engines=1"),
-        (
-            {"rollout_correction": {"is_level": None}, "rollout": {"return_logprobs": "sample"}},
-            "nothing here weighs; set rollout.return_logprobs=always and rollout_correction.is_level=token",
-        ),
-        (
-            {"rollout_correction": {"is_level": None, "rejection_bounds": [0.5, 2.0]}},
-            "nothing here weighs; set rollout.return_logprobs=always",
-        ),
-        ({"rollout_correction": {"is_level": None}, "algorithm": {"policy_loss": "reinforce"}}, "it has no ratio; set"),
-        (
-            {"rollout_correction": {"is_level": None}, "algorithm": {"policy_loss": "gspo"}},
-            "it has bounds narrower than",
-        ),
-        ({"run": {"steps": 1}}, "rollout.max_async_level=1 has no effect: run.steps=1 has no next batch"),
-        (
-            {"rollout": {"engine": "vllm"}, "vllm": {"sleep_mode": True}},
-            "vllm.sleep_mode=True has no effect: with rollout.max_async_level=1 engines never sleep",
-        ),
-    ],
-)
-def test_where_it_cannot_work_the_words_to_type_are_told(groups: dict[str, Any], reason: str) -> None:
-    with pytest.raises(SettingsError) as refused:
-        configured(**groups)
-    assert reason in str(refused.value)
