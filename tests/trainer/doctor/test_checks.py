@@ -19,7 +19,7 @@ from tinyzero_trainer.doctor import checks, cluster_checks, gpu_checks, package_
 from tinyzero_trainer.doctor.checks import check_shared_memory, examine
 from tinyzero_trainer.doctor.facts import Folder, Package, Requirements
 from tinyzero_trainer.hardware.gpu import GpuInfo
-from tinyzero_trainer.models.files import Model
+from tinyzero_trainer.models.files import Fault, Model
 
 
 @pytest.mark.parametrize("gpus", [(), (H200,), (RTX_5090,), (H200, SECOND_H200)])
@@ -118,7 +118,10 @@ def test_open_files(limits: tuple[int, int], ray: bool, level: str, command: str
 
 def test_the_model_and_the_hugging_face_hub() -> None:
     away = Model("org/name", False, None)
-    assert seen(facts_of(model=Model("./empty", True, None)), "model").level == "error"
+    fault = Fault("./m/config.json is missing", command="git lfs pull")
+    broken = facts_of(model=Model("./m", True, None, fault))
+    assert (seen(broken, "model").level, seen(broken, "model").commands) == ("error", ("git lfs pull",))
+    assert str(dataclasses.asdict(broken)["model"]["fault"]) == str(fault)  # in the JSON
     assert seen(facts_of(model=away), "model").commands == ("hf download org/name",)
     assert seen(facts_of(model=away, offline=True), "model").level == "error"
     assert seen(facts_of(model=dataclasses.replace(away, parameters=5), offline=True), "model").level == "ok"

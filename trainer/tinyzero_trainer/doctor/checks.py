@@ -155,9 +155,6 @@ def check_model(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         count = model.parameters
         size = f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"
         yield Finding("model", "ok", f"{model.name}: {size} parameters")
-    elif model.local:
-        do = "give --model a directory with config.json, safetensors and tokenizer"
-        yield Finding("model", "error", f"{model.name} holds no safetensors", do)
     elif facts.offline:
         what = f"{model.name} is not in {cache.path}, and HF_HUB_OFFLINE forbids downloads"
         do = "allow them, or copy the cache from a machine that has it"

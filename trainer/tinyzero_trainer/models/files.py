@@ -28,8 +28,11 @@ class Fault(Exception):
     """What is wrong with a model's files, and what to do; with a command, where one helps."""
 
     def __init__(self, what: str, do: str = "copy or download it again", command: str = "") -> None:
+        super().__init__(what, do, command)
         self.what, self.do, self.command = what, do, command
-        super().__init__(f"{what}; {do}{f': {command}' if command else ''}")
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.do}{f': {self.command}' if self.command else ''}"
 
 
 @dataclass(frozen=True)
