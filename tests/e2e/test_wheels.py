@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tinyzero_trainer.config.recipes import recipe_names
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = {
     "tinyzero_sdk": ROOT,
@@ -77,9 +79,11 @@ def test_a_wheel_holds_its_package_its_licence_and_its_readme(package: str, whee
     assert (FOLDERS[package] / "README.md").read_text().strip() in metadata
 
 
-def test_the_trainer_carries_the_tiny_model(wheels: Path) -> None:
+def test_the_trainer_carries_the_tiny_model_and_the_recipes(wheels: Path) -> None:
     [path] = wheels.glob("tinyzero_trainer-*.whl")
     with zipfile.ZipFile(path) as wheel:
+        recipes = {f"tinyzero_trainer/config/recipes/{name}.toml" for name in recipe_names()}
+        assert recipes <= set(wheel.namelist())
         model = [entry for entry in wheel.infolist() if entry.filename.startswith("tinyzero_trainer/tiny_model/")]
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= {Path(entry.filename).name for entry in model}
     assert sum(entry.file_size for entry in model) <= 8_000_000

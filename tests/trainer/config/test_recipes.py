@@ -1,17 +1,12 @@
-"""Recipes: each builds a configuration wherever it is used, sets no more than it means, can be shown and compared."""
+"""Recipes: each builds a configuration wherever it is used, and sets no more than what defines it."""
 
-import json
-import subprocess
-import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.configurations import call
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, describe, flatten, merge
+from tinyzero_sdk.settings import build, flatten, merge
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import compose, gather, make_config
@@ -23,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 NAMES = recipe_names()
 TINY = {"run": {"task": "countdown"}}
 LARGE = {"run": {"task": "countdown"}, "model": {"path": "Qwen/Qwen2.5-7B"}}
-SAID_THOUGH_DEFAULT = {
+EXPLICIT_DEFAULTS = {
     "algorithm.advantage_estimator",  # what an algorithm is named for
     "algorithm.loss_aggregation",
     "algorithm.kl_coefficient",  # the rest stand against what suits the tiny model
@@ -34,11 +29,6 @@ SAID_THOUGH_DEFAULT = {
 
 def with_recipe(values, name):
     return merge(values, {"run": {"recipe": name}})
-
-
-def test_there_is_one_for_each_algorithm() -> None:
-    expected = "adaptive cispo dapo dr_grpo gspo grpo ppo reinforce_pp rloo tinyzero-grpo tinyzero-ppo"
-    assert set(expected.split()) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,7 +51,7 @@ def test_a_recipe_sets_no_more_than_it_means(name: str) -> None:
     recipe, defaults = find_recipe(name), dict(flatten(default_settings()))
     settings = dict(flatten(recipe.settings))
     assert settings
-    assert {key for key, value in settings.items() if value == defaults.get(key)} <= SAID_THOUGH_DEFAULT
+    assert {key for key, value in settings.items() if value == defaults.get(key)} <= EXPLICIT_DEFAULTS
     assert [key for key, value in flatten(recipe.full_size) if value == defaults.get(key)] == []
     assert settings.keys().isdisjoint(dict(flatten(recipe.full_size)))
     sizes = {"run.steps", "rollout.max_completion_tokens", "optimizer.learning_rate", "optimizer.micro_batch_tokens"}
@@ -72,21 +62,20 @@ def test_a_recipe_sets_no_more_than_it_means(name: str) -> None:
 def test_a_recipe_says_what_it_is_and_where_it_is_from_in_a_line_each(name: str) -> None:
     recipe = find_recipe(name)
     for line in (recipe.about, recipe.source):
-        assert 0 < len(line) <= 64  # beside the longest name, in 80 columns
+        assert 0 < len(line) <= 64  # next to the longest name, in 80 columns
 
 
-def test_two_recipes_are_never_the_same() -> None:
+def test_there_is_one_for_each_algorithm_and_no_two_are_the_same() -> None:
+    named = "adaptive cispo dapo dr_grpo gspo grpo ppo reinforce_pp rloo tinyzero-grpo tinyzero-ppo"
+    assert set(named.split()) <= set(NAMES)
     configs = [make_config(with_recipe(LARGE, name)) for name in NAMES]
     assert len({repr(replace(config, run=replace(config.run, recipe=None))) for config in configs}) == len(NAMES)
 
 
 def test_recipes_mean_what_their_papers_say() -> None:
     dapo, gspo = (make_config(with_recipe(LARGE, name)) for name in ("dapo", "gspo"))
-    assert (dapo.algorithm.clip_ratio_low, dapo.algorithm.clip_ratio_high, dapo.algorithm.loss_aggregation) == (
-        0.2,
-        0.28,
-        "token-mean",
-    )
+    assert (dapo.algorithm.clip_ratio_low, dapo.algorithm.clip_ratio_high) == (0.2, 0.28)
+    assert dapo.algorithm.loss_aggregation == "token-mean"
     assert (dapo.wrappers_with_limit(), dapo.data.max_refill_rounds > 0) == (("overlong(limit=256)",), True)
     assert (gspo.algorithm.clip_ratio_low, gspo.algorithm.clip_ratio_high) == (3e-4, 4e-4)
     assert gspo.algorithm.loss_aggregation == "seq-mean-token-mean"
@@ -107,12 +96,8 @@ def test_tinyzeros_configurations_are_its_scripts(name: str, prompts: int, sampl
     assert config.optimizer.weight_decay == 0.01
     algorithm = config.algorithm
     assert (algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.entropy_coefficient) == (0.2, 0.2, 0.001)
-    assert (algorithm.kl_coefficient, algorithm.kl_placement, algorithm.loss_aggregation) == (
-        0.001,
-        kl_placement,
-        "token-mean",
-    )
-    assert (algorithm.gamma, algorithm.gae_lambda) == (1.0, 1.0)
+    assert (algorithm.kl_coefficient, algorithm.kl_placement) == (0.001, kl_placement)
+    assert (algorithm.loss_aggregation, algorithm.gamma, algorithm.gae_lambda) == ("token-mean", 1.0, 1.0)
     assert (config.critic.learning_rate, config.critic.value_clip_range) == (1e-5, 0.5)
 
 
@@ -142,8 +127,7 @@ def test_a_setting_against_the_recipe_says_whose_it_is() -> None:
         make_config(merge(with_recipe(LARGE, "ppo"), {"algorithm": {"advantage_estimator": "grpo"}}))
     assert str(caught.value) == (
         "algorithm.gae_lambda=0.95 of the recipe ppo has no effect: algorithm.advantage_estimator='grpo' has no "
-        "critic; give "
-        "algorithm.gae_lambda=1.0 too, or leave the recipe out"
+        "critic; give algorithm.gae_lambda=1.0 too, or leave the recipe out"
     )
     settings = {"algorithm": {"advantage_estimator": "grpo", "gae_lambda": 1.0}}
     assert make_config(merge(with_recipe(LARGE, "ppo"), settings)).algorithm.advantage_estimator == "grpo"
@@ -153,11 +137,7 @@ def test_a_recipe_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[algorithm]\nentropy_coefficient = 0.5\n[full_size.rollout]\nmax_completion_tokens = 999\n")
     large, tiny = make_config(with_recipe(LARGE, str(file))), make_config(with_recipe(TINY, str(file)))
-    assert (large.algorithm.entropy_coefficient, large.rollout.max_completion_tokens, large.run.recipe) == (
-        0.5,
-        999,
-        str(file),
-    )
+    assert (large.algorithm.entropy_coefficient, large.rollout.max_completion_tokens) == (0.5, 999)
     assert (tiny.algorithm.entropy_coefficient, tiny.rollout.max_completion_tokens) == (0.5, 128)
 
 
@@ -208,80 +188,6 @@ def test_a_run_goes_on_by_its_own_recipe(tmp_path: Path) -> None:
     assert resume_config(tmp_path, {"run": {"recipe": "dapo"}}).algorithm == config.algorithm
     with pytest.raises(SettingsError, match=r"--resume cannot change run\.recipe from dapo to grpo"):
         resume_config(tmp_path, {"run": {"recipe": "grpo"}})
-
-
-# ---- commands --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def narrow(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-def test_recipes_lists_each_with_its_source(capsys, narrow) -> None:
-    code, shown, _ = call(capsys, "recipes")
-    assert code == 0
-    assert all(len(line) <= 80 for line in shown.splitlines())
-    for name in NAMES:
-        assert f"{name} " in shown
-        assert find_recipe(name).about in shown
-        assert find_recipe(name).source in shown
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_recipes_shows_what_one_sets_and_what_that_means(capsys, narrow, name: str) -> None:
-    code, shown, _ = call(capsys, "recipes", name)
-    recipe, help = find_recipe(name), {field.key: field.help for field in describe(TrainConfig)}
-    assert code == 0
-    assert all(len(line.rstrip()) <= 80 for line in shown.splitlines())
-    for key, _ in [*flatten(recipe.settings), *flatten(recipe.full_size)]:
-        assert key in shown
-        assert help[key].split()[0] in shown
-
-
-def test_recipes_tells_two_apart_with_the_defaults_of_whichever_says_nothing(capsys, narrow) -> None:
-    code, shown, _ = call(capsys, "recipes", "diff", "grpo", "dapo")
-    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if "." in line.split(" ")[0]}
-    assert code == 0
-    assert rows == {
-        "reward.wrappers": ["[]", '["overlong"]'],
-        "data.max_refill_rounds": ["0", "10"],
-        "algorithm.loss_aggregation": ["seq-mean-token-mean", "token-mean"],
-        "algorithm.clip_ratio_high": ["0.2", "0.28"],
-        "algorithm.kl_coefficient": ["0.04", "0.0"],
-        "optimizer.num_mini_batches": ["1", "4"],
-    }
-    assert call(capsys, "recipes", "diff", "grpo", "grpo")[1] == "grpo and grpo have the same settings\n"
-
-
-def test_recipes_as_json(capsys) -> None:
-    listed = json.loads(call(capsys, "recipes", "--json")[1])
-    assert [entry["name"] for entry in listed] == NAMES
-    assert json.loads(call(capsys, "recipes", "gspo", "--json")[1])["settings"]["algorithm.policy_loss"] == "gspo"
-    found = json.loads(call(capsys, "recipes", "diff", "ppo", "tinyzero-ppo", "--json")[1])
-    assert found["algorithm.gae_lambda"] == {"ppo": 0.95, "tinyzero-ppo": 1.0}
-
-
-@pytest.mark.parametrize("words", [["a", "b"], ["diff", "grpo"], ["diff"], ["diff", "a", "b", "c"]])
-def test_words_that_make_no_sense_are_one_line(capsys, words: list[str]) -> None:
-    code, _, told = call(capsys, "recipes", *words)
-    assert (code, len(told.splitlines())) == (2, 1)
-    assert "expected nothing, NAME, or diff NAME NAME" in told
-
-
-def test_the_help_of_train_tells_of_recipes(capsys, narrow) -> None:
-    shown = " ".join(call(capsys, "train", "--help")[1].replace("│", "").split())
-    assert "--recipe" in shown
-    assert "tinyzero recipes" in shown
-
-
-@pytest.mark.slow
-def test_the_wheel_brings_them(tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT / "trainer")
-    subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    files = zipfile.ZipFile(wheel).namelist()
-    assert {f"tinyzero_trainer/config/recipes/{name}.toml" for name in NAMES} <= set(files)
 
 
 @pytest.mark.slow
