@@ -1,8 +1,7 @@
-"""The executor `ray` with a real Ray: a run has what it has with `local`, also a batch ahead, whoever dies."""
+"""The executor `ray` with a real Ray: runs equal those of `local`, also one step off-policy, and survive deaths."""
 
 import json
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -19,27 +18,21 @@ import psutil
 import pytest
 import tomli_w
 import torch
-from safetensors.torch import load_file
 
 from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
 from tests.trainer.controller.dedicated_engine import dedicated_workers
-from tests.trainer.distributed.sharded import NOW, make_up
 from tests.trainer.processes import apart
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.pending_batch import BATCH_FILE
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
-from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.executors.ray import cluster as room
 from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.models.loading import from_parts, load_model, save_model
-from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.minutes]
@@ -49,10 +42,10 @@ UNLIKE = ("timing_", "perf/", "time/", "global_seqlen/")
 """Metrics that are not those of `local`."""
 
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Of Ray; where the trainer was killed they try for a minute to tell it, and hold nothing."""
+"""Of Ray; if the trainer was killed they try to reach it for a minute, and hold nothing."""
 
 WITHIN = 600.0
-"""Seconds for anything here: against hanging, however busy the machine."""
+"""Seconds for anything here, against hanging."""
 
 RANKS: dict[str, Any] = {"run__executor": "ray", "parallel__world_size": 2}
 CRITIC: dict[str, Any] = {
@@ -60,7 +53,7 @@ CRITIC: dict[str, Any] = {
     "critic__learning_rate": 1e-3,
     "optimizer__num_mini_batches": 1,
 }
-AHEAD: dict[str, Any] = {
+ASYNC: dict[str, Any] = {
     "run__steps": 4,
     "rollout__num_engines": 1,
     "rollout__max_async_level": 1,
@@ -69,7 +62,7 @@ AHEAD: dict[str, Any] = {
     "eval__num_problems_during": 8,
     "eval__every": 2,
 }
-"""Rollouts a batch ahead."""
+"""One step off-policy, with a dedicated engine."""
 
 
 def make_config(folder: Path, name: str, **changes: Any) -> TrainConfig:
@@ -104,30 +97,8 @@ def lines(output: str | Path) -> list[dict[str, Any]]:
 # ---- one Ray of two nodes --------------------------------------------------------------------------------------------
 
 
-def recorded(folder: Path) -> TrainingBatch:
-    """Rollouts that are equal in every process."""
-    made = pickle.loads(pickle.dumps(make_up(load_model(str(folder / "model"), torch.device("cpu")))))
-    assert isinstance(made, TrainingBatch)
-    return made
-
-
-def shown(run: TrainConfig, experience: TrainingBatch, directory: Path) -> tuple[Any, ...]:
-    """What the roles of a run do with recorded rollouts."""
-    directory.mkdir()
-    prompts = [sample.prompt.token_ids for sample in experience.rollouts[::4]]
-    with Progress() as display, build_workers(run, display=display, training=True) as roles:
-        assert roles.policy is not None
-        assert roles.critic is not None
-        before = roles.policy.logprobs(experience.rollouts, 0.8), roles.critic.values(experience.rollouts)
-        metrics = roles.critic.update(experience), roles.policy.update(experience, NOW)
-        roles.policy.save(directory)
-        roles.engine.load_weights()
-        drawn = roles.engine.generate(prompts, 2, SamplingParams(8, logprobs=True), seed=1)
-        return before, metrics, drawn, roles.critic.parameters
-
-
-def on_two_nodes(folder: Path, experience: TrainingBatch) -> dict[str, Any]:
-    """What the tests below ask of a Ray of two nodes, which are both this machine; neither has room for a whole run."""
+def on_two_nodes(folder: Path) -> dict[str, Any]:
+    """Results for the tests below from a Ray of two nodes on this machine; neither has the resources of a whole run."""
     from ray.cluster_utils import Cluster
 
     given: dict[str, Any] = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 2**28}
@@ -135,9 +106,8 @@ def on_two_nodes(folder: Path, experience: TrainingBatch) -> dict[str, Any]:
     try:
         other = cluster.add_node(**given)
         configure = partial(make_config, folder, ray__address=cluster.address, **RANKS)
-        found: dict[str, Any] = {"address": cluster.address, "accuracy": train(configure("ray")).accuracy}
-        train(configure("ray ahead", **AHEAD))
-        found["shown"] = shown(configure("recorded", **CRITIC), experience, folder / "saved by ray")
+        found: dict[str, Any] = {"address": cluster.address, "accuracy": train(configure("ray", **CRITIC)).accuracy}
+        train(configure("ray async", **ASYNC))
         room.RESOURCES_SECONDS = 5.0
         with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
             train(configure("too large", parallel__world_size=9))
@@ -156,13 +126,13 @@ def on_two_nodes(folder: Path, experience: TrainingBatch) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
-    """The same, once for all tests, in a process of its own, since Ray leaves much open in one that goes on."""
-    result: dict[str, Any] = apart(on_two_nodes, folder, folder, recorded(folder))
+    """The same, once for all tests, in a separate process, since Ray leaves much open."""
+    result: dict[str, Any] = apart(on_two_nodes, folder, folder)
     return result
 
 
 def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found: dict[str, Any]) -> None:
-    alone = train(make_config(folder, "local"))
+    alone = train(make_config(folder, "local", **CRITIC))
     assert found["accuracy"] == alone.accuracy
     for ours, theirs in zip(lines(folder / "ray"), lines(alone.output), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
@@ -172,43 +142,20 @@ def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found
         torch.testing.assert_close(weight, other, rtol=0, atol=1e-3)  # Adam's steps are of 1e-3
     manifest = json.loads((folder / f"ray/checkpoints/step_{STEPS}/manifest.json").read_text())
     assert manifest["meta"]["world_size"] == 2
-    # What two ranks of Ray saved, one without Ray goes on from.
-    train(make_config(folder, "ray", run__steps=STEPS + 1), resume=True)
+    # A process without Ray resumes what two ranks of Ray saved.
+    train(make_config(folder, "ray", run__steps=STEPS + 1, **CRITIC), resume=True)
     assert [row["step"] for row in lines(folder / "ray")] == list(range(STEPS + 2))
 
 
-def test_four_steps_a_batch_ahead_are_those_of_one_process(
+def test_four_steps_off_policy_are_those_of_one_process(
     folder: Path, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "build_workers", dedicated_workers)
-    alone = train(make_config(folder, "alone ahead", **RANKS, **AHEAD))
-    together = lines(folder / "ray ahead")
+    alone = train(make_config(folder, "alone async", **RANKS, **ASYNC))
+    together = lines(folder / "ray async")
     assert [row.get("staleness/steps") for row in together] == [None, 0, 1, 1, 1]
     for ours, theirs in zip(together, lines(alone.output), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-
-
-def test_on_recorded_rollouts_gradients_weights_and_completions_are_those_of_local(
-    folder: Path, found: dict[str, Any]
-) -> None:
-    alone = shown(make_config(folder, "recorded", **CRITIC), recorded(folder), folder / "saved by local")
-    before, metrics, drawn, parameters = alone
-    other_before, other_metrics, other_drawn, other_parameters = found["shown"]
-    for ours, theirs in zip(other_before, before, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-    for ours, theirs in zip(other_metrics, metrics, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-    assert other_parameters == parameters
-    assert [[rollout.token_ids for rollout in group] for group in other_drawn] == [
-        [rollout.token_ids for rollout in group] for group in drawn
-    ]
-    # After one step the first moment is the clipped gradient times 1 - β1.
-    whole = load_file(folder / "saved by local/optimizer.safetensors")
-    parts = [load_file(file) for file in sorted((folder / "saved by ray/optimizer").iterdir())]
-    for name, moment in whole.items():
-        if name.startswith("exp_avg/"):
-            shards = [part[name] for part in parts if name in part]
-            torch.testing.assert_close(torch.cat(shards) / 0.1, moment / 0.1, rtol=0, atol=1e-5)
 
 
 def test_the_doctor_sees_two_nodes_as_they_are(folder: Path, found: dict[str, Any]) -> None:
@@ -241,7 +188,7 @@ def test_the_doctor_sees_two_nodes_as_they_are(folder: Path, found: dict[str, An
 
 @contextmanager
 def running(run: TrainConfig, *, resume: bool = False) -> Iterator["subprocess.Popen[str]"]:
-    """`tinyzero train` in a process of its own, which is over at the end."""
+    """`tinyzero train` in a process that has ended at the end."""
     file = Path(f"{run.run.output}.toml")
     file.write_text(tomli_w.dumps(to_mapping(run)))
     words = ["--output", run.run.output, "--resume"] if resume else ["--config", str(file)]
@@ -300,42 +247,40 @@ def ends(process: "subprocess.Popen[str]", everyone: list[psutil.Process], code:
 def check_death(output: str, named: str, run: TrainConfig) -> None:
     """The last line names the dead and the step that is saved."""
     last = output.strip().splitlines()[-1]
-    told = re.search(rf"^error: {named} \(process \d+ on \S+\) has died; step (\d+) is saved; resume with: ", last)
-    assert told, output
-    assert newest(run) == int(told[1])
+    message = re.search(rf"^error: {named} \(process \d+ on \S+\) has died; step (\d+) is saved; resume with: ", last)
+    assert message, output
+    assert newest(run) == int(message[1])
     assert "raylet" not in output
 
 
-def test_engine_and_scorer_are_replaced_and_a_lost_rank_ends_a_run_that_can_be_resumed(folder: Path) -> None:
+def test_engine_and_scorer_are_restarted_and_a_dead_rank_ends_a_run_that_can_be_resumed(folder: Path) -> None:
     run = make_config(folder, "run", **RANKS, rollout__num_engines=1, run__steps=10_000)
     with running(run) as process:
-        for step, kind in ((2, "RolloutActor"), (5, "RewardActor"), (10, "TrainerActor")):
+        for step, kind in ((1, "RolloutActor"), (2, "RewardActor"), (4, "TrainerActor")):
             everyone = below(process, run, step)
             kill(kind, everyone)
         output = ends(process, everyone, 2)
     for named in ("the rollout engine", "the scorer of toy_task"):
-        told = rf"^{named} \(process \d+ on \S+\) has died; it is restarted, and its work repeated"
-        assert len(re.findall(told, output, re.MULTILINE)) == 1, output
+        message = rf"^{named} \(process \d+ on \S+\) has died; it is restarted, and its work repeated"
+        assert len(re.findall(message, output, re.MULTILINE)) == 1, output
     check_death(output, r"policy rank [01] of 2", run)
-    alone = train(make_config(folder, "alone", run__steps=10, checkpoint__every=0))
-    for ours, theirs in zip(lines(run.run.output)[1:11], lines(alone.output)[1:], strict=True):
-        assert ours["critic/score/mean"] == pytest.approx(theirs["critic/score/mean"], abs=0.1)
-        if ours["step"] <= 6:  # later a rounding may change a token
-            assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-4)
+    alone = train(make_config(folder, "alone", run__steps=4, checkpoint__every=0))
+    for ours, theirs in zip(lines(run.run.output)[1:5], lines(alone.output)[1:], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-4)
     saved = newest(run)
     with running(run, resume=True) as process:
-        everyone = below(process, run, saved + 2)
+        everyone = below(process, run, saved + 1)
         process.send_signal(signal.SIGTERM)
         ends(process, everyone, 143)
     steps = [row["step"] for row in lines(run.run.output)]
     assert steps == list(range(len(steps)))
 
 
-def test_a_batch_ahead_an_engine_is_replaced_and_a_signal_saves_the_next_batch(folder: Path) -> None:
-    run = make_config(folder, "run ahead", **RANKS, **AHEAD | {"run__steps": 10_000})
+def test_off_policy_an_engine_is_restarted_and_a_signal_saves_the_prefetched_batch(folder: Path) -> None:
+    run = make_config(folder, "run async", **RANKS, **ASYNC | {"run__steps": 10_000})
     with running(run) as process:
         kill("RolloutActor", below(process, run, 2))
-        everyone = below(process, run, 8)
+        everyone = below(process, run, 5)
         process.send_signal(signal.SIGTERM)
         output = ends(process, everyone, 143)
     assert re.search(r"has died; it is restarted", output), output
@@ -350,11 +295,11 @@ def test_a_batch_ahead_an_engine_is_replaced_and_a_signal_saves_the_next_batch(f
     [
         ("RolloutActor", "the rollout engine", {"rollout__num_engines": 1}),
         ("RewardActor", "the scorer of toy_task", {}),
-        ("TrainerActor", r"policy rank [01] of 2", AHEAD),
-        ("RolloutActor", "the rollout engine", AHEAD),
+        ("TrainerActor", r"policy rank [01] of 2", ASYNC),
+        ("RolloutActor", "the rollout engine", ASYNC),
     ],
 )
-def test_what_dies_and_is_not_replaced_is_named_and_nothing_is_left(
+def test_what_dies_and_is_not_restarted_is_named_and_nothing_is_left(
     kind: str, named: str, changes: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     more = {"model__path": str(folder / "model"), "ray__max_restarts": 0, "run__steps": 10_000}
