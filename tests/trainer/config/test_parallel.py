@@ -82,13 +82,13 @@ def test_which_gpu_is_rays_to_say(device: str) -> None:
         (("ray.address=127.0.0.1:1",), "there is no Ray at ray.address='127.0.0.1:1' (Connection refused)"),
         (
             ("ray.address=head",),
-            "ray.address='head' is no address of a Ray; give auto, or HOST:PORT as `ray start --head` prints it",
+            "ray.address='head' is not an address of Ray; give auto, or HOST:PORT as `ray start --head` prints it",
         ),
         (
             ("ray.address=ray://head:10001",),
-            "ray.address='ray://head:10001' is no address of a Ray; give auto, or HOST:PORT",
+            "ray.address='ray://head:10001' is not an address of Ray; give auto, or HOST:PORT",
         ),
-        (("ray.address=head:99999",), "ray.address='head:99999' is no address of a Ray; give auto, or HOST:PORT"),
+        (("ray.address=head:99999",), "ray.address='head:99999' is not an address of Ray; give auto, or HOST:PORT"),
     ],
 )
 def test_a_run_that_cannot_be_placed_leaves_nothing(

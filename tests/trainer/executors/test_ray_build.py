@@ -87,7 +87,7 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(
 
     config = make_config({"run": {"task": "countdown", "output": str(run)}})
     ranks = TrainerActors([member(0, run), member(1, elsewhere)])
-    told = re.escape(f"policy rank 1 of 2 on 10.0.0.1 does not see {run}, where it is to save its part")
+    told = re.escape(f"policy rank 1 of 2 on 10.0.0.1 does not see {run}, where it has to save its shard")
     with nullcontext() if there == "the same" else pytest.raises(RayError, match=told):
         build._check_run_directory(config, ranks)
 

@@ -1,4 +1,4 @@
-"""What the training loop works with: the workers of a run, in this process or behind Ray's proxies."""
+"""The workers of a run as the training loop sees them: in this process or behind Ray proxies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from tinyzero_trainer.types import Rollout
 
 
 class PolicyWorker(Protocol):
-    """The policy, on one rank or several."""
+    """The policy, on one or several ranks."""
 
     @property
     def ranks(self) -> int:
         """Number of ranks that share the work."""
 
     def gpu_memory(self) -> list[GpuMemoryUsage]:
-        """Their GPUs; none on the CPU."""
+        """Of each rank's GPU; empty on the CPU."""
 
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
-        """[tokens] log π of every sampled token under the present weights."""
+        """[tokens] log π of every sampled token under the current weights."""
 
     def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π_ref of every sampled token."""
@@ -48,7 +48,7 @@ class PolicyWorker(Protocol):
 
 
 class CriticWorker(Protocol):
-    """The critic, on one rank or several."""
+    """The critic, on one or several ranks."""
 
     @property
     def parameters(self) -> int:

@@ -31,13 +31,13 @@ def build_workers(
     Args:
         config: the run's.
         display: shows the phases.
-        training: whether a policy with its optimizer (and a reference model, if the loss needs one) is built.
+        training: whether to build a policy with its optimizer, and a reference model and a critic if they are needed.
         checkpoint: directory whose weights are loaded instead of the starting model's.
         tasks: of the run, if they are loaded already.
     """
     display.phase("loading the task and the model")
     on_ray = training and config.run.executor == "ray"
-    # Ray's workers choose their own devices: this machine may have none, and is not to initialize CUDA.
+    # Ray's workers choose their devices themselves: this process may have none, and must not initialize CUDA.
     device = torch.device("cuda" if config.ray.gpus else "cpu") if on_ray else choose_device(config.run.device)
     require_engine(config, device, here=config.ray.address is None)
     tasks = tasks or load_tasks(

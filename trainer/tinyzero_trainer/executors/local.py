@@ -34,16 +34,7 @@ def build_local_workers(
     training: bool,
     checkpoint: Path | None,
 ) -> Iterator[Workers]:
-    """Build the workers in this process; leaving the context ends the scoring processes.
-
-    Args:
-        config: the run's.
-        tasks: from `load_tasks`.
-        device: of the models.
-        display: shows the phases.
-        training: whether a policy with its optimizer (and a reference model, if the loss needs one) is built.
-        checkpoint: directory whose weights are loaded instead of the starting model's.
-    """
+    """Build the workers in this process, with the models on `device`; other arguments: see `build_workers`."""
     if training and device.type == "cuda":
         expand_segments(config)
     with process_group(device) if training else nullcontext(), ExitStack() as stack:
@@ -74,16 +65,7 @@ def build_local_workers(
 def build_local_engine(
     config: TrainConfig, language_model: LanguageModel, note: Callable[[str], None]
 ) -> RolloutEngine:
-    """The engine that `rollout.engine` names; vLLM in a process of its own is restarted when it fails.
-
-    Args:
-        config: the run's.
-        language_model: the policy's.
-        note: receives messages for the user.
-
-    Raises:
-        VllmMissingError, VllmError: see `build_engine`.
-    """
+    """See `build_engine`; vLLM in a separate process is restarted when it fails."""
     build = partial(build_engine, config, language_model, note)
     if config.rollout.engine == "vllm" and config.vllm.separate_process:
         return RestartingEngine(build, config.vllm.max_restarts, note)

@@ -1,4 +1,4 @@
-"""Restarting workers that died: the one mechanism for vLLM in this process, engines and scorers in Ray's actors."""
+"""Restarting workers that died: the one mechanism for vLLM, and for engines and scorers in Ray's actors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class Restartable(Generic[Worker]):
-    """A worker that may fail; up to a limit another takes its place and repeats its work."""
+    """A worker that may fail; up to a limit it is restarted and repeats its work."""
 
     def __init__(
         self,
@@ -25,20 +25,20 @@ class Restartable(Generic[Worker]):
     ) -> None:
         """
         Args:
-            name: for messages, and to tell its death from another worker's.
-            worker: the first.
-            start: starts another in place of the one given, ready for work.
-            max_restarts: by the class of the error after which it is restarted.
+            name: for messages, and to distinguish its death from another worker's.
+            worker: the first one.
+            start: given the worker that failed, starts the next one, ready for work.
+            max_restarts: by the class of the error after which the worker is restarted.
             report: receives a line for each restart.
         """
         self.name, self.worker, self._start, self._report = name, worker, start, report
         self._left = dict(max_restarts)
 
     def do(self, work: Callable[[Worker], Result]) -> Result:
-        """Call `work` with the worker, and once more with each that takes its place.
+        """Call `work` with the worker, and again after each restart.
 
         Raises:
-            TinyZeroError: it failed more often than it may, or another worker that it needs failed.
+            TinyZeroError: no restarts are left, or another worker that this one needs failed.
         """
         while True:
             try:
@@ -48,14 +48,14 @@ class Restartable(Generic[Worker]):
             self.restart(failure)
 
     def restart(self, failure: TinyZeroError) -> None:
-        """Put another in the worker's place after a failure; raises the failure if that is not possible."""
+        """Restart the worker after a failure; raises the failure if that is not possible."""
         while True:
-            kind = next((kind for kind in self._left if isinstance(failure, kind)), None)
+            error_type = next((each for each in self._left if isinstance(failure, each)), None)
             other = getattr(failure, "worker", None) not in (None, self.name)
-            if kind is None or other or not self._left[kind] or isinstance(failure, NoCapacityError):
+            if error_type is None or other or not self._left[error_type] or isinstance(failure, NoCapacityError):
                 raise failure
-            self._left[kind] -= 1
-            left = self._left[kind]
+            self._left[error_type] -= 1
+            left = self._left[error_type]
             reason = failure.reason if isinstance(failure, EngineDiedError) else str(failure)
             where = "" if reason.startswith(self.name) else f"{self.name}: "
             self._report(
@@ -69,35 +69,32 @@ class Restartable(Generic[Worker]):
                 failure = error.with_traceback(None)
 
 
-class RestartingEngine:
-    """A `RolloutEngine` in this process that is built anew, with the present weights, when it fails."""
+class RestartingEngine(RolloutEngine):
+    """A rollout engine of this process that is rebuilt, with the current weights, when it fails."""
 
     def __init__(self, build: Callable[[], RolloutEngine], max_restarts: int, report: Callable[[str], None]) -> None:
         """
         Args:
-            build: starts an engine with the present weights.
-            max_restarts: times that it may fail.
+            build: starts an engine with the current weights.
+            max_restarts: number of failures after which it is rebuilt.
             report: receives a line for each restart.
         """
         limits = {EngineDiedError: max_restarts}
         self._engine = Restartable[RolloutEngine]("the rollout engine", build(), lambda _: build(), limits, report)
 
     def load_weights(self) -> None:
-        """See `RolloutEngine`."""
+        failure: EngineDiedError | None = None
         try:
             self._engine.worker.load_weights()
         except EngineDiedError as error:
             failure = error.with_traceback(None)
-        else:
-            return
-        self._engine.restart(failure)  # the new engine has the weights already
+        if failure is not None:
+            self._engine.restart(failure)  # the new engine has the weights already
 
     def sleep(self) -> None:
-        """See `RolloutEngine`."""
         self._engine.do(lambda engine: engine.sleep())
 
     def close(self) -> None:
-        """See `RolloutEngine`."""
         self._engine.worker.close()
 
     def generate(
@@ -110,7 +107,7 @@ class RestartingEngine:
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Generation]]:
-        """See `RolloutEngine`; `on_progress` gets a negative number when a batch begins again."""
+        """See `RolloutEngine`; `on_progress` gets a negative number when a batch is repeated."""
         report, finished = on_progress or (lambda _: None), 0
 
         def count(more: int) -> None:

@@ -1,1 +1,1 @@
-"""Scoring completions in processes of the SDK. What a task pays for is in the task itself."""
+"""Scoring completions in processes of the SDK. What a task rewards is defined by the task itself."""

@@ -1,4 +1,4 @@
-"""Those who score. No torch: a process that does nothing else starts in a second."""
+"""The interface of reward pools. No torch, so that a process that only scores starts within a second."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,15 +10,15 @@ from tinyzero_trainer.config import RewardConfig
 
 
 class RewardPool(Protocol):
-    """What is asked of those who score: a `ScoringPool`, or several of them elsewhere."""
+    """Scores completions: a `ScoringPool` of this process, or a proxy of one in an actor."""
 
     first_error: str | None
     """The traceback of the first exception that the task raised."""
 
     def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
-        """The verdicts, in the order given."""
+        """The scores, in the order of the completions."""
 
 
 def scoring_pool(config: RewardConfig, task: Task) -> ScoringPool:
-    """The processes of this machine that score one task."""
+    """Scoring processes for one task on this machine."""
     return ScoringPool(task, workers=config.num_workers, timeout=config.timeout, memory_limit_gb=config.memory_limit_gb)

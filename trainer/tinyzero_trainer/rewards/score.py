@@ -13,7 +13,7 @@ from tinyzero_trainer.rewards.pool import RewardPool
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")
-"""Reasons for which the scorer is to blame, and not the model."""
+"""Reasons that are faults of the scorer, not of the model."""
 
 
 def score(
@@ -25,11 +25,11 @@ def score(
 ) -> list[Rollout]:
     """Score completions, in the order given.
 
-    Where the scorer failed nothing is known of the completion, so it is masked: 0 may be more than a wrong answer gets.
+    A completion whose scorer failed is masked: nothing is known about it, and 0 may be more than a wrong answer gets.
 
     Args:
-        generated: prompts and what was generated for them.
-        tokenizer: turns the tokens into the text that is scored.
+        generated: prompts and their generations.
+        tokenizer: decodes the text that is scored.
         pools: by the prompts' task.
         max_failure_rate: largest fraction of a task's completions whose scorer may fail.
 

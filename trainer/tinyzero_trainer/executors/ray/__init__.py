@@ -1,9 +1,9 @@
-"""The executor `ray`: the workers of a run as actors in a placement group, and the proxies that the loop has of them.
+"""The executor `ray`: the workers of a run as actors in a placement group, and their proxies.
 
-- build.py: all of it, from the configuration; cluster.py: Ray itself, and the placement group.
+- build.py: starts them as configured. cluster.py: Ray itself, and the placement group.
 - actors.py, reward_actor.py: what runs in the actors. remote_workers.py, remote_engine.py: their proxies.
-- calls.py: calls of actors, and the errors when one has died. Restarting them: executors/restart.py.
-- weight_broadcast.py: weights from GPU to GPU. paths.py: paths that hold on every machine.
+- calls.py: calls of actors, and the error when one has died. They are restarted by executors/restart.py.
+- weight_broadcast.py: weights from the ranks to dedicated engines.
 
 Design: docs/ray.md.
 """

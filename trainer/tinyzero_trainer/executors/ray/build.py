@@ -1,4 +1,4 @@
-"""The workers of a run as Ray actors: which there are, where each is placed, and how they are brought up."""
+"""Starts the workers of a run as Ray actors, each in its place."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -138,7 +138,7 @@ def _connect_engines(
 
 
 def _idle_gpus(config: TrainConfig) -> str | None:
-    """A note for a run that uses none of its cluster's GPUs without having said so; None otherwise."""
+    """A note for a run that uses none of its cluster's GPUs, perhaps by mistake; None otherwise."""
     if config.ray.gpus or config.run.device != "auto":
         return None
     gpus = import_ray().cluster_resources().get("GPU", 0)
@@ -178,7 +178,7 @@ def _check_run_directory(config: TrainConfig, ranks: TrainerActors) -> None:
     if blind is not None:
         (host,) = gather([(blind, blind.handle.host.remote())])
         raise RayError(
-            f"{blind.name} on {host} does not see {config.run.output}, where it is to save its part of each "
+            f"{blind.name} on {host} does not see {config.run.output}, where it has to save its shard of each "
             "checkpoint; give --output a directory that all machines share"
         )
 
@@ -186,7 +186,7 @@ def _check_run_directory(config: TrainConfig, ranks: TrainerActors) -> None:
 def _load_models(
     config: TrainConfig, ranks: TrainerActors, engines: Sequence[ActorHandle], checkpoint: Path | None
 ) -> tuple[LanguageModel, list[str]]:
-    """Ranks and engines load theirs at the same time; the policy's without weights, and messages for the user."""
+    """Load the models of ranks and engines concurrently; returns the policy's without weights, and notes."""
     path = None if checkpoint is None else checkpoint.absolute()
     loading = [(engine, engine.handle.build.remote(config.model.path)) for engine in engines]
     first = ranks.actors[0]
@@ -198,7 +198,7 @@ def _load_models(
 
 
 class ActorPool:
-    """All actors of a run, each in a bundle of the placement group; at the end none is left."""
+    """All actors of a run, each in a bundle of the placement group; they are killed at the end."""
 
     def __init__(self, group: Any) -> None:
         """
@@ -241,7 +241,7 @@ class ActorPool:
         handle = self._handles[died.name] = self._starts[died.name]()
         started, _ = ray.wait([handle.host.remote()], timeout=RESOURCES_SECONDS)
         if not started:
-            end = f"has died, and in {RESOURCES_SECONDS:g} s no other could be started on its machine"
+            end = f"has died, and could not be restarted on its machine within {RESOURCES_SECONDS:g} s"
             raise NoCapacityError(died.name, end, policy_intact=not died.trains)
         return replace(died, handle=handle)
 
@@ -254,7 +254,7 @@ class ActorPool:
             num_cpus=1,
             num_gpus=spec.get("GPU", 0) / spec["CPU"],
             max_concurrency=2 if issubclass(kind, actors.EngineActor) else 1,  # for `finished` and `stop`
-            max_restarts=0,  # Ray would restart it without its state, and not say so
+            max_restarts=0,  # Ray would restart it without its state, and silently
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
             runtime_env={"env_vars": ENVIRONMENT},
         )
@@ -262,9 +262,9 @@ class ActorPool:
 
 
 def by_node(nodes: Mapping[int, str], bundles: Sequence[Mapping[str, float]]) -> list[int]:
-    """An order of the bundles in which neighbours with equal resources are on one node, as far as possible.
+    """The bundles ordered so that neighbours with equal resources are on one node, as far as possible.
 
-    The ranks that communicate most are neighbours: those that share an engine, sequences, or a replica.
+    Ranks that communicate most are neighbours: those that share an engine, sequences, or a replica.
 
     Example:
         >>> by_node({0: "a", 1: "b", 2: "a", 3: "b"}, [{"GPU": 1}, {"GPU": 1}, {"GPU": 1}, {"CPU": 1}])

@@ -1,4 +1,4 @@
-"""Ray itself: started for the run or already running; and a placement group in it for the run's actors."""
+"""Ray itself, started for the run or already running, and the placement group of the run's actors."""
 
 import logging
 import os
@@ -14,10 +14,10 @@ from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.config.parallel import Resources
 
 OBJECT_STORE_BYTES = 2**30
-"""Of a Ray that is started for the run: it holds batches and buckets of weights, never a whole model."""
+"""Of a Ray that is started for the run: it holds batches, never weights."""
 
 RESOURCES_SECONDS = 60.0
-"""To wait for the resources of a cluster that others use too."""
+"""To wait for the resources of a shared cluster."""
 
 CONNECT_SECONDS = 5.0
 """To connect to an address."""
@@ -54,7 +54,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
         bundles: resources, each on one node.
 
     Raises:
-        RayError: see there.
+        RayError: Ray cannot be reached or started, or has too few free resources.
     """
     ray = import_ray()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -62,15 +62,17 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
         _start(ray, config, bundles)
     finally:
         for number, handler in handlers.items():  # Ray has installed its own, which end the run without a checkpoint
-            with suppress(ValueError):  # not in the main thread, where Ray has set none either
+            with suppress(ValueError):  # outside the main thread, where Ray installs none either
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
     try:
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if not group.wait(RESOURCES_SECONDS):
             needed, free = _total(bundles), ray.available_resources()
-            what = f"Ray has too few free resources: the run needs {_show(needed)}, and {_show(free, needed)} are free"
+            text, there = (
+                ", ".join(f"{amounts.get(name, 0):g} {name}" for name in needed) for amounts in (needed, free)
+            )
             more = f"; `tinyzero doctor --address {config.address}` shows what is free where" if config.address else ""
-            raise RayError(what + more)
+            raise RayError(f"Ray has too few free resources: the run needs {text}, and {there} are free{more}")
         yield group
         ray.util.remove_placement_group(group)
     finally:
@@ -110,7 +112,7 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = in_one_line(str(error))
         if config.address is None:
-            raise RayError(f"a Ray of its own cannot be started: {reason}") from error
+            raise RayError(f"Ray cannot be started: {reason}") from error
         raise RayError(
             f"ray.address={config.address!r}: {reason}; `tinyzero doctor --address {config.address}` looks for the "
             "reason; `ray start` prints the address, and if it runs with RAY_AUTH_MODE=token, set that here too, with "
@@ -122,13 +124,13 @@ def check_address(address: str | None) -> None:
     """Refuse an address at which no Ray listens.
 
     Raises:
-        RayError: see there.
+        RayError: it is not an address, or nothing listens there.
     """
     if address is None or address == "auto":
         return
     if "://" in address or not is_host_and_port(address):
         raise RayError(
-            f"ray.address={address!r} is no address of a Ray; give auto, or HOST:PORT as `ray start --head` prints it"
+            f"ray.address={address!r} is not an address of Ray; give auto, or HOST:PORT as `ray start --head` prints it"
         )
     if reason := not_listening(address):
         raise RayError(f"there is no Ray at ray.address={address!r} ({reason}); `ray start` prints the address")
@@ -146,7 +148,7 @@ def is_host_and_port(address: str) -> bool:
 
 
 def not_listening(address: str) -> str | None:
-    """Why nothing listens at HOST:PORT, without Ray, which would try for minutes; None if something does."""
+    """Why nothing listens at HOST:PORT; None if something does. Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
@@ -156,7 +158,7 @@ def not_listening(address: str) -> str | None:
 
 
 def in_one_line(text: str) -> str:
-    """The first words of Ray's message; if versions do not match, these, which stand further down.
+    """The first line of Ray's message; the versions, if they do not match.
 
     Example:
         >>> in_one_line("Failed to connect\\nand more")
@@ -166,14 +168,10 @@ def in_one_line(text: str) -> str:
         there, _, here = text.partition("Version mismatch")[2].partition("This process")
         versions = [", ".join(re.findall(r"(?:Ray|Python): [^\s,]+", part)).replace(":", "") for part in (there, here)]
         return f"{versions[0]} there, {versions[1]} here"
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason is given")
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
     return line.partition(". Ensure ")[0]  # what follows is a paragraph on tokens
 
 
 def _total(bundles: Sequence[Resources]) -> Resources:
     names = dict.fromkeys(name for bundle in bundles for name in bundle)
     return {name: sum(bundle.get(name, 0) for bundle in bundles) for name in names}
-
-
-def _show(resources: Resources, only: Resources | None = None) -> str:
-    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in (only or resources))

@@ -1,4 +1,4 @@
-"""What every actor of a run can be asked, and the actors that score. No torch, which a scorer need not wait for."""
+"""The base of all actors of a run, and the actors that score. No torch, so that a scorer starts quickly."""
 
 import os
 import time
@@ -15,7 +15,7 @@ VISIBLE_SECONDS = 5.0
 
 
 class BaseActor:
-    """What every actor can be asked."""
+    """Methods of every actor."""
 
     def host(self) -> str:
         """Its machine's address, as others of the cluster reach it."""
@@ -25,17 +25,17 @@ class BaseActor:
 
     def sees(self, file: Path, content: bytes) -> bool:
         """Whether a file has this content on its machine too; a network file system may take a while."""
-        until = time.monotonic() + VISIBLE_SECONDS
+        deadline = time.monotonic() + VISIBLE_SECONDS
         while True:
             with suppress(OSError):
                 if file.read_bytes() == content:
                     return True
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
             time.sleep(0.2)
 
     def gpu(self) -> str:
-        """The GPU that Ray has given it, by its name in CUDA_VISIBLE_DEVICES."""
+        """The GPU that Ray has assigned to it, as named in CUDA_VISIBLE_DEVICES."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
@@ -43,7 +43,7 @@ class RewardActor(BaseActor):
     """A task's scoring processes, on the machine of this actor."""
 
     def start(self, config: RewardConfig, task: Task) -> None:
-        """Start them. The task was found by name when it was unpickled, which fails if its version differs."""
+        """Start them. Unpickling has loaded the task by name, which fails if its version differs."""
         self._pool = scoring_pool(config, task)
 
     def score(self, completions: list[Completion], ground_truths: list[Json]) -> tuple[list[Score], str | None]:
