@@ -17,8 +17,7 @@ from rich.markup import escape
 
 from tinyzero_sdk.errors import TinyZeroError
 
-UNEXPECTED = 70
-"""Exit code of an unexpected error."""
+UNEXPECTED = 70  # exit code of an unexpected error
 
 # No emoji: `:x:` in a message is the user's own text.
 stdout = Console(highlight=False, emoji=False)

@@ -16,9 +16,7 @@ Reason = Literal["ok", "wrong", "no_answer", "malformed", "error", "timeout"]
 """Why a completion got its score: the answer is right; it is wrong; there is none; it cannot be parsed; the scorer
 raised or returned an invalid score; the scorer ran out of time."""
 
-TASK_PART = "task"
-"""Key of the task's own value in `Score.parts`, where wrappers change it."""
-
+TASK_PART = "task"  # key of the task's own value in `Score.parts`, where wrappers change it
 REASONS: tuple[Reason, ...] = ("ok", "wrong", "no_answer", "malformed", "error", "timeout")
 
 

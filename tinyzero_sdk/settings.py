@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TABLE = "table"
-"""The type, in `Field.type`, of keys that hold a table of their own."""
+TABLE = "table"  # the type, in `Field.type`, of keys that hold a table of their own
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

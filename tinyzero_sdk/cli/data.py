@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.padding import Padding
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
+from tinyzero_sdk.cli.summary_report import table
 from tinyzero_sdk.cli.task_options import TaskName, TaskOverrides, Workers, load_task_with_overrides, progress_bar
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.data.rows import as_messages
@@ -82,13 +82,10 @@ def _size(flag: str, text: str) -> int | None:
 
 
 def _show_reports(reports: list["SplitReport"], seconds: float) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("file", style="cyan", overflow="fold")
-    for column in ("problems", "easiest", "median", "hardest"):
-        table.add_column(column, justify="right", no_wrap=True)
+    shown = table("file", "problems", "easiest", "median", "hardest")
     for report in reports:
-        table.add_row(str(report.path), f"{report.rows:,}", *(f"{level:.3g}" for level in report.difficulty))
-    stdout.print(table)
+        shown.add_row(str(report.path), f"{report.rows:,}", *(f"{level:.3g}" for level in report.difficulty))
+    stdout.print(shown)
     stdout.print(f"written in {seconds:.1f} s")
 
 

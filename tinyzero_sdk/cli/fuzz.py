@@ -77,7 +77,6 @@ def fuzz(
 
 
 def _aim(task: "Task") -> str:
-    """What the search looks for, in one line."""
     hooks = task.plugin_manager.hook
     if hooks.oracle.get_hookimpls():
         return f"{task.name} {task.version}: searching for completions on which reward and oracle disagree"

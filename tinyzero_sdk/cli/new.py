@@ -38,7 +38,6 @@ def new(
 
 
 def next_commands(name: str, directory: Path) -> list[str]:
-    """The commands to run after `tinyzero new`."""
     place = str(directory) if directory.is_absolute() else f"./{directory}"
     return [
         f"pip install -e {shlex.quote(place)}",

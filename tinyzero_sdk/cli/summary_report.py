@@ -73,7 +73,7 @@ def table(*columns: str) -> Table:
     """A table whose first column is text and whose others are numbers."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for place, name in enumerate(columns):
-        made.add_column(name, justify="right" if place else "left")
+        made.add_column(name, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
     return made
 
 

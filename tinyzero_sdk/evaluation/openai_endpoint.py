@@ -29,8 +29,6 @@ class EndpointError(TinyZeroError):
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """How to reach an endpoint."""
-
     url: str
     """Base URL, with `/v1` where the server needs it."""
 

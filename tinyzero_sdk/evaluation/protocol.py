@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
     from tinyzero_sdk.scoring.score_file import ScoreReport
 
-EVALUATION_SEED = 0
-"""Held-out problems are the same in every run and evaluation of a task, whatever their seeds."""
-
+EVALUATION_SEED = 0  # held-out problems are the same in every run and evaluation of a task, whatever their seeds
 DEFAULT_SIZE = 1024
 
 

@@ -21,9 +21,7 @@ from tinyzero_sdk.records import Json
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess
 
-TIMES = 2
-"""Times that a blamed completion must fail again."""
-
+TIMES = 2  # times that a blamed completion must fail again
 _START_SECONDS = 120.0  # for Python, the task's imports and a first score
 _WARM_UP_ITEMS = 2
 _WARM_UP_TIMES = 5  # timeouts, or seconds, that the first scores may take; gold completions need them too

@@ -12,9 +12,7 @@ from typing import Any, Self
 
 from tinyzero_sdk.tasks.task import Task
 
-DEFAULT_FRACTION = 1.0 if sys.version_info >= (3, 12) else 1 / 16
-"""Fraction of the attempts that are traced."""
-
+DEFAULT_FRACTION = 1.0 if sys.version_info >= (3, 12) else 1 / 16  # fraction of the attempts that are traced
 _Tracer = Callable[[FrameType, str, Any], Any]
 
 

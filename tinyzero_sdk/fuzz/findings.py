@@ -26,8 +26,7 @@ DESCRIPTIONS: dict[str, str] = {
 """A description of each type of finding, the worst first."""
 
 
-IN_ORACLE = "in the oracle"
-"""Note of a finding where the oracle hung or died, not the scorer."""
+IN_ORACLE = "in the oracle"  # note of a finding where the oracle hung or died, not the scorer
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,6 @@ def presentation_traits(how: str) -> set[str]:
 
 
 def present(how: str, gold: Gold, right: str, wrong: str) -> Attempt:
-    """The completion of that name."""
     intended = wrong if how in SPRAYS else right
     if how in HONEST_IF_CLOSED:
         text = gold.with_answer(HONEST_IF_CLOSED[how].format(right))

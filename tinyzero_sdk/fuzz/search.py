@@ -33,9 +33,7 @@ BATCH = 256
 BATCH_MARK = b"B"
 """First byte of a message with a pickled `AttemptBatch`, which the parent unpickles only if the worker fails."""
 
-MOST_GROUPS = 12
-"""Groups recorded of one type: a reward with more is broken altogether."""
-
+MOST_GROUPS = 12  # groups recorded of one type: a reward with more is broken altogether
 _FITTED = 0.7  # fraction of the wrong answers that are tried on the problem that they would solve
 _DEEP = 0.15  # fraction of the mutated answers that start from one that reached a new line, on any problem
 _MOST_DEEP = 8

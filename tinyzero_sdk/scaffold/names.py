@@ -12,10 +12,8 @@ from tinyzero_sdk.plugins.registry import family_tasks
 from tinyzero_sdk.tasks.registry import list_tasks
 
 _NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_LONGEST = 32
-"""Characters; keeps the lines of the package short."""
-_TAKEN_IN_THE_PACKAGE = ("tests", "conftest")
-"""Modules of the package that a task of that name would shadow."""
+_LONGEST = 32  # characters; keeps the lines of the package short
+_TAKEN_IN_THE_PACKAGE = ("tests", "conftest")  # modules of the package that a task of that name would shadow
 
 
 def module_name(name: str) -> str:

@@ -46,8 +46,7 @@ class Provenance(NamedTuple):
 
 SCORE_COLUMNS = ("score", "correct", "reason", "answer")
 
-RESULT_COLUMNS = (*SCORE_COLUMNS, *Provenance._fields)
-"""The columns that scoring adds, or replaces."""
+RESULT_COLUMNS = (*SCORE_COLUMNS, *Provenance._fields)  # the columns that scoring adds, or replaces
 
 
 def provenance_of(task: Task) -> Provenance:

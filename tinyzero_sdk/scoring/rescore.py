@@ -114,7 +114,6 @@ class RescoreReport:
         return self.new_correct / self.compared if self.compared else None
 
     def add(self, change: ScoreChange) -> None:
-        """Count a change."""
         self.changed += 1
         self.flipped += change.is_flip
         self.reasons[change.reasons] += 1

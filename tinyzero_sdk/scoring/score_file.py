@@ -38,12 +38,8 @@ from tinyzero_sdk.scoring.summary import Summary, SummaryBuilder
 from tinyzero_sdk.tasks.score_guard import describe_value
 from tinyzero_sdk.tasks.task import Task
 
-MAX_LISTED = 1000
-"""Most bad rows that are listed; all are counted."""
-
-METADATA_KEY = b"tinyzero.scored_by"
-"""Key of the provenance, as JSON, in the metadata of a scored Parquet file."""
-
+MAX_LISTED = 1000  # most bad rows that are listed; all are counted
+METADATA_KEY = b"tinyzero.scored_by"  # key of the provenance, as JSON, in the metadata of a scored Parquet file
 _PREFETCHED = 4  # blocks prefetched, and tables waiting to be written
 
 T = TypeVar("T")

@@ -9,9 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-NORMAL_95 = 1.959963984540054
-"""The 97.5 % quantile of the normal distribution."""
-
+NORMAL_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _MOST_COUNTED = 256  # up to this many draws of a prompt are all counted
 _LEAST_DRAWN = 10_000  # draws of all prompts together; leaves an error below 0.5 points
 _MOST_WORK = 1 << 22  # completions read to count all draws for one majority: about half a second

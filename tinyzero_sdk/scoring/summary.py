@@ -30,9 +30,7 @@ from tinyzero_sdk.scoring.statistics import (
 PROMPT_COLUMNS = ("extra_info.key", "prompt", "extra_info.index")
 """Rows with equal values in the first of these columns that a file has are completions of one prompt."""
 
-MOST_DRAWN = 1024
-"""Greatest k of pass@k, majority@k and best@k."""
-
+MOST_DRAWN = 1024  # greatest k of pass@k, majority@k and best@k
 _NO_LENGTH = int(np.iinfo(np.uint32).max)
 _CODES = {reason: code for code, reason in enumerate(REASONS)}
 
@@ -77,8 +75,6 @@ class ReasonStats:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Summary statistics of a scored file."""
-
     rows: int
     prompts: int
     prompts_by: str

@@ -9,26 +9,14 @@ from fractions import Fraction
 from math import factorial
 from typing import Literal
 
-MAX_LENGTH = 1000
-"""Characters of a text."""
-
-MAX_DEPTH = 32
-"""Expressions inside one another."""
-
-MAX_DIGITS = 100
-"""Digits of one number in a text."""
-
-MAX_BITS = 4096
-"""Of the numerator and of the denominator of a constant."""
-
-MAX_EXPONENT = 1000
-"""Of a power, and the numerator and the denominator of a fraction there."""
-
+MAX_LENGTH = 1000  # characters of a text
+MAX_DEPTH = 32  # expressions inside one another
+MAX_DIGITS = 100  # digits of one number in a text
+MAX_BITS = 4096  # of the numerator and of the denominator of a constant
+MAX_EXPONENT = 1000  # of a power, and the numerator and the denominator of a fraction there
 MAX_FACTORIAL = 300
 
-MAX_PARTS = 16
-"""Parts of a list, a set or a tuple."""
-
+MAX_PARTS = 16  # parts of a list, a set or a tuple
 Kind = Literal["number", "symbol", "constant", "add", "mul", "pow", "call"]
 
 Shape = Literal["value", "equation", "set", "()", "[]", "(]", "[)"]

@@ -66,7 +66,6 @@ def parse(text: str) -> Expression:
 
 
 def _split(tokens: list[Token]) -> tuple[Shape, list[list[Token]]]:
-    """The shape, and the tokens of each part."""
     sides = _at(tokens, "=")
     if len(sides) == 2:
         return "equation", sides

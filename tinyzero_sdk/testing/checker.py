@@ -74,7 +74,6 @@ class Checker(ClosesOnExit):
         self._subject.close()
 
     def check(self, prop: Property) -> Result:
-        """Look for a failure of one property."""
 
         def look() -> Failure | None:
             for hook in prop.needs:

@@ -273,8 +273,7 @@ _NEAR_MISSES = (
     *(change_symbol, lengthen_two),
 )
 
-LONGEST = 4000
-"""Characters of the longest answer that a mutation may leave."""
+LONGEST = 4000  # characters of the longest answer that a mutation may leave
 
 
 def mutate(answer: str, stock: Stock) -> str:
@@ -355,9 +354,7 @@ _NESTS = [
     ("<think>", "</think>"), (r"\boxed{", "}"), ("9**", ""), ("abs(", ")"), ("<", ">"), ("1/(", ")"),
 ]  # fmt: skip
 
-TIMES = (1, 2, 3, 30, 500, 5000)
-"""How often a piece stands in a row."""
-
+TIMES = (1, 2, 3, 30, 500, 5000)  # how often a piece stands in a row
 MEGABYTE = 2**20
 
 

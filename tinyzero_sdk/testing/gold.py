@@ -9,8 +9,7 @@ from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.tasks.task import Task
 
-LONG = 20_000
-"""Longer texts are recognized by their hash, not kept."""
+LONG = 20_000  # longer texts are recognized by their hash, not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,9 @@ class Gold:
         return bool(self.after) and not self.after[0].isspace()
 
     def with_answer(self, answer: str) -> str:
-        """The same text with another answer."""
         return self.before + answer + self.after
 
     def sample(self, completion: str, note: str = "", *, right: bool | None = None) -> TestCompletion:
-        """A completion for the same item."""
         return TestCompletion(completion, self.item.ground_truth, note, right)
 
 

@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 _REFERENCE = re.compile(r"<([^<>]+)>")
-_DEEPEST = 12
-"""From this depth on the alternative that ends soonest is taken."""
-
+_DEEPEST = 12  # from this depth on the alternative that ends soonest is taken
 Choose = Callable[[int], int]
 """choose(n) is one of 0 … n - 1."""
 

@@ -17,9 +17,7 @@ from tinyzero_sdk.testing.property import Failure, Property
 
 Status = Literal["passed", "failed", "waived", "not checked"]
 
-MOST_SHOWN = 240
-"""Characters of a completion that are shown."""
-
+MOST_SHOWN = 240  # characters of a completion that are shown
 _MOST_INLINE = 1500  # characters of a case in a command; a longer one is found again by the seed
 
 

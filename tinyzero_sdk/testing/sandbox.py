@@ -14,9 +14,7 @@ from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.sandbox_child import ENOUGH, ExitStatus, Outcome, serve
 from tinyzero_sdk.workers.process import ClosesOnExit, WorkerProcess
 
-TIMEOUT = 1.0
-"""Seconds that a scorer may take for a completion of up to a megabyte."""
-
+TIMEOUT = 1.0  # seconds that a scorer may take for a completion of up to a megabyte
 _START_SECONDS = 120.0
 _TICK_SECONDS = 0.05
 _BULK_BLOCK = 20_000

@@ -34,12 +34,8 @@ from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
 from tinyzero_sdk.testing.grammar import Grammar
 from tinyzero_sdk.workers.process import SharedTimer
 
-MEMORY_GIB = 1.0
-"""Address space that a scorer may take beyond that of the loaded task."""
-
-ENOUGH = 8
-"""Disagreements of scorer and oracle after which a process ends its part of the bulk search."""
-
+MEMORY_GIB = 1.0  # address space that a scorer may take beyond that of the loaded task
+ENOUGH = 8  # disagreements of scorer and oracle after which a process ends its part of the bulk search
 ExitStatus = Literal["", "hung", "died", "hung in oracle", "died in oracle"]
 
 

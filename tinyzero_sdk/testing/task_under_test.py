@@ -30,20 +30,12 @@ from tinyzero_sdk.workers.process import ClosesOnExit
 
 ITEM_COUNT = 64
 
-PRESENTATION_COUNT = 16
-"""Gold completions, the shortest ones, that others are made from."""
-
+PRESENTATION_COUNT = 16  # gold completions, the shortest ones, that others are made from
 SHRINK_SECONDS = 6.0
 
-SEARCH_SECONDS = 15.0
-"""Time for one property without a failure, whatever number of examples was requested."""
-
-MOST_KILLS = 6
-"""Lost processes after which a property without a failure is tested no further."""
-
-BULK_FACTOR = 1000
-"""Completions of the bulk search for each requested example."""
-
+SEARCH_SECONDS = 15.0  # time for one property without a failure, whatever number of examples was requested
+MOST_KILLS = 6  # lost processes after which a property without a failure is tested no further
+BULK_FACTOR = 1000  # completions of the bulk search for each requested example
 BULK_SECONDS = 30.0
 
 _BULK_ITEMS = 500
@@ -148,7 +140,6 @@ class TaskUnderTest(ClosesOnExit):
         return golds
 
     def is_full(self, outcome: Outcome) -> bool:
-        """Whether it is correct and gets the greatest reward."""
         return outcome.correct and outcome.value == self.task.info.score_range[1]
 
     @cached_property

@@ -20,12 +20,8 @@ from tinyzero_sdk.scoring.readers.records import files_of
 COMPLETIONS = ("completion", "completions", "response", "responses", "generation", "generations", "output", "outputs")
 """Columns that hold a completion, or a list of them."""
 
-GROUND_TRUTHS = ("ground_truth", "reward_model", "target", "answer", "solution")
-"""Columns that hold the ground truth."""
-
-PROMPTS = ("prompt", "question", "problem", "query")
-"""Columns that hold the prompt (optional)."""
-
+GROUND_TRUTHS = ("ground_truth", "reward_model", "target", "answer", "solution")  # columns that hold the ground truth
+PROMPTS = ("prompt", "question", "problem", "query")  # columns that hold the prompt (optional)
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 
 

@@ -17,12 +17,10 @@ from tinyzero_sdk.testing.sandbox_child import Outcome
 from tinyzero_sdk.testing.strategies import st
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
-MEMORY_LIMIT = 256 * 2**20
-"""Bytes that a scorer may take for a completion of up to a megabyte."""
+MEMORY_LIMIT = 256 * 2**20  # bytes that a scorer may take for a completion of up to a megabyte
 
 
 def _any_text(subject: TaskUnderTest) -> "st.SearchStrategy[TestCompletion]":
-    """Gold, near misses, malformed and hostile completions."""
     kinds = (strategies.gold, strategies.near_miss, strategies.malformed, strategies.hostile, strategies.hostile)
     return st.one_of(*[kind(subject.presentations) for kind in kinds])
 
