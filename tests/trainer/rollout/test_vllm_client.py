@@ -1,5 +1,6 @@
 """What vLLM's process must not leave behind, and its log. vLLM itself is a fake; calls to it: test_vllm_engine.py."""
 
+import _thread
 import logging
 import multiprocessing
 import signal
@@ -60,6 +61,11 @@ def hang(process: Any) -> None:
     raise RuntimeError("Engine core initialization failed")
 
 
+def interrupt(process: Any) -> None:
+    _thread.interrupt_main()
+    hang(process)
+
+
 @pytest.fixture
 def make_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., VllmClient]:
     def make(started: Started, *, separate_process: bool = True) -> VllmClient:
@@ -78,29 +84,24 @@ def bystander() -> Iterator[Any]:
     process.join()
 
 
-def test_the_process_of_an_engine_that_hangs_at_its_start_is_ended_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, make_client: Callable[..., VllmClient], bystander: Any
+@pytest.mark.parametrize(
+    ("then", "seconds", "error"), [(hang, 0.2, EngineDiedError), (interrupt, 60.0, KeyboardInterrupt)]
+)
+def test_the_process_of_an_engine_that_does_not_start_is_ended_and_no_other(
+    then: Callable[[Any], None],
+    seconds: float,
+    error: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    make_client: Callable[..., VllmClient],
+    bystander: Any,
 ) -> None:
-    started = Started(hang)
-    monkeypatch.setattr(engine, "START_SECONDS", 0.2)
-    with pytest.raises(EngineDiedError, match="did not start"):
+    started = Started(then)
+    monkeypatch.setattr(engine, "START_SECONDS", seconds)
+    with pytest.raises(error):
         VllmEngine(make_client(started), lambda: iter(()), eos_ids={1}, timeout=20.0)
     assert started.exit_code() == -signal.SIGKILL
     assert bystander.is_alive()
-
-
-def test_the_process_of_an_interrupted_start_is_ended(make_client: Callable[..., VllmClient]) -> None:
-    def interrupt(process: Any) -> None:
-        import _thread
-
-        _thread.interrupt_main()
-        hang(process)
-
-    started = Started(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        VllmEngine(make_client(started), lambda: iter(()), eos_ids={1}, timeout=20.0)
-    assert started.exit_code() == -signal.SIGKILL
-    assert spawn.get_executable() == sys.executable.encode()  # the start is over, and its changes are undone
+    assert spawn.get_executable() == sys.executable.encode()  # what the start changes is undone
 
 
 def test_an_engine_that_has_started_after_its_end_is_shut_down(
