@@ -33,10 +33,6 @@ def test_it_starts_after_the_warm_up_from_the_length_of_what_is_correct() -> Non
     assert after(state, step=3, correct_length=100.0).max_tokens == 132
 
 
-def test_without_anything_correct_it_waits() -> None:
-    assert after(LengthControlState(), steps=5, success_rate=0.0, correct_length=None).max_tokens is None
-
-
 START = LengthControlState(max_tokens=500)
 
 
@@ -53,42 +49,6 @@ START = LengthControlState(max_tokens=500)
 )
 def test_a_decision(measured, tokens: int) -> None:
     assert after(START, **measured).max_tokens == tokens
-
-
-def test_after_long_success_it_grows_once_to_see() -> None:
-    states, state = [], START
-    for _ in range(6):
-        state = after(state, length=490.0, correct_length=490.0)
-        states.append(state.max_tokens)
-    assert states == [500, 500, 500, 500, 564, 564]
-
-
-def test_decisions_are_made_every_few_steps() -> None:
-    config = replace(CONFIG, every=5)
-    assert after(START, config=config, step=11, success_rate=0.0).max_tokens == 500
-    assert after(START, config=config, step=15, success_rate=0.0).max_tokens == 564
-
-
-@given(
-    st.lists(
-        st.builds(
-            LengthStatistics,
-            success_rate=st.floats(0, 1),
-            correct_length=st.none() | st.floats(1, 2000),
-            length=st.floats(1, 2000),
-            truncated=st.floats(0, 1),
-        ),
-        max_size=60,
-    ),
-    st.integers(1, 200),
-)
-def test_it_stays_within_its_bounds_and_is_plain_json(batches: list[LengthStatistics], full: int) -> None:
-    state = LengthControlState()
-    for step, measured in enumerate(batches, 1):
-        state = adapt(state, measured, CONFIG, full=full, step=step)
-        window = max_tokens_at(state, CONFIG, full=full, step=step + 1, seed=0)
-        assert min(CONFIG.min_tokens, full) <= window <= full
-    assert LengthControlState(**asdict(state)) == state
 
 
 def test_truncated_completions_do_not_make_it_shrink_for_ever() -> None:

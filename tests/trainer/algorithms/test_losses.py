@@ -176,38 +176,6 @@ def test_a_policy_gone_far_from_what_it_was_leaves_loss_and_gradient_finite(name
         assert logprobs.grad.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_a_step_down_the_loss_makes_good_tokens_likelier(name: str) -> None:
-    logits = torch.zeros(2, 5, requires_grad=True)
-    logprobs = torch.log_softmax(logits, dim=-1)[:, 2]
-    given = LossInputs(logprobs.detach(), torch.tensor([1.0, -1.0]), torch.tensor([1, 1]), LOW, HIGH)
-    POLICY_LOSSES[name](logprobs, given).loss.sum().backward()
-    assert logits.grad is not None
-    good, bad = (torch.log_softmax(logits - logits.grad, dim=-1)[:, 2] - logprobs).tolist()
-    assert good > 0 > bad
-
-
-def test_clip_takes_the_gradient_away_only_where_the_policy_has_gone_far_enough() -> None:
-    # (log-ratio, advantage) → whether the token still pulls
-    cases = [(0.5, 1.0, False), (-0.5, 1.0, True), (0.5, -1.0, True), (-0.5, -1.0, False), (0.0, 1.0, True)]
-    logprobs = torch.tensor([case[0] for case in cases], requires_grad=True)
-    advantages, ones = torch.tensor([case[1] for case in cases]), torch.ones(len(cases), dtype=torch.long)
-    result = POLICY_LOSSES["ppo"](logprobs, LossInputs(torch.zeros(len(cases)), advantages, ones, 0.2, 0.2))
-    result.loss.sum().backward()
-    assert logprobs.grad is not None
-    assert (logprobs.grad != 0).tolist() == [case[2] for case in cases]
-    assert result.clipped.tolist() == [not case[2] for case in cases]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_weights_are_those_of_the_whole_mini_batch(mode: str) -> None:
-    lengths = torch.tensor([3, 1, 5])
-    losses = [[1.0, -2.0, 0.5], [4.0], [0.1, 0.2, 0.3, -0.4, 0.5]]
-    weights = token_weights(lengths, mode, max_tokens=16).tolist()
-    total = sum(weight * sum(row) for weight, row in zip(weights, losses, strict=True))
-    assert total == pytest.approx(aggregate(losses, mode), abs=1e-6)
-
-
 @given(st.lists(st.tuples(real, real, real), min_size=1, max_size=6))
 def test_value_loss_is_the_papers_maximum(triples: list[tuple[float, float, float]]) -> None:
     values, old, returns = (torch.tensor(column, dtype=torch.float64) for column in zip(*triples, strict=True))

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
+from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_policy, synthetic_batch
 from tests.trainer.distributed.test_ranks import OPTIMIZER, copies
 from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.batch import TrainingBatch
@@ -121,7 +121,7 @@ def test_a_run_saved_on_several_ranks_resumes_on_one_and_three(
 ) -> None:
     save_model(tmp_path / "start", toy_model)
     start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
-    experience = pickle.loads(pickle.dumps(make_up(toy_model)))
+    experience = pickle.loads(pickle.dumps(synthetic_batch(toy_model)))
     weights = on_ranks(count, begin, tmp_path, start, saved, experience, options)[0]
     for case in ("all weights", "LoRA"):
         files = [path for path in Path(saved, case).rglob("*") if path.is_file()]
@@ -150,7 +150,7 @@ def test_a_run_saved_on_several_ranks_resumes_on_one_and_three(
 def test_a_run_saved_on_one_rank_resumes_on_two(toy_model: LanguageModel, tmp_path: Path) -> None:
     save_model(tmp_path / "start", toy_model)
     start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
-    experience = make_up(toy_model)
+    experience = synthetic_batch(toy_model)
     with process_group(CPU):
         begin(start, saved, experience)
         alone = resume(start, saved, experience)

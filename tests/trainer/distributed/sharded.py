@@ -1,4 +1,4 @@
-"""Policies of each kind, plain or sharded, and a made-up experience to learn from; what they learnt, bit by bit."""
+"""Policies, plain or sharded, a synthetic batch to train on, and what two updates show, to the bit."""
 
 import copy
 from collections.abc import Iterator
@@ -82,17 +82,17 @@ def make_policy(language_model: LanguageModel, case: Case, options: FsdpOptions 
     return Policy(language_model, algorithm=algorithm, optimizer=OPTIMIZER, max_tokens=40, reference=reference)
 
 
-MADE_UP: dict[str, TrainingBatch] = {}
+BATCHES: dict[str, TrainingBatch] = {}
 
 
-def made_up(language_model: LanguageModel) -> TrainingBatch:
+def shared_batch(language_model: LanguageModel) -> TrainingBatch:
     """The same for each model of a name."""
-    if language_model.name not in MADE_UP:
-        MADE_UP[language_model.name] = make_up(language_model)
-    return MADE_UP[language_model.name]
+    if language_model.name not in BATCHES:
+        BATCHES[language_model.name] = synthetic_batch(language_model)
+    return BATCHES[language_model.name]
 
 
-def make_up(language_model: LanguageModel) -> TrainingBatch:
+def synthetic_batch(language_model: LanguageModel) -> TrainingBatch:
     samples = ragged_samples(language_model, groups=2)
     generator = torch.Generator().manual_seed(0)
     lengths = completion_lengths(samples)
@@ -124,8 +124,3 @@ def bits(tensor: Tensor) -> str:
 
 EXPECTED: dict[str, tuple[Any, ...]] = {}
 """What the plain policy of each case shows, once it was needed."""
-
-
-def each(names: Any, *quick: str) -> list[Any]:
-    """All names, those that are not in `quick` marked as slow."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.trainer.configurations import changed
-from tests.trainer.distributed.sharded import NOW, Case, made_up, make_policy
-from tests.trainer.distributed.test_sharded_weights import generated
+from tests.trainer.distributed.sharded import NOW, Case, make_policy, shared_batch
+from tests.trainer.distributed.test_fsdp import generated
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.controller.loop import train
@@ -71,7 +71,7 @@ def update(
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Metrics of an update, and the weights after it."""
     now = replace(NOW, learning_rate=rate)
-    metrics = policy.update(made_up(language_model), now)
+    metrics = policy.update(shared_batch(language_model), now)
     return metrics, {name: value.float().cpu() for name, value in named_weights(policy.language_model.model)}
 
 
@@ -142,7 +142,7 @@ def test_nothing_that_saves_memory_or_time_changes_the_update(
 @pytest.mark.parametrize("case", ["all weights", "KL", "exact KL"])
 def test_no_micro_batch_makes_the_host_wait(case: str, half: FsdpOptions, language_model: LanguageModel) -> None:
     use_kernel(language_model.model, half.dtype, half.device)
-    policy, experience = make(language_model, half, CASES[case]), made_up(language_model)
+    policy, experience = make(language_model, half, CASES[case]), shared_batch(language_model)
     policy.warm_up(NOW)
     for batch in policy._micro_batches(experience.rollouts):
         weight, part = torch.ones(len(batch.targets), device=half.device), experience.select(batch.indices)
@@ -173,7 +173,7 @@ def test_idle_roles_leave_the_gpu(half: FsdpOptions, language_model: LanguageMod
     )
     weights = 4 * policy.language_model.parameters
     assert allocated() - before < weights / 20
-    experience = made_up(language_model)
+    experience = shared_batch(language_model)
     policy.logprobs(experience.rollouts, 1.0)
     critic.values(experience.rollouts)
     policy.update(experience, NOW)
@@ -233,14 +233,14 @@ def test_engines_in_this_process_follow_the_policy(
         with torch.device("cuda:0"):  # where `generated` makes its tensors
             found = torch.tensor(generated(engine)[0], device="cpu")
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
-        policy.update(made_up(language_model), NOW)
+        policy.update(shared_batch(language_model), NOW)
         engine.load_weights()
 
 
 def test_moments_are_stepped_where_the_weights_are(half: FsdpOptions, language_model: LanguageModel) -> None:
     for offload, where in ((None, "cuda"), ("always", "cpu")):
         policy = make(language_model, replace(half, offload=offload))
-        policy.update(made_up(language_model), NOW)
+        policy.update(shared_batch(language_model), NOW)
         assert {moment.device.type for moment in policy._optimizer._moments()} == {where}
         assert {local_shard(parameter).device.type for parameter in policy.language_model.model.parameters()} == {where}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_policy, make_up
+from tests.trainer.conftest import SHAPE
+from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_policy, synthetic_batch
 from tests.trainer.processes import on_ranks
 from tests.trainer.samples import ragged_samples
 from tinyzero_trainer.algorithms.batch import TrainingBatch
@@ -20,8 +20,9 @@ from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.distributed.dtensor import as_dtensor, full_tensor, local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group
 from tinyzero_trainer.distributed.groups import DataParallelGroup
-from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
+from tinyzero_trainer.models.loading import LanguageModel, from_parts, load_model, save_model
 from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.optimizer import Optimizer
@@ -53,7 +54,7 @@ def gradients(policy: Policy, experience: TrainingBatch, monkeypatch: pytest.Mon
 def test_the_gradients_of_the_ranks_add_up_to_those_of_one(
     count: int, aggregation: str, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experience = make_up(toy_model)
+    experience = synthetic_batch(toy_model)
     alone = make_policy(toy_model, CASES["KL"], None)
     alone._algorithm = replace(alone._algorithm, loss_aggregation=aggregation)
     expected = gradients(alone, experience, monkeypatch)
@@ -143,41 +144,84 @@ def copies(tensors: Any) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in tensors}
 
 
-COMBINED = pytest.mark.nightly(reason="combinations of divisions that are tested one by one, and all at once")
-IN_LINES: dict[str, int] = {"sequence_parallel": 2}
-IN_REPLICAS: dict[str, int] = {"replicas": 2}
+SLICES: dict[str, int] = {"sequence_parallel": 2}
+REPLICAS: dict[str, int] = {"replicas": 2}
+DIVISIONS: dict[str, tuple[int, dict[str, int], Sequence[str]]] = {
+    "2": (2, {}, ALL),
+    "2 replicas": (2, REPLICAS, ("all weights",)),
+    "2 slices": (2, SLICES, ALL),
+    "2 replicas of 2 slices": (4, REPLICAS | SLICES, ("exact KL",)),
+    "3": (3, {}, ALL),
+    "2 replicas of 2": (4, REPLICAS, ("exact KL",)),
+    "2 shards of 2 slices": (4, SLICES, ("LoRA, exact KL to itself",)),
+}
+"""Ranks, how they are divided, and the policies that are trained so."""
+COMBINED = pytest.mark.nightly(reason="combinations of divisions that are tested one by one")
+NIGHTLY = ["3", "2 replicas of 2", "2 shards of 2 slices"]
+
+
+def train(start: str, divisions: Sequence[str], rollouts: TrainingBatch, few: TrainingBatch) -> dict[str, Any]:
+    """Everything that a rank shows with each division, in one process."""
+    shown: dict[str, Any] = {}
+    for division in divisions:
+        _, divided, names = DIVISIONS[division]
+        shown[division] = learn(start, rollouts, replace(PLAIN, **divided), names)
+    policy = make_policy(load_model(start, CPU), CASES["all weights"], PLAIN)
+    policy._settings = OptimizerConfig()
+    return shown | {"few": policy.update(few, NOW)}
+
+
+class _Ranks:
+    """What the ranks show; each number of ranks is started once."""
+
+    def __init__(self, directory: Path, language_model: LanguageModel) -> None:
+        self._directory, self._shown = directory, dict[int, list[dict[str, Any]]]()
+        save_model(directory / "start", language_model)
+        samples = ragged_samples(language_model, groups=1, samples=1)
+        few = TrainingBatch.of(
+            samples, advantages=torch.ones(len(samples[0].generation.token_ids)), engine_logprobs=None
+        )
+        self._arguments = (pickle.loads(pickle.dumps(synthetic_batch(language_model))), few)
+
+    def of(self, count: int, *, nightly: bool = False) -> list[dict[str, Any]]:
+        key = -count if nightly else count
+        if key not in self._shown:
+            divisions = [
+                name for name, (ranks, *_) in DIVISIONS.items() if ranks == count and (name in NIGHTLY) == nightly
+            ]
+            given = (str(self._directory / "start"), divisions or ["2"], *self._arguments)
+            if count == 1:
+                with process_group(CPU):
+                    self._shown[key] = [train(*given)]
+            else:
+                directory = self._directory / str(key)
+                directory.mkdir()
+                self._shown[key] = on_ranks(count, train, directory, *given)
+        return self._shown[key]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> _Ranks:
+    tokenizer = build_tokenizer()
+    return _Ranks(tmp_path_factory.mktemp("ranks"), from_parts("toy", build_model(SHAPE, tokenizer, seed=0), tokenizer))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("count", "divided", "names"),
-    [
-        pytest.param(2, {}, ALL, id="2"),
-        pytest.param(3, {}, ALL, id="3", marks=COMBINED),
-        pytest.param(2, IN_REPLICAS, ("all weights",), id="2 replicas"),
-        pytest.param(4, IN_REPLICAS, ("exact KL",), id="2 replicas of 2", marks=COMBINED),
-        pytest.param(2, IN_LINES, ALL, id="2 in a line"),
-        pytest.param(4, IN_LINES, ("LoRA, exact KL to itself",), id="2 lines of 2", marks=COMBINED),
-        pytest.param(4, IN_REPLICAS | IN_LINES, ("exact KL",), id="2 replicas of a line of 2"),
-    ],
+    "division", [pytest.param(name, marks=COMBINED if name in NIGHTLY else ()) for name in DIVISIONS]
 )
-def test_ranks_learn_what_one_learns(
-    count: int, divided: dict[str, int], names: Sequence[str], toy_model: LanguageModel, tmp_path: Path
-) -> None:
-    save_model(tmp_path / "start", toy_model)
-    experience = pickle.loads(pickle.dumps(make_up(toy_model)))
-    with process_group(CPU):
-        assert dist.get_world_size() == 1
-        expected = learn(str(tmp_path / "start"), experience, PLAIN, names)
-    options = replace(PLAIN, **divided)
-    found = on_ranks(count, learn, tmp_path, str(tmp_path / "start"), experience, options, names)
-    for name, (ranks, values, metrics, first, weights) in expected.items():
-        assert ranks == 1
+def test_ranks_learn_what_one_learns(division: str, ranks: _Ranks) -> None:
+    (alone,) = ranks.of(1)
+    count, _, names = DIVISIONS[division]
+    found = [shown[division] for shown in ranks.of(count, nightly=division in NIGHTLY)]
+    for name in (*names, "critic"):
+        world_size, values, metrics, first, weights = alone["2"][name]
+        assert world_size == 1
         norm = float(first["norm"])
         for shown in found:
             assert shown[name][0] == count
             torch.testing.assert_close(shown[name][1], values, rtol=0, atol=1e-5)
-            assert shown[name][2] == found[0][name][2]  # every rank tells the same
+            assert shown[name][2] == found[0][name][2]  # every rank returns the same
             for key, weight in found[0][name][4].items():
                 assert torch.equal(shown[name][4][key], weight)  # of each replica, too
             for key, gradient in first.items():
@@ -185,25 +229,14 @@ def test_ranks_learn_what_one_learns(
             for key, weight in weights.items():
                 torch.testing.assert_close(shown[name][4][key], weight, rtol=0, atol=1e-3)  # Adam's steps are of 1e-2
         for ours, theirs in zip(found[0][name][2], metrics, strict=True):
-            shares = {key: value for key, value in theirs.items() if key.endswith("frac")}
-            assert ours == pytest.approx(theirs | {key: ours[key] for key in shares}, rel=1e-3, abs=1e-5)
-            for key, value in shares.items():  # a token at the border may fall on its other side
+            fractions = {key: value for key, value in theirs.items() if key.endswith("frac")}
+            assert ours == pytest.approx(theirs | {key: ours[key] for key in fractions}, rel=1e-3, abs=1e-5)
+            for key, value in fractions.items():  # a token at the bound may fall on its other side
                 assert ours[key] == pytest.approx(value, abs=0.02), key
 
 
 @pytest.mark.slow
-def test_two_ranks_with_fewer_sequences_than_one_for_each(toy_model: LanguageModel, tmp_path: Path) -> None:
-    save_model(tmp_path / "start", toy_model)
-    samples = ragged_samples(toy_model, groups=1, samples=1)
-    length = len(samples[0].generation.token_ids)
-    experience = TrainingBatch.of(samples, advantages=torch.ones(length), engine_logprobs=None)
-    with process_group(CPU):
-        expected = one_update(str(tmp_path / "start"), experience)
-    for found in on_ranks(2, one_update, tmp_path, str(tmp_path / "start"), experience):
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-def one_update(start: str, experience: TrainingBatch) -> dict[str, float]:
-    policy = make_policy(load_model(start, CPU), CASES["all weights"], PLAIN)
-    policy._settings = OptimizerConfig()
-    return policy.update(experience, NOW)
+def test_two_ranks_with_fewer_sequences_than_one_for_each(ranks: _Ranks) -> None:
+    (alone,) = ranks.of(1)
+    for shown in ranks.of(2):
+        assert shown["few"] == pytest.approx(alone["few"], rel=1e-4, abs=1e-6)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.distributed.sharded import CASES, NOW, OPTIMIZER, make_policy, make_up
+from tests.trainer.distributed.sharded import CASES, NOW, OPTIMIZER, make_policy, synthetic_batch
 from tests.trainer.distributed.test_ranks import watched
 from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.batch import TrainingBatch
@@ -90,7 +90,7 @@ class _Runs:
         tokenizer = build_tokenizer()
         language_model = from_parts("small", build_model(SHAPE, tokenizer, seed=0), tokenizer)
         save_model(directory / "start", language_model)
-        self._directory, self._experience = directory, make_up(language_model)
+        self._directory, self._experience = directory, synthetic_batch(language_model)
         self._known: dict[Any, Any] = {}
 
     def of(self, division: str, dtype: torch.dtype) -> list[dict[str, Any]]:

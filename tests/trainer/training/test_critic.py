@@ -36,30 +36,6 @@ def test_at_first_nothing_is_worth_anything(toy_model: LanguageModel) -> None:
     assert values.tolist() == [0.0] * len(values)
 
 
-@pytest.mark.slow
-def test_it_learns_what_completions_are_worth_and_leaves_the_policy_alone(toy_model: LanguageModel) -> None:
-    before = copy.deepcopy(toy_model.model.state_dict())
-    critic, samples = make_critic(toy_model), ragged_samples(toy_model)
-    returns = [1.0, 0.0, -1.0] * 4
-    first = critic.update(as_experience(critic, samples, returns))
-    for _ in range(60):
-        last = critic.update(as_experience(critic, samples, returns))
-    assert last["critic/vf_loss"] < 0.2 * first["critic/vf_loss"]
-    assert last["critic/vf_explained_var"] > 0.7
-    assert all(torch.equal(before[name], value) for name, value in toy_model.model.state_dict().items())
-
-
-@pytest.mark.slow
-def test_micro_batches_do_not_change_the_update(toy_model: LanguageModel) -> None:
-    samples, results = ragged_samples(toy_model), []
-    for budget in (1, 40, 10**6):
-        critic = make_critic(toy_model, micro_batch_tokens=budget)
-        critic.update(as_experience(critic, samples, [1.0, 0.0, -1.0] * 4))
-        results.append(critic.values(samples))
-    for other in results[1:]:
-        torch.testing.assert_close(results[0], other, atol=1e-5, rtol=1e-4)
-
-
 def test_values_are_those_before_the_token_is_known(toy_model: LanguageModel) -> None:
     """The last token of a completion changes no value: it comes after all of them."""
     critic = make_critic(toy_model)
@@ -71,10 +47,14 @@ def test_values_are_those_before_the_token_is_known(toy_model: LanguageModel) ->
     assert critic.values([sample]).unique().numel() > 1
 
 
-def test_a_restored_critic_goes_on_bit_for_bit(toy_model: LanguageModel, tmp_path: Path) -> None:
+def test_a_restored_critic_continues_to_the_bit_and_the_policy_is_left_alone(
+    toy_model: LanguageModel, tmp_path: Path
+) -> None:
     critic, samples = make_critic(toy_model), ragged_samples(toy_model)
     returns = [1.0, 0.0, -1.0] * 4
+    before = copy.deepcopy(toy_model.model.state_dict())
     critic.update(as_experience(critic, samples, returns))
+    assert all(torch.equal(before[name], value) for name, value in toy_model.model.state_dict().items())
     critic.save(tmp_path)
     restored = make_critic(toy_model)
     restored.load(tmp_path)

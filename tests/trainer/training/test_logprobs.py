@@ -95,16 +95,6 @@ def test_a_gpu_finds_the_exact_divergence_and_the_gradient_that_a_cpu_finds(
         torch.testing.assert_close(on_gpu, on_cpu, atol=1e-4, rtol=1e-4)
 
 
-def test_the_divergence_to_oneself_is_zero(toy_model: LanguageModel) -> None:
-    batch = one_batch(toy_model)
-    model = toy_model.model.eval()
-    estimators: tuple[Estimator, ...] = ("exact", "k3")
-    for estimator in estimators:
-        statistics = PolicyModel(model)(batch, temperature=1.0, reference=PolicyModel(model), estimator=estimator)
-        assert statistics.divergence is not None
-        assert statistics.divergence.abs().max() < 1e-6
-
-
 def test_the_reference_gets_no_gradient(toy_model: LanguageModel) -> None:
     reference = build_model(SHAPE, toy_model.tokenizer, seed=1)
     statistics = PolicyModel(toy_model.model)(

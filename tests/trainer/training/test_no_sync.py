@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trainer.distributed.sharded import NOW, made_up
+from tests.trainer.distributed.sharded import NOW, shared_batch
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.critic import Critic
@@ -60,7 +60,7 @@ def test_no_micro_batch_of_the_policy_makes_the_host_wait(
         max_tokens=40,
         reference=PolicyModel(toy_model.model) if kl else None,
     )
-    experience, metrics = made_up(toy_model), MetricAccumulator()
+    experience, metrics = shared_batch(toy_model), MetricAccumulator()
     for batch in policy._micro_batches(experience.rollouts):
         part, weight = experience.select(batch.indices), torch.ones(len(batch.targets))
         with Waits() as waits:
@@ -70,7 +70,7 @@ def test_no_micro_batch_of_the_policy_makes_the_host_wait(
 
 def test_the_critic_makes_the_host_wait_for_the_norm_alone(toy_model: LanguageModel) -> None:
     critic = Critic(toy_model, settings=CriticConfig(), optimizer=OptimizerConfig(micro_batch_tokens=80))
-    experience = made_up(toy_model)
+    experience = shared_batch(toy_model)
     with Waits() as waits:
         critic._update_mini_batch(experience, MetricAccumulator())
     of_device = [line for line in waits.lines if "jagged.py" not in line]  # lengths are the host's

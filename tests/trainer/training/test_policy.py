@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.samples import ragged_samples, token_logprobs, with_dropout
+from tests.trainer.samples import ragged_samples, with_dropout
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
@@ -123,35 +123,6 @@ def test_the_engines_logprobs_are_compared_before_the_first_update_or_not_at_all
     assert not any(name.startswith(("training/", "rollout_corr/")) for name in metrics)
 
 
-def test_good_completions_become_likelier(toy_model: LanguageModel) -> None:
-    samples = ragged_samples(toy_model)
-    advantages = [1.0, -1.0, 1.0, -1.0] * 3
-    metrics = make_policy(toy_model).update(as_experience(samples, advantages), NOW)
-    toy_model.model.eval()
-    gains = [
-        sum(token_logprobs(toy_model, sample.prompt.token_ids, sample.generation.token_ids))
-        - sum(sample.generation.logprobs)
-        for sample in samples
-    ]
-    assert sum(gain * advantage for gain, advantage in zip(gains, advantages, strict=True)) > 0
-    assert metrics["training/rollout_probs_diff_max"] < 1e-5
-    assert metrics["actor/ratio/mean"] == pytest.approx(1.0, abs=1e-4)
-
-
-def test_the_kl_term_pulls_back_to_the_reference(toy_model: LanguageModel) -> None:
-    policy = make_policy(toy_model, kl=1.0)
-    samples = ragged_samples(toy_model)
-    with torch.no_grad():
-        for parameter in toy_model.model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-    losses = [
-        policy.update(as_experience(samples, [0.0] * 12), replace(NOW, kl_coefficient=1.0))["actor/kl_loss"]
-        for _ in range(5)
-    ]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < losses[0]
-
-
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel, epochs: int) -> None:
     policy = make_policy(toy_model, num_mini_batches=3, update_epochs=epochs)
@@ -239,13 +210,3 @@ def test_the_loss_reported_is_the_mean_over_mini_batches(toy_model: LanguageMode
     metrics = policy.update(as_experience(samples, advantages), replace(NOW, learning_rate=1e-9))
     assert len({int(lengths[start : start + 4].sum()) for start in (0, 4, 8)}) > 1
     assert metrics["actor/pg_loss"] == pytest.approx(-(1.0 - 0.25 + 0.5) / 3, abs=1e-5)
-
-
-def test_an_outlier_leaves_the_mean_ratio_finite(toy_model: LanguageModel) -> None:
-    experience = as_experience(ragged_samples(toy_model), [0.0] * 12)
-    assert experience.old_logprobs is not None
-    old = experience.old_logprobs.clone()
-    old[0] -= 200
-    metrics = make_policy(toy_model).update(replace(experience, old_logprobs=old), NOW)
-    assert metrics["actor/ppo_kl"] == pytest.approx(-200 / len(old), rel=1e-3)
-    assert metrics["actor/ratio/mean"] == pytest.approx(math.exp(20) / len(old), rel=1e-3)
