@@ -34,7 +34,7 @@ class TaskError(FakeRayError):
 
 
 class FakeRay:
-    """Answers are what they are by a time that `wait` counts in calls; exceptions among them are raised."""
+    """References are the results, done after a number of calls of `wait`; exceptions among them are raised."""
 
     exceptions = SimpleNamespace(RayError=FakeRayError, RayTaskError=TaskError)
 
@@ -43,8 +43,8 @@ class FakeRay:
 
     def wait(self, pending: list[Any], timeout: float | None) -> tuple[list[Any], list[Any]]:
         self.waited += 1
-        done = [answer for answer in pending if self.after[answer] <= self.waited]
-        return done[:1], [answer for answer in pending if answer not in done[:1]]
+        done = [reference for reference in pending if self.after[reference] <= self.waited]
+        return done[:1], [reference for reference in pending if reference not in done[:1]]
 
     def get(self, answer: Any) -> Any:
         if isinstance(answer, Exception):
@@ -53,62 +53,62 @@ class FakeRay:
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Ask as many members as there are answers, the last of which comes first."""
+def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Call an actor for each result, the last of which comes first."""
 
-    def ask_actors(*results: Any, trains: bool = True, **given: Any) -> list[Any]:
+    def call_actors(*results: Any, trains: bool = True, **given: Any) -> list[Any]:
         after = {result: len(results) - place for place, result in enumerate(results)}
         monkeypatch.setattr(calls_module, "import_ray", lambda: FakeRay(after))
         actors = [ActorHandle(f"rank {place}", None, trains) for place in range(len(results))]
         return gather(list(zip(actors, results, strict=True)), **given)
 
-    return ask_actors
+    return call_actors
 
 
-def test_answers_come_in_order(ask: Callable[..., list[Any]]) -> None:
-    assert ask("a", "b", "c") == ["a", "b", "c"]
+def test_results_are_in_order(call: Callable[..., list[Any]]) -> None:
+    assert call("a", "b", "c") == ["a", "b", "c"]
 
 
-def test_what_a_worker_refuses_is_told_as_it_is(ask: Callable[..., list[Any]]) -> None:
+def test_an_error_of_a_worker_is_raised_as_it_is(call: Callable[..., list[Any]]) -> None:
     with pytest.raises(SettingsError, match=r"^not so$"):
-        ask("a", TaskError(SettingsError("not so")))
+        call("a", TaskError(SettingsError("not so")))
 
 
-def test_the_death_behind_a_broken_line_is_what_is_told(ask: Callable[..., list[Any]]) -> None:
+def test_the_death_behind_a_broken_connection_is_raised(call: Callable[..., list[Any]]) -> None:
     broken, dead = TaskError(RuntimeError("Connection closed by peer")), FakeRayError(DIED.format(kind="SYSTEM_ERROR"))
-    with pytest.raises(WorkerDiedError) as told:
-        ask(dead, "fine", broken)
-    assert str(told.value) == "rank 0 (process 2869 on 10.0.0.2) has died"
+    with pytest.raises(WorkerDiedError) as raised:
+        call(dead, "fine", broken)
+    assert str(raised.value) == "rank 0 (process 2869 on 10.0.0.2) has died"
 
 
-def test_an_error_without_a_death_behind_it_is_raised_as_it_is(
-    ask: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+def test_an_error_without_a_death_behind_it_is_raised(
+    call: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls_module, "GRACE_SECONDS", 0.0)
     with pytest.raises(TaskError):
-        ask("never comes", TaskError(RuntimeError("a fault of ours")))
+        call("never comes", TaskError(RuntimeError("a fault of ours")))
 
 
-def test_memory_that_ran_out_is_told(ask: Callable[..., list[Any]]) -> None:
+def test_a_worker_killed_for_memory_is_named(call: Callable[..., list[Any]]) -> None:
     with pytest.raises(
         WorkerDiedError, match=r"2869 on 10\.0\.0\.2\) was killed, since its machine ran out of memory$"
     ):
-        ask(FakeRayError(DIED.format(kind="NODE_OUT_OF_MEMORY")))
+        call(FakeRayError(DIED.format(kind="NODE_OUT_OF_MEMORY")))
 
 
 @pytest.mark.parametrize(
     ("trains", "policy_intact", "expected"), [(True, True, False), (False, True, True), (False, False, False)]
 )
 def test_the_policy_is_intact_if_no_training_rank_has_died_and_none_was_updating(
-    trains: bool, policy_intact: bool, expected: bool, ask: Callable[..., list[Any]]
+    trains: bool, policy_intact: bool, expected: bool, call: Callable[..., list[Any]]
 ) -> None:
-    with pytest.raises(WorkerDiedError) as told:
-        ask(FakeRayError("it is gone"), trains=trains, policy_intact=policy_intact)
-    assert str(told.value) == "rank 0 has died"
-    assert told.value.policy_intact == expected
+    with pytest.raises(WorkerDiedError) as raised:
+        call(FakeRayError("it is gone"), trains=trains, policy_intact=policy_intact)
+    assert str(raised.value) == "rank 0 has died"
+    assert raised.value.policy_intact == expected
 
 
-def test_waiting_can_be_stopped(ask: Callable[..., list[Any]]) -> None:
+def test_waiting_can_be_stopped(call: Callable[..., list[Any]]) -> None:
     class Stop(Exception):
         """Stands for a signal."""
 
@@ -116,10 +116,10 @@ def test_waiting_can_be_stopped(ask: Callable[..., list[Any]]) -> None:
         raise Stop
 
     with pytest.raises(Stop):
-        ask("a", "b", meanwhile=meanwhile)
+        call("a", "b", meanwhile=meanwhile)
 
 
-def test_the_user_is_told_how_to_go_on() -> None:
+def test_the_error_says_how_to_resume() -> None:
     lost = WorkerDiedError("rank 1", "has died", policy_intact=False)
     assert str(lost.with_resume_hint(4, "my runs/a")) == (
         "rank 1 has died; step 4 is saved; resume with: tinyzero train --output 'my runs/a' --resume"
@@ -129,7 +129,7 @@ def test_the_user_is_told_how_to_go_on() -> None:
 
 
 @pytest.mark.parametrize("dead", ["rank 1", "engine"])
-def test_a_group_is_left_and_ranks_are_waited_for_only_where_they_can_come_back(
+def test_a_weight_group_is_left_and_ranks_are_waited_for_only_if_they_can_return(
     dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""Restarting a worker that died, whatever it is: with workers that are numbers."""
+"""Restarting a worker that died, with numbers as workers."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_worker_is_restarted_up_to_a_limit_and_no_other_worker_is() -> None:
     assert len(engine.started) == 2
 
 
-def test_each_kind_of_failure_has_a_limit_of_its_own() -> None:
+def test_each_type_of_failure_has_a_separate_limit() -> None:
     engine = Engine(max_restarts=1)
     engine.worker.restart(died("engine"))
     engine.worker.restart(EngineDiedError("it hangs"))

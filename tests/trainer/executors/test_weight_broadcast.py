@@ -1,4 +1,4 @@
-"""Weights from one sender to several receivers, over gloo: threads of this process in the place of actors."""
+"""Weights from one sender to several receivers over gloo, with threads instead of actors."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Timer
@@ -15,19 +15,19 @@ CPU = torch.device("cpu")
 SIZES = {"embedding": (40, 8), "norm": (8,), "scale": (), "head": (40, 8)}
 
 
-def together(count: int, work: Any) -> list[Any]:
-    """`work(group, index)` at each end of a group, all at the same time."""
+def run_members(count: int, work: Any) -> list[Any]:
+    """`work(group, index)` of each member of a group, concurrently."""
     store = dist.HashStore()
 
-    def end(index: int) -> Any:
+    def member(index: int) -> Any:
         return work(WeightGroup(store, index, count, CPU, torch.bfloat16), index)
 
     with ThreadPoolExecutor(count) as pool:
-        return [found.result(60) for found in [pool.submit(end, index) for index in range(count)]]
+        return [found.result(60) for found in [pool.submit(member, index) for index in range(count)]]
 
 
 @pytest.mark.parametrize("size", [1, 700, 2**28], ids=["a tensor each", "some", "all at once"])
-def test_every_receiver_has_all_weights_as_they_are_sent(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_receiver_gets_all_weights(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_broadcast, "BUCKET_BYTES", size)
     weights = {name: torch.randn(shape) for name, shape in SIZES.items()}
 
@@ -38,7 +38,7 @@ def test_every_receiver_has_all_weights_as_they_are_sent(size: int, monkeypatch:
         received = group.receive(list(SIZES.items()))
         return {name: tensor.clone() for bucket in received for name, tensor in bucket}
 
-    _, *found = together(3, work)
+    _, *found = run_members(3, work)
     for taken in found:
         assert list(taken) == list(weights)
         for name, tensor in taken.items():
@@ -47,7 +47,7 @@ def test_every_receiver_has_all_weights_as_they_are_sent(size: int, monkeypatch:
 
 
 @pytest.mark.slow
-def test_who_waits_for_one_that_has_died_is_freed_by_an_abort() -> None:
+def test_an_abort_frees_a_member_that_waits_for_a_dead_one() -> None:
     def work(group: WeightGroup, index: int) -> str:
         if index == 0:
             return "died"
@@ -58,4 +58,4 @@ def test_who_waits_for_one_that_has_died_is_freed_by_an_abort() -> None:
         abort.join()
         return "freed"
 
-    assert together(2, work) == ["died", "freed"]
+    assert run_members(2, work) == ["died", "freed"]

@@ -1,4 +1,4 @@
-"""A completion whose scorer failed teaches nothing, and is counted."""
+"""A completion whose scorer failed is masked."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ SCORES = [
 
 
 def test_a_completion_whose_scorer_failed_is_masked_and_keeps_its_score() -> None:
-    """Where shaping makes wrong answers negative its 0 would pay."""
+    """Its 0 would be a good score where shaping makes those of wrong answers negative."""
     pool = SimpleNamespace(score=lambda completions, truths: SCORES, first_error=None)
     tokenizer = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [""] * len(ids))
     rollouts = [(Prompt(Item(None), "", [1], "toy"), Generation([2], None, True)) for _ in SCORES]
