@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskOverrides, load_task_with_overrides
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskOverrides
 from tinyzero_sdk.console import print_json, stderr, stdout, warn
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
     from tinyzero_sdk.tasks.task import Task

@@ -11,11 +11,12 @@ from rich.rule import Rule
 from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import table
-from tinyzero_sdk.cli.task_options import TaskName, TaskOverrides, Workers, load_task_with_overrides, progress_bar
+from tinyzero_sdk.cli.task_options import TaskName, TaskOverrides, Workers, progress_bar
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.data.rows import as_messages
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.records import Item, Split
+from tinyzero_sdk.tasks.registry import load_task_with_overrides
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION, iterate_split
 from tinyzero_sdk.tasks.task import Task
 

@@ -8,8 +8,9 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.score import MemoryLimit, Timeout
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskOverrides, Workers, load_task_with_overrides
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskOverrides, Workers
 from tinyzero_sdk.console import print_json, stderr, stdout
+from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
     from tinyzero_sdk.fuzz import Finding, FuzzReport

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, Timeout, Wrappers, scoring_options
 from tinyzero_sdk.cli.summary_report import as_json, count, percent, show_faults, table
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, load_task_with_overrides
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers
 from tinyzero_sdk.console import print_json, stdout
+from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.outputs import Provenance

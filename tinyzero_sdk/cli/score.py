@@ -9,15 +9,9 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import as_json, count, show_faults, show_summary
-from tinyzero_sdk.cli.task_options import (
-    AllowUnsafe,
-    TaskName,
-    TaskOverrides,
-    Workers,
-    load_task_with_overrides,
-    progress_bar,
-)
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, progress_bar
 from tinyzero_sdk.console import print_json, stdout
+from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.score_file import ScoringOptions

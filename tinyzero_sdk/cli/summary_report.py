@@ -61,7 +61,6 @@ def show_tables(summary: "Summary") -> None:
 
 
 def count(number: int, name: str) -> str:
-    """A number of things: `1 row`, `2 rows`."""
     return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 

@@ -5,12 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinyzero_sdk.console import stderr
-from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-__all__ = ["AllowUnsafe", "TaskName", "TaskOverrides", "Workers", "load_task_with_overrides", "progress_bar"]
 
 TaskName = Annotated[
     str, typer.Option("--task", "-t", help="Name of an installed task, or path of one (file or package).")

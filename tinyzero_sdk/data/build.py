@@ -135,7 +135,6 @@ def _fill(
     size: int | None,
     on_progress: Callable[[Split, int], object],
 ) -> np.ndarray:
-    """Write the rows of a split, and return their difficulties."""
     difficulties: list[np.ndarray] = []
     done = 0
     for columns, rows in build(group, request, size):

@@ -340,7 +340,6 @@ class ParquetWriter:
             raise DataError(f"Parquet cannot hold this: {error}; write .jsonl instead") from error
 
     def _write_group(self, table: pa.Table) -> pa.Table:
-        """Write the first rows of `table` and return the others."""
         assert self._writer is not None
         self._writer.write_table(table[:_GROUP_ROWS].combine_chunks(), row_group_size=_GROUP_ROWS)
         return table[_GROUP_ROWS:]

@@ -89,7 +89,6 @@ class EvaluationPlan:
     memory_limit_gb: float = 4.0
 
     def settings(self, sampler: Sampler) -> dict[str, Json]:
-        """Everything that the completions depend on."""
         options = {} if self.task.options is None else asdict(self.task.options)
         return {
             "model": self.model,

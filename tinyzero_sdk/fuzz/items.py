@@ -54,7 +54,6 @@ class FuzzItem:
 
     @property
     def size(self) -> tuple[int, int, int, str]:
-        """Sort key: the smaller problem first."""
         return size_of(self.short.with_answer(self.gold or ""), self.truth)
 
     def keep(self, answer: str) -> None:

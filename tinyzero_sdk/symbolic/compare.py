@@ -137,7 +137,6 @@ def _missing() -> TinyZeroError:
 
 
 def _is_zero(difference: Node) -> bool:
-    """Whether sympy reduces it to 0."""
     try:
         import sympy
     except ModuleNotFoundError as error:

@@ -233,7 +233,6 @@ class _Parser:
         return Node("constant", name=token.text)
 
     def _group(self) -> Node:
-        """What is in brackets, or between bars."""
         opening = self._take().text
         node = self._sum()
         self._expect(_CLOSING[opening])

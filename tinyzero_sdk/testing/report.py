@@ -136,7 +136,6 @@ def _elide(text: str) -> str:
 
 
 def show_truth(truth: Any) -> str:
-    """A ground truth as JSON, the end of a long one left out."""
     shown = json.dumps(truth, default=repr)
     return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]} …"
 

@@ -114,7 +114,6 @@ def _adjusted(truth: Json, change: int) -> Iterator[Json]:
 
 
 def _two_renamed(text: str, truth: Json) -> Iterator[tuple[str, Json]]:
-    """Two numbers made small at once."""
     numbers = list(integers(truth))
     for (path, value), (other_path, other_value) in combinations(numbers, 2):
         for less, other_less in product(range(1, 4), repeat=2):
