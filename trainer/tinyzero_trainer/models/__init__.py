@@ -1,0 +1,1 @@
+"""Language models: loading, LoRA, fused log-probabilities; without torch their sizes and files. No training."""

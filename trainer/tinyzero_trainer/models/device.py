@@ -33,7 +33,7 @@ def choose_device(name: str) -> torch.device:
         raise DeviceError(f"run.device={name!r} cannot be used ({reason}); {advice}") from error
     if device.type == "cuda":
         _check_kernels(device)
-        # cuDNN plans for each new length, which takes 70 ms: in generation that is every step.
+        # cuDNN's planning takes 70 ms for each new length, which in generation is every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 

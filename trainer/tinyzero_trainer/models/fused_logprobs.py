@@ -1,8 +1,8 @@
-"""Log-probability, entropy and divergence of each token straight from hidden states, without all logits at a time.
+"""Log-probability, entropy and KL of each token from hidden states, without all logits at a time.
 
 With a vocabulary of 150,000 the logits of a batch are what a training step runs out of memory on. Here they exist for
-one chunk of tokens, in the type of the weights, and are computed anew in the backward pass, which turns them into
-their own gradient where they lie.
+one chunk of tokens, in the dtype of the weights, and are recomputed in the backward pass, which turns them into their
+own gradient in place.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = {torch.float32: 2**26, torch.bfloat16: 2**28, torch.float16: 2**28}
-"""Logits held at a time: 256 or 512 MiB. Small chunks cost time: each adds to the gradient of the whole head."""
+"""Logits held at a time: 256 or 512 MiB. Small chunks cost time: each adds to the gradient of the entire head."""
 
 
 def token_logprobs(
@@ -25,7 +25,7 @@ def token_logprobs(
         weight: [vocabulary, hidden] of the output head.
         targets: [tokens] int64.
         temperature: logits are divided by it.
-        chunk_elements: logits at a time; none = `CHUNK_ELEMENTS`.
+        chunk_elements: logits at a time; None = `CHUNK_ELEMENTS`.
 
     Returns:
         Log-probabilities and entropies in nats, both [tokens] float32; gradients reach `states` and `weight`.
@@ -54,7 +54,7 @@ def token_divergences(
         reference_states: [tokens, hidden of the reference]; they and their head get no gradient.
         reference_weight: [vocabulary, hidden of the reference].
         temperature: both models' logits are divided by it.
-        chunk_elements: logits at a time, those of both models together; none = `CHUNK_ELEMENTS`.
+        chunk_elements: logits at a time, those of both models together; None = `CHUNK_ELEMENTS`.
 
     Returns:
         Log-probabilities, entropies and divergences in nats, all [tokens] float32.
@@ -67,7 +67,7 @@ def token_divergences(
 
 
 def _rows(states: Tensor, logits: int, elements: int | None) -> int:
-    """Tokens of a chunk, each of which has so many logits."""
+    """Tokens of a chunk, each with this number of logits."""
     return max(1, (elements or CHUNK_ELEMENTS[states.dtype]) // logits)
 
 

@@ -26,44 +26,40 @@ class ModelError(TinyZeroError):
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """A model with what belongs to it."""
+    """A model, its tokenizer and its special tokens."""
 
     name: str
-    """As the user gave it, for messages."""
+    """As the user gave it."""
 
     model: PreTrainedModel
-    """The network, on its device."""
-
     tokenizer: PreTrainedTokenizerBase
-    """Its tokenizer."""
-
     eos_ids: frozenset[int]
     """Every token that ends a completion: generation_config's (often several) and the tokenizer's."""
 
     pad_id: int
-    """Token that fills up batches; always masked."""
+    """Pads batches; always masked."""
 
     adapter: Adapter | None = None
-    """What is trained instead of all weights, if something is."""
+    """What is trained instead of all weights, with LoRA."""
 
     @property
     def context(self) -> int:
-        """Longest sequence the model was made for."""
+        """Longest sequence the model was made for, in tokens."""
         return int(getattr(self.model.config, "max_position_embeddings", 0) or 2**31)
 
     @property
     def parameters(self) -> int:
-        """How many there are, those of an adapter included."""
+        """Their number, an adapter's included."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def trained_parameters(self) -> int:
-        """How many of them are trained."""
+        """Number of parameters that are trained."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
     def trained(self) -> str:
-        """What is trained, in words."""
+        """What is trained, as text."""
         part = f"{self.trained_parameters:,} of {self.parameters:,}" if self.adapter else f"all {self.parameters:,}"
         return f"training {part} parameters"
 
@@ -76,8 +72,8 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
         device: where the weights go.
 
     Raises:
-        ModelError: it cannot be found or loaded, is an adapter, or lacks some of its weights; the message says which
-            file is at fault, or keeps the reason.
+        ModelError: it cannot be found or loaded, is an adapter, or lacks some of its weights; the message names the
+            broken file or the reason.
     """
     source = str(directory_of(path) or BUILT_IN_MODEL)
     _refuse_adapter(source, Path(source, "adapter_config.json").exists())
@@ -87,7 +83,7 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
             model, report = _with_report(source)
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # the border to transformers: on broken files its libraries raise what they like
+    except Exception as error:  # the border to transformers: broken files raise anything there
         raise ModelError(_loading_error(source, _first_line(error))) from error
     _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
     if misfit := _misfit(report):
@@ -97,7 +93,7 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
 
 
 def _with_report(source: str) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    """A model, and what transformers says of its weights: those that are missing, or do not fit, are random numbers."""
+    """A model, and transformers' report on its weights: missing or mismatched ones are random numbers."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         source, dtype=torch.float32, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
     )
@@ -106,15 +102,15 @@ def _with_report(source: str) -> tuple[PreTrainedModel, Mapping[str, Any]]:
 
 
 def _misfit(report: Mapping[str, Any]) -> str:
-    """Which of the weights are missing or of another size than config.json asks for; empty = none."""
-    wrong = [f"{name} is of {tuple(held)} and not of {tuple(asked)}" for name, held, asked in report["mismatched_keys"]]
+    """Which weights are missing or of another size than in config.json; empty = none."""
+    wrong = [f"{name} is of {tuple(has)} and not of {tuple(needs)}" for name, has, needs in report["mismatched_keys"]]
     wrong += [f"{name} is missing" for name in report["missing_keys"]]
     more = f", and {len(wrong) - 1} more like that" if len(wrong) > 1 else ""
     return f"its weights do not fit its config.json: {min(wrong)}{more}" if wrong else ""
 
 
 def _loading_error(source: str, reason: str) -> str:
-    """One line: which file is at fault, what is wrong with it, and what to do; by its files, or else by a reason."""
+    """One line: the broken file and what to do, or else the reason."""
     fault = find_model(source, Path(source), hub_cache()).fault
     if fault is not None:
         return f"cannot load the model {source!r}: {fault}"
@@ -123,7 +119,7 @@ def _loading_error(source: str, reason: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error, with the next where it ends with a colon; short enough to be read."""
+    """The first line of an error, with the next where it ends with a colon, shortened."""
     lines = " ".join(str(error).replace(":\n", ": ").strip().splitlines()[:1]).split()
     return textwrap.shorten(" ".join(lines), 200, placeholder=" …") or type(error).__name__
 
@@ -136,10 +132,10 @@ def _refuse_adapter(source: str, is_adapter: bool) -> None:
 
 
 def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
-    """Put a model and its tokenizer together.
+    """Combine a model and its tokenizer.
 
     Raises:
-        ModelError: neither knows an end token, so no completion would ever end.
+        ModelError: neither has an end token, so no completion would ever end.
     """
     ids: set[int] = set()
     for source in (model.generation_config, tokenizer):
@@ -152,9 +148,9 @@ def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 
 def save_model(directory: Path, language_model: LanguageModel) -> None:
-    """Write weights and tokenizer as transformers and vLLM load them: an adapter merged, and beside it by itself.
+    """Write weights and tokenizer as transformers and vLLM load them: an adapter merged, and also separately.
 
-    Where several ranks hold the model the first writes, all of it from the host's memory, and all must call this.
+    Where several ranks hold the model, all must call this, and the first writes from host memory.
     """
     model, ranks = language_model.model, ranks_of(language_model.model)
     with _quiet_transformers(), on_device(model):
@@ -167,7 +163,7 @@ def save_model(directory: Path, language_model: LanguageModel) -> None:
 
 
 def _gathered(model: PreTrainedModel, *, keep: bool) -> dict[str, torch.Tensor]:
-    """All weights on the host, put together one after another; tied ones once, as transformers expects them."""
+    """All weights on the host, gathered one after another; tied ones once, as transformers expects."""
     tied = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     state: dict[str, torch.Tensor] = {}
     once: dict[int | str, torch.Tensor] = {}
@@ -179,13 +175,13 @@ def _gathered(model: PreTrainedModel, *, keep: bool) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No progress bars and no advice on standard error: our display owns the terminal."""
+    """No progress bars and no advice on standard error, where the run shows its progress."""
     from transformers.utils import logging
 
     hub = getLogger("huggingface_hub")
     verbosity, bars, hub_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
     logging.set_verbosity_error()
-    hub.setLevel(CRITICAL)  # its retries are warnings; a failure reaches the user as ours
+    hub.setLevel(CRITICAL)  # its retries are warnings; failures are reported here
     transformers.utils.logging.disable_progress_bar()
     try:
         yield

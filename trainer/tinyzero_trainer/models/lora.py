@@ -1,7 +1,7 @@
-"""LoRA (arXiv 2106.09685): small matrices trained beside frozen weights, through peft, which is imported only here.
+"""LoRA (arXiv 2106.09685): small matrices trained alongside frozen weights, through peft, which is imported only here.
 
-What others see is a plain model: the engine and the export read merged weights (W + scale · B·A), computed anew and
-never written back, so the frozen weights stay those of the start bit for bit, and are the reference of a KL as well.
+From outside it is a plain model: the engine and the export read merged weights (W + scale · B·A), recomputed and never
+written back, so the frozen weights stay as they were bit for bit, and are the KL reference too.
 """
 
 import copy
@@ -25,7 +25,7 @@ from tinyzero_trainer.distributed.dtensor import assign, full_tensor
 from tinyzero_trainer.distributed.fsdp import ranks_of
 
 DIRECTORY = "adapter"
-"""Within a checkpoint; what is in it, peft and others load."""
+"""Within a checkpoint; peft and others load its content."""
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _NAME = "default"  # peft's own for an adapter that is the only one
@@ -38,15 +38,15 @@ class LoraError(TinyZeroError):
 
 
 class Adapter:
-    """The adapter of a model, attached in place: from then on nothing else in the model is trained."""
+    """The adapter of a model, attached in place; nothing else in the model is trained."""
 
     def __init__(self, model: PreTrainedModel, settings: LoraConfig, *, seed: int, start: str | None) -> None:
         """
         Args:
             model: gets an adapter that changes nothing yet.
             settings: rank above 0.
-            seed: of its first weights; equal on every device.
-            start: directory or Hub name of the model, for the adapter's users; None = the tiny one.
+            seed: of its initial weights, equal on every device.
+            start: directory or Hub name of the model, stored with the adapter; None = the tiny one.
 
         Raises:
             LoraError: peft is missing, or the model has no layer of a name in `targets`.
@@ -68,7 +68,7 @@ class Adapter:
             peft.inject_adapter_in_model(self._config, model, adapter_name=_NAME)
 
     def save(self, directory: Path) -> None:
-        """Write the adapter as peft does; of several ranks the first, with the help of all."""
+        """Write the adapter as peft does; all ranks must call this, and the first writes."""
         tensors, digest = {}, self._digest()
         for name, tensor in self._tensors().items():
             found = full_tensor(tensor.detach())
@@ -99,16 +99,16 @@ class Adapter:
                 assign(tensor, file.get_tensor(name))
 
     def forget_model(self) -> None:
-        """What is left says only that there is an adapter, and of which kind."""
+        """Release the model; what is left only says that there is an adapter."""
         del self._model
 
     def _tensors(self) -> dict[str, nn.Parameter]:
-        """The adapter's weights, by their names in peft's files."""
+        """The adapter's weights, by name in peft's files."""
         trained = ((name, tensor) for name, tensor in self._model.named_parameters() if tensor.requires_grad)
         return {_PREFIX + name.replace(f".{_NAME}.", "."): tensor for name, tensor in trained}
 
     def _digest(self) -> str:
-        """Tells one starting model from another, by values spread over each of its weights."""
+        """Distinguishes starting models, by values spread over each of their weights."""
         digest = hashlib.sha256()
         for name, tensor in self._model.named_parameters():
             if not tensor.requires_grad:
@@ -121,7 +121,7 @@ def import_peft(settings: LoraConfig) -> Any:
     """The library.
 
     Raises:
-        LoraError: it cannot be imported; says what to install.
+        LoraError: it cannot be imported.
     """
     try:
         import peft
@@ -134,20 +134,20 @@ def import_peft(settings: LoraConfig) -> Any:
 
 @torch.no_grad()
 def merged_weight(layer: Any) -> Tensor:
-    """The weight that a linear layer acts with: its own, or a new tensor that has an adapter's part added."""
+    """The effective weight of a linear layer: its own, or a new tensor with the adapter's product added."""
     weight = full_tensor(layer.weight)
     if not _is_adapted(layer):
         return weight
-    # Not peft's own function for it, which knows no shards.
+    # Not peft's own function, which does not support shards.
     added = full_tensor(layer.lora_B[_NAME].weight) @ full_tensor(layer.lora_A[_NAME].weight)
     return weight + (added.T if layer.fan_in_fan_out else added) * layer.scaling[_NAME]
 
 
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The weights of the plain model that acts as `model` does: shards put together, an adapter merged.
+    """The weights of the equivalent plain model: shards gathered, an adapter merged.
 
-    One after another, each made when it is asked for, where the model is: of several ranks none need have more than
-    one of them whole, and all must go through them. What no adapter changes, and one rank holds, is not copied.
+    Each is made when it is requested, on the model's device, so a rank holds at most one of them gathered; all ranks
+    must iterate. A weight that has no adapter and is not sharded is not copied.
     """
     adapted = dict(_adapted_layers(model))
     for name, tensor in model.state_dict().items():
@@ -160,14 +160,14 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The same as a state dict for a file: what an adapter changes is in the host's memory, not twice in a GPU's."""
+    """The same as a state dict; merged weights are in host memory, so that the GPU does not hold them twice."""
     changed = {f"{path}.weight" for path, _ in _adapted_layers(model)}
     return {name: tensor.cpu() if name in changed else tensor for name, tensor in merged_weights(model)}
 
 
 @contextmanager
 def switched_off(model: PreTrainedModel) -> Iterator[None]:
-    """Within, the model acts as it started, sharing every weight; one that has no adapter acts as ever."""
+    """Within the block the model is the starting model, on the same weights; without an adapter nothing changes."""
     layers = [layer for _, layer in _adapted_layers(model)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -183,12 +183,12 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _is_adapted(module: nn.Module) -> bool:
-    # Not isinstance: peft would have to be imported to find that there is none.
+    # Not isinstance, which would import peft.
     return hasattr(module, "get_delta_weight")
 
 
 def _linear_layers(model: PreTrainedModel) -> dict[str, type]:
-    """Names (the last part) and types of the body's linear layers; the head, often the embedding itself, is none."""
+    """Names (last component) and types of the body's linear layers; the output head is not one of them."""
     head = model.get_output_embeddings()
     return {
         name.rpartition(".")[2]: type(module)

@@ -1,14 +1,14 @@
-"""A task's demonstrations as training batches: sampled, tokenised and packed in this process or in worker processes.
+"""A task's demonstrations as training batches: sampled, tokenized and packed in this process or in worker processes.
 
 Batch k depends on the settings alone, so any number of workers gives the same batches in the same order.
 """
 
+import itertools
 import os
 import signal
 from bisect import bisect_left, insort
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_PROBLEMS = 20_000
-"""Different problems that demonstrations are made for; few demonstrations are seen twice anyway."""
+"""Different problems to demonstrate; few demonstrations are seen twice."""
 
 _ENOUGH = 64
-"""If none of this many demonstrations is short enough, the settings are at fault and not chance."""
+"""If this many demonstrations are all too long, the settings are at fault."""
 
 _LENGTH_STEP = 64  # rows are a multiple of it long, for attention kernels
 
@@ -46,7 +46,7 @@ class Example:
     """Token IDs, not trained on."""
 
     demonstration: list[int]
-    """Token IDs that are trained on, the end token included."""
+    """Token IDs trained on, with the end token."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.demonstration)
@@ -70,7 +70,7 @@ class PackedBatch:
 
 
 def pack(examples: Sequence[Example], *, length: int, pad_id: int, multiple: int = 1) -> PackedBatch:
-    """Pack examples into rows, the longest first, each into the row where the least is left over (best fit).
+    """Pack examples into rows, the longest first, each into the row where the fewest tokens stay free (best fit).
 
     Args:
         examples: none longer than `length`.
@@ -78,23 +78,23 @@ def pack(examples: Sequence[Example], *, length: int, pad_id: int, multiple: int
         pad_id: padding token.
         multiple: rows of padding are added until their number is a multiple of it.
     """
-    lines: list[list[Example]] = []
-    free: list[tuple[int, int]] = []  # tokens left and the line, rising
+    rows: list[list[Example]] = []
+    free: list[tuple[int, int]] = []  # free tokens and the row, ascending
     for example in sorted(examples, key=len, reverse=True):
         place = bisect_left(free, (len(example), 0))
-        left, line = free.pop(place) if place < len(free) else (length, len(lines))
-        if line == len(lines):
-            lines.append([])
-        lines[line].append(example)
-        insort(free, (left - len(example), line))
-    count = -(-max(1, len(lines)) // multiple) * multiple
+        left, row = free.pop(place) if place < len(free) else (length, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(example)
+        insort(free, (left - len(example), row))
+    count = -(-max(1, len(rows)) // multiple) * multiple
     tokens = np.full((count, length), pad_id, np.int32)
     owners, positions = np.zeros((2, count, length), np.int16)
     trained = np.zeros((count, length), bool)
     places = np.arange(length, dtype=np.int16)
-    for row, line_examples in enumerate(lines):
-        ends = accumulate(map(len, line_examples))
-        for owner, (example, end) in enumerate(zip(line_examples, ends, strict=True), start=1):
+    for row, row_examples in enumerate(rows):
+        ends = itertools.accumulate(map(len, row_examples))
+        for owner, (example, end) in enumerate(zip(row_examples, ends, strict=True), start=1):
             here = slice(end - len(example), end)
             tokens[row, here] = example.prompt + example.demonstration
             owners[row, here] = owner
@@ -122,7 +122,7 @@ class Demonstrations:
         self._sampled += count
 
     def sample(self, count: int) -> list[Example]:
-        """Sample this many more and leave out those that are too long; at least one is left.
+        """Sample this many and drop those that are too long, but not all.
 
         Raises:
             TinyZeroError: the task has none, or all are too long.
@@ -131,7 +131,7 @@ class Demonstrations:
         self._sampled += count
         seeds = [derive_seed("demonstration", seed, number) for number in range(first, self._sampled)]
         examples = self._examples(self._random.choices(self._prompts, k=count), seeds)
-        # In their place others are tried, sampled apart, so that those to come are the same whoever draws them.
+        # Otherwise try more, from another random state, so that later ones do not depend on it.
         others = Random(derive_seed("others", seed, first))
         for tried in range(count, _ENOUGH):
             if examples:
@@ -152,7 +152,7 @@ class Demonstrations:
                 f"task {self._task.name!r} gives no demonstrations to learn from; add a `demonstrate` hook, "
                 "or train a model of your own with --model"
             )
-        # One call for the whole batch: the tokenizer's cost is a call's, not a text's.
+        # One call for the batch: a tokenizer's cost is per call, not per text.
         encoded = self._tokenizer(cast(list[str], texts), add_special_tokens=False)["input_ids"]
         most = self._config.training.max_tokens
         end = cast(int, self._tokenizer.eos_token_id)
@@ -163,59 +163,48 @@ class Demonstrations:
         ]
 
 
-@dataclass(frozen=True)
-class BatchSource:
-    """What batches are made from; sent to worker processes."""
+class BatchSource(IterableDataset["PackedBatch | TinyZeroError"]):
+    """Batches without end, in which tasks have their weights; a worker of a DataLoader makes every n-th of them."""
 
-    config: SftConfig
+    def __init__(self, config: SftConfig, tasks: Sequence[Task], multiple: int = 1) -> None:
+        """
+        Args:
+            config: of the fine-tuning.
+            tasks: in the order of its specs.
+            multiple: the number of rows of each batch is a multiple of it.
+        """
+        self.config, self.tasks, self.multiple = config, tasks, multiple
 
-    tasks: tuple[Task, ...]
-    """In the order of its specs."""
-
-    multiple: int = 1
-    """The number of rows of each batch is a multiple of it."""
-
-    def batches(self, place: int = 0, workers: int = 1) -> Iterator[PackedBatch]:
-        """Batches without end, in which tasks have their weights: those numbered `place`, `place` + `workers`, …"""
-        tokenizer = build_tokenizer()
+    def batches(self, worker: int = 0, workers: int = 1) -> Iterator[PackedBatch]:
+        """Batches number `worker`, `worker` + `workers`, …"""
+        tokenizer, batch_size = build_tokenizer(), self.config.training.batch_size
         weights = [spec.weight for spec in self.config.task_specs]
         sources = [Demonstrations(self.config, task, tokenizer) for task in self.tasks]
         length = -(-max(source.longest for source in sources) // _LENGTH_STEP) * _LENGTH_STEP
         pad_id = cast(int, tokenizer.pad_token_id)
-        sampled, number = [0] * len(sources), 0
-        while True:
-            before = list(sampled)
-            for _ in range(self.config.training.batch_size if len(sources) > 1 else 0):
-                sampled[next_share(weights, sampled)] += 1
-            counts = [after - earlier for after, earlier in zip(sampled, before, strict=True)]
-            counts = counts if len(sources) > 1 else [self.config.training.batch_size]
-            if number % workers == place:
+        sampled = [0] * len(sources)
+        for number in itertools.count():
+            counts = [batch_size] if len(sources) == 1 else [0] * len(sources)
+            for _ in range(batch_size - sum(counts)):
+                index = next_share(weights, sampled)
+                sampled[index] += 1
+                counts[index] += 1
+            if number % workers == worker:
                 examples = [
-                    example
-                    for source, count in zip(sources, counts, strict=True)
-                    if count
-                    for example in source.sample(count)
+                    source.sample(count) if count else [] for source, count in zip(sources, counts, strict=True)
                 ]
-                yield pack(examples, length=length, pad_id=pad_id, multiple=self.multiple)
+                yield pack([*itertools.chain(*examples)], length=length, pad_id=pad_id, multiple=self.multiple)
             else:
                 for source, count in zip(sources, counts, strict=True):
                     source.skip(count)
-            number += 1
-
-
-class _Batches(IterableDataset[PackedBatch | TinyZeroError]):
-    """The batches that a worker of a DataLoader makes, which takes them from its workers in turn."""
-
-    def __init__(self, source: BatchSource) -> None:
-        self._source = source
 
     def __iter__(self) -> Iterator[PackedBatch | TinyZeroError]:
         worker = get_worker_info()
         if worker is None:
-            yield from self._source.batches()
+            yield from self.batches()
             return
         try:
-            yield from self._source.batches(worker.id, worker.num_workers)
+            yield from self.batches(worker.id, worker.num_workers)
         except Exception as error:  # a task may raise anything; a DataLoader would bury it in a traceback
             yield to_picklable_error(error)
 
@@ -227,7 +216,7 @@ def _start_worker(worker: int) -> None:
 
 
 def batch_stream(source: BatchSource, workers: int) -> Generator[PackedBatch]:
-    """Batches without end, made in this process or ahead of time in others, which end when the generator is closed.
+    """Batches without end, made in this process or prefetched by others, which end when the generator is closed.
 
     Args:
         source: of the batches.
@@ -238,7 +227,7 @@ def batch_stream(source: BatchSource, workers: int) -> Generator[PackedBatch]:
     """
     options: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _start_worker} if workers else {}
     # A generator of its own: a DataLoader draws a seed.
-    loader = DataLoader(_Batches(source), batch_size=None, num_workers=workers, generator=torch.Generator(), **options)
+    loader = DataLoader(source, batch_size=None, num_workers=workers, generator=torch.Generator(), **options)
     try:
         for batch in loader:
             if isinstance(batch, TinyZeroError):
