@@ -161,7 +161,7 @@ def test_broken_files_are_a_line_of_train_and_a_finding(name: str, toy_model_pat
     assert "\n" not in line
     finding = seen(facts_of(model=find_model("m", toy_model_path, tmp_path)), "model")
     assert finding.level == "error"
-    assert line.endswith(finding.line)
+    assert f"{finding.what}; {finding.do}" in line
     assert any(typed in command for command in finding.commands) or not typed
 
 
