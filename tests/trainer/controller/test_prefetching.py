@@ -74,7 +74,7 @@ class World:
     fail_updating: BaseException | None = None
     during_generation: Callable[[], object] = lambda: None
     during_update: Callable[[], object] = lambda: None
-    ranks = 1
+    world_size = 1
 
     def gpu_memory(self) -> list[Any]:
         return []

@@ -61,7 +61,7 @@ class FakeStream:
 class FakePolicy:
     """Records its calls and their temperature."""
 
-    ranks = 1
+    world_size = 1
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, float]] = []

@@ -112,7 +112,7 @@ def learn(
         first = watched(policy._optimizer)
         logprobs = policy.logprobs(experience.rollouts, 0.8)
         metrics = [policy.update(experience, NOW) for _ in range(2)]
-        shown[name] = (policy.ranks, logprobs, metrics, first, copies(named_weights(policy.language_model.model)))
+        shown[name] = (policy.world_size, logprobs, metrics, first, copies(named_weights(policy.language_model.model)))
     critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
     first = watched(critic._optimizer)
     metrics = [critic.update(experience) for _ in range(2)]

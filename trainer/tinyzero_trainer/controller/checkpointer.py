@@ -95,7 +95,7 @@ class Checkpointer:
                 "config": fingerprint(self.config),
                 "tasks": {name: task.task.version for name, task in workers.tasks.items()},
                 "torch": torch.__version__,
-                "world_size": self.policy.ranks,
+                "world_size": self.policy.world_size,
             },
             keep=self.config.checkpoint.keep,
             # And AdamW's two moments; a critic is as large as the model and trained as a whole.

@@ -182,7 +182,9 @@ class TrainingStep:
         config, gpus = self.config, self.policy.gpu_memory()
         tasks = {name: task.task for name, task in self.workers.tasks.items()}
         metrics = {
-            **batch_metrics(tasks, collected.rollouts, batch, self.policy.ranks // config.parallel.sequence_parallel),
+            **batch_metrics(
+                tasks, collected.rollouts, batch, self.policy.world_size // config.parallel.sequence_parallel
+            ),
             **collected.chosen,
             **self.adapt_kl(batch, updated, settings),
         }

@@ -22,7 +22,7 @@ class PolicyWorker(Protocol):
     """The policy, on one or several ranks."""
 
     @property
-    def ranks(self) -> int:
+    def world_size(self) -> int:
         """Number of ranks that share the work."""
 
     def gpu_memory(self) -> list[GpuMemoryUsage]:

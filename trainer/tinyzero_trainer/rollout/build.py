@@ -14,7 +14,7 @@ from tinyzero_trainer.rollout.decoder import FusedDecoder
 from tinyzero_trainer.rollout.engine import RolloutEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
 from tinyzero_trainer.rollout.vllm.version import require_vllm
-from tinyzero_trainer.rollout.weight_sync import WeightSource, named_weights, plain_class
+from tinyzero_trainer.rollout.weight_sync import WeightSource, named_weights
 
 
 def require_engine(config: TrainConfig, device: torch.device, *, here: bool = True) -> None:
@@ -73,7 +73,7 @@ def build_engine(
                 report=report,
             )
         report(
-            f"rollout.engine=torch has no CUDA graphs for {plain_class(model).__name__} as this model is set up, so "
+            f"rollout.engine=torch has no CUDA graphs for {type(model).__name__} as this model is set up, so "
             "completions are generated slowly; rollout.engine=vllm is faster"
         )
     return TorchEngine(language_model, max_num_seqs=config.rollout.max_num_seqs or FEW_SEQUENCES)

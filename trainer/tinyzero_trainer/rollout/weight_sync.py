@@ -2,11 +2,9 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from tinyzero_trainer.distributed.fsdp import device_of, on_device, options_of
@@ -37,16 +35,10 @@ def engine_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor if options is None else tensor.to(options.device, options.dtype)
 
 
-def plain_class(model: PreTrainedModel) -> type[PreTrainedModel]:
-    """The class in transformers, without the one that FSDP puts in front."""
-    plain: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
-    return plain
-
-
 def plain_twin(model: PreTrainedModel) -> PreTrainedModel:
     """A model of the same architecture that is not sharded and has no adapter; its weights are loaded later."""
     with torch.device("meta"):
-        twin = plain_class(model)(copy.deepcopy(model.config))
+        twin = type(model)(copy.deepcopy(model.config))
     for name, buffer in model.named_buffers():
         path, _, leaf = name.rpartition(".")
         twin.get_submodule(path)._buffers[leaf] = buffer

@@ -78,7 +78,7 @@ class Policy:
         self._layout = choose_layout(self.model, optimizer.packing, name=language_model.name)
 
     @property
-    def ranks(self) -> int:
+    def world_size(self) -> int:
         """Number of ranks."""
         return self._ranks.world_size
 

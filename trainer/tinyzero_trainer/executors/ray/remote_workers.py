@@ -107,7 +107,7 @@ class RemoteLearner:
             role: what is called there.
             parameters: of the whole model.
         """
-        self._ranks, self._role, self.parameters, self.ranks = ranks, role, parameters, len(ranks.actors)
+        self._ranks, self._role, self.parameters, self.world_size = ranks, role, parameters, len(ranks.actors)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         return partial(self._ranks.do, self._role, method)

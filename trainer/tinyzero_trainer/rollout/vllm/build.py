@@ -14,7 +14,7 @@ from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, settled
 from tinyzero_trainer.rollout.vllm.log import EngineLog
 from tinyzero_trainer.rollout.vllm.sync_check import make_check
-from tinyzero_trainer.rollout.weight_sync import WeightSource, plain_class
+from tinyzero_trainer.rollout.weight_sync import WeightSource
 
 
 def build_vllm(config: TrainConfig, language_model: LanguageModel, source: WeightSource, number: int = 0) -> VllmEngine:
@@ -35,7 +35,7 @@ def build_vllm(config: TrainConfig, language_model: LanguageModel, source: Weigh
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     model_config = copy.deepcopy(language_model.model.config)
     # vLLM chooses its own implementation by the name of the class.
-    model_config.architectures = [plain_class(language_model.model).__name__]
+    model_config.architectures = [type(language_model.model).__name__]
     model_config.save_pretrained(folder / "model")
     log = EngineLog(
         (run if config.run.output and run.is_dir() else folder) / (f"vllm_{number}.log" if number else "vllm.log")

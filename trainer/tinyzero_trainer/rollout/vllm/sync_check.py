@@ -15,7 +15,6 @@ from tinyzero_trainer.distributed.fsdp import device_of, on_device
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.weight_sync import plain_class
 from tinyzero_trainer.training.logprobs import PolicyModel, evaluating
 from tinyzero_trainer.training.micro_batches import completion_lengths, in_batch_order, micro_batches
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -62,7 +61,7 @@ def compare(language_model: LanguageModel, dtype: torch.dtype, completions: Sequ
         raise VllmError(
             f"vLLM's log-probabilities differ from the policy's by {gap:.3g} a token after its weights were sent, "
             f"expected at most {TOLERANCE[dtype]:g}: this vLLM does not take over all weights of "
-            f"{plain_class(language_model.model).__name__}; take rollout.engine=torch, or another version of vLLM"
+            f"{type(language_model.model).__name__}; take rollout.engine=torch, or another version of vLLM"
         )
 
 
