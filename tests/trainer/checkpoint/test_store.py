@@ -20,7 +20,7 @@ from tinyzero_trainer.checkpoint.store import CheckpointError, DamagedCheckpoint
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR
 META = {"config": "c0ffee", "world_size": 1}
 
-# In Python 3.12 a fork beside other threads warns; the children here touch files only and leave by os._exit.
+# Python 3.12 warns of a fork in a process with threads; the children here touch only files and leave by os._exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 

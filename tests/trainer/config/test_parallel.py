@@ -21,10 +21,10 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
     assert dims(ray__gpus=4) == ParallelDims(4, num_engines=4)
     assert list(dims(ray__gpus=4).engine_ranks) == [0, 1, 2, 3]
     assert list(dims(2, ray__gpus=4).engine_ranks) == [0, 2]
-    apart = dims(2, ray__gpus=4, rollout__num_engines=1)
-    assert (apart.world_size, apart.dedicated_engines, list(apart.engine_ranks)) == (2, 1, [])
-    assert sum(bundle.get("GPU", 0) for bundle in apart.bundles(scorers=3)) == 4
-    assert len(apart.bundles(scorers=3)) == 2 + 1 + 3
+    separate = dims(2, ray__gpus=4, rollout__num_engines=1)
+    assert (separate.world_size, separate.dedicated_engines, list(separate.engine_ranks)) == (2, 1, [])
+    assert sum(bundle.get("GPU", 0) for bundle in separate.bundles(scorers=3)) == 4
+    assert len(separate.bundles(scorers=3)) == 2 + 1 + 3
     together = dims(2, ray__gpus=4).bundles(scorers=3)
     assert together == [{"CPU": 2.0, "GPU": 2.0}] * 2 + [{"CPU": 1.0}] * 3, "those that share an engine are on one node"
     cpu = dims(parallel__world_size=2)
@@ -37,7 +37,7 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor_parallel", "settings", "told"),
+    ("tensor_parallel", "settings", "message"),
     [
         (
             1,
@@ -54,13 +54,13 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
         (2, {"parallel__world_size": 3}, r"vllm\.tensor_parallel=2 does not divide the 3 ranks"),
     ],
 )
-def test_what_does_not_fit_is_refused(tensor_parallel: int, settings: dict[str, int], told: str) -> None:
-    with pytest.raises(ParallelError, match=told):
+def test_what_does_not_fit_is_refused(tensor_parallel: int, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ParallelError, match=message):
         dims(tensor_parallel, **settings)
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cpu", "cuda:0", "cuda:1"])
-def test_which_gpu_is_rays_to_say(device: str) -> None:
+def test_ray_chooses_the_gpu(device: str) -> None:
     settings = {"run": {"task": "countdown", "executor": "ray", "device": device}}
     if device in ("auto", "cpu"):
         assert parallel_dims(make_config(settings)).device == "cpu", "there is nothing to choose"
@@ -76,7 +76,7 @@ def test_which_gpu_is_rays_to_say(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("parallel.world_size=3", "parallel.dp_replicate=2"), "parallel.dp_replicate=2 does not divide the 3 ranks"),
         (("ray.address=127.0.0.1:1",), "there is no Ray at ray.address='127.0.0.1:1' (Connection refused)"),
@@ -92,11 +92,11 @@ def test_which_gpu_is_rays_to_say(device: str) -> None:
     ],
 )
 def test_a_run_that_cannot_be_placed_leaves_nothing(
-    words: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, said = call(
         capsys, "train", "--task", "countdown", "--gpus", "0", "--output", str(tmp_path / "run"), *words
     )
     assert code == 2
-    assert said.startswith(f"error: {told}")
+    assert said.startswith(f"error: {message}")
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Where actors are placed, and what a run on Ray is told before it starts; without Ray."""
+"""Where actors are placed, and what a run on Ray reports before it starts; without Ray."""
 
 import re
 import subprocess
@@ -47,7 +47,7 @@ def test_a_scorer_does_not_wait_for_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "there", "told"),
+    ("words", "there", "message"),
     [
         ({}, 8.0, "the Ray at head:6379 has 8 GPUs, and this run uses none; give --gpus N for N of them"),
         ({}, 0.0, None),
@@ -56,11 +56,11 @@ def test_a_scorer_does_not_wait_for_torch() -> None:
     ],
 )
 def test_a_run_that_leaves_the_clusters_gpus_idle_says_so(
-    words: dict[str, Any], there: float, told: str | None, monkeypatch: pytest.MonkeyPatch
+    words: dict[str, Any], there: float, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "import_ray", lambda: SimpleNamespace(cluster_resources=lambda: {"GPU": there}))
     given = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"address": "head:6379"}}
-    assert build._idle_gpus(make_config(merge(given, words))) == told
+    assert build._idle_gpus(make_config(merge(given, words))) == message
 
 
 # ---- the run directory -----------------------------------------------------------------------------------------------
@@ -87,8 +87,8 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(
 
     config = make_config({"run": {"task": "countdown", "output": str(run)}})
     ranks = TrainerActors([member(0, run), member(1, elsewhere)])
-    told = re.escape(f"policy rank 1 of 2 on 10.0.0.1 does not see {run}, where it has to save its shard")
-    with nullcontext() if there == "the same" else pytest.raises(RayError, match=told):
+    message = re.escape(f"policy rank 1 of 2 on 10.0.0.1 does not see {run}, where it has to save its shard")
+    with nullcontext() if there == "the same" else pytest.raises(RayError, match=message):
         build._check_run_directory(config, ranks)
 
 

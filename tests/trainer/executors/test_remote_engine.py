@@ -149,9 +149,9 @@ def test_an_engine_that_finishes_early_takes_the_chunks_of_a_slow_one() -> None:
 def test_the_chunk_of_an_engine_that_dies_is_repeated_and_no_other() -> None:
     dies, lives = FakeActor([DEAD]), FakeActor()
     lives.waits_for = dies.failed
-    told: list[int] = []
-    assert len(generate(dedicated(dies, lives, restarts=1), 4, on_progress=told.append)) == 4
-    assert (dies.generated + lives.generated, sum(told)) == (4, 8)
+    progress: list[int] = []
+    assert len(generate(dedicated(dies, lives, restarts=1), 4, on_progress=progress.append)) == 4
+    assert (dies.generated + lives.generated, sum(progress)) == (4, 8)
 
 
 def test_an_engine_that_is_restarted_while_the_batch_is_stopped_generates_nothing() -> None:
@@ -186,16 +186,16 @@ def test_a_failure_stops_the_others_and_is_raised(silent: bool) -> None:
         raise EngineDiedError("out of memory")
 
     fails.methods["generate"] = fail
-    told: Queue[str] = Queue()
+    raised: Queue[str] = Queue()
 
     def run() -> None:
         try:
             generate(dedicated(slow, fails), 4, on_progress=lambda _: None)
         except EngineDiedError as error:
-            told.put(str(error))
+            raised.put(str(error))
 
     threading.Thread(target=run, daemon=True).start()  # which would wait forever for what is silent
-    assert told.get(timeout=WAIT) == "out of memory"
+    assert raised.get(timeout=WAIT) == "out of memory"
 
 
 def test_a_signal_stops_all_and_is_raised() -> None:
@@ -250,7 +250,7 @@ def test_a_dedicated_engine_that_dies_while_it_takes_weights_is_restarted() -> N
 
 
 class Ranks:
-    """Four ranks, of which the first and the third have an engine; `notes` is what the user is told."""
+    """Four ranks, of which the first and the third have an engine; `notes` are the messages for the user."""
 
     def __init__(self, restarts: int = 1, *, check_sync: bool = False) -> None:
         self.actors, self.notes = [FakeActor() for _ in range(4)], list[str]()
