@@ -15,7 +15,7 @@ def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]]) 
     """The text of each row, without special tokens, exactly as `tokenizer.batch_decode` gives it."""
     plain = (
         isinstance(tokenizer, PreTrainedTokenizerFast)
-        # A tokenizer of its own kind may do more, and so may one that tidies spaces.
+        # A subclass may do more, and so may a tokenizer that tidies spaces.
         and type(tokenizer)._decode is PreTrainedTokenizerFast._decode
         and not tokenizer.clean_up_tokenization_spaces
     )

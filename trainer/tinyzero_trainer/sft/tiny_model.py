@@ -1,4 +1,4 @@
-"""A small decoder and its tokenizer, made from nothing: what a laptop trains when no model can be downloaded.
+"""A small decoder with random weights and its tokenizer: what a laptop trains when no model can be downloaded.
 
 The architecture is Qwen2 with tied embeddings, so transformers and vLLM load the saved directory as it is.
 The tokenizer spells any text: numbers up to 999 and the tags of answers are whole tokens, all else is bytes.
@@ -19,7 +19,7 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 def build_tokenizer() -> "Qwen2Tokenizer":
     """Bytes, plus whole tokens for 10 … 999 and the tags of answers (1,252 tokens in all).
 
-    Longer numbers fall apart into groups of up to three digits, from the left. Numbers are added tokens
+    Longer numbers are split into groups of up to three digits, from the left. Numbers are added tokens
     rather than merges, because transformers gives every Qwen2 model a pre-tokenizer that splits digits.
     """
     from tokenizers import AddedToken, pre_tokenizers
