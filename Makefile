@@ -30,8 +30,8 @@ lint: $(READY)  ## check style (ruff), types (mypy) and the order of imports (im
 	@PYTHONPATH=plugins/reasoning_gym $(BIN)/lint-imports --no-logo
 
 # Modules without results, and scripts that need a GPU or much longer than a few minutes on two cores.
-NOT_IN_BENCH = common commands training fixed_task shapes trl_step recipes ablations two_tasks \
-  step memory rollout small_gpu several_gpus
+NOT_IN_BENCH = common commands training fixed_task shapes trl_step compare \
+  step memory rollout several_gpus
 
 bench: $(READY)  ## run the benchmarks that need no GPU and take minutes
 	@for script in $(filter-out $(NOT_IN_BENCH:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done

@@ -73,7 +73,7 @@ def run(
         env: variables to add to the environment.
     """
     started, lines, code = time.monotonic(), [], None
-    mark = f"{os.getpid()}/{next(_numbers)}/"
+    mark = f"{os.getpid()}/{next(_numbers)}"
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     variables = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {}), MARK: mark}
 
@@ -110,14 +110,14 @@ def run(
     return Finished(lines, KILLED if code is None else code, seconds)
 
 
-def kill_marked(mark: str = f"{os.getpid()}/") -> None:
-    """Kill all processes whose mark begins with this one, until none is left; by default those of this process."""
+def kill_marked(mark: str) -> None:
+    """Kill all processes with this mark, until none is left."""
     entry = f"{MARK}={mark}".encode()
     for _ in range(100):
         found = False
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended, or is another user's
-                if any(one.startswith(entry) for one in (folder / "environ").read_bytes().split(b"\0")):
+                if entry in (folder / "environ").read_bytes().split(b"\0"):
                     os.kill(int(folder.name), signal.SIGKILL)
                     found = True
         if not found:

@@ -1,104 +1,149 @@
-"""What `make train` achieves: the built-in tiny model learns countdown on the CPU, for several seeds.
+"""What a small model learns of countdown by GRPO, for several seeds, and where the time goes.
 
-    python benchmarks/learn.py [--seeds 0,1,2] [--output DIR]
+    python benchmarks/learn.py                       does the same as `make train`, with the built-in model on the CPU
+    python benchmarks/learn.py --model default       does the same as `tinyzero train --task countdown` on a GPU
+    python benchmarks/learn.py [--model DIR] [--seeds 0,1,2] [--gpus N] [--limit SECONDS] [--output DIR] [KEY=VALUE …]
 
-Held-out accuracy on 1,024 puzzles, sampled at temperature 1, before and after. Targets, for every seed, on 2 cores:
-20 points higher within 8 minutes, a first line of output within 5 s, the evaluation before training done within 45 s.
+One seed after another, or on N GPUs at a time. Held-out accuracy on 1,024 puzzles, sampled at temperature 1. KEY=VALUE
+overrides settings of the runs: `algorithm.kl_coefficient=0`, `default_model.seconds=60`. Results are written to DIR
+after each seed.
 """
 
+import json
+import math
 import sys
-from dataclasses import dataclass
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from statistics import fmean
+from tempfile import mkdtemp
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.commands import Finished
+from benchmarks.commands import KILLED, Finished, device_name
 from benchmarks.common import print_machine, print_table
-from benchmarks.training import TASK, metrics_of, plot_curves, train, with_error
-from tinyzero_trainer.monitoring.metrics_log import held_out_key, size_key
+from benchmarks.training import ENDS, TASK, metrics_of, outcome, plot_curves, train, with_error
 
-TARGETS = {"least gain": "20 points", "longest run": "480 s", "evaluated after": "45 s", "first line after": "5 s"}
-
-
-@dataclass(frozen=True, slots=True)
-class Learning:
-    """What one run achieved; times are seconds after the start of the command."""
-
-    problems: int
-    before: float
-    """Held-out accuracy before training, 0 to 1."""
-
-    after: float
-    gain: float
-    """In points."""
-
-    evaluation: float
-    """Seconds of the evaluation before training, sampled and greedy, without loading and drawing problems."""
-
-    evaluated: float
-    """When the accuracy before training was printed."""
-
-    first_line: float
-    whole: float
+VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers")
+GRACE_SECONDS = 30.0
+"""In which a run that reaches the limit may save a checkpoint."""
 
 
-def learning(metrics: list[dict[str, Any]], command: Finished) -> Learning:
-    """What a run achieved, from its metrics and what its command printed."""
-    first, last = metrics[0], metrics[-1]
-    assert first["step"] == 0
-    assert first[size_key(TASK)] == last[size_key(TASK)]
-    before, after = first[held_out_key(TASK)], last[held_out_key(TASK)]
-    evaluated = next(at for at, line in command.lines if line.startswith("held-out accuracy before training"))
-    times = (first["timing_s/testing"], evaluated, command.lines[0][0], command.seconds)
-    return Learning(int(first[size_key(TASK)]), before, after, 100 * (after - before), *times)
+def learning(rows: list[dict[str, Any]], command: Finished, minutes: float) -> dict[str, Any]:
+    """What a run achieved, from its metrics and from its command, whose times are seconds since its start."""
+    found = outcome(rows, minutes)
+    evaluated = (at for at, line in command.lines if line.startswith("held-out accuracy before training"))
+    return {
+        **found,
+        "gain": 100 * (found["after"] - found["before"]),  # points
+        "whole": command.code == 0,
+        "first_line": command.lines[0][0],
+        "evaluation": rows[0]["timing_s/testing"],  # without loading the model and generating problems
+        "evaluated": next(evaluated, math.nan),
+        "command": command.seconds,
+    }
 
 
-def print_results(runs: dict[int, Learning]) -> None:
-    """A row for each seed, and the worst of each result."""
+def print_results(runs: dict[int, dict[str, Any]], minutes: float) -> None:
+    """A row for each seed, the times of a step's phases, and the worst of each result."""
     rows = {
         str(seed): {
-            "accuracy before": with_error(run.before, run.problems),
-            "after": with_error(run.after, run.problems),
-            "gain": f"{run.gain:+.1f} points",
-            "whole run": f"{run.whole:.0f} s",
-            "evaluation before training": f"{run.evaluation:.1f} s",
-            "done after": f"{run.evaluated:.1f} s",
-            "first line after": f"{run.first_line:.1f} s",
+            "before": with_error(run["before"], run["problems"]),
+            f"within {minutes:g} min": with_error(run["within"], run["problems"]),
+            "after": with_error(run["after"], run["problems"]),
+            "gain": f"{run['gain']:+.1f} points",
+            "GRPO": f"{run['seconds']:.0f} s",
+            "steps": f"{run['steps']}",
+            "tokens": f"{run['tokens'] / 1e6:.1f} M",
+            "whole run": f"{run['command']:.0f} s",
+            "evaluation before training": f"{run['evaluation']:.1f} s",
+            "done after": f"{run['evaluated']:.1f} s",
+            "first line after": f"{run['first_line']:.1f} s",
         }
         for seed, run in runs.items()
     }
-    problems = next(iter(runs.values())).problems
-    print_table(f"seed ({problems:,} held-out puzzles, T = 1)", rows)
-    worst = {
-        "least gain": f"{min(run.gain for run in runs.values()):.1f} points",
-        "longest run": f"{max(run.whole for run in runs.values()):.0f} s",
-        "evaluated after": f"{max(run.evaluated for run in runs.values()):.1f} s",
-        "first line after": f"{max(run.first_line for run in runs.values()):.1f} s",
+    first = next(iter(runs.values()))
+    print_table(f"seed ({first['parameters'] / 1e6:.1f} M parameters, {first['problems']:,.0f} puzzles, T = 1)", rows)
+    print()
+    ends = {f"first {ENDS} steps": "first_steps", f"last {ENDS} steps": "last_steps"}
+    phases = {
+        name.removeprefix("timing_s/"): {
+            title: f"{fmean(run[end].get(name, math.nan) for run in runs.values()):.3f} s"
+            for title, end in ends.items()
+        }
+        for name in sorted({name for run in runs.values() for name in run["last_steps"]})
     }
-    print("; ".join(f"{what} {value} (target {TARGETS[what]})" for what, value in worst.items()))
+    if phases:
+        print_table("phase of a step, mean over seeds", phases)
+        print()
+    before, within, gain, *times = (
+        [run[key] for run in runs.values()]
+        for key in ("before", "within", "gain", "command", "evaluated", "first_line")
+    )
+    whole, evaluated, first_line = (f"{max(seconds):.1f} s" for seconds in times)
+    worst = {
+        "least gain": (f"{min(gain):.1f} points", "20 points", ""),
+        "longest run": (whole, "480 s", ""),
+        "evaluated after": (evaluated, "45 s", ""),
+        "first line after": (first_line, "5 s", ""),
+        "before": (f"{100 * min(before):.1f} to {100 * max(before):.1f} %", "", "10 to 40 %"),
+        f"least accuracy within {minutes:g} min": (f"{100 * min(within):.1f} %", "", "82 %"),
+    }
+    columns = ("result", "target of `tiny` on 2 cores", "target of `default` on an H200")
+    print_table("worst seed", {what: dict(zip(columns, cells, strict=True)) for what, cells in worst.items()})
 
 
 def main(
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings of the runs")] = None,
+    model: Annotated[str, typer.Option(help="tiny; default = warm-started first; or the directory of one")] = "tiny",
     seeds: Annotated[str, typer.Option(help="seeds of the runs, separated by commas")] = "0,1,2",
-    output: Annotated[Path | None, typer.Option(help="directory that keeps the runs and a plot of them")] = None,
+    steps: Annotated[int | None, typer.Option(help="steps of each run", show_default="the model's")] = None,
+    minutes: Annotated[float, typer.Option(help="of GRPO, after which the accuracy is shown")] = 4.0,
+    limit: Annotated[float, typer.Option(help="seconds for everything; seeds left by then are not run")] = 3600,
+    gpus: Annotated[int, typer.Option(help="concurrent runs, each on its own GPU")] = 1,
+    output: Annotated[
+        Path | None, typer.Option(help="directory for model, runs, results.json, curves.png", show_default="a new one")
+    ] = None,
 ) -> None:
-    """Train the built-in model for several seeds, and measure what it learns and how long it takes."""
-    print_machine("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers")
-    runs, metrics = {}, {}
-    with TemporaryDirectory() as folder:
-        for seed in map(int, seeds.split(",")):
-            directory = (output or Path(folder)) / f"seed_{seed}"
-            arguments = ["--task", TASK, "--model", "tiny", f"run.seed={seed}", "--output", str(directory)]
-            command = train(arguments, f"seed {seed}")
-            if command.code:
-                sys.exit(f"training with seed {seed} failed (see above)")
-            metrics[seed] = metrics_of(directory)
-            runs[seed] = learning(metrics[seed], command)
-    print_results(runs)
-    if output is not None:
-        plot_curves(metrics, output / "curves.png")
+    """Train a small model for several seeds, and measure what it learns and how long it takes."""
+    began, deadline = time.monotonic(), time.monotonic() + limit - GRACE_SECONDS
+    directory = output or Path(mkdtemp(prefix="learn-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    chosen = [f"default_model.directory={directory / 'model'}"] if model == "default" else ["--model", model]
+    arguments = ["--task", TASK, *chosen, *([] if steps is None else [f"run.steps={steps}"]), *(overrides or [])]
+    about = {**print_machine(*VERSIONS), "device": device_name(), "arguments": arguments}
+    numbers = [int(seed) for seed in seeds.split(",")]
+    visible = [str(index % gpus) if gpus > 1 else None for index in range(len(numbers))]
+
+    def run_seed(seed: int, gpu: str | None) -> tuple[int, Finished | None]:
+        """If several runs find no warm-started model, the first makes it and the others wait for it."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            print(f"seed {seed}: no time left", file=sys.stderr, flush=True)
+            return seed, None
+        words = [*arguments, f"run.seed={seed}", "--output", str(directory / f"seed_{seed}")]
+        return seed, train(words, f"seed {seed}", limit=left, grace=GRACE_SECONDS, gpu=gpu)
+
+    runs: dict[int, dict[str, Any]] = {}
+    metrics: dict[int, list[dict[str, Any]]] = {}
+    failed = []
+    for seed, command in ThreadPoolExecutor(gpus).map(run_seed, numbers, visible):
+        rows = metrics_of(directory / f"seed_{seed}")
+        failed += [seed] if command and command.code not in (0, KILLED) else []
+        if command is None or not rows:
+            continue
+        metrics[seed], runs[seed] = rows, learning(rows, command, minutes)
+        content = {**about, "seconds": time.monotonic() - began, "seeds": runs}
+        (directory / "results.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    if failed or not runs:
+        sys.exit(f"training failed with seed {failed[0]} (see above)" if failed else "nothing was measured in time")
+    for card in sorted((directory / "model").glob("*/README.md")):
+        print(card.read_text(encoding="utf-8"))
+    print_results(runs, minutes)
+    if all(rows[-1]["step"] for rows in metrics.values()):
+        plot_curves(metrics, directory / "curves.png")
+    print(f"\n{about['device']}; results and curves: {directory}; {time.monotonic() - began:.0f} s in all", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,12 @@
     python benchmarks/several_gpus.py [--suite parity --suite weak …] [--gpus 4] [--limit SECONDS] [--output DIR]
     python benchmarks/several_gpus.py --cpu        tests the script with tiny sizes; the results mean nothing
 
-The suites are in `several/jobs.py`. Each consists of jobs, which run concurrently if there are enough GPUs, each under
-its own time limit. DIR/results.json is written after each job; run again with the same DIR, the script does only the
-jobs that are missing or failed.
+The suites are in `several/suites.py`. Each consists of jobs, which run one after another under their own time limits.
+DIR/results.json is written after each job; run again with the same DIR, the script does only the jobs that are missing
+or failed.
 """
 
 import json
-import os
 import signal
 import sys
 import time
@@ -24,8 +23,8 @@ import typer
 from benchmarks.commands import device_name, visible_gpus
 from benchmarks.common import print_machine
 from benchmarks.several import tables
-from benchmarks.several.jobs import SUITES, Setup
-from benchmarks.several.scheduler import Job, run_jobs, succeeded
+from benchmarks.several.jobs import Job, run_jobs, succeeded
+from benchmarks.several.suites import SUITES, Setup
 from benchmarks.training import metrics_of, plot_curves
 
 CPU_PATIENCE = 4
@@ -35,11 +34,10 @@ VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers", "
 
 
 def select(jobs: Sequence[Job], only: Sequence[str]) -> list[Job]:
-    """Each job once; with `only`, those whose name contains one of these texts, and the jobs that they need."""
+    """Each job once; with `only`, those whose name contains one of these texts, and those that they need."""
     by_name = {job.name: job for job in jobs}
     names = [name for name in by_name if not only or any(text in name for text in only)]
-    for name in names:  # grows meanwhile
-        names += [need for need in by_name[name].needs if need not in names]
+    names += [need for name in names if (need := by_name[name].needs) is not None]
     return [job for name, job in by_name.items() if name in names]
 
 
@@ -50,9 +48,8 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help="only jobs with this in their name, and those that they need")
     ] = None,
-    one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="no concurrent jobs")] = False,
     learning: Annotated[float, typer.Option(help="seconds for each run of one_step_off, with its start")] = 340,
-    limit: Annotated[float, typer.Option(help="seconds for everything; then all is killed")] = 570,
+    limit: Annotated[float, typer.Option(help="seconds for everything; then the rest is left out")] = 3600,
     output: Annotated[Path | None, typer.Option(help="directory for everything", show_default="a new one")] = None,
 ) -> None:
     """Measure, and print a table for each suite."""
@@ -77,31 +74,19 @@ def main(
 
     def save() -> None:
         content = {**about, "seconds": time.monotonic() - began, "jobs": results}
-        unfinished = file.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        os.replace(unfinished, file)
+        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the jobs are killed
     try:
-        run_jobs(
-            jobs, results, gpus=names, folder=setup.folder / "logs", deadline=began + limit, save=save,
-            on_gpus=not cpu, concurrent=not cpu and not one_at_a_time,
-        )  # fmt: skip
+        logs, visible = setup.folder / "logs", [] if cpu else names
+        run_jobs(jobs, results, gpus=visible, folder=logs, deadline=began + limit, save=save)
     finally:
-        save()
-        report(setup, results)
+        print(*tables.all_tables(results), sep="\n", flush=True)
+        runs = {name: metrics_of(setup.run(name)) for name in results if name.startswith("one_step_off: ")}
+        if curves := {name.partition(": ")[2]: rows for name, rows in runs.items() if rows and rows[-1]["step"]}:
+            plot_curves(curves, setup.folder / "curves.png")
         print(f"\n{file}; {time.monotonic() - began:.0f} s in all", flush=True)
     sys.exit(any(not succeeded(results, job.name) or "failed" in results[job.name] for job in jobs))
-
-
-def report(setup: Setup, results: dict[str, Any]) -> None:
-    """All tables for which there are results, and the learning curves."""
-    for text in tables.all_tables(results):
-        print(text, flush=True)
-    runs = {name: metrics_of(setup.run(name)) for name in results if name.startswith("one_step_off: ")}
-    curves = {name.partition(": ")[2]: rows for name, rows in runs.items() if rows and rows[-1]["step"]}
-    if curves:
-        plot_curves(curves, setup.folder / "curves.png")
 
 
 if __name__ == "__main__":

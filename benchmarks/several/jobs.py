@@ -1,389 +1,161 @@
-"""The suites of `several_gpus.py`: the jobs of each, what each job does.
+"""Runs jobs one after another, each on its own GPUs and under a time limit; what the jobs do is in suites.py.
 
-All but `parity` train by the command line, as a user would; `parity` gives the same rollouts to many trainers.
+A job that fails stops only those that need its result.
 """
 
-import json
-import shlex
-import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import TINYZERO, last_of_each
-from benchmarks.several import tables
-from benchmarks.several.scheduler import Failed, Job, RunningJob, slug
-from benchmarks.small_gpu import outcome
-from benchmarks.step import tokens_of, train_arguments
-from benchmarks.training import SECONDS, TASK, TOKENS, mean_timings, metrics_of
+from benchmarks.commands import KILLED, run, wait_until_idle
 
-FIXED_TASK = str(Path(__file__).parents[1] / "fixed_task.py")
-REPLAY = str(Path(__file__).with_name("replay.py"))
-WRITE_MODEL = (
-    "import sys; from pathlib import Path; from benchmarks.shapes import write_model; "
-    "write_model(Path(sys.argv[1]), sys.argv[2])"
-)
-SEVERAL_UPDATES = shlex.split("""
-    algorithm.kl_coefficient=0.01 optimizer.num_mini_batches=2 data.prompt_template=base rollout.ignore_eos=true
-    rollout.return_logprobs=always
-""")
-"""Suite `parity`: with several updates of a batch the policy moves away from the old log-probabilities."""
+LEAST_SECONDS = 15.0
+"""A job is not started if less time is left."""
 
-RESUMABLE = shlex.split("""
-    data.prompts_per_step=32 rollout.group_size=8 rollout.max_completion_tokens=128 task.prompt_tokens=24
-    optimizer.micro_batch_tokens=8192 model.dtype=float32 data.prompt_template=base optimizer.learning_rate=1e-4
-    optimizer.num_mini_batches=2 run.steps=4 rollout.return_logprobs=always checkpoint.every=2 eval.num_problems=8
-    eval.every=0 eval.greedy=false
-""")
+SHOWN_LINES = 12
+"""Of the output of a job that failed."""
 
 
-PARITY = {
-    "10M": shlex.split("""
-        model.dtype=float32 run.steps=20 data.prompts_per_step=32 rollout.group_size=8 task.prompt_tokens=24
-        rollout.max_completion_tokens=256 optimizer.learning_rate=1e-4 optimizer.micro_batch_tokens=8192
-    """),
-    "0.5B": shlex.split("""
-        model.dtype=bfloat16 run.steps=20 data.prompts_per_step=16 rollout.group_size=8 task.prompt_tokens=140
-        rollout.max_completion_tokens=512 optimizer.learning_rate=1e-5 optimizer.micro_batch_tokens=4096
-    """),
-}
-"""Settings by shape of the model; on the CPU only the first."""
+class Failed(Exception):
+    """A job failed; the message goes into the results."""
 
-VLLM = ["rollout.engine=vllm", "vllm.tensor_parallel=2", "vllm.verify_weights=true"]
-STEP = {"prompts": 128, "samples": 8, "prompt_tokens": 140, "new_tokens": 1024, "steps": 3}
-"""Suites `weak` and `strong`: a step's work on one GPU, as in step.py."""
 
-TENSOR_PARALLEL_STEP = {"prompts": 32, "samples": 4, "prompt_tokens": 140, "new_tokens": 128, "steps": 2}
+@dataclass(slots=True)
+class RunningJob:
+    """A job at work, which runs commands on its GPUs until its deadline."""
 
-# ---- on the CPU, to test the script ----
-TINY_STEP = {"prompts": 2, "samples": 2, "prompt_tokens": 8, "new_tokens": 8, "steps": 2}
-TINY = shlex.split("""
-    data.prompts_per_step=4 rollout.group_size=2 rollout.max_completion_tokens=16 task.prompt_tokens=8
-    optimizer.micro_batch_tokens=64
-""")
-TINY_MODEL = shlex.split("""
-    --model tiny run.steps=2 data.prompts_per_step=4 rollout.group_size=4 rollout.max_completion_tokens=32
-    rollout.return_logprobs=always eval.num_problems=16 eval.num_problems_during=16 eval.every=1 eval.greedy=false
-""")
+    name: str
+    gpus: Sequence[str]
+    """The GPUs that its commands see, as CUDA_VISIBLE_DEVICES names them."""
+
+    deadline: float
+    """By `time.monotonic`."""
+
+    log: Path
+    """File for the output of its commands, which also goes to standard error."""
+
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=SHOWN_LINES))
+    """The last lines of output, after the seconds since its start."""
+
+    began: float = field(default_factory=time.monotonic)
+    failed: str | None = None
+    """Why a command failed whose results are usable."""
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        until: Callable[[], bool] = lambda: False,
+        usable: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Run a command.
+
+        Args:
+            command: the program and its arguments.
+            until: polled; once it is true the command is killed and counts as successful.
+            usable: whether a command that failed has left results to be shown nevertheless.
+
+        Raises:
+            Failed: the command failed or reached the deadline, without usable results.
+        """
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a", encoding="utf-8") as log:
+
+            def show(_: float, line: str) -> None:
+                self.lines.append(f"{self.seconds:6.1f} s  {line}")
+                print(self.lines[-1], file=log, flush=True)
+                print(f"{self.name}: {self.lines[-1]}", file=sys.stderr, flush=True)
+
+            env = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
+            done = run(command, self.deadline - time.monotonic(), until=until, on_line=show, env=env)
+        if done.code:
+            limit = f"stopped at its limit, after {self.seconds:.0f} s"
+            why = "\n".join([limit if done.code == KILLED else f"exit code {done.code}", *self.lines])
+            if not usable():
+                raise Failed(why)
+            self.failed = why
+
+    @property
+    def seconds(self) -> float:
+        """Since its start."""
+        return time.monotonic() - self.began
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """Where and on what the jobs run."""
+class Job:
+    """Something to measure."""
 
-    folder: Path
+    name: str
     gpus: int
-    """On the CPU: processes that train or generate."""
+    """On the CPU: processes."""
 
-    cpu: bool
-    learning: float
-    """Seconds for each run of `one_step_off`."""
+    work: Callable[[RunningJob], Mapping[str, Any]]
+    """Measures it; the result must be plain JSON."""
 
-    @property
-    def counts(self) -> list[int]:
-        """Numbers of GPUs to compare."""
-        return [count for count in (1, 2, 4) if count <= self.gpus]
+    needs: str | None = None
+    """Name of a job that must succeed before."""
 
-    def on(self, count: int, *, engines: int = 0, engine_gpus: int = 1) -> list[str]:
-        """Settings of a run on `count` GPUs through Ray, `engines` of `engine_gpus` each are dedicated engines."""
-        dedicated = [f"rollout.num_engines={engines}"] if engines else []
-        if self.cpu:
-            ranks = count - engines * engine_gpus
-            return ["run.executor=ray", "run.device=cpu", f"parallel.world_size={ranks}", *dedicated]
-        return ["run.executor=ray", f"ray.gpus={count}", *dedicated]
-
-    def alone(self) -> list[str]:
-        """Settings of a run on one GPU, without Ray."""
-        return ["run.executor=local", f"run.device={'cpu' if self.cpu else 'cuda'}"]
-
-    def on_one_or_more(self, count: int) -> list[str]:
-        return self.alone() if count == 1 else self.on(count)
-
-    @property
-    def shape(self) -> str:
-        """Of the model in suites `weak`, `strong` and `tensor_parallel`."""
-        return "10M" if self.cpu else "0.5B"
-
-    def model(self, shape: str) -> Path:
-        """Directory of a model, written by the job `model …`."""
-        return self.folder / "models" / shape
-
-    def run(self, name: str) -> Path:
-        """Directory of a run."""
-        return self.folder / "runs" / slug(name)
+    limit: float = 300.0
+    """Seconds, after which it is killed."""
 
 
-def model_job(setup: Setup, shape: str) -> Job:
-    """Writes a model that other jobs need."""
-
-    def write(job: RunningJob) -> dict[str, Any]:
-        model, unfinished = setup.model(shape), setup.model(f"{shape}.tmp")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.parent.mkdir(parents=True, exist_ok=True)
-        if not model.exists():
-            job.run([sys.executable, "-c", WRITE_MODEL, str(unfinished), shape])
-            unfinished.rename(model)
-        return {"bytes": sum(file.stat().st_size for file in model.iterdir())}
-
-    return Job(f"model {shape}", 1, write, limit=150)
-
-
-def train(
-    setup: Setup, job: RunningJob, arguments: Sequence[str], *, rows: int | None = None, resume: bool = False
-) -> list[dict[str, Any]]:
-    """Run `tinyzero train`, and read its metrics.
+def run_jobs(
+    jobs: Sequence[Job],
+    results: MutableMapping[str, Any],
+    *,
+    gpus: Sequence[str],
+    folder: Path,
+    deadline: float,
+    save: Callable[[], None],
+) -> None:
+    """Do all jobs that have no successful result yet, in order.
 
     Args:
-        setup: of all jobs.
-        job: the run's directory has its name.
-        arguments: of the command, without the output.
-        rows: of metrics, after which the run is killed: the last evaluation and checkpoint are not measured.
-        resume: continue the run in its directory.
+        jobs: each after the one that it needs.
+        results: by name of the job; each is added when its job ends.
+        gpus: as CUDA_VISIBLE_DEVICES names them; none on the CPU.
+        folder: for the logs of jobs.
+        deadline: of all jobs, by `time.monotonic`.
+        save: called after each job.
     """
-    directory = setup.run(job.name)
-    if not resume:
-        shutil.rmtree(directory, ignore_errors=True)  # of a failed attempt
-    command = [*TINYZERO, "train", "--output", str(directory), *last_of_each(arguments)]
-    until = None if rows is None else lambda: len(metrics_of(directory)) >= rows
-    job.run([*command, *(["--resume"] if resume else [])], until=until)
-    return metrics_of(directory)
+    for job in jobs:
+        if succeeded(results, job.name):
+            continue
+        end = min(deadline, time.monotonic() + job.limit)
+        at_work = RunningJob(job.name, gpus[: job.gpus], end, folder / f"{slug(job.name)}.txt")
+        try:
+            if job.needs is not None and not succeeded(results, job.needs):
+                raise Failed(f"not started: it needs the result of {job.needs!r}")
+            if deadline - time.monotonic() < LEAST_SECONDS:
+                raise Failed("not started: no time left")
+            results[job.name] = dict(job.work(at_work))
+            if at_work.failed:
+                results[job.name]["failed"] = at_work.failed
+        except Exception as error:  # the next job can still be measured
+            results[job.name] = {
+                "error": str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+            }
+        results[job.name]["job_s"] = at_work.seconds
+        save()
+        outcome = results[job.name].get("error", "done")
+        print(f"{job.name}: {outcome} ({at_work.seconds:.0f} s)", file=sys.stderr, flush=True)
+        wait_until_idle(at_work.gpus, seconds=20.0)
 
 
-def failure(work: Callable[[], object], usable: Callable[[], bool]) -> dict[str, str]:
-    """Run something; if it fails with usable results, the reason, to be shown with these."""
-    try:
-        work()
-    except Failed as error:
-        if not usable():
-            raise
-        return {"failed": str(error)}
-    return {}
+def succeeded(results: Mapping[str, Any], name: str) -> bool:
+    """Whether there is a result without an error."""
+    return name in results and "error" not in results[name]
 
 
-# ---- parity ----------------------------------------------------------------------------------------------------------
-
-
-def parity(setup: Setup) -> list[Job]:
-    """Losses of the same rollouts, step by step."""
-    jobs = []
-    tested = {"10M": last_of_each([*PARITY["10M"], *TINY, "run.steps=2"])} if setup.cpu else PARITY
-    for shape, settings in tested.items():
-        recorded = f"parity {shape}: {tables.RECORDED}"
-        jobs.append(model_job(setup, shape))
-        for name, (gpus, more) in parity_variants(setup, settings).items():
-            needs = (f"model {shape}",) if name == tables.RECORDED else (recorded,)
-            jobs.append(Job(f"parity {shape}: {name}", gpus, partial(replay, setup, shape, [*settings, *more]), needs))
-    return jobs
-
-
-def parity_variants(setup: Setup, settings: Sequence[str]) -> dict[str, tuple[int, list[str]]]:
-    """GPUs and settings that should give the same losses; the first samples the rollouts."""
-    tokens = next(int(one.partition("=")[2]) for one in settings if one.startswith("optimizer.micro_batch_tokens"))
-    found = {tables.RECORDED: (1, setup.alone())}
-    # For comparison: here only rounding differs.
-    found["1, micro-batches halved"] = (1, [*setup.alone(), f"optimizer.micro_batch_tokens={tokens // 2}"])
-    found |= {f"{count}, sharded": (count, setup.on(count)) for count in setup.counts[1:]}
-    sequence_parallel, replicated = "parallel.sequence_parallel=2", "parallel.dp_replicate=2"
-    offload = () if setup.cpu else ("memory.cpu_offload=idle", "memory.cpu_offload=always")
-    if setup.gpus >= 2:
-        found |= {f"2, {one}": (2, [*setup.on(2), one]) for one in (sequence_parallel, replicated, *offload)}
-    if setup.gpus >= 4:
-        found[f"4, {replicated} {sequence_parallel}"] = (4, [*setup.on(4), replicated, sequence_parallel])
-    return found
-
-
-def replay(setup: Setup, shape: str, settings: Sequence[str], job: RunningJob) -> dict[str, Any]:
-    """Sample and record rollouts, or train on the recorded ones, with these settings."""
-    recording, output = job.name.endswith(tables.RECORDED), setup.run(job.name).with_suffix(".json")
-    batches = setup.folder / "batches" / shape
-    if recording:
-        shutil.rmtree(batches, ignore_errors=True)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.unlink(missing_ok=True)
-    settings = last_of_each([*SEVERAL_UPDATES, *settings])
-    command = [sys.executable, REPLAY, "record" if recording else "replay", "--batches", str(batches)]
-    command += ["--output", str(output), f"run.task={FIXED_TASK}", f"model.path={setup.model(shape)}"]
-    command += [f"run.output={setup.run(job.name)}", *settings]
-    failed = failure(lambda: job.run(command), lambda: not recording and output.exists())
-    return {"settings": settings, "rows": json.loads(output.read_text()), **failed}
-
-
-# ---- resume ----------------------------------------------------------------------------------------------------------
-
-
-def resume(setup: Setup) -> list[Job]:
-    """A run saved on two GPUs is resumed on one, two and four."""
-    jobs = [model_job(setup, "10M")]
-    if setup.gpus < 2:
-        return jobs
-    name = "resume: uninterrupted"
-    task = ["--task", FIXED_TASK, "--model", str(setup.model("10M"))]
-    arguments = [*task, *RESUMABLE, *(TINY if setup.cpu else ()), *setup.on(2)]
-    jobs.append(Job(name, 2, lambda job: {"rows": train(setup, job, arguments)}, ("model 10M",), limit=200))
-    for count in setup.counts:
-        work = partial(resume_copy, setup, name, setup.on_one_or_more(count))
-        jobs.append(Job(f"resume: on {count}", count, work, (name,), limit=200))
-    return jobs
-
-
-def resume_copy(setup: Setup, original: str, settings: Sequence[str], job: RunningJob) -> dict[str, Any]:
-    """Resume a copy of a run from step 2."""
-    copy = setup.run(job.name)
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(setup.run(original), copy)
-    for newer in (copy / "checkpoints").glob("step_[!2]*"):
-        shutil.rmtree(newer)
-    job.log.unlink(missing_ok=True)  # of a failed attempt
-    rows = train(setup, job, settings, resume=True)
-    if "from step 2" not in job.log.read_text(encoding="utf-8"):
-        raise Failed(f"it was not resumed from step 2; see {job.log}")
-    return {"settings": list(settings), "rows": rows}
-
-
-# ---- tensor_parallel, weak, strong -----------------------------------------------------------------------------------
-
-
-def tensor_parallel(setup: Setup) -> list[Job]:
-    """vLLM split over two GPUs: colocated with two ranks, and on GPUs separate from one or two."""
-    jobs = [model_job(setup, setup.shape)]
-    needs, most = (jobs[0].name,), min(setup.gpus, 4)
-    if most >= 2:
-        work = partial(two_steps, setup, setup.on(2))
-        jobs.append(Job("tensor_parallel 2, colocated", 2, work, needs, limit=300))
-    if most >= 3 or (setup.cpu and most == 2):
-        dedicated = setup.on(most, engines=1, engine_gpus=1 if setup.cpu else 2)
-        work = partial(two_steps, setup, dedicated)
-        jobs.append(Job(f"tensor_parallel {most}, dedicated", most, work, needs, limit=300))
-    return jobs
-
-
-def two_steps(setup: Setup, settings: Sequence[str], job: RunningJob) -> dict[str, Any]:
-    """A whole run of two steps."""
-    settings = [*(() if setup.cpu else VLLM), *settings]
-    work = train_arguments(setup.model(setup.shape), TINY_STEP if setup.cpu else TENSOR_PARALLEL_STEP)
-    rows = train(setup, job, [*work, "rollout.return_logprobs=always", *settings])
-    shutil.rmtree(setup.run(job.name) / "checkpoints", ignore_errors=True)  # gigabytes
-    return {"settings": settings, "rows": rows}
-
-
-def weak(setup: Setup) -> list[Job]:
-    """Constant work per GPU."""
-    through_ray = partial(timed_steps, setup, 1, setup.on(1))
-    more = Job("weak 1, through Ray", 1, through_ray, (f"model {setup.shape}",))
-    return [*scaling(setup, "weak", lambda count: count), more]
-
-
-def strong(setup: Setup) -> list[Job]:
-    """Constant work in total; on one GPU that of `weak`."""
-    return scaling(setup, "strong", lambda count: 1)
-
-
-def scaling(setup: Setup, suite: str, work: Callable[[int], int]) -> list[Job]:
-    """Whole steps on 1, 2 and 4 GPUs; `work` is by number of GPUs, as a multiple of one GPU's."""
-    jobs = [model_job(setup, setup.shape)]
-    for count in setup.counts:
-        measure = partial(timed_steps, setup, work(count), setup.on_one_or_more(count))
-        name = "weak 1" if count == 1 else f"{suite} {count}"
-        jobs.append(Job(name, count, measure, (jobs[0].name,), limit=300))
-    return jobs
-
-
-def timed_steps(setup: Setup, times: int, settings: Sequence[str], job: RunningJob) -> dict[str, Any]:
-    """Times of a step with `times` the work of one GPU: means over all steps but the first."""
-    work = dict(TINY_STEP if setup.cpu else STEP)
-    work["prompts"] *= times
-    endless = "run.steps=1000"  # the run is killed after its steps
-    arguments = [*train_arguments(setup.model(setup.shape), work), *settings, endless]
-    directory = setup.run(job.name)
-    failed = failure(
-        lambda: train(setup, job, arguments, rows=1 + work["steps"]), lambda: len(metrics_of(directory)) > 2
-    )
-    rows = metrics_of(directory)[2:]
-    seconds = mean_timings(rows)
-    return {
-        **failed,
-        "settings": list(settings),
-        "step_s": [row["timing_s/step"] for row in rows],
-        "timing_s": seconds,
-        "tokens": tokens_of(work),
-        "tokens_per_s": tokens_of(work) / seconds["timing_s/step"],
-        "balance": {name: rows[-1][name] for name in rows[-1] if name.startswith("global_seqlen/")},
-    }
-
-
-# ---- one_step_off ----------------------------------------------------------------------------------------------------
-
-
-def one_step_off(setup: Setup) -> list[Job]:
-    """The default model, with generation and update alternating, and with an engine that samples one step ahead."""
-    if setup.gpus < 2:
-        return []
-    jobs = [] if setup.cpu else [Job(tables.DEFAULT_MODEL, 1, partial(warm_start, setup), limit=250)]
-    needs = tuple(job.name for job in jobs)
-    asynchronous = [*setup.on(2, engines=1), "rollout.max_async_level=1"]
-    runs = {
-        "synchronous": setup.on(2),
-        "one step off": [*asynchronous, "rollout_correction.is_level=token"],
-        "one step off, loss ratio alone": asynchronous,
-    }
-    for name, settings in runs.items():
-        jobs.append(Job(f"one_step_off: {name}", 2, partial(learn, setup, settings), needs, limit=setup.learning))
-    return jobs
-
-
-def small_arguments(setup: Setup) -> list[str]:
-    """Of all runs of the default model."""
-    return ["--task", TASK, *(TINY_MODEL if setup.cpu else [f"default_model.directory={setup.folder / 'default'}"])]
-
-
-def warm_start(setup: Setup, job: RunningJob) -> dict[str, Any]:
-    """Let `tinyzero train` make its default model, and end it there."""
-
-    def made() -> bool:
-        return any(not path.parent.name.endswith(".tmp") for path in (setup.folder / "default").glob("*/tinyzero.toml"))
-
-    directory = setup.run(job.name)
-    shutil.rmtree(directory, ignore_errors=True)
-    if not made():
-        job.run([*TINYZERO, "train", "--output", str(directory), *small_arguments(setup)], until=made)
-    return {"seconds": job.seconds}
-
-
-def learn(setup: Setup, settings: Sequence[str], job: RunningJob) -> dict[str, Any]:
-    """A whole run; one that reaches its limit gives the results up to there."""
-    directory = setup.run(job.name)
-    failed = failure(
-        lambda: train(setup, job, [*small_arguments(setup), *settings]), lambda: len(metrics_of(directory)) >= 2
-    )
-    rows = metrics_of(directory)
-    results = outcome(rows, minutes=rows[-1].get(SECONDS, 0.0) / 60)
-    rates = {"tokens_per_s": rate(rows), "settled_tokens_per_s": rate(rows, tables.SETTLED)}
-    return {"settings": list(settings), **results, **rates, **failed}
-
-
-def rate(rows: Sequence[dict[str, Any]], since: int = 0) -> float | None:
-    """Generated tokens per second of training in the steps after `since`; None = the run did not get that far.
+def slug(name: str) -> str:
+    """A name as a file name.
 
     Example:
-        >>> rate([{"step": n, TOKENS: 90.0 * n, SECONDS: 8.0 + n} for n in range(3)], since=1)
-        90.0
+        >>> slug("parity 0.5B: 2 GPUs, memory.cpu_offload=idle")
+        'parity-0.5B-2-GPUs-memory.cpu_offload-idle'
     """
-    first, last = next((row for row in rows if row["step"] == since), None), rows[-1]
-    if first is None or last["step"] <= since:
-        return None
-    tokens, seconds = (last[name] - first.get(name, 0.0) for name in (TOKENS, SECONDS))
-    return float(tokens / seconds)
-
-
-SUITES: dict[str, Callable[[Setup], list[Job]]] = {
-    "parity": parity,
-    "resume": resume,
-    "tensor_parallel": tensor_parallel,
-    "weak": weak,
-    "strong": strong,
-    "one_step_off": one_step_off,
-}
-"""In the order in which they start."""
+    return "-".join("".join(sign if sign.isalnum() or sign in "._" else " " for sign in name).split())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import table
-from benchmarks.several.scheduler import succeeded
+from benchmarks.several.jobs import succeeded
 from tinyzero_trainer.monitoring.metrics_log import LENGTH, REWARD
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -37,10 +37,7 @@ RESUMED = {
 def all_tables(results: Results) -> Iterator[str]:
     """The tables for which there are results, then a line for each failure."""
     succeeding = {name: result for name, result in results.items() if "error" not in result}
-    shapes = dict.fromkeys(
-        name.removeprefix("parity ").partition(":")[0] for name in results if name.startswith("parity ")
-    )
-    for shape in shapes:
+    for shape in ("10M", "0.5B"):
         yield from parity(succeeding, shape)
     yield from scaling(succeeding, "weak", "constant work per GPU")
     yield from scaling(succeeding, "strong", "constant work in total")
@@ -90,12 +87,10 @@ def parity(results: Results, shape: str) -> Iterator[str]:
 
 def scaling(results: Results, suite: str, title: str) -> Iterator[str]:
     """Whole steps on 1, 2 and 4 GPUs: tokens/s, the speed-up over one GPU, and where the time goes."""
-    names = [name for name in results if name.startswith(f"{suite} ")]
-    if not names:
+    if not any(name.startswith(f"{suite} ") for name in results):
         return
-    if "weak 1" not in names and "weak 1" in results:
-        names.insert(0, "weak 1")
-    base = results["weak 1"]["tokens_per_s"] if "weak 1" in names else None
+    names = [name for name in results if name == "weak 1" or name.startswith(f"{suite} ")]
+    base = results["weak 1"]["tokens_per_s"] if "weak 1" in results else None
     phases = sorted({phase for name in names for phase in results[name]["timing_s"]} - {"timing_s/step"})
     rows = {}
     for name in sorted(names, key=lambda name: name.partition(" ")[2]):

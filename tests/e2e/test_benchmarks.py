@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import commands, common, data, host, house, learn, score_file, small_gpu, startup
+from benchmarks import commands, common, data, host, house, learn, score_file, startup, training
 from benchmarks import step as step_benchmark
 
 BENCHMARKS = Path(common.__file__).parent
@@ -44,20 +44,6 @@ def test_faulty_data_are_found(train, test, failing):
 def test_an_import_deep_inside_is_seen():
     assert {"json", "email"} <= startup.imported_by([*startup.BARE[:2], "import json.decoder, email.message"])
     assert "email" not in startup.imported_by(startup.BARE)
-
-
-def test_the_gain_is_that_of_the_last_step_over_the_first():
-    rows = [
-        {"step": 0, learn.held_out_key("countdown"): 0.2, learn.size_key("countdown"): 400.0, "timing_s/testing": 3.0},
-        {"step": 1, "timing_s/testing": 2.0},
-        {"step": 2, learn.held_out_key("countdown"): 0.5, learn.size_key("countdown"): 400.0},
-    ]
-    lines = [(1.0, "countdown"), (5.0, "held-out accuracy before training: 20.0 %"), (60.0, "done")]
-    found = learn.learning(rows, commands.Finished(lines, 0, 61.0))
-    assert (found.before, found.after, found.evaluation) == (0.2, 0.5, 3.0)
-    assert (found.first_line, found.evaluated, found.whole) == (1.0, 5.0, 61.0)
-    assert found.gain == pytest.approx(30)
-    assert learn.with_error(found.before, found.problems) == "20.0 ± 2.0 %"
 
 
 def test_a_table_is_markdown_whatever_its_cells_hold(capsys):
@@ -95,20 +81,24 @@ def test_the_file_to_score_is_what_it_claims(tmp_path):
     assert len({row["extra_info"]["key"] for row in rows}) == 64 / score_file.SAMPLES
 
 
-def test_a_small_model_has_an_accuracy_within_the_time_and_one_at_the_end():
-    accuracy, size = learn.held_out_key("countdown"), learn.size_key("countdown")
-    rows = [{"step": 0, accuracy: 0.2, size: 100.0, "model/parameters": 9.8e6, "timing_s/testing": 9.0}]
+def test_a_run_has_its_gain_its_times_and_an_accuracy_within_the_time():
+    accuracy, size = training.held_out_key("countdown"), training.size_key("countdown")
+    rows = [{"step": 0, accuracy: 0.2, size: 400.0, "model/parameters": 9.8e6, "timing_s/testing": 9.0}]
     for step in range(1, 101):
         row = {"step": step, "time/elapsed_s": 3.0 * step, "tokens/response_total": 1000.0 * step}
         rows.append(row | {"timing_s/gen": float(step), "timing_s/step": 3.0})
         if step % 25 == 0:
-            rows[-1] |= {accuracy: 0.2 + step / 200, size: 100.0, "timing_s/testing": 9.0}
-    found = small_gpu.outcome(rows, minutes=4)
+            rows[-1] |= {accuracy: 0.2 + step / 200, size: 400.0, "timing_s/testing": 8.0}
+    lines = [(1.0, "countdown"), (5.0, "held-out accuracy before training: 20.0 %"), (60.0, "done")]
+    found = learn.learning(rows, commands.Finished(lines, 0, 61.0), minutes=4)
     assert (found["before"], found["after"], found["seconds"], found["tokens"]) == (0.2, 0.7, 300.0, 1e5)
+    assert found["gain"] == pytest.approx(50)
     assert found["within"] == pytest.approx(0.575)  # step 75 was at 225 s, step 100 at 300 s
+    assert [found[name] for name in ("first_line", "evaluation", "evaluated", "command")] == [1.0, 9.0, 5.0, 61.0]
     assert found["first_steps"] == {"timing_s/gen": 15.5, "timing_s/step": 3.0}
     assert found["last_steps"]["timing_s/gen"] == 85.5
     assert [point["step"] for point in found["curve"]] == [0, 25, 50, 75, 100]
+    assert training.with_error(found["before"], found["problems"]) == "20.0 ± 2.0 %"
 
 
 @pytest.mark.slow
@@ -155,7 +145,7 @@ def test_a_step_that_failed_has_a_row_like_the_others():
 def test_the_small_model_benchmark_runs_and_keeps_to_its_limit(tmp_path):
     few = ["data.prompts_per_step=4", "rollout.group_size=4", "eval.num_problems=16", "eval.every=0", "run.device=cpu"]
     few += ["eval.greedy=false", "rollout.max_completion_tokens=32"]
-    script = [sys.executable, str(BENCHMARKS / "small_gpu.py"), "--model", "tiny", "--output", str(tmp_path), *few]
+    script = [sys.executable, str(BENCHMARKS / "learn.py"), "--model", "tiny", "--output", str(tmp_path), *few]
     started = time.monotonic()
     whole = subprocess.run([*script, "--seeds", "0", "--steps", "2"], capture_output=True, text=True, check=True)
     enough = 2 * (time.monotonic() - started)  # for a run to begin, however busy the machine
@@ -165,7 +155,7 @@ def test_the_small_model_benchmark_runs_and_keeps_to_its_limit(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 1000
     assert "| 0 " in whole.stdout
     started = time.monotonic()
-    limit = small_gpu.GRACE_SECONDS + max(15, enough)
+    limit = learn.GRACE_SECONDS + max(15, enough)
     cut = subprocess.run(
         [*script, "--seeds", "1,2", "--steps", "100000", "--limit", str(limit)],
         capture_output=True,

@@ -4,10 +4,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import common, several_gpus
-from benchmarks.several import replay, scheduler, tables
-from benchmarks.several.jobs import SUITES, Setup, resume
-from benchmarks.several.scheduler import Failed, Job, RunningJob
+from benchmarks.several import replay, tables
+from benchmarks.several.jobs import LEAST_SECONDS, Failed, Job, RunningJob, run_jobs
+from benchmarks.several.suites import SUITES, Setup, resume
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.settings import merge, parse_overrides, to_mapping
 from tinyzero_trainer.algorithms.adaptive_length import LengthControlState
@@ -33,77 +31,40 @@ from tinyzero_trainer.types import Generation, Prompt, Rollout
 SCRIPT = Path(common.__file__).with_name("several_gpus.py")
 NUMBERS = st.lists(st.floats(0.01, 10) | st.floats(-10, -0.01), min_size=1)
 
-# ---- the scheduler ---------------------------------------------------------------------------------------------------
+# ---- the jobs --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def run_jobs(tmp_path, monkeypatch):
-    """`run_jobs` on a number of GPUs that are not there."""
-    monkeypatch.setattr(scheduler, "DELAY_SECONDS", 0.0)
-
-    def run(count, jobs, results, *, seconds=60.0, save=lambda: None, concurrent=True):
-        gpus, deadline = [str(index) for index in range(count)], time.monotonic() + seconds
-        scheduler.run_jobs(
-            jobs, results, gpus=gpus, folder=tmp_path / "logs", deadline=deadline, save=save, on_gpus=False,
-            concurrent=concurrent,
-        )  # fmt: skip
-        return results
-
-    return run
+def do_jobs(jobs, results, folder, *, seconds=60.0):
+    saves = []
+    deadline = time.monotonic() + seconds
+    run_jobs(jobs, results, gpus=["5", "7"], folder=folder, deadline=deadline, save=lambda: saves.append(1))
+    return len(saves)
 
 
-@pytest.mark.parametrize(("concurrent", "most"), [(True, 3), (False, 2)])
-def test_jobs_share_the_gpus_and_never_use_more_than_there_are(run_jobs, concurrent, most):
-    busy, peak, lock, order, saves = 0, [], threading.Lock(), [], []
-
-    def work(gpus, job):
-        nonlocal busy
-        with lock:
-            busy += gpus
-            peak.append(busy)
-            order.append(job.name)
-        time.sleep(0.05)
-        with lock:
-            busy -= gpus
-        return {"gpus": gpus}
-
-    sizes = {"b": 2, "c": 2, "d": 1, "e": 1}
-    jobs = [Job(name, gpus, partial(work, gpus), ("b",) if name == "c" else ()) for name, gpus in sizes.items()]
-    results = run_jobs(3, jobs, {}, save=lambda: saves.append(1), concurrent=concurrent)
-    assert {name: result["gpus"] for name, result in results.items()} == sizes
-    assert max(peak) == most
-    assert order.index("b") < order.index("c")
-    assert len(saves) == len(jobs)
-
-
-def test_a_failed_job_stops_only_those_that_need_it(run_jobs, capsys):
+def test_jobs_run_in_order_on_their_gpus_and_a_failed_one_stops_only_those_that_need_it(tmp_path, capsys):
     def fail(job):
         raise ValueError("no luck")
 
+    def work(job):
+        return {"gpus": job.gpus}
+
     jobs = [
+        Job("done", 1, fail),
         Job("bad", 1, fail),
-        Job("needs bad", 1, lambda job: {}, ("bad",)),
-        Job("needs that", 1, lambda job: {}, ("needs bad",)),
-        Job("too large", 5, lambda job: {}),
-        Job("good", 1, lambda job: {"value": 1}),
+        Job("needs bad", 1, work, "bad"),
+        Job("failed before", 2, work, "done"),
+        Job("good", 1, work),
     ]
-    results = run_jobs(2, jobs, {})
-    assert results["good"]["value"] == 1
+    results = {"done": {"value": 1}, "failed before": {"error": "…"}}
+    assert do_jobs(jobs, results, tmp_path) == 4
+    assert results["done"] == {"value": 1}
     assert results["bad"]["error"] == "ValueError: no luck"
     assert results["needs bad"]["error"] == "not started: it needs the result of 'bad'"
-    assert "needs bad" in results["needs that"]["error"]
-    assert results["too large"]["error"] == "not started: it needs 5 GPUs"
-    assert "bad: FAILED after 0 s: ValueError: no luck" in capsys.readouterr().err
-
-
-def test_successful_jobs_are_not_repeated_and_no_job_starts_shortly_before_the_deadline(run_jobs):
-    began = []
-    jobs = [Job(name, 1, lambda job: began.append(job.name) or {}) for name in ("done", "failed", "new")]
-    results = run_jobs(1, jobs, {"done": {"value": 1}, "failed": {"error": "…"}})
-    assert sorted(began) == ["failed", "new"]
-    assert results["done"] == {"value": 1}
-    late = run_jobs(1, jobs[:1], {}, seconds=scheduler.LEAST_SECONDS - 1)
-    assert late == {"done": {"error": "not started: no time left"}}
+    assert (results["failed before"]["gpus"], results["good"]["gpus"]) == (["5", "7"], ["5"])
+    assert "bad: ValueError: no luck (0 s)" in capsys.readouterr().err
+    late = {}
+    do_jobs(jobs[-1:], late, tmp_path, seconds=LEAST_SECONDS - 1)
+    assert late["good"]["error"] == "not started: no time left"
 
 
 @pytest.mark.slow
@@ -115,17 +76,20 @@ def test_a_job_sees_its_gpus_and_its_failure_shows_the_last_output(tmp_path):
     child = f"import os, time; open({str(file)!r}, 'w').write(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(600)"
     job(300).run([sys.executable, "-c", child], until=lambda: file.exists() and file.read_text() != "")
     assert file.read_text() == "5,7"
+    failing = [sys.executable, "-c", "import sys; sys.exit('why')"]
     with pytest.raises(Failed, match=r"^exit code 1\n.* s  why$"):
-        job(300).run([sys.executable, "-c", "import sys; sys.exit('why')"])
+        job(300).run(failing)
     assert (tmp_path / "log").read_text().endswith(" s  why\n")
+    useful = job(300)
+    useful.run(failing, usable=lambda: True)
+    assert useful.failed.endswith(" s  why")
     with pytest.raises(Failed, match="stopped at its limit"):
-        job(-1).run(["sleep", "600"])  # after an interruption no command starts
+        job(-1).run(["sleep", "600"])
 
 
 def test_a_selection_of_jobs_includes_what_they_need():
-    needs = {"a": (), "b": ("a",), "c": ("b",), "d": ()}
-    jobs = [Job(name, 1, lambda job: {}, needs[name]) for name in "abcda"]
-    for only, names in ((["c"], "abc"), ([], "abcd"), (["d", "b"], "abd")):
+    jobs = [Job(name, 1, lambda job: {}, "a" if name == "b" else None) for name in "abca"]
+    for only, names in ((["b"], "ab"), ([], "abc"), (["c"], "c")):
         assert "".join(job.name for job in several_gpus.select(jobs, only)) == names
 
 
@@ -135,7 +99,7 @@ def test_a_selection_of_jobs_includes_what_they_need():
 class Recorder(RunningJob):
     """Runs no command."""
 
-    def run(self, command, *, until=None):
+    def run(self, command, **conditions):
         raise Failed(command)
 
 
@@ -157,12 +121,12 @@ def overrides_of(command):
 def test_the_trainer_accepts_every_run_on_its_number_of_gpus(tmp_path, gpus, cpu):
     setup = Setup(tmp_path, gpus, cpu, 60.0)
     for shape in ("10M", "0.5B"):
-        setup.model(shape).mkdir(parents=True)
+        (tmp_path / "models" / shape).mkdir(parents=True)
     jobs = several_gpus.select([job for build in SUITES.values() for job in build(setup)], [])
-    assert {job.name.partition(" ")[0].rstrip(":") for job in jobs} == {*SUITES, "model"}
+    assert {job.name.partition(" ")[0].rstrip(":") for job in jobs} == {*SUITES}
     assert max(job.gpus for job in jobs) == gpus
     for job in jobs:
-        if job.name.startswith(("model", "resume: on", tables.DEFAULT_MODEL)):
+        if job.name.startswith(("resume: on", tables.DEFAULT_MODEL)):
             continue
         overrides = overrides_of(first_command(job, tmp_path))
         default_model = "path" not in overrides.get("model", {})
@@ -179,8 +143,8 @@ def test_the_trainer_accepts_every_run_on_its_number_of_gpus(tmp_path, gpus, cpu
 
 def test_a_run_is_resumed_from_step_2_and_the_trainer_accepts_it_on_other_gpus(tmp_path):
     setup = Setup(tmp_path, 4, False, 60.0)
-    setup.model("10M").mkdir(parents=True)
-    original, *resumed = [job for job in resume(setup) if job.name.startswith("resume")]
+    (tmp_path / "models/10M").mkdir(parents=True)
+    original, *resumed = resume(setup)
     run = setup.run(original.name)
     config = make_config(overrides_of(first_command(original, tmp_path)))
     for step in ("step_2", "step_4"):
@@ -273,9 +237,8 @@ def test_two_ranks_have_the_losses_of_one_on_recorded_rollouts(tmp_path):
 
     tokenizer = build_tokenizer()
     small = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
-    setup = Setup(tmp_path, 2, True, 60.0)
-    setup.model("10M").parent.mkdir(parents=True)
-    save_model(setup.model("10M"), from_parts("toy", build_model(small, tokenizer, seed=0), tokenizer))
+    (tmp_path / "models").mkdir()
+    save_model(tmp_path / "models/10M", from_parts("toy", build_model(small, tokenizer, seed=0), tokenizer))
     script = [sys.executable, str(SCRIPT), "--cpu", "--suite", "parity", "--only", "2, sharded"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path])}
     done = subprocess.run(
