@@ -255,7 +255,7 @@ def test_a_run_on_a_gpu_goes_through_and_is_resumed(
         "run": {"task": toy_task, "output": str(tmp_path / "run"), "steps": 2, "device": "cuda"},
         "task": {"limit": 5},
         "model": {"path": str(warm_model)},
-        "memory": {"activation_checkpointing": offload is not None} | ({"offload": offload} if offload else {}),
+        "memory": {"activation_checkpointing": offload is not None} | ({"cpu_offload": offload} if offload else {}),
         "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
         "rollout": {"group_size": 4, "max_completion_tokens": 8, "max_num_seqs": 16},
         "optimizer": {"num_mini_batches": 2},
