@@ -26,11 +26,6 @@ def bucket_edges(difficulties: Sequence[float], buckets: int, *, task: str) -> t
     Problems of equal difficulty stay together, in the bucket of the middle one, so there may be fewer buckets than
     requested.
 
-    Args:
-        difficulties: of a sample of the problems.
-        buckets: how many are requested.
-        task: for the message.
-
     Raises:
         SettingsError: all difficulties are equal.
 
@@ -65,11 +60,6 @@ def bucket_weights(pass_rates: PassRates, sizes: Sequence[int], config: Curricul
     the variance of a reward of 0 or 1, scaled: where all completions of a prompt score the same, advantages are zero
     and train nothing. Other targets move the peak to p = t and keep the zeros at 0 and 1. A bucket that was never
     sampled counts as one at the target, so that it is tried. The formula is this project's own.
-
-    Args:
-        pass_rates: of each bucket.
-        sizes: problems in each, of a sample.
-        config: target and minimum.
     """
     interest = [1.0 if rate is None else _interest(rate, config.target_pass_rate) for rate in pass_rates]
     if not any(interest):
@@ -86,13 +76,7 @@ def _interest(rate: float, target: float) -> float:
 def updated_rates(
     pass_rates: PassRates, results: Iterable[tuple[int, bool]], config: CurriculumConfig
 ) -> tuple[float | None, ...]:
-    """Exponential averages after a step; a bucket that was not sampled in it keeps its own.
-
-    Args:
-        pass_rates: before.
-        results: bucket of the problem, and whether it was solved, of every completion sampled.
-        config: the decay.
-    """
+    """Exponential averages after a step; a bucket that was not sampled in it keeps its own."""
     seen: dict[int, list[bool]] = {}
     for bucket, correct in results:
         seen.setdefault(bucket, []).append(correct)
@@ -102,13 +86,7 @@ def updated_rates(
 
 
 def choose_bucket(weights: Sequence[float], available: Sequence[int], chance: float) -> int:
-    """The bucket that a number in [0, 1) falls on, among those that still have problems.
-
-    Args:
-        weights: of all buckets.
-        available: those to choose from, at least one.
-        chance: uniform in [0, 1).
-    """
+    """The bucket that a number in [0, 1) falls on, among those that still have problems."""
     place = chance * sum(weights[bucket] for bucket in available)
     for bucket in available[:-1]:
         place -= weights[bucket]

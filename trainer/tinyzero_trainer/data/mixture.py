@@ -15,10 +15,6 @@ def next_share(weights: Sequence[float], counts: Sequence[int]) -> int:
     each has come n · weight / sum of weights times, within less than 1; taking the one furthest behind breaks that
     bound from seven on (R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32, 1980).
 
-    Args:
-        weights: above 0.
-        counts: how often each has come so far.
-
     Example:
         >>> counts = [0, 0]
         >>> for _ in range(6):
@@ -47,11 +43,6 @@ class Mixture(Iterator[Prompt]):
     """The training streams of all tasks as one."""
 
     def __init__(self, streams: Mapping[str, PromptStream], weights: Sequence[float]) -> None:
-        """
-        Args:
-            streams: by the task's name.
-            weights: of each.
-        """
         assert len(streams) == len(weights)
         self._streams, self._weights = dict(streams), weights
 

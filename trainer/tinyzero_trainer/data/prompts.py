@@ -35,11 +35,7 @@ class StreamState:
     """Position of a task's training stream; part of a checkpoint."""
 
     taken: int = 0
-    """Problems handed out, over all epochs."""
-
     epoch: int = 0
-    """Completed passes over all problems."""
-
     read: int = 0
     """Problems of this epoch that were read: those handed out, and those that wait for their bucket."""
 
@@ -47,7 +43,6 @@ class StreamState:
     """Problems of this epoch handed out from each bucket."""
 
     pass_rates: PassRates = (None,)
-    """Of each bucket, as the curriculum measured it."""
 
 
 class PromptSource:
@@ -79,13 +74,7 @@ class PromptSource:
     def stream(
         self, seed: int, progress: StreamState | None = None, curriculum: CurriculumConfig | None = None
     ) -> "PromptStream":
-        """Problems of the training split without end: each once, then all again in another order.
-
-        Args:
-            seed: sets the order.
-            progress: where a resumed run continues.
-            curriculum: whether problems are chosen by difficulty; None = no.
-        """
+        """Problems of the training split without end: each once, then all again in another order."""
         return PromptStream(self, seed, progress or StreamState(), curriculum or CurriculumConfig())
 
     def held_out(self, count: int) -> list[Prompt]:
@@ -93,15 +82,10 @@ class PromptSource:
         return [self.prompt(item) for item in self._items("test", EVALUATION_SEED, count)]
 
     def sample(self, count: int, seed: int) -> list[Prompt]:
-        """Different problems of the training split: `count`, or all of them."""
         return [self.prompt(item) for item in self._items("train", seed, count)]
 
     def prompt(self, item: Item, bucket: int = 0) -> Prompt:
-        """The prompt of one problem.
-
-        Raises:
-            DataError: it is empty, or longer than `max_prompt_tokens`.
-        """
+        """The prompt of one problem; a `DataError` if it is empty or longer than `max_prompt_tokens`."""
         text, token_ids = encode_prompt(self._tokenizer, self.task.make_prompt(item, self.template))
         if not 0 < len(token_ids) <= self._max_tokens:
             raise DataError(
@@ -134,15 +118,8 @@ class PromptStream(Iterator[Prompt]):
     """
 
     def __init__(self, source: PromptSource, seed: int, progress: StreamState, curriculum: CurriculumConfig) -> None:
-        """
-        Args:
-            source: of the problems.
-            seed: sets their order, and the buckets sampled.
-            progress: where to continue.
-            curriculum: its settings; `buckets=0` = none.
-
-        Raises:
-            SettingsError: with a curriculum, all problems are equally difficult.
+        """Raises:
+        SettingsError: with a curriculum, all problems are equally difficult.
         """
         self._source, self._seed, self._curriculum = source, seed, curriculum
         self._edges, self._sizes = self._find_buckets() if curriculum.buckets else ((), [1])
@@ -169,9 +146,6 @@ class PromptStream(Iterator[Prompt]):
     def close_step(self, samples: Sequence[Rollout]) -> dict[str, float]:
         """Update the pass rates and the weights of the buckets.
 
-        Args:
-            samples: all completions of this task's problems.
-
         Returns:
             `bucket_K/weight` during the step and `bucket_K/pass_rate` after it; nothing without a curriculum.
         """
@@ -185,7 +159,6 @@ class PromptStream(Iterator[Prompt]):
         return metrics | {f"bucket_{bucket}/pass_rate": rate for bucket, rate in enumerate(rates) if rate is not None}
 
     def _find_buckets(self) -> tuple[tuple[float, ...], list[int]]:
-        """The edges of the buckets, and how many problems of a sample are in each."""
         items = list(islice(self._source.epoch(self._seed, 0), SAMPLE))
         difficulties = [self._source.task.difficulty(item) for item in items]
         edges = bucket_edges(difficulties, self._curriculum.buckets, task=self._source.name)

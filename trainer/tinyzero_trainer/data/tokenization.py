@@ -25,11 +25,7 @@ def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]]) 
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:
-    """A prompt as text and as tokens; chat messages go through the tokenizer's own chat template.
-
-    Raises:
-        ModelError: messages, but the tokenizer has no chat template.
-    """
+    """A prompt as text and as tokens; chat messages go through the tokenizer's own chat template, if it has one."""
     if isinstance(prompt, str):
         return prompt, cast(list[int], tokenizer(prompt)["input_ids"])
     if not tokenizer.chat_template:

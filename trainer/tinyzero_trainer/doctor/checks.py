@@ -34,7 +34,6 @@ FEW_FILES = 1024
 
 
 def check_cores(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """Cores against scoring processes."""
     cores, workers = facts.machine.cores, requirements.workers
     what = f"{cores} CPU {'core' if cores == 1 else 'cores'}, {workers} for scoring (reward.num_workers)"
     if workers > cores:
@@ -44,7 +43,6 @@ def check_cores(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
 
 
 def check_memory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """Host memory against what the model takes there."""
     machine, (need, purpose) = facts.machine, _host_memory(facts, requirements)
     what = f"{as_size(machine.memory_free)} of {as_size(machine.memory)} memory free"
     if machine.memory_free >= need:
@@ -127,7 +125,6 @@ def check_shared_memory(facts: Facts, requirements: Requirements) -> Iterator[Fi
 
 
 def check_open_files(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """The limit on open files."""
     soft, hard = facts.machine.open_files
     enough = ENOUGH_FILES if "ray" in facts.installed else FEW_FILES
     what = f"at most {soft:,} open files"

@@ -37,7 +37,6 @@ Item = TypeVar("Item")
 
 
 def check_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """Whether there is a Ray cluster that a run can use."""
     ray = facts.ray
     if ray is None:
         if requirements.dims is not None and "ray" not in facts.installed:
@@ -199,7 +198,6 @@ def _different_versions(package: str, found: dict[str, list[str]], here: str) ->
 
 
 def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """Whether all nodes see the run directory and the model."""
     ray = facts.ray
     if ray is None or ray.error:
         return
@@ -298,7 +296,6 @@ def _grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
 
 
 def _names(nodes: Iterable[Node]) -> str:
-    """Addresses of nodes; several may be on one machine."""
     return _listed(list(dict.fromkeys(node.address for node in nodes)))
 
 

@@ -32,15 +32,7 @@ REPORT_SECONDS = 25.0
 def look_at_ray(
     address: str, *, directory: Path, model: str, command: Sequence[str] = (), timeout: float = SECONDS
 ) -> RayCluster:
-    """The cluster and its nodes.
-
-    Args:
-        address: `auto` or HOST:PORT.
-        directory: the run directory, which need not exist.
-        model: path of the model's directory; empty = the model is not a directory.
-        command: another probe, for tests.
-        timeout: seconds.
-    """
+    """The cluster and its nodes; `model` is the path of the model's directory, empty = it is not one."""
     named = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address
     if named != "auto":
         if "://" in named or not is_host_and_port(named):
@@ -99,13 +91,6 @@ def _report(found: dict[str, Any] | None) -> NodeReport | None:
 
 
 def main(address: str, look: list[Any]) -> None:
-    """Look, and print.
-
-    Args:
-        address: `auto` or HOST:PORT.
-        look: arguments of `node_probe.look`.
-    """
-
     def connect(seen: dict[str, Any]) -> None:
         ray = import_ray()
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -131,7 +116,6 @@ def main(address: str, look: list[Any]) -> None:
 
 
 def _node(node: dict[str, Any], free: dict[str, float]) -> dict[str, Any]:
-    """Fields of `Node`."""
     total = node["Resources"]
     return {
         "address": node["NodeManagerAddress"],

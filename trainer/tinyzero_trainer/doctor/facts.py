@@ -23,8 +23,6 @@ class Torch:
     """What its kernels were compiled for, such as `sm_90` and `compute_90` (PTX)."""
 
     gpus: tuple[GpuInfo, ...] = ()
-    """The GPUs it sees."""
-
     error: str = ""
     """Why it cannot be imported; below, why CUDA cannot be used, and transformers not imported."""
 
@@ -34,8 +32,6 @@ class Torch:
 
 @dataclass(frozen=True)
 class Package:
-    """An installed distribution."""
-
     name: str
     version: str
     requires: tuple[str, ...] = ()
@@ -49,12 +45,8 @@ class Machine:
     python: str
     cores: int
     memory: int
-    """Bytes of host memory."""
-
     memory_free: int
     shared_memory: int | None
-    """Bytes of /dev/shm; None = there is none."""
-
     open_files: tuple[int, int]
     """Limit on open files, and the most it may be raised to."""
 
@@ -64,16 +56,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Folder:
-    """A directory that a run writes to."""
-
     path: str
-    """As the user would name it."""
-
     free: int
-    """Bytes free on its disk."""
-
     writable: bool = True
-    """Whether it, or the directory in which it would be created, is writable."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +70,6 @@ class NodeReport:
     """Versions of those that must be the same on all nodes, by name; packages that bring tasks are among them."""
 
     shared_memory: int | None = None
-    """Bytes of /dev/shm; None = there is none."""
-
     open_files: int = 0
     gpus: tuple[str, ...] | None = None
     """Names of the GPUs that the driver knows; None = it cannot be queried."""
@@ -96,7 +79,6 @@ class NodeReport:
     path, or none; empty = not looked for."""
 
     model: bool | None = None
-    """Whether the model's directory exists; None = the model is not a directory."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +86,8 @@ class Node:
     """A node of a Ray cluster, as Ray knows it."""
 
     address: str
-    """IP address."""
-
     alive: bool = True
     reason: str = ""
-    """Why it is not alive, in Ray's words."""
-
     head: bool = False
     cpus: float = 0
     """By Ray's count; so are the next three."""
@@ -118,8 +96,6 @@ class Node:
     cpus_free: float = 0
     gpus_free: float = 0
     store: int = 0
-    """Bytes of its object store."""
-
     report: NodeReport | None = None
     """None = it runs no task."""
 
@@ -129,8 +105,6 @@ class Node:
 
 @dataclass(frozen=True)
 class RayCluster:
-    """The Ray cluster of `--address`."""
-
     address: str
     error: str = ""
     """Why it cannot be examined, in Ray's words; empty = it was."""
@@ -139,8 +113,6 @@ class RayCluster:
     """All, the head first; also those that have left."""
 
     local: NodeReport | None = None
-    """The same report by this machine, to compare."""
-
     directory: str = ""
     """The run directory that nodes looked for, or the one in which it would be created."""
 
@@ -149,7 +121,6 @@ class RayCluster:
 
     @property
     def alive(self) -> tuple[Node, ...]:
-        """Nodes that answer Ray."""
         return tuple(node for node in self.nodes if node.alive)
 
 
@@ -166,18 +137,12 @@ class Requirements:
     """Models that are held but not trained: 1 with a reference."""
 
     keep: int = 2
-    """checkpoint.keep."""
-
     workers: int = 1
-    """reward.num_workers."""
-
     offload: str | None = None
     offload_bytes: int = 0
     """Host memory that it takes; 0 = none, or the model's shape is not known."""
 
     names_model: bool = True
-    """Whether a model is given; otherwise `train` makes one on a GPU."""
-
     address: str | None = None
     """ray.address; the run's processes are then on the nodes of that cluster."""
 
@@ -185,37 +150,26 @@ class Requirements:
     """The run's processes; None = it is a single process, or its size is not given."""
 
     scorers: int = 1
-    """Actors that score, one for each task."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that was seen."""
-
     machine: Machine
     torch: Torch
     driver: Driver | None
     """None = no trace of an NVIDIA driver."""
 
     visible: str | None
-    """CUDA_VISIBLE_DEVICES; None = not set."""
-
     packages: tuple[Package, ...]
     """Those installed of the packages whose versions have to fit together."""
 
     output: Folder
-    """The run directory."""
-
     hub_cache: Folder
     offline: bool
-    """Whether HF_HUB_OFFLINE forbids downloads."""
-
     model: Model
 
     ray: RayCluster | None = None
-    """None = no --address."""
 
     @property
     def installed(self) -> dict[str, Package]:
-        """The packages by name."""
         return {package.name: package for package in self.packages}

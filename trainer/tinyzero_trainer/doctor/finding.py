@@ -11,22 +11,14 @@ Level = Literal["ok", "note", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check reports."""
-
     check: str
     """What was checked, such as `torch` or `gpu 0`."""
 
     level: Level
     what: str
-    """What was found."""
-
     do: str = ""
-    """What to do about it; empty = nothing."""
-
     commands: tuple[str, ...] = ()
-    """Commands for that, ready to be copied."""
 
 
 def as_size(count: int) -> str:
-    """Bytes as a person reads them."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

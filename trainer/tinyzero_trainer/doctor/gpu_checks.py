@@ -49,19 +49,12 @@ def check_driver(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
 
 
 def _if_used(finding: Finding, requirements: Requirements, *devices: str) -> Finding:
-    """A finding on GPUs, which is a note at most where they are not used.
-
-    Args:
-        finding: on one GPU or all.
-        requirements: names the device to train on.
-        devices: values of `run.device` that use the GPU; by default all but `cpu`.
-    """
+    """A finding on GPUs, which is a note at most where they are not used."""
     used = requirements.device in devices if devices else requirements.device != "cpu"
     return finding if used or finding.level == "ok" else replace(finding, level="note")
 
 
 def _driver_version(facts: Facts, driver: Driver) -> Finding:
-    """The driver's CUDA against torch's."""
     what = f"NVIDIA driver {driver.version}"
     if driver.cuda is None:
         return Finding("driver", "note", f"{what}; which CUDA it supports is not known")

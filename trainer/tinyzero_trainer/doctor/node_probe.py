@@ -25,14 +25,7 @@ MARKER_SECONDS = 3.0
 
 
 def look(names: list[str], marker: str, content: str, model: str) -> dict[str, Any]:
-    """Fields of `NodeReport`, for JSON.
-
-    Args:
-        names: packages whose versions to report.
-        marker: path of a file that was written into the run directory; empty = do not look for it.
-        content: of that file.
-        model: path of the model's directory; empty = the model is not a directory.
-    """
+    """Fields of `NodeReport`, for JSON; `marker` is a file with `content` in the run directory, empty = none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         "python": python_version(),

@@ -21,7 +21,6 @@ WATCHED = (OURS, "torch", "transformers", *VLLM, *SUSPECTS, "peft", "ray", "wand
 
 
 def check_imports(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """Whether torch and transformers can be imported."""
     torch = facts.torch
     if torch.error:
         what = f"torch cannot be imported: {torch.error}"

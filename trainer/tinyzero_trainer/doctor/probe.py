@@ -30,13 +30,7 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def look(*, output: Path, model: str, model_path: Path) -> Facts:
-    """All facts about this machine.
-
-    Args:
-        output: run directory, which need not exist.
-        model: its name for the user.
-        model_path: its directory, or its name on the Hugging Face Hub.
-    """
+    """All facts about this machine."""
     driver, cache = nvidia_driver(), hub_cache()
     return Facts(
         machine=machine(),
@@ -54,12 +48,7 @@ def look(*, output: Path, model: str, model_path: Path) -> Facts:
 def installed_torch(
     command: Sequence[str] = ("-m", "tinyzero_trainer.doctor.torch_probe"), timeout: float = TORCH_SECONDS
 ) -> Torch:
-    """The installed torch, and the GPUs it sees.
-
-    Args:
-        command: another probe, for tests.
-        timeout: seconds.
-    """
+    """The installed torch, and the GPUs it sees."""
     seen = ask_child(command, timeout, "torch")
     return Torch(
         version=seen.get("version", ""),
@@ -84,7 +73,6 @@ def with_usage(torch: Torch, driver: Driver | None) -> Torch:
 
 
 def packages(names: Iterable[str] = WATCHED) -> tuple[Package, ...]:
-    """Those that are installed."""
     found = []
     for name in names:
         try:
@@ -96,7 +84,6 @@ def packages(names: Iterable[str] = WATCHED) -> tuple[Package, ...]:
 
 
 def machine() -> Machine:
-    """CPU, memory and limits."""
     memory, free = host_memory()
     shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     soft, hard = (

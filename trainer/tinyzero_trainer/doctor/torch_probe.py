@@ -8,7 +8,6 @@ from tinyzero_trainer.doctor.child import run_stages
 
 
 def look_at_torch(seen: dict[str, Any]) -> None:
-    """Version and build."""
     import torch
 
     seen |= {
@@ -20,7 +19,6 @@ def look_at_torch(seen: dict[str, Any]) -> None:
 
 
 def look_at_gpus(seen: dict[str, Any]) -> None:
-    """Visible GPUs, as fields of `GpuInfo`."""
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:

@@ -47,8 +47,6 @@ def has_kernels(capability: Capability, archs: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MissingKernels:
-    """A torch without kernels for a GPU: what is wrong, and what to do."""
-
     what: str
     do: str
     commands: tuple[str, ...]
@@ -130,16 +128,10 @@ def build_for(capability: Capability | None, driver: CudaVersion | None = None) 
 
 
 def parse_cuda(version: str) -> CudaVersion:
-    """A version of CUDA as torch writes it.
-
-    Example:
-        >>> parse_cuda("12.8")
-        (12, 8)
-    """
+    """A version of CUDA as torch writes it."""
     major, _, minor = version.partition(".")
     return int(major), int(minor.partition(".")[0] or 0)
 
 
 def install(build: str) -> str:
-    """The command that installs a torch of a series."""
     return f"pip install --force-reinstall torch -i {WHEELS}/{build}"

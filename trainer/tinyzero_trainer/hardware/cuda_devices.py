@@ -43,9 +43,6 @@ def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> tuple
 def ask_cuda(library: Any) -> list[dict[str, Any]]:
     """Fields of `GpuInfo` for each GPU.
 
-    Args:
-        library: libcuda.
-
     Raises:
         OSError: a call of it fails.
     """

@@ -14,8 +14,6 @@ CudaVersion: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Process:
-    """A process that holds memory of a GPU."""
-
     pid: int
     name: str
     used: int
@@ -24,15 +22,11 @@ class Process:
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """An NVIDIA GPU of this machine."""
-
     index: int
     """NVML's index; for a visible GPU the N of `cuda:N`."""
 
     name: str
     capability: Capability | None
-    """None = not known."""
-
     memory: int
     """Bytes in total."""
 
@@ -59,12 +53,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Driver:
-    """The NVIDIA driver."""
-
     version: str = ""
     cuda: CudaVersion | None = None
-    """The newest CUDA that it supports."""
-
     gpus: tuple[GpuInfo, ...] = ()
     """All GPUs, visible to this process or not."""
 

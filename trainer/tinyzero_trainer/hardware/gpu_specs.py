@@ -28,11 +28,9 @@ class GpuSpec:
     """TFLOP/s in float32, without TF32."""
 
     bfloat16: bool = True
-    """Whether it computes in bfloat16; see `has_bfloat16`."""
 
     @property
     def flops(self) -> float:
-        """FLOP/s."""
         return self.tflops * 1e12
 
     def flops_in(self, size: int) -> float:
@@ -100,7 +98,6 @@ _SPECS = (
 
 
 def known_gpus() -> tuple[GpuSpec, ...]:
-    """All GPU models in the list."""
     return tuple(gpu for _, gpu in _SPECS)
 
 

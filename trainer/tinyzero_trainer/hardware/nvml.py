@@ -28,11 +28,7 @@ _PCIE_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
 def nvidia_driver(timeout: float = SECONDS) -> Driver | None:
-    """The driver and all its GPUs; None = there is none.
-
-    Args:
-        timeout: seconds.
-    """
+    """The driver and all its GPUs; None = there is none."""
     try:
         return _within(timeout, _driver)
     except TimeoutError:
@@ -40,11 +36,7 @@ def nvidia_driver(timeout: float = SECONDS) -> Driver | None:
 
 
 def _within(timeout: float, ask: Callable[[], T]) -> T:
-    """What `ask` returns; a driver that hangs is left to its thread, which does not keep the process alive.
-
-    Raises:
-        TimeoutError: it takes longer.
-    """
+    """What `ask` returns; a driver that hangs is left to its thread, which does not keep the process alive."""
     answer: Future[T] = Future()
 
     def work() -> None:
@@ -152,8 +144,6 @@ def torch_is_for_cuda() -> bool:
 
 
 def count_gpus() -> int:
-    """Number of GPUs that the driver has; 0 without a driver."""
-
     def count() -> int:
         pynvml.nvmlInit()
         try:

@@ -39,7 +39,6 @@ def choose_device(name: str) -> torch.device:
 
 
 def _device_advice(name: str) -> str:
-    """What to give in place of a CUDA device that torch cannot use."""
     count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     index = name.removeprefix("cuda").removeprefix(":")
     if count and index and int(index) >= count:
@@ -50,11 +49,7 @@ def _device_advice(name: str) -> str:
 
 
 def _check_kernels(device: torch.device) -> None:
-    """Fail before a model is loaded, with the message of `tinyzero doctor`; torch would fail at the first kernel.
-
-    Raises:
-        DeviceError: torch has no kernels for the GPU.
-    """
+    """Fail before a model is loaded, with the message of `tinyzero doctor`; torch would fail at the first kernel."""
     capability, archs = torch.cuda.get_device_capability, torch.cuda.get_arch_list()
     fine = [index for index in range(torch.cuda.device_count()) if has_kernels(capability(index), archs)]
     missing = missing_kernels(

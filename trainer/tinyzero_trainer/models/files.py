@@ -40,8 +40,6 @@ class Model:
     """A model, as far as it is on this disk."""
 
     name: str
-    """As the user gave it."""
-
     local: bool
     """Whether it is a directory; otherwise a name on the Hub."""
 
@@ -49,10 +47,7 @@ class Model:
     """From the headers of its safetensors; None if it has none here, or they are broken."""
 
     fault: Fault | None = None
-    """What is wrong with its files; None if nothing can be seen without loading it."""
-
     shape: ModelSpec | None = None
-    """What memory depends on; None = unknown."""
 
     @property
     def size(self) -> int | None:
@@ -61,7 +56,6 @@ class Model:
 
 
 def hub_cache() -> Path:
-    """Where huggingface_hub keeps models."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
@@ -80,13 +74,7 @@ def cached_snapshot(model: str, cache: Path) -> Path | None:
 
 
 def find_model(name: str, path: Path, cache: Path) -> Model:
-    """A model that is a directory, or in the Hub's cache; of one that is neither, the shape if it is well known.
-
-    Args:
-        name: how the user calls it.
-        path: the directory, or its name on the Hub.
-        cache: of the Hub.
-    """
+    """A model that is a directory, or in the Hub's cache; of one that is neither, the shape if it is well known."""
     if path.expanduser().is_dir():
         return _in_directory(name, path.expanduser(), local=True)
     snapshot = cached_snapshot(str(path), cache)
@@ -124,11 +112,7 @@ def _in_directory(name: str, directory: Path, *, local: bool, download: str = ""
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The content of config.json; reads the tokenizer too, if there is one, to see that it is whole.
-
-    Raises:
-        Fault: one of them is broken, or config.json names no architecture.
-    """
+    """The content of config.json; reads the tokenizer too, if there is one, to see that it is intact."""
     config = _read_object(directory / CONFIG_FILE)
     if not isinstance(config.get("model_type"), str):
         raise _fault(directory / CONFIG_FILE, "names no model_type")
@@ -138,11 +122,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files with a model's weights, present or not; none if there is neither one file nor an index.
-
-    Raises:
-        Fault: the index is broken.
-    """
+    """The files with a model's weights, present or not; none if there is neither one file nor an index."""
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     if not (directory / INDEX).is_file():
@@ -154,11 +134,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_sizes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """The sizes of a model's tensors, by name, from the headers of its files.
-
-    Raises:
-        Fault: there are no weights, or a file is missing, cut off or something else.
-    """
+    """The sizes of a model's tensors, by name, from the headers of its files."""
     files, sizes = weight_files(directory), dict[str, tuple[int, ...]]()
     if not files:
         do = "give --model a directory with config.json, model.safetensors and tokenizer"
@@ -187,7 +163,6 @@ def _spec(name: str, directory: Path, config: dict[str, Any], parameters: int | 
 
 
 def _check_sizes(directory: Path, spec: ModelSpec, sizes: dict[str, tuple[int, ...]]) -> None:
-    """Raise a `Fault` if the weights do not have the sizes of config.json."""
     found = {name.removeprefix("model."): size for name, size in sizes.items()}  # the head's name has no such prefix
     for name, size in _expected_sizes(spec):
         if found.get(name) != size:

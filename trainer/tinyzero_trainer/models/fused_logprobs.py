@@ -67,7 +67,6 @@ def token_divergences(
 
 
 def _rows(states: Tensor, logits: int, elements: int | None) -> int:
-    """Tokens of a chunk, each with this number of logits."""
     return max(1, (elements or CHUNK_ELEMENTS[states.dtype]) // logits)
 
 
@@ -118,7 +117,6 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 
 def _anchors(states: Tensor | None, weight: Tensor | None, part: slice) -> Tensor | None:
-    """The reference's logits [chunk, vocabulary], if there is one."""
     return None if states is None or weight is None else states[part] @ weight.T
 
 

@@ -56,7 +56,6 @@ def gradient(
 
 
 def _block(vocabulary: int) -> int:
-    """Logits of a row that are read at a time."""
     return min(BLOCK, max(256, int(triton.next_power_of_2(vocabulary))))
 
 

@@ -17,7 +17,6 @@ from tinyzero_trainer.models.spec import (
 )
 
 _HUB_SECONDS = 5.0
-"""In which the Hub must answer."""
 
 _LONGEST_REASON = 160
 
@@ -61,7 +60,6 @@ def context_of(model: str | None) -> int | None:
 
 
 def _directory(model: str | None) -> Path | None:
-    """Where its config.json is; None = not on this machine."""
     named = directory_of(model)
     if named is None or model is None:
         return BUILT_IN_MODEL
@@ -84,11 +82,7 @@ def _by_name(model: str, *, download: bool) -> ModelSpec:
 
 
 def _check_hub(model: str) -> None:
-    """Fail at once where the Hub cannot be reached: transformers would retry for half a minute.
-
-    Raises:
-        OSError: there is no connection.
-    """
+    """Raise an OSError at once where the Hub cannot be reached: transformers would retry for half a minute."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -26,19 +26,13 @@ class ModelError(TinyZeroError):
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """A model, its tokenizer and its special tokens."""
-
     name: str
-    """As the user gave it."""
-
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     eos_ids: frozenset[int]
     """Every token that ends a completion: generation_config's (often several) and the tokenizer's."""
 
     pad_id: int
-    """Pads batches; always masked."""
-
     adapter: Adapter | None = None
     """What is trained instead of all weights, with LoRA."""
 
@@ -49,27 +43,20 @@ class LanguageModel:
 
     @property
     def parameters(self) -> int:
-        """Their number, an adapter's included."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def trained_parameters(self) -> int:
-        """Number of parameters that are trained."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
     def trained(self) -> str:
-        """What is trained, as text."""
         part = f"{self.trained_parameters:,} of {self.parameters:,}" if self.adapter else f"all {self.parameters:,}"
         return f"training {part} parameters"
 
 
 def load_model(path: str | None, device: torch.device) -> LanguageModel:
     """A causal LM with float32 weights and its tokenizer; safetensors only, since a pickle can hold any code.
-
-    Args:
-        path: directory or Hub name; None or `tiny` = the tiny model that comes with the trainer.
-        device: where the weights go.
 
     Raises:
         ModelError: it cannot be found or loaded, is an adapter, or lacks some of its weights; the message names the
@@ -102,7 +89,6 @@ def _with_report(source: str) -> tuple[PreTrainedModel, Mapping[str, Any]]:
 
 
 def _misfit(report: Mapping[str, Any]) -> str:
-    """Which weights are missing or of another size than in config.json; empty = none."""
     wrong = [f"{name} is of {tuple(has)} and not of {tuple(needs)}" for name, has, needs in report["mismatched_keys"]]
     wrong += [f"{name} is missing" for name in report["missing_keys"]]
     more = f", and {len(wrong) - 1} more like that" if len(wrong) > 1 else ""
@@ -132,11 +118,7 @@ def _refuse_adapter(source: str, is_adapter: bool) -> None:
 
 
 def from_parts(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
-    """Combine a model and its tokenizer.
-
-    Raises:
-        ModelError: neither has an end token, so no completion would ever end.
-    """
+    """Combine a model and its tokenizer; a ModelError if neither has an end token: completions would never end."""
     ids: set[int] = set()
     for source in (model.generation_config, tokenizer):
         found = getattr(source, "eos_token_id", None)

@@ -25,7 +25,6 @@ from tinyzero_trainer.distributed.dtensor import assign, full_tensor
 from tinyzero_trainer.distributed.fsdp import ranks_of
 
 DIRECTORY = "adapter"
-"""Within a checkpoint; peft and others load its content."""
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _NAME = "default"  # peft's own for an adapter that is the only one
@@ -103,7 +102,6 @@ class Adapter:
         del self._model
 
     def _tensors(self) -> dict[str, nn.Parameter]:
-        """The adapter's weights, by name in peft's files."""
         trained = ((name, tensor) for name, tensor in self._model.named_parameters() if tensor.requires_grad)
         return {_PREFIX + name.replace(f".{_NAME}.", "."): tensor for name, tensor in trained}
 
@@ -118,11 +116,7 @@ class Adapter:
 
 
 def import_peft(settings: LoraConfig) -> Any:
-    """The library.
-
-    Raises:
-        LoraError: it cannot be imported.
-    """
+    """The library; a LoraError if it cannot be imported."""
     try:
         import peft
     except ImportError as error:

@@ -15,8 +15,6 @@ class ModelSpec:
     """What memory and time depend on."""
 
     name: str
-    """As the user gave it."""
-
     parameters: int
     """All of them; a head that is the embedding counts once."""
 
@@ -25,8 +23,6 @@ class ModelSpec:
 
     layers: int
     heads: int
-    """Attention heads."""
-
     kv_heads: int
     head_size: int
     mlp: int
@@ -46,17 +42,14 @@ class ModelSpec:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding; the head has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def embeddings(self) -> int:
-        """Parameters of embedding and head together."""
         return self.embedding * (1 if self.tied else 2)
 
     @property
     def layer(self) -> int:
-        """Parameters of one layer."""
         return (self.parameters - self.embeddings) // max(1, self.layers)
 
     @property
@@ -168,7 +161,6 @@ def _size(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _count(spec: ModelSpec, config: Mapping[str, Any]) -> int:
-    """Parameters of Llama and its relatives: matrices, norms, and the biases of each architecture."""
     kind, biases = config["model_type"], 0
     attention = spec.attention + 2 * spec.kv
     if kind == "qwen2":
@@ -219,7 +211,6 @@ _QWEN2_5 = (
     _qwen2_5("32B", 5120, 27_648, 64, 40, 8, 152_064, tied=False),
 )
 WELL_KNOWN = {spec.name: spec for spec in _QWEN2_5}
-"""Models of which a plan needs no network."""
 
 
 def well_known(model: str) -> ModelSpec | None:

@@ -33,18 +33,13 @@ MOST_PROBLEMS = 20_000
 """Different problems to demonstrate; few demonstrations are seen twice."""
 
 _ENOUGH = 64
-"""If this many demonstrations are all too long, the settings are at fault."""
 
 _LENGTH_STEP = 64  # rows are a multiple of it long, for attention kernels
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and a demonstration that follows it."""
-
     prompt: list[int]
-    """Token IDs, not trained on."""
-
     demonstration: list[int]
     """Token IDs trained on, with the end token."""
 
@@ -63,8 +58,6 @@ class PackedBatch:
     """int16: which example of its row a token belongs to, 1-based; 0 = padding."""
 
     positions: np.ndarray
-    """int16: position of each token in its own example."""
-
     predicts: np.ndarray
     """[trained] int64: flat indices of the tokens whose next token is a target."""
 
@@ -122,11 +115,7 @@ class Demonstrations:
         self._sampled += count
 
     def sample(self, count: int) -> list[Example]:
-        """Sample this many and drop those that are too long, but not all.
-
-        Raises:
-            TinyZeroError: the task has none, or all are too long.
-        """
+        """Sample this many and drop those that are too long, but not all."""
         first, seed = self._sampled, self._config.run.seed
         self._sampled += count
         seeds = [derive_seed("demonstration", seed, number) for number in range(first, self._sampled)]
@@ -145,7 +134,6 @@ class Demonstrations:
         return examples
 
     def _examples(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Example]:
-        """Demonstrations of problems, without those that are too long."""
         texts = [self._task.demonstrate(prompt.item, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         if None in texts:
             raise TinyZeroError(
@@ -167,12 +155,6 @@ class BatchSource(IterableDataset["PackedBatch | TinyZeroError"]):
     """Batches without end, in which tasks have their weights; a worker of a DataLoader makes every n-th of them."""
 
     def __init__(self, config: SftConfig, tasks: Sequence[Task], multiple: int = 1) -> None:
-        """
-        Args:
-            config: of the fine-tuning.
-            tasks: in the order of its specs.
-            multiple: the number of rows of each batch is a multiple of it.
-        """
         self.config, self.tasks, self.multiple = config, tasks, multiple
 
     def batches(self, worker: int = 0, workers: int = 1) -> Iterator[PackedBatch]:
@@ -217,10 +199,6 @@ def _start_worker(worker: int) -> None:
 
 def batch_stream(source: BatchSource, workers: int) -> Generator[PackedBatch]:
     """Batches without end, made in this process or prefetched by others, which end when the generator is closed.
-
-    Args:
-        source: of the batches.
-        workers: processes; 0 = this one.
 
     Raises:
         TinyZeroError: what stopped a worker.

@@ -47,20 +47,13 @@ class DefaultModel:
     """A model to make, or one in the cache."""
 
     overrides: Mapping[str, Any]
-    """The user's settings of the run."""
-
     config: TrainConfig
-    """The run's, as far as it is known without the model."""
-
     recipe: SftConfig
-    """How the model is made."""
-
     directory: Path
     """Its place in the cache, to which only complete models are moved."""
 
     @property
     def about(self) -> str:
-        """One line for the user."""
         if self.directory.is_dir():
             return f"no --model: using the small model made here before, {self.directory}"
         tasks = " and ".join(spec.name for spec in self.recipe.task_specs)
@@ -70,11 +63,7 @@ class DefaultModel:
         )
 
     def settle(self) -> dict[str, Any]:
-        """The user's settings with `model.path` set, in place of `default_model`; makes the model if need be.
-
-        Raises:
-            TinyZeroError: it cannot be made or kept.
-        """
+        """The user's settings with `model.path` set, in place of `default_model`; makes the model if need be."""
         if not self.directory.is_dir():
             try:
                 self.directory.parent.mkdir(parents=True, exist_ok=True)
@@ -126,9 +115,6 @@ class DefaultModel:
 
 def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
     """The model to train where the user named none and there is a GPU; otherwise None.
-
-    Args:
-        overrides: the user's settings of a new run, nested.
 
     Raises:
         SettingsError: a setting is unknown, impossible or without effect; a task has no demonstrations.
@@ -192,7 +178,6 @@ def default_spec(config: DefaultModelConfig) -> ModelSpec:
 
 
 def on_gpu(device: str, progress: Progress) -> bool:
-    """Whether torch can use a GPU too."""
     progress.phase("loading PyTorch")
     with without_collector():
         from tinyzero_trainer.models.device import choose_device
@@ -201,11 +186,7 @@ def on_gpu(device: str, progress: Progress) -> bool:
 
 
 def _prompt_template(name: str, task: Task, template: str | None) -> str:
-    """The user's template, or the first of `TEMPLATES` that the task has.
-
-    Raises:
-        SettingsError: the task has no demonstrations.
-    """
+    """The user's template, or the first of `TEMPLATES` that the task has."""
     item = next(task.dataset("train", 1))
     if task.demonstrate(item, 0) is None:
         raise SettingsError(

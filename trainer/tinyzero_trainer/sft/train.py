@@ -54,16 +54,11 @@ SETTINGS_FILE = "warmstart.toml"
 
 @dataclass(frozen=True, slots=True)
 class SftResult:
-    """What fine-tuning made."""
-
     output: Path
     """Directory that transformers, vLLM and `--model` load."""
 
     evaluations: dict[str, EvaluationResult]
-    """Held-out accuracy on each task, sampled at temperature 1."""
-
     summary: str
-    """One line for the user."""
 
 
 def fine_tune(config: SftConfig, *, progress: Progress, stop: StopFlag) -> SftResult:
@@ -109,7 +104,6 @@ def fine_tune(config: SftConfig, *, progress: Progress, stop: StopFlag) -> SftRe
 
 
 def _evaluate(config: TrainConfig, progress: Progress, stop: StopFlag) -> dict[str, EvaluationResult]:
-    """Accuracy on the held-out problems of each task, sampled at temperature 1."""
     params, results = SamplingParams(config.rollout.max_completion_tokens), dict[str, EvaluationResult]()
     with build_workers(config, display=progress, training=False) as workers:
         for name, task in workers.tasks.items():
@@ -121,7 +115,6 @@ def _evaluate(config: TrainConfig, progress: Progress, stop: StopFlag) -> dict[s
 
 
 def _advice(config: SftConfig) -> str:
-    """What to type where a GPU's memory is too small."""
     size, layers = config.training.batch_size, config.model.layers
     if size > 1:
         return f"give training.batch_size={size // 2}"
@@ -129,7 +122,6 @@ def _advice(config: SftConfig) -> str:
 
 
 def _run_defaults(config: SftConfig) -> dict[str, object]:
-    """Settings of a run that trains this model further; the user's own take precedence."""
     training = config.training
     defaults = {
         "data": {"prompt_template": training.template, "test_fraction": training.test_fraction},

@@ -22,9 +22,6 @@ def run_in_background(work: Callable[[Stop], Result]) -> Iterator["Future[Result
 
     The future holds its result or exception. If the block raises, the work is asked to stop, and waited for.
 
-    Args:
-        work: polls the `Stop` that it is given, and ends soon after one is requested.
-
     Example:
         >>> with run_in_background(lambda stop: 6 * 7) as answer:
         ...     question = "?"

@@ -2,12 +2,7 @@
 
 
 def ema(average: float | None, value: float | None, decay: float) -> float | None:
-    """The average after another value.
-
-    Args:
-        average: before it; None = there was no value yet.
-        value: None = none was measured, and the average stays.
-        decay: weight of the old average.
+    """The average after another value (None = not measured); `decay` is the weight of the old average.
 
     Example:
         >>> ema(None, 1.0, 0.75), ema(1.0, 0.0, 0.75), ema(0.5, None, 0.75)

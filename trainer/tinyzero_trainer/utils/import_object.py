@@ -16,15 +16,10 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import execute
 
 BUILT_IN = ("ppo", "gspo", "cispo", "reinforce")
-"""Losses of algorithms/losses.py."""
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be the name of a policy loss.
-
-    Raises:
-        ValueError: lists the known names.
-    """
+    """Raise a ValueError if this cannot be the name of a policy loss."""
     place, _, function = name.rpartition(":")
     if name not in BUILT_IN and not (place and function.isidentifier()):
         raise ValueError(
@@ -34,11 +29,7 @@ def check_name(name: str) -> None:
 
 
 def check_place(name: str) -> None:
-    """Refuse a user's loss whose file or module does not exist, without importing it.
-
-    Raises:
-        SettingsError: names the file or module.
-    """
+    """Raise a SettingsError if the file or module of a user's loss does not exist, without importing it."""
     if name in BUILT_IN:
         return
     place = name.rpartition(":")[0]
@@ -53,11 +44,7 @@ def check_place(name: str) -> None:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """A user's policy loss.
-
-    Raises:
-        SettingsError: there is no such file, module or function, or it cannot be imported.
-    """
+    """A user's policy loss; a SettingsError if it cannot be imported."""
     check_place(name)
     place, _, attribute = name.rpartition(":")
     try:
@@ -71,6 +58,5 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """The file as a module, which is executed once."""
     name = f"tinyzero_losses_{path.stem}_{abs(hash(str(path.resolve())))}"
     return sys.modules.get(name) or execute(name, path)

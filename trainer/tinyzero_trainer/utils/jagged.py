@@ -8,13 +8,7 @@ from torch import Tensor
 
 
 def repeat_to_tokens(values: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
-    """[tokens] the value of its completion at each token, from [completions].
-
-    Args:
-        values: [completions]
-        lengths: [completions] tokens of each.
-        total: their sum, if it is known; it saves a synchronization with the GPU.
-    """
+    """[tokens] the value of its completion at each token, from [completions]; `total` tokens saves a GPU sync."""
     return values.repeat_interleave(lengths, output_size=total)
 
 

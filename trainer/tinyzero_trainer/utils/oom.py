@@ -36,13 +36,6 @@ class OutOfMemoryError(TinyZeroError):
     """The memory of a GPU, or of the host, is too small for the settings."""
 
     def __init__(self, phase: str = "", reason: str = "", *, on_host: bool = False, advice: str = "") -> None:
-        """
-        Args:
-            phase: when it happened, such as "the weights were updated".
-            reason: the allocator's message.
-            on_host: whether it was host memory.
-            advice: what to do; empty = not known.
-        """
         super().__init__(phase, reason)
         self.phase, self.reason, self.on_host, self.advice = phase, reason, on_host, advice
 
@@ -55,15 +48,7 @@ class OutOfMemoryError(TinyZeroError):
 
 @contextmanager
 def catch_out_of_memory(phase: str, advice: str = "") -> Iterator[None]:
-    """Turn running out of memory in the block into an `OutOfMemoryError`.
-
-    Args:
-        phase: what the block does, such as "the weights were updated".
-        advice: what to do if it is a GPU's memory; overrides advice from inside the block.
-
-    Raises:
-        OutOfMemoryError: memory ran out.
-    """
+    """Turn running out of memory in the block into an `OutOfMemoryError`; `advice` is for a GPU's memory."""
     try:
         yield
         return

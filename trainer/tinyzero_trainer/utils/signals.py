@@ -28,33 +28,18 @@ class Stopped(TinyZeroError):
     """A signal ended the work."""
 
     def __init__(self, stopped_by: signal.Signals, outcome: str) -> None:
-        """
-        Args:
-            stopped_by: the signal.
-            outcome: what is left of the work, and how to resume it.
-        """
         self.exit_code = 128 + stopped_by
         """As in a shell: 130 for SIGINT and 143 for SIGTERM."""
         super().__init__(f"stopped by {stopped_by.name} {outcome}")
 
 
 class Interrupted(Stopped):
-    """A signal ended the run, after its state was saved."""
-
     def __init__(self, stopped_by: signal.Signals, step: int, output: str) -> None:
-        """
-        Args:
-            stopped_by: the signal.
-            step: the last step in the checkpoint.
-            output: the run directory.
-        """
         command = f"tinyzero train --output {shlex.quote(output)} --resume"
         super().__init__(stopped_by, f"after step {step}, which is saved; resume with: {command}")
 
 
 class Stop(Protocol):
-    """What long work polls."""
-
     @property
     def requested(self) -> bool:
         """Whether it is to end; once true, it stays true."""
@@ -69,16 +54,10 @@ class StopFlag:
 
     @property
     def requested(self) -> bool:
-        """True once a signal has come."""
         return self.signal is not None
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
-        """The signal handler: raises the flag; a second signal of the same kind ends the process at once.
-
-        Raises:
-            KeyboardInterrupt: a second SIGINT.
-            SystemExit: a second SIGTERM, with code 143.
-        """
+        """The signal handler: raises the flag; a second signal of the same kind ends the process at once."""
         received, now = signal.Signals(number), time.monotonic()
         self.signal = self.signal or received
         if now - self._first_seen.setdefault(received, now) >= _ECHO_SECONDS:
@@ -100,9 +79,6 @@ def catch_signals() -> Iterator[StopFlag]:
 @contextmanager
 def left_at_once(outcome: str) -> Iterator[None]:
     """End the work in the block at once on SIGINT or SIGTERM: for work that cannot be saved.
-
-    Args:
-        outcome: see `Stopped`.
 
     Raises:
         Stopped: a signal came.
@@ -126,7 +102,6 @@ def left_at_once(outcome: str) -> Iterator[None]:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Install a handler for the block, in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -18,17 +18,7 @@ from tinyzero_trainer.rollout.weight_sync import WeightSource
 
 
 def build_vllm(config: TrainConfig, language_model: LanguageModel, source: WeightSource, number: int = 0) -> VllmEngine:
-    """Start vLLM with the model's current weights.
-
-    Args:
-        config: the run's; the output of vLLM's process goes to a file in the run directory, if that exists.
-        language_model: the policy's.
-        source: yields its weights.
-        number: index of the engine in the run; each has its own log.
-
-    Raises:
-        EngineDiedError: it does not start.
-    """
+    """Start vLLM with the model's current weights."""
     device = device_of(language_model.model)
     vllm, dtype = settled(config, language_model, device), compute_dtype(config.model.dtype, device)
     folder, run = Path(tempfile.mkdtemp(prefix="tinyzero-vllm-")), Path(config.run.output)

@@ -26,10 +26,6 @@ class CallThread:
     """Makes calls one after another, in a daemon thread."""
 
     def __init__(self, alive: Callable[[], bool]) -> None:
-        """
-        Args:
-            alive: whether the engine's process runs; before it is started, True.
-        """
         self._alive = alive
         self.interrupted = False
         """Whether a call was abandoned because of an error in the caller's thread, such as Ctrl-C."""

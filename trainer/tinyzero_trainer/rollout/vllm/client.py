@@ -30,8 +30,6 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for completions of one prompt."""
-
     name: str
     prompt: list[int]
     samples: int
@@ -55,13 +53,6 @@ class VllmClient:
         separate_process: bool,
         log: EngineLog,
     ) -> None:
-        """
-        Args:
-            arguments: of vLLM's EngineArgs.
-            environment: variables to set, or (None) unset, while it starts.
-            separate_process: whether it runs in its own process.
-            log: receives the output of its process.
-        """
         self._arguments, self._environment = arguments, environment
         self._separate_process, self._log = separate_process, log
         self._had_process_group = torch.distributed.is_initialized()
@@ -95,12 +86,10 @@ class VllmClient:
         return [child for child in children if child not in self._other_children]
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
         prompt = {"type": "token", "prompt_token_ids": request.prompt}
         self._engine.add_request(request.name, prompt, _sampling_params(request))
 
     def busy(self) -> bool:
-        """Whether a request is unfinished."""
         return bool(self._engine.has_unfinished_requests())
 
     def step(self) -> dict[str, list[Generation]]:
@@ -108,7 +97,6 @@ class VllmClient:
         return {output.request_id: _generations(output) for output in self._engine.step() if output.finished}
 
     def abort(self, names: list[str]) -> None:
-        """Drop requests."""
         self._engine.abort_request(names)
 
     def buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Weights]:
@@ -120,7 +108,6 @@ class VllmClient:
         return buckets(weights, self._engine.model_config.dtype, limit)
 
     def send(self, bucket: Weights) -> None:
-        """Replace some weights."""
         if self._separate_process:
             with packed(bucket) as message:
                 self._engine.collective_rpc("tinyzero_receive", args=(message,))
@@ -165,7 +152,6 @@ class VllmClient:
 
 
 def start_engine(arguments: Mapping[str, Any], *, separate_process: bool) -> Any:
-    """vLLM's LLMEngine."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine

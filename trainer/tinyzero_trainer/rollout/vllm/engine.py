@@ -28,7 +28,6 @@ CACHE_SECONDS = 10.0
 """For aborted requests to release the prefix cache."""
 
 CACHE_PAUSE = 0.05
-"""Seconds between two attempts to reset it."""
 
 MAX_TEMPERATURE = 2.0
 """vLLM's limit."""
@@ -44,8 +43,6 @@ Result = TypeVar("Result")
 
 
 class VllmEngine(RolloutEngine):
-    """vLLM behind the protocol of a rollout engine."""
-
     def __init__(
         self,
         client: VllmClient,

@@ -35,11 +35,7 @@ GIB = 2**30
 
 
 def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
-    """Refuse settings that vLLM does not support on a device.
-
-    Raises:
-        VllmError: names the setting and the reason.
-    """
+    """Raise a VllmError that names a setting which vLLM does not support on this device."""
     vllm = config.vllm
     if device.type == "cuda" and device.index:
         raise VllmError(
@@ -82,7 +78,6 @@ def settled(config: TrainConfig, language_model: LanguageModel, device: torch.de
 
 
 def longest_sequence(config: TrainConfig, language_model: LanguageModel) -> int:
-    """Tokens of the longest possible sequence."""
     return min(language_model.context, config.data.max_prompt_tokens + config.rollout.max_completion_tokens)
 
 
@@ -103,16 +98,7 @@ def engine_arguments(
     device: torch.device,
     dtype: str,
 ) -> dict[str, Any]:
-    """Of vLLM's EngineArgs.
-
-    Args:
-        config: of the run.
-        vllm: from `settled`.
-        language_model: the policy's.
-        directory: with the model's config.json, without weights.
-        device: of vLLM.
-        dtype: to compute in.
-    """
+    """Of vLLM's EngineArgs."""
     # Our log-probabilities are those before top-p and top-k, with the temperature applied. vLLM's processed ones have
     # all three applied, its raw ones none: the latter are ours at temperature 1, and config/ refuses the other cases.
     restricted = config.rollout.top_p < 1 or config.rollout.top_k

@@ -30,7 +30,6 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 learning rate of 1e-6 far less."""
 
 PARAMS = SamplingParams(COMPLETION_TOKENS, temperature=1.0, ignore_eos=True, logprobs=True)
-"""For the completions of the probes."""
 
 
 def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["VllmEngine"], None]:

@@ -47,9 +47,6 @@ def buckets(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, limit: in
 def packed(weights: Weights) -> Iterator[bytes]:
     """A message from which `unpacked` reads the weights in another process, within the context only.
 
-    Args:
-        weights: all of one dtype and on one device.
-
     Raises:
         TinyZeroError: the host's shared memory is too small for them.
     """
