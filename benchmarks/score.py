@@ -11,19 +11,16 @@ ship, in a separate process for each scorer, with a timeout for each answer.
 import json
 import statistics
 import time
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from benchmarks.common import machine, print_machine, print_table
-from benchmarks.scoring import math_verify, reasoning_gym, tinyzero
 from benchmarks.scoring.outcomes import TIMEOUT, Outcomes, judge_cases, rewards_of
+from benchmarks.scoring.rewards import TINYZERO, Reward, math_verify, reasoning_gym
 from benchmarks.scoring.workloads import LENGTH, OPTIONS, Workload, make_workloads
 from tinyzero_sdk import load_task
 from tinyzero_sdk.testing.cases import cases_path, read_cases
-
-Reward = Callable[[str, Any], float]
 
 VERSIONS = ("tinyzero-countdown", "tinyzero-multiply", "tinyzero-gsm8k", "sympy")
 
@@ -63,7 +60,7 @@ HONEST = [
 def find_scorers(name: str) -> dict[str, Reward | None]:
     """The scorers of one of our tasks; None if a package is not installed."""
     task = load_task(name, options=OPTIONS[name])
-    others = (("TinyZero's method", tinyzero.REWARDS), reasoning_gym.rewards(), math_verify.rewards())
+    others = (("TinyZero's method", TINYZERO), reasoning_gym(), math_verify())
     ours: Reward = lambda completion, ground_truth: task.score_completion(completion, ground_truth).value  # noqa: E731
     return {OURS: ours, **{scorer: rewards.get(name) for scorer, rewards in others}}
 

@@ -5,14 +5,13 @@ import os
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks.scoring.rewards import Reward
 from tinyzero_sdk.testing.cases import Case
-
-Reward = Callable[[str, Any], float]
 
 TIMEOUT = 2.0
 """Seconds for one answer."""

@@ -1,11 +1,11 @@
 """A broken reward: the method of the reward that TinyZero trains with.
 
-Last line, last tag, digits compared, characters filtered, eval, 1e-5 of tolerance, 0.1 for a tag with anything in it.
 It evaluates model text on purpose: it is only ever given texts that tests make, in child processes.
 """
 
 import re
 
+from benchmarks.scoring.rewards import tinyzero_countdown
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
 from tinyzero_sdk import Score, TaskInfo, hookimpl
 
@@ -23,13 +23,5 @@ def extract_answer(completion):
 
 @hookimpl
 def score(answer, ground_truth):
-    wrong = Score(0.1, correct=False, reason="wrong")
-    if sorted(int(digits) for digits in re.findall(r"\d+", answer)) != sorted(ground_truth["numbers"]):
-        return wrong
-    if not re.match(r"^[\d+\-*/().\s]+$", answer):
-        return wrong
-    try:
-        value = eval(answer, {"__builtins__": None}, {})
-        return Score(1.0, correct=True) if abs(value - ground_truth["target"]) < 1e-5 else wrong
-    except Exception:
-        return wrong
+    value = tinyzero_countdown(f"<answer>{answer}</answer>", ground_truth)
+    return Score(value, correct=value == 1.0, reason="ok" if value == 1.0 else "wrong")

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from benchmarks import score
-from benchmarks.scoring import reasoning_gym, tinyzero
+from benchmarks.scoring import rewards
 from benchmarks.scoring.outcomes import judge_cases, rewards_of
 from benchmarks.scoring.workloads import LENGTH, MIX, OPTIONS, make_workloads
 from tinyzero_sdk import load_task
@@ -28,7 +28,7 @@ def test_the_mix_has_its_fractions(name):
     assert reasons["right answers"] == {"ok": 200}
     assert reasons["mix"] == {REASONS[kind]: 200 * fraction for kind, fraction in MIX.items()}
     assert {len(completion) for workload in workloads.values() for completion, _ in workload} == {LENGTH}
-    assert all(tinyzero.REWARDS[name](*asked) == 1.0 for asked in workloads["right answers"])
+    assert all(rewards.TINYZERO[name](*asked) == 1.0 for asked in workloads["right answers"])
 
 
 def fickle(completion, ground_truth):
@@ -65,23 +65,23 @@ def test_wrong_scores_are_counted_by_their_kind():
 
 
 def test_every_task_has_the_method_of_tinyzero_with_its_faults():
-    assert set(tinyzero.REWARDS) == set(OPTIONS)
+    assert set(rewards.TINYZERO) == set(OPTIONS)
     truth = {"target": 4, "numbers": [2, 3, 4]}
-    assert tinyzero.countdown("<answer>2**3-4</answer>", truth) == 1.0
-    assert tinyzero.countdown("<answer>2+3-4</answer>\n", truth) == 0.0
+    assert rewards.tinyzero_countdown("<answer>2**3-4</answer>", truth) == 1.0
+    assert rewards.tinyzero_countdown("<answer>2+3-4</answer>\n", truth) == 0.0
     product = {"num1": 123, "num2": 456, "product": 56088}
     answers = {"56088": 1.0, "56_088": 1.0, "５６０８８": 1.0, "56,088": 0.0, "\n56088\n": 0.0, "56089": 0.1}
-    assert {answer: tinyzero.multiply(f"<answer>{answer}</answer>", product) for answer in answers} == answers
-    assert tinyzero.multiply("<answer>56088</answer>", 56088) == 1.0
+    assert {answer: rewards.tinyzero_multiply(f"<answer>{answer}</answer>", product) for answer in answers} == answers
+    assert rewards.tinyzero_multiply("<answer>56088</answer>", 56088) == 1.0
     endings = {"#### 42": 1.0, "#### 1 no, #### 42": 0.0, "#### 42.0": 0.0, "#### $42": 0.0, "####  42": 0.0, "42": 0.0}
-    assert {ending: tinyzero.gsm8k(ending, "42") for ending in endings} == endings
+    assert {ending: rewards.tinyzero_gsm8k(ending, "42") for ending in endings} == endings
 
 
 def test_our_countdown_of_reasoning_gym_scores_as_the_package_does():
     truth = {"target": 4, "numbers": [2, 3, 4]}
-    assert reasoning_gym.countdown("<answer>2**3-4</answer>", truth) == 1.0
-    assert reasoning_gym.countdown("<answer>2+3</answer>", truth) == 0.05
-    assert reasoning_gym.countdown("", truth) == 0.01
+    assert rewards.reasoning_gym_countdown("<answer>2**3-4</answer>", truth) == 1.0
+    assert rewards.reasoning_gym_countdown("<answer>2+3</answer>", truth) == 0.05
+    assert rewards.reasoning_gym_countdown("", truth) == 0.01
 
 
 @pytest.mark.parametrize(("answer", "numbers", "target"), score.EXPLOITS)
