@@ -86,6 +86,21 @@ def table(title: str, rows: Mapping[str, Mapping[str, str]]) -> str:
     return "\n".join(line.rstrip() for line in capture.get().strip().splitlines()) + "\n"
 
 
+def with_content(page: str, content: Mapping[str, str]) -> str:
+    """A page with other text between its marks `<!-- NAME: begin -->` and `<!-- NAME: end -->`.
+
+    Raises:
+        ValueError: the page has no such marks.
+    """
+    for name, shown in content.items():
+        before, begin, rest = page.partition(f"<!-- {name}: begin -->\n")
+        _, end, after = rest.partition(f"<!-- {name}: end -->")
+        if not end:
+            raise ValueError(f"the page has no place for {name!r}")
+        page = f"{before}{begin}{shown}{end}{after}"
+    return page
+
+
 def print_table(title: str, rows: Mapping[str, Mapping[str, str]]) -> None:
     """Print a Markdown table; see `table`."""
     print(table(title, rows), end="", flush=True)

@@ -7,7 +7,6 @@
 Run again with the same DIR, each repeats no finished run. Held-out accuracy is sampled at temperature 1.
 """
 
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.commands import run
-from benchmarks.common import TINYZERO, machine, print_machine, print_table, table
+from benchmarks.common import TINYZERO, machine, print_machine, print_table, table, with_content
 from benchmarks.training import SECONDS, TASK, TOKENS, metrics_of
 from tinyzero_sdk.workers.process import count_cores
 from tinyzero_trainer.config.recipes import recipe_names
@@ -164,10 +163,9 @@ def recipes(
     text = f"{shown}\n{where}; {jobs} concurrent runs."
     print(text)
     if write:
-        page, marks = DOCS / "algorithms.md", r"(<!-- recipes: begin -->\n).*?(<!-- recipes: end -->)"
+        page = DOCS / "algorithms.md"
         plot = "![Share of training puzzles solved over the steps, one panel for each recipe](images/recipes.png)"
-        new = f"{text}\n\n{plot}\n"
-        page.write_text(re.sub(marks, lambda mark: mark[1] + new + mark[2], page.read_text(), flags=re.DOTALL))
+        page.write_text(with_content(page.read_text(), {"recipes": f"{text}\n\n{plot}\n"}))
         draw(found, DOCS / "images" / "recipes.png")
     risen = {
         name: fmean(last - first for first, last in (run.ends(REWARD) for run in runs)) for name, runs in found.items()

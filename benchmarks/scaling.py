@@ -19,7 +19,7 @@ import typer
 from benchmarks.cluster import failures
 from benchmarks.cluster.generation import Lengths
 from benchmarks.cluster.host import measure
-from benchmarks.cluster.network import Cluster
+from benchmarks.cluster.network import Cluster, Traffic
 from benchmarks.cluster.step import (
     Run,
     Sharding,
@@ -33,7 +33,7 @@ from benchmarks.cluster.step import (
     synchronous,
     weights,
 )
-from benchmarks.common import last_of_each, print_machine, print_table, table
+from benchmarks.common import last_of_each, print_machine, print_table, table, with_content
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config
@@ -56,6 +56,7 @@ SETTINGS = (
 NODES = (1, 2, 4, 8)
 MORE_NODES = (*NODES, 16, 32)
 SHARDINGS: tuple[Sharding, ...] = ("full", "hybrid", "hybrid, reduced once")
+PASSES = ("old_log_prob", "update_actor")
 GB = 1e9
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Tables:
 
     def all(self) -> dict[str, str]:
         """Each table by its name."""
-        titles: dict[str, tuple[str, Rows]] = {
+        tables: dict[str, tuple[str, Rows]] = {
             "weak": ("seconds, constant completions per GPU", self.scaling(weak=True)),
             "strong": ("seconds, constant completions in total", self.scaling(weak=False)),
             "bytes": ("GB sent per GPU: NVLink / NIC", self.bytes()),
@@ -90,7 +91,7 @@ class Tables:
             "checkpoint": ("a checkpoint", self.checkpoint()),
             "failures": ("checkpoint every", self.failures()),
         }
-        return {name: table(title, rows) for name, (title, rows) in titles.items()}
+        return {name: table(title, rows) for name, (title, rows) in tables.items()}
 
     def on(self, nodes: int, *, weak: bool) -> Run:
         """The run on `nodes` nodes: with constant completions per GPU (`weak`), or in total."""
@@ -109,11 +110,11 @@ class Tables:
     def scaling(self, *, weak: bool) -> Rows:
         """Seconds of each phase by number of nodes, and the efficiency relative to one node."""
         steps = {nodes: self.step(nodes, weak=weak) for nodes in (MORE_NODES if weak else NODES)}
-        rows = {
-            phase: by_nodes(lambda step, phase=phase: _seconds(step.phases[phase].seconds), steps)
-            for phase in steps[1].phases
+        phases = {
+            name: by_nodes(lambda step, name=name: _seconds(step.phases[name].seconds), steps)
+            for name in steps[1].phases
         }
-        return rows | {
+        return phases | {
             "step": by_nodes(lambda step: _seconds(step.seconds), steps),
             "tokens/s per GPU": by_nodes(lambda step: f"{step.rate:,.0f}", steps),
             "relative to one node": by_nodes(lambda step: _percent(step.rate / steps[1].rate), steps),
@@ -131,19 +132,14 @@ class Tables:
     def sharding(self) -> Rows:
         """Bytes and seconds of full and hybrid sharding, with the default NICs and with slower ones."""
         gpus, lengths, rows = self.run.cluster.gpus, self.run.drawn(), {}
-        links = {
-            "400 Gb/s per GPU": self.run.cluster.nic,
-            "400 Gb/s per node": 0.9 * 50 * GB / gpus,
-            "100 Gb/s per node": 0.9 * 12.5 * GB / gpus,
-        }
+        nics = (self.run.cluster.nic, 0.9 * 50 * GB / gpus, 0.9 * 12.5 * GB / gpus)
+        names = ("400 Gb/s per GPU", "400 Gb/s per node", "100 Gb/s per node")
         for sharding in SHARDINGS:
             run = replace(self.run, sharding=sharding)
-            updates = {
-                name: passes(run.on(replace(run.cluster, nic=nic)), lengths)["update_actor"]
-                for name, nic in links.items()
-            }
+            each = [passes(run.on(replace(run.cluster, nic=nic)), lengths)["update_actor"] for nic in nics]
+            updates = dict(zip(names, each, strict=True))
             rows[str(sharding)] = {
-                "sent per NIC": f"{updates['400 Gb/s per GPU'].nic / run.cluster.size / GB:.0f} GB",
+                "sent per NIC": f"{each[0].nic / run.cluster.size / GB:.0f} GB",
                 **{f"update, {name}": f"{_seconds(update.seconds)} s" for name, update in updates.items()},
                 "peak memory": f"{peak_bytes(run)['update_actor'] / GIB:.0f} GiB",
             }
@@ -153,28 +149,24 @@ class Tables:
         """Seconds and idle fraction for the same completions, with other engines and queues."""
         run, steps = self.run, {nodes: self.step(nodes, weak=False) for nodes in NODES}
         vllm = {"rollout.engine": "vllm", "vllm.sleep_mode": True}
+        split = {**vllm, "vllm.tensor_parallel": 4}
         even = replace(run.lengths, spread=0.0, median=fmean(run.drawn()))
         variants = {
             "refilling slots": replace(run, refills=True),
             "refilling slots, from one queue": replace(run, refills=True, queue=True),
             "engine `vllm`, which refills slots": replace(run, config=with_settings(run.config, vllm)),
-            "the same, 4 GPUs per engine": replace(
-                run, config=with_settings(run.config, {**vllm, "vllm.tensor_parallel": 4})
-            ),
+            "the same, 4 GPUs per engine": replace(run, config=with_settings(run.config, split)),
             "all completions of mean length": replace(run, lengths=even),
         }
 
-        def cell(result: tuple[float, float]) -> str:
-            return f"{result[0]:.0f}, idle {_percent(result[1])}"
+        def cell(generated: tuple[Traffic, float]) -> str:
+            return f"{generated[0].seconds:.0f}, idle {_percent(generated[1])}"
 
-        def generated(run: Run) -> tuple[float, float]:
-            traffic, idle = generation(run, run.drawn())
-            return traffic.seconds, idle
-
-        default = {nodes: (step.phases["gen"].seconds, step.idle) for nodes, step in steps.items()}
+        default = {nodes: (step.phases["gen"], step.idle) for nodes, step in steps.items()}
         rows = {"in rounds, as in the engine `torch`": by_nodes(cell, default)}
         for name, variant in variants.items():
-            rows[name] = by_nodes(cell, {nodes: generated(Tables(variant).on(nodes, weak=False)) for nodes in NODES})
+            runs = {nodes: Tables(variant).on(nodes, weak=False) for nodes in NODES}
+            rows[name] = by_nodes(cell, {nodes: generation(run, run.drawn()) for nodes, run in runs.items()})
         longest = run.lengths.most
         alone = longest * engines_of(run).step(1, run.prompt + longest / 2)
         return rows | {"one completion of full length, alone": by_nodes(lambda _: f"{alone:.0f}", steps)}
@@ -188,8 +180,8 @@ class Tables:
         }
         return {
             name: by_nodes(
-                lambda traffic: f"{_seconds(traffic.seconds)} s",
-                {nodes: weights(Tables(run).on(nodes, weak=True)) for nodes in NODES},
+                lambda run: f"{_seconds(weights(run).seconds)} s",
+                {nodes: Tables(run).on(nodes, weak=True) for nodes in NODES},
             )
             for name, run in ways.items()
         }
@@ -199,10 +191,8 @@ class Tables:
         cluster, shared = self.run.cluster, self.step(self.run.cluster.nodes, weak=True)
 
         def cells(rounds: Step, queue: Step) -> dict[str, str]:
-            training = [
-                rounds.phases[name].seconds for name in ("old_log_prob", "update_actor") if name in rounds.phases
-            ]
-            row = {"log-probs and update": f"{_seconds(sum(training))} s"}
+            training = sum(phase.seconds for name, phase in rounds.phases.items() if name in PASSES)
+            row = {"log-probs and update": f"{_seconds(training)} s"}
             for name, step in (("rounds", rounds), ("one queue", queue)):
                 row[f"gen, {name}"] = f"{_seconds(step.phases['gen'].seconds)} s"
                 row[f"step, {name}"] = f"{_seconds(step.seconds)} s ({_percent(step.rate / shared.rate)})"
@@ -246,14 +236,8 @@ class Tables:
         written = failures.checkpoint_bytes(self.run.spec)
         seconds = failures.checkpoint_seconds(self.run.spec, self.run.cluster.size)
         who = {"weights": "rank 0", "moments": "all ranks", "seal": "the driver"}
-        rows = {
-            name: {
-                "who": who[name],
-                "GB": f"{written.get(name, sum(written.values())) / GB:.0f}",
-                "seconds": f"{of:.0f}",
-            }
-            for name, of in seconds.items()
-        }
+        sizes = {name: f"{written.get(name, sum(written.values())) / GB:.0f}" for name in seconds}
+        rows = {name: {"who": who[name], "GB": sizes[name], "seconds": f"{of:.0f}"} for name, of in seconds.items()}
         return rows | {"all": {"who": "", "GB": "", "seconds": f"{sum(seconds.values()):.0f}"}}
 
     def failures(self) -> Rows:
@@ -312,17 +296,6 @@ def make_run(
     return Run(find_spec(model), config, Cluster(found, nodes, gpus), lengths, prompt, seed=seed)
 
 
-def write_docs(text: str, tables: Mapping[str, str]) -> str:
-    """The page with the tables between their marks."""
-    for name, shown in tables.items():
-        before, begin, rest = text.partition(f"<!-- {name}: begin -->\n")
-        _, end, after = rest.partition(f"<!-- {name}: end -->")
-        if not end:
-            raise ValueError(f"docs/scaling.md has no place for the table {name!r}")
-        text = f"{before}{begin}{shown}{end}{after}"
-    return text
-
-
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="settings of the run")] = None,
     model: Annotated[str, typer.Option(help="as for tinyzero plan")] = MODEL,
@@ -349,7 +322,7 @@ def main(
     print(f"{run.spec.name} on {run.cluster.gpu.name}s, simulated and not measured; see docs/scaling.md.\n")
     print("\n".join(tables.values()), end="")
     if write:
-        DOCS.write_text(write_docs(DOCS.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        DOCS.write_text(with_content(DOCS.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,21 +7,22 @@ of the whole command, memory summed over all its processes. Target: 100,000 rows
 the same file with a task that hangs on one row in 10,000: each should cost its timeout, and affect no other row.
 """
 
+import itertools
 import os
 import random
 import resource
 import statistics
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -65,14 +66,10 @@ TARGET_RATE, TARGET_MEGABYTES = 100_000, 1_000
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the command."""
+    """One run of the command, with all its processes."""
 
     seconds: float
-    """Wall clock."""
-
     cpu_seconds: float
-    """Of all its processes."""
-
     pss: int
     """Peak bytes, with shared pages counted once."""
 
@@ -85,14 +82,12 @@ def make_file(path: Path, rows: int) -> None:
     task, dice = load_task("gsm8k", options={"source": "synthetic"}), random.Random(0)
     items = list(task.dataset("train", min(PROBLEMS, -(-rows // SAMPLES))))
     lines = [line for item in items for line in str(item.data["answer"]).split("\n")[:-1]]
-    writer: pq.ParquetWriter | None = None
-    for start in range(0, rows, 1 << 14):
-        chunk = range(start, min(rows, start + (1 << 14)))
-        table = pa.Table.from_pylist([_row(items, lines, row, dice) for row in chunk])
-        writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
-        writer.write_table(table)
-    assert writer is not None
-    writer.close()
+    chunks = (range(start, min(rows, start + (1 << 14))) for start in range(0, rows, 1 << 14))
+    tables = (pa.Table.from_pylist([_row(items, lines, row, dice) for row in chunk]) for chunk in chunks)
+    first = next(tables)
+    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table)
 
 
 def _row(items: list[Item], lines: list[str], row: int, dice: random.Random) -> dict[str, object]:
@@ -100,12 +95,8 @@ def _row(items: list[Item], lines: list[str], row: int, dice: random.Random) -> 
     item = items[prompt % len(items)]
     kind = dice.choices(list(MIX), list(MIX.values()))[0]
     right = str(item.ground_truth)
-    answer = {
-        "right": right,
-        "wrong": str(int(float(right.replace(",", ""))) + dice.randint(1, 9)),
-        "no answer": None,
-        "not a number": "many",
-    }[kind]
+    wrong = str(int(float(right.replace(",", ""))) + dice.randint(1, 9))
+    answer = {"right": right, "wrong": wrong, "no answer": None, "not a number": "many"}[kind]
     if row % HANG_EVERY == HANG_EVERY // 2:
         answer = MARK
     forms = (f"</think>\n<answer>{answer}</answer>", f"</think>\n#### {answer}", f"</think>\nSo \\boxed{{{answer}}}")
@@ -120,41 +111,26 @@ def _row(items: list[Item], lines: list[str], row: int, dice: random.Random) -> 
 def score(source: Path, output: Path, task: str, workers: int, *options: str) -> Run:
     """Run the command, and sample its memory ten times per second."""
     command = [*TINYZERO, "score", str(source), "--task", task, "-o", str(output), "--workers", str(workers), *options]
-    before, started, peaks = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), {"Pss": 0, "Rss": 0}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-
-        def watch() -> None:
-            while process.poll() is None:
-                found = [_memory(pid) for pid in _family(process.pid)]
-                for name in peaks:
-                    peaks[name] = max(peaks[name], sum(memory.get(name, 0) for memory in found))
-                time.sleep(0.1)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        code = process.wait()
+    before, started, code = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), None
+    pss = rss = 0
+    with psutil.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while code is None:
+            found = list(_memory_of(process))
+            pss, rss = max(pss, sum(memory.pss for memory in found)), max(rss, sum(memory.rss for memory in found))
+            with suppress(psutil.TimeoutExpired):
+                code = process.wait(0.1)
         seconds = time.perf_counter() - started
-        watcher.join()
     if code not in (0, 1):
         raise SystemExit(f"{' '.join(command)} exited with {code}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Run(seconds, cpu, peaks["Pss"], peaks["Rss"])
+    return Run(seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, pss, rss)
 
 
-def _family(pid: int) -> Iterator[int]:
-    """A process and its descendants."""
-    yield pid
-    with suppress(OSError):  # it has ended
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            yield from _family(int(child))
-
-
-def _memory(pid: int) -> dict[str, int]:
-    with suppress(OSError):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-        return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}
-    return {}
+def _memory_of(process: psutil.Process) -> Iterator[Any]:
+    """Of the process and its descendants."""
+    for one in [process, *process.children(recursive=True)]:
+        with suppress(psutil.Error):  # it has ended
+            yield one.memory_full_info()
 
 
 def compare(plain: Path, hanging: Path) -> dict[str, int]:
@@ -192,41 +168,32 @@ def main(
         if not source.exists():
             make_file(source, rows)
         measured = [score(source, plain, "gsm8k", workers) for _ in range(runs)]
-        print_plain(source, rows, workers, measured)
+        seconds, cpu = (
+            statistics.median(getattr(run, name) for run in measured) for name in ("seconds", "cpu_seconds")
+        )
+        pss, rss = (max(getattr(run, name) for run in measured) / 1e6 for name in ("pss", "rss"))
+        cells = {
+            "rate": (f"{rows / seconds:,.0f} rows/s", f"{TARGET_RATE:,} rows/s"),
+            "wall clock": (f"{seconds:.1f} s", ""),
+            "CPU time per row": (f"{cpu / rows * 1e6:.1f} µs", ""),
+            "memory, shared pages counted once (PSS)": (f"{pss:,.0f} MB", ""),
+            "memory, summed (RSS)": (f"{rss:,.0f} MB", f"{TARGET_MEGABYTES:,} MB"),
+        }
+        title = f"{rows:,} completions of {LENGTH} characters, {workers} workers, {os.cpu_count()} cores"
+        print_table(title, {name: {"result": result, "target": target} for name, (result, target) in cells.items()})
         task = folder / "hanging.py"
         task.write_text(HANGING_TASK)
         run = score(source, hanging, str(task), workers, "--timeout", str(timeout))
-        base = statistics.median(run.seconds for run in measured)
-        print_hanging(compare(plain, hanging), run, base, timeout, workers)
-
-
-def print_plain(source: Path, rows: int, workers: int, measured: list[Run]) -> None:
-    """The table of the runs without hanging rows."""
-    seconds = statistics.median(run.seconds for run in measured)
-    lengths = pc.utf8_length(pq.ParquetFile(source).read_row_group(0, ["completion"])["completion"])
-    cells = {
-        "rate": (f"{rows / seconds:,.0f} rows/s", f"{TARGET_RATE:,} rows/s"),
-        "wall clock": (f"{seconds:.1f} s", ""),
-        "CPU time per row": (f"{statistics.median(run.cpu_seconds for run in measured) / rows * 1e6:.1f} µs", ""),
-        "memory, shared pages counted once (PSS)": (f"{max(run.pss for run in measured) / 1e6:,.0f} MB", ""),
-        "memory, summed (RSS)": (f"{max(run.rss for run in measured) / 1e6:,.0f} MB", f"{TARGET_MEGABYTES:,} MB"),
-    }
-    title = f"{rows:,} completions of {pc.mean(lengths).as_py():.0f} characters, {workers} workers, "
-    title += f"{os.cpu_count()} cores"
-    print_table(title, {name: {"result": result, "target": target} for name, (result, target) in cells.items()})
-    print()
-
-
-def print_hanging(found: dict[str, int], run: Run, base: float, timeout: float, workers: int) -> None:
-    """The table of the run with hanging rows."""
-    expected = base + found["hanging rows"] * timeout / workers
-    result = {name: f"{count:,}" for name, count in found.items()}
-    result |= {
-        f"expected time: {base:.1f} s + {found['hanging rows']} × {timeout:g} s / {workers}": f"{expected:.1f} s",
-        "measured time": f"{run.seconds:.1f} s",
-        "memory, summed (RSS)": f"{run.rss / 1e6:,.0f} MB",
-    }
-    print_table(f"one row in {HANG_EVERY:,} hangs", {name: {"result": cell} for name, cell in result.items()})
+        found = compare(plain, hanging)
+        hangs = found["hanging rows"]
+        expected = f"expected time: {seconds:.1f} s + {hangs} × {timeout:g} s / {workers}"
+        result = {name: f"{count:,}" for name, count in found.items()} | {
+            expected: f"{seconds + hangs * timeout / workers:.1f} s",
+            "measured time": f"{run.seconds:.1f} s",
+            "memory, summed (RSS)": f"{run.rss / 1e6:,.0f} MB",
+        }
+        print()
+        print_table(f"one row in {HANG_EVERY:,} hangs", {name: {"result": cell} for name, cell in result.items()})
 
 
 if __name__ == "__main__":

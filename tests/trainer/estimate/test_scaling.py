@@ -26,6 +26,7 @@ from benchmarks.cluster.step import (
     synchronous,
     weights,
 )
+from benchmarks.common import with_content
 from tests.trainer.plan.planned import HALF_B, MODELS, SPECS
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.estimate.fit import with_settings
@@ -275,12 +276,12 @@ def test_more_gpus_do_not_shorten_a_checkpoint_beyond_the_file_system() -> None:
 @pytest.mark.slow
 def test_the_page_has_the_tables_that_the_script_prints() -> None:
     page = scaling.DOCS.read_text(encoding="utf-8")
-    assert scaling.write_docs(page, scaling.Tables(scaling.make_run()).all()) == page
+    assert with_content(page, scaling.Tables(scaling.make_run()).all()) == page
 
 
-def test_a_table_without_a_place_in_the_page_is_said() -> None:
-    with pytest.raises(ValueError, match="no place for the table 'other'"):
-        scaling.write_docs("<!-- weak: begin -->\n<!-- weak: end -->", {"other": "|a|"})
+def test_a_table_without_a_place_in_the_page_is_reported() -> None:
+    with pytest.raises(ValueError, match="no place for 'other'"):
+        with_content("<!-- weak: begin -->\n<!-- weak: end -->", {"other": "|a|"})
 
 
 @pytest.mark.parametrize(
