@@ -1,6 +1,6 @@
 """How fast answers are scored, how many scores are wrong, and what exploits score: our tasks and three other scorers.
 
-    python benchmarks/score.py [--task countdown …] [--completions 2000] [--runs 5] [--json]
+    python benchmarks/score.py [--task countdown …] [--completions 2000] [--runs 5]
 
 Scorers: `Task.score_completion` of this project; the methods of TinyZero's rewards; reasoning-gym's closest scorers;
 math-verify. The last two are the published packages, if installed (`benchmarks/scoring/` shows how each is called).
@@ -8,21 +8,18 @@ Rates: one process, 1.3 kB completions, medians of interleaved runs. Wrong score
 ship, in a separate process for each scorer, with a timeout for each answer.
 """
 
-import json
 import statistics
 import time
 from typing import Annotated
 
 import typer
 
-from benchmarks.common import machine, print_machine, print_table
+from benchmarks.common import print_machine, print_table
 from benchmarks.scoring.outcomes import TIMEOUT, Outcomes, judge_cases, rewards_of
 from benchmarks.scoring.rewards import TINYZERO, Reward, math_verify, reasoning_gym
 from benchmarks.scoring.workloads import LENGTH, OPTIONS, Workload, make_workloads
 from tinyzero_sdk import load_task
 from tinyzero_sdk.testing.cases import cases_path, read_cases
-
-VERSIONS = ("tinyzero-countdown", "tinyzero-multiply", "tinyzero-gsm8k", "sympy")
 
 OURS = "this project"
 ABSENT = "not installed"
@@ -92,55 +89,42 @@ def _rate(reward: Reward, workload: Workload) -> float:
     return done / (time.perf_counter() - start)
 
 
-def score_tables(scorers: dict[str, Reward | None]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
-    """What each scorer gives in countdown for exploits, and for right answers."""
-
-    def cell(reward: Reward | None, completion: str, numbers: list[int], target: int) -> str:
-        if reward is None:
-            return ABSENT
-        (value,) = rewards_of(reward, [(completion, {"target": target, "numbers": numbers})])
-        return f"no score in {TIMEOUT:g} s" if value is None else f"{value:g}"
-
-    exploits = {
-        f"`{answer}`" if answer else "nothing between the tags": (f"<answer>{answer}</answer>", numbers, target)
-        for answer, numbers, target in EXPLOITS
-    }
-    honest = {label: (completion, [17, 5, 3], 15) for completion, label in HONEST}
-    exploit_scores, honest_scores = (
-        {name: {scorer: cell(reward, *asked) for scorer, reward in scorers.items()} for name, asked in each.items()}
-        for each in (exploits, honest)
-    )
-    return exploit_scores, honest_scores
+def scores_of(scorers: dict[str, Reward | None], completion: str, numbers: list[int], target: int) -> dict[str, str]:
+    """What each scorer gives for a completion in countdown."""
+    asked, cells = [(completion, {"target": target, "numbers": numbers})], {}
+    for scorer, reward in scorers.items():
+        value = rewards_of(reward, asked)[0] if reward else None
+        cells[scorer] = f"{value:g}" if value is not None else f"no score in {TIMEOUT:g} s" if reward else ABSENT
+    return cells
 
 
 def main(
     task: Annotated[list[str] | None, typer.Option(help="which tasks; may be repeated", show_default="all")] = None,
     completions: Annotated[int, typer.Option(help="completions in each workload")] = 2000,
     runs: Annotated[int, typer.Option(help="interleaved runs; the median counts")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
     """Measure how fast answers are scored, how many scores are wrong, and what exploits score."""
     tasks = task or [*OPTIONS]
     if unknown := set(tasks) - set(OPTIONS):
         raise typer.BadParameter(f"got --task {' '.join(sorted(unknown))}, expected some of {', '.join(OPTIONS)}")
-    about = machine(*VERSIONS) if as_json else print_machine(*VERSIONS)
+    print_machine("tinyzero-countdown", "tinyzero-multiply", "tinyzero-gsm8k", "sympy")
     scorers = {name: find_scorers(name) for name in tasks}
     rates = {name: measure(scorers[name], make_workloads(completions, name), runs) for name in tasks}
     outcomes: dict[str, dict[str, Outcomes | None]] = {}
     for name in tasks:
         cases = read_cases(cases_path(load_task(name)))
         outcomes[name] = {scorer: reward and judge_cases(reward, cases) for scorer, reward in scorers[name].items()}
-    exploits, honest = score_tables(scorers["countdown"]) if "countdown" in tasks else ({}, {})
-    if as_json:
-        counts = {name: {who: found and vars(found) for who, found in row.items()} for name, row in outcomes.items()}
-        print(json.dumps({**about, "rates": rates, "outcomes": counts, "exploits": exploits, "honest": honest}))
-        return
     title = f"scores of {LENGTH / 1000:g} kB completions (ours is … times as fast)"
     print_table(title, {f"{name}, {kind}": _compare(row) for name in tasks for kind, row in rates[name].items()})
     print_table("scores of labelled cases", {key: row for name in tasks for key, row in _count(name, outcomes[name])})
-    if exploits:
-        print_table("score of an answer that deserves 0", exploits)
-        print_table("score of a right answer", honest)
+    if "countdown" in tasks:
+        exploits = {
+            f"`{answer}`" if answer else "nothing between the tags": (f"<answer>{answer}</answer>", numbers, target)
+            for answer, numbers, target in EXPLOITS
+        }
+        honest = {label: (completion, [17, 5, 3], 15) for completion, label in HONEST}
+        for title, asked in (("an answer that deserves 0", exploits), ("a right answer", honest)):
+            print_table(f"score of {title}", {name: scores_of(scorers["countdown"], *of) for name, of in asked.items()})
 
 
 def _compare(rates: dict[str, float | None]) -> dict[str, str]:

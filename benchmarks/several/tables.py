@@ -74,7 +74,7 @@ def parity(results: Results, shape: str) -> Iterator[str]:
         largest = {
             key: max(differences([row[key] for row in ours], [row[key] for row in theirs]))
             for key in COMPARED
-            if key in ours[0] and key in theirs[0]
+            if key in ours[0]
         }
         rows[name.removeprefix(prefix)] = {
             **{key: f"{largest[key]:.1e}" if key in largest else "" for key in COMPARED},
@@ -93,9 +93,9 @@ def scaling(results: Results, suite: str, title: str) -> Iterator[str]:
     base = results["weak 1"]["tokens_per_s"] if "weak 1" in results else None
     phases = sorted({phase for name in names for phase in results[name]["timing_s"]} - {"timing_s/step"})
     rows = {}
-    for name in sorted(names, key=lambda name: name.partition(" ")[2]):
+    for count, name in sorted((name.partition(" ")[2], name) for name in names):
         seconds, rate = results[name]["timing_s"], results[name]["tokens_per_s"]
-        rows[name.partition(" ")[2]] = {
+        rows[count] = {
             "step": f"{seconds['timing_s/step']:.2f} s",
             "tokens/s": f"{rate:,.0f}",
             "×": "" if base is None else f"{rate / base:.2f}",
