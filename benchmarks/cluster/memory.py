@@ -37,7 +37,7 @@ def phase_bytes(spec: ModelSpec, config: TrainConfig, prompt: int, shards: float
                 continue
             if shards > 1 and item.what in SHARDED:
                 held += item.size / shards
-            elif shards > 1 and item.what == "weights at work":  # layers are gathered one after another
+            elif shards > 1 and item.what == "unsharded weights":  # layers are gathered one after another
                 held += number_bytes(config) * (spec.embeddings + constants.LAYERS_GATHERED * spec.layer)
             else:
                 held += item.size

@@ -63,14 +63,14 @@ def test_a_step_of_the_torch_engine_takes_what_it_reckons_with(
 ) -> None:
     config = config_of(*words, "rollout.max_completion_tokens=24", *GRPO)  # 256 completions
     spec, engine = shape_like(toy_model.model), engine_for(toy_model, torch.bfloat16, params, 32, 8)
-    planned = engine_of(spec, config, workload_of(config, 40)).awake["a step"]
+    planned = engine_of(spec, config, workload_of(config, 40)).awake["decoding"]
     assert planned == 256 * (engine._sequence_bytes(64, 24) - engine._model.cache_bytes(64) - 12 * 24)
 
 
 def test_prompts_are_read_once_for_all_their_samples() -> None:
     config = config_of("eval.num_problems=8", *GRPO)
     few, many = (engine_of(SPECS[HALF_B], config, workload_of(config, tokens)).awake for tokens in (100, 2000))
-    assert few["reading prompts"] / many["reading prompts"] == pytest.approx(32 * 100 / 32_768)
+    assert few["prefill"] / many["prefill"] == pytest.approx(32 * 100 / 32_768)
 
 
 def test_the_copies_of_one_layers_cache_are_counted() -> None:

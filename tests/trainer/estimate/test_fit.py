@@ -22,7 +22,7 @@ def test_the_torch_engine_keeps_its_memory_where_there_is_room() -> None:
     kept, given_back = (predict_within(spec, config, gib * GIB) for gib in (60, 30))
     assert kept.peak - given_back.peak > 4 * GIB
     assert not given_back.worst.of("rollout")
-    [reading] = [part.size for part in kept.phases[0].parts if part.what == "reading prompts"]
+    [reading] = [part.size for part in kept.phases[0].parts if part.what == "prefill"]
     assert kept.worst.of("rollout") == kept.phases[0].of("rollout") - reading > 4 * GIB
 
 

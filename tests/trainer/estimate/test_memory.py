@@ -295,7 +295,7 @@ def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_mo
     assert {"model.embed_tokens.weight", "lm_head.weight"} <= gathered
     spec = SPECS["Qwen/Qwen2.5-7B"]
     for moment in moments_of_update(spec, config_of("algorithm.kl_coefficient=0.1", model=spec.name), 64):
-        [planned] = [part.size for part in moment if (part.role, part.what) == ("reference", "weights at work")]
+        [planned] = [part.size for part in moment if (part.role, part.what) == ("reference", "unsharded weights")]
         assert planned >= 2 * spec.embeddings
 
 
@@ -306,7 +306,7 @@ def test_a_reference_below_an_adapter_takes_its_weights_once() -> None:
         for more in ((), ("algorithm.kl_coefficient=0.1",))
     )
     assert not with_kl.of("reference")
-    gathered = [[part for part in phase.parts if part.what == "weights at work"] for phase in (alone, with_kl)]
+    gathered = [[part for part in phase.parts if part.what == "unsharded weights"] for phase in (alone, with_kl)]
     assert gathered[0] == gathered[1]
     assert len(gathered[1]) == 1
 

@@ -116,7 +116,7 @@ def test_greedy_completions_of_remax_are_generated_too(engine: str, toy_model: L
     assert 0 < seconds["gen_greedy"] < seconds["gen"] == predict_speed(spec, plain, H200).seconds["gen"]
     if engine == "torch":
         many = with_settings(remax, {"rollout.group_size": 1})  # as many as those that are drawn
-        step = engine_of(spec, many, workload_of(many)).awake["a step"]
+        step = engine_of(spec, many, workload_of(many)).awake["decoding"]
         assert step == 32 * (sampling_bytes(2, by_kernel=False, greedy=True) * spec.vocabulary + 16 * spec.mlp)
 
 

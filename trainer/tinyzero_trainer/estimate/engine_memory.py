@@ -67,8 +67,8 @@ def _without_graphs(spec: ModelSpec, config: TrainConfig, work: Workload) -> Eng
     awake = {
         **weights,
         "KV cache": cache + copies,
-        "a step": work.at_a_time * spec.vocabulary * sampling,
-        "reading prompts": prompts * work.prompt * layer * number // 2,
+        "decoding": work.at_a_time * spec.vocabulary * sampling,
+        "prefill": prompts * work.prompt * layer * number // 2,
     }
     return Engine(awake=awake, asleep=weights, separate_process=False)
 
@@ -83,10 +83,10 @@ def _torch(spec: ModelSpec, config: TrainConfig, work: Workload, keeps: bool) ->
     kept = {
         "weights": number * spec.parameters,
         "KV cache": (work.at_a_time + 1) * slots * spec.cache_numbers * number,
-        "a step": spec.vocabulary * _sampling(config, work) + mlp,
+        "decoding": spec.vocabulary * _sampling(config, work) + mlp,
     }
-    awake = {**kept, "reading prompts": read * layer * number // 2}
-    # The memory for reading prompts is free for the trainer again.
+    awake = {**kept, "prefill": read * layer * number // 2}
+    # The memory for prefill is free for the trainer again.
     return Engine(awake=awake, asleep=kept if keeps else {}, separate_process=False)
 
 

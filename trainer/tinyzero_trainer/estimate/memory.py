@@ -123,9 +123,9 @@ def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iter
     """
     number = number_bytes(config)
     twice = config.rollout.engine == "vllm" or spec.graphs
-    copy = [Part("rollout", "model that takes weights", number * spec.parameters if twice else 0)]
+    copy = [Part("rollout", "copy of the model", number * spec.parameters if twice else 0)]
     awake = [Part("rollout", what, size) for what, size in engine.awake.items()]
-    coming = [Part("rollout", "weights on their way", max(constants.WEIGHT_BUCKET, number * spec.embedding))]
+    coming = [Part("rollout", "weight bucket", max(constants.WEIGHT_BUCKET, number * spec.embedding))]
 
     def phase(name: str, own: list[Part], of_engine: list[Part]) -> Phase:
         here = own if engine.separate_process else [*own, *of_engine]
@@ -191,7 +191,7 @@ class _Step:
         size = (self.number + (constants.MASTER_BYTES if self.dims.dp_shard > 1 else 0)) * self.spec.embedding
         if not self.dims.colocated:
             size += self.number * self.spec.embedding + 2 * constants.WEIGHT_BUCKET
-        return Part("policy", "a tensor on its way", size)
+        return Part("policy", "sent tensor", size)
 
     def _worst(self, name: str, moments: list[list[Part]], *active: Role) -> Phase:
         return max((self._phase(name, moment, *active) for moment in moments), key=lambda phase: phase.total)
@@ -230,7 +230,7 @@ class _Step:
         )
         size = self.spec.embeddings + layers * self.spec.layer
         staged = constants.MASTER_BYTES * self.dims.shard(self.spec.layer) if memory.cpu_offload == "always" else 0
-        return Part(role, "weights at work", self.number * size + staged)
+        return Part(role, "unsharded weights", self.number * size + staged)
 
     def _forward(self, role: Role) -> list[Part]:
         """A pass without gradient."""
@@ -239,7 +239,7 @@ class _Step:
     def _layer(self, role: Role) -> Part:
         """A layer's activations without gradient."""
         layer = constants.HIDDEN_FORWARD * self.spec.hidden + constants.MLP_FORWARD * self.spec.mlp
-        return Part(role, "a layer's activations", self.work.micro_batch * layer * self.number // 2)
+        return Part(role, "activations of a layer", self.work.micro_batch * layer * self.number // 2)
 
     def _logits(self, role: Role, models: int = 1) -> Part:
         """A chunk of the logits of `models` models; gradients replace them. See models/fused_logprobs.py."""
@@ -256,7 +256,7 @@ class _Step:
         held = [self._gathered(role), Part(role, "activations", kept), gradients]
         of_head = 0 if role == "critic" or self.adapter else spec.embedding
         reducing = self._reducing(bool(self.adapter) and role == "policy") if self.dims.dp_shard > 1 else 0
-        backward = Part(role, "gradients on their way", layer + self.number * of_head + reducing)
+        backward = Part(role, "gradient buffers", layer + self.number * of_head + reducing)
         embedding = 0 if self.adapter and role == "policy" else spec.embedding
         root = (self.number + 4) * embedding + 4 * self.dims.shard(embedding)
         reduced = [self._gathered(role), Part(role, "gradients in float32", whole), Part(role, "reducing", root)]
@@ -264,21 +264,21 @@ class _Step:
             return [[*held, backward], reduced]
         head = [self._logits(role, models=2 if self.exact else 1), Part(role, "gradient of the head", 8 * of_head)]
         moments = [[*held, backward], [*held, *head], reduced]
-        return self._beside_reference(held, moments) if self.in_loss else moments
+        return self._with_reference(held, moments) if self.in_loss else moments
 
     def _reducing(self, adapted: bool) -> int:
         """Bytes of a layer's gradients between several ranks."""
         trained = self.adapter // max(1, self.spec.layers) if adapted else self.spec.layer
         return constants.LAYERS_REDUCED * (self.number + constants.MASTER_BYTES) * trained
 
-    def _beside_reference(self, held: list[Part], moments: list[list[Part]]) -> list[list[Part]]:
+    def _with_reference(self, held: list[Part], moments: list[list[Part]]) -> list[list[Part]]:
         """The moments of the policy's update with the reference's memory, and the moment of the reference's pass."""
         # With `exact` its logits are computed with the policy's.
         passing = [*held, self._layer(self.frozen), self._logits(self.frozen, models=0 if self.exact else 1)]
         if self.adapter:  # the reference is the policy's own model
             return [*moments, passing]
         # Its layers are gathered in its pass only; the rest stays, since no backward pass frees it.
-        rest = Part("reference", "weights at work", self.number * self.spec.embeddings)
+        rest = Part("reference", "unsharded weights", self.number * self.spec.embeddings)
         return [*([*moment, rest] for moment in moments), [*passing, self._gathered("reference")]]
 
     def _activations(self) -> tuple[int, int]:
