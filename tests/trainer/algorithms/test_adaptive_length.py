@@ -1,4 +1,4 @@
-"""The adaptive window: each of its rules, and the faults it must not have."""
+"""The adaptive completion-length limit: its rules, and the faults it must not have."""
 
 import random
 from dataclasses import asdict, replace
@@ -18,41 +18,11 @@ CONFIG = LengthControlConfig(mode="adaptive", warmup_steps=3, every=1, patience=
 FULL = 1024
 
 
-def after(
-    state: LengthControlState, *, steps: int = 1, config: LengthControlConfig = CONFIG, step: int = 10, **measured
-):
-    values = {"success_rate": 0.7, "correct_length": 200.0, "length": 200.0, "truncated": 0.0, **measured}
-    for _ in range(steps):
-        state = adapt(state, LengthStatistics(**values), config, full=FULL, step=step)
-    return state
-
-
-def test_it_starts_after_the_warm_up_from_the_length_of_what_is_correct() -> None:
-    state = after(LengthControlState(), step=2, correct_length=100.0)
-    assert max_tokens_at(state, CONFIG, full=FULL, step=3, seed=0) == FULL
-    assert after(state, step=3, correct_length=100.0).max_tokens == 132
-
-
 START = LengthControlState(max_tokens=500)
 
 
-@pytest.mark.parametrize(
-    ("measured", "tokens"),
-    [
-        ({"success_rate": 0.8}, 436),  # succeeds, with room to spare
-        ({"success_rate": 0.8, "correct_length": 480.0, "length": 480.0}, 500),  # no room
-        ({"success_rate": 0.8, "correct_length": 200.0, "length": 480.0}, 500),  # the correct ones are the short ones
-        ({"success_rate": 0.8, "truncated": 0.2}, 500),  # many are cut off
-        ({"success_rate": 0.6}, 564),
-        ({"success_rate": 0.7}, 500),
-    ],
-)
-def test_a_decision(measured, tokens: int) -> None:
-    assert after(START, **measured).max_tokens == tokens
-
-
-def test_truncated_completions_do_not_make_it_shrink_for_ever() -> None:
-    """A model that would need 300 tokens: whatever is cut off fails, and the survivors are the short ones."""
+def test_truncated_completions_do_not_shrink_it_forever() -> None:
+    """A model that needs 300 tokens: completions that are cut off fail, and only short ones succeed."""
     config, state = replace(CONFIG, ema_decay=0.5), LengthControlState(max_tokens=128)
     for step in range(100):
         window = max_tokens_at(state, config, full=FULL, step=step, seed=0)
@@ -65,7 +35,7 @@ def test_truncated_completions_do_not_make_it_shrink_for_ever() -> None:
     assert 250 <= state.max_tokens <= 450
 
 
-def test_exploring_is_a_single_step_and_depends_on_nothing_but_seed_and_step() -> None:
+def test_exploring_takes_one_step_and_depends_on_seed_and_step_alone() -> None:
     config = replace(CONFIG, full_length_prob=0.3)
     windows = [max_tokens_at(START, config, full=FULL, step=step, seed=1) for step in range(300)]
     assert set(windows) == {500, FULL}
@@ -138,28 +108,18 @@ def test_it_follows_the_rules_step_by_step(seed: int, decay: float, every: int, 
         assert max_tokens_at(state, config, full=full, step=number + 1, seed=0) == reference.length_control
 
 
-def test_what_is_measured_of_a_batch() -> None:
-    def sample(length: int, *, correct: bool, finished: bool) -> Rollout:
-        return Rollout(
-            Prompt(Item(None), "", [1]), Generation([2] * length, [-1.0] * length, finished), "", verdict(correct)
-        )
-
-    def verdict(correct: bool) -> Score:
-        return Score(float(correct), correct, "ok" if correct else "wrong")
-
-    mixed = [
-        sample(4, correct=True, finished=True),
-        sample(8, correct=True, finished=True),
-        sample(12, correct=False, finished=True),
-        sample(16, correct=False, finished=False),
-    ]
+def test_statistics_of_a_batch() -> None:
+    prompt, mixed = Prompt(Item(None), "", [1]), []
+    for length, correct, finished in ((4, True, True), (8, True, True), (12, False, True), (16, False, False)):
+        generation = Generation([2] * length, [-1.0] * length, finished)
+        mixed.append(Rollout(prompt, generation, "", Score(float(correct), correct, "ok" if correct else "wrong")))
     assert LengthStatistics.of(mixed) == LengthStatistics(
         success_rate=0.5, correct_length=6.0, length=10.0, truncated=0.25
     )
     assert LengthStatistics.of(mixed[2:]).correct_length is None
 
 
-def test_a_fixed_window_is_never_longer_than_the_full_one() -> None:
+def test_a_fixed_limit_never_exceeds_the_full_one() -> None:
     fixed = LengthControlConfig(mode="fixed", max_tokens=300)
     assert max_tokens_at(START, fixed, full=FULL, step=1, seed=0) == 300
     assert max_tokens_at(START, fixed, full=200, step=1, seed=0) == 200
