@@ -1,4 +1,4 @@
-"""A model of a few thousand parameters and a task of the tests' own."""
+"""A model of a few thousand parameters, and a task for tests."""
 
 import os
 from pathlib import Path
@@ -30,13 +30,13 @@ SHAPE = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=2
 
 @pytest.fixture(autouse=True)
 def _no_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine with a GPU, too, no model is made where a test names none."""
+    """Without a GPU, also on a machine that has one."""
     monkeypatch.setattr(nvml, "sees_gpu", lambda device: False)
 
 
 @pytest.fixture(autouse=True)
 def _scored_here(scored_here: None) -> None:
-    """Runs start no process, but where a test asks for `real_workers`."""
+    """Runs start no process, unless a test asks for `real_workers`."""
 
 
 @pytest.fixture(scope="session")
@@ -73,6 +73,9 @@ def random_model(kind: str) -> torch.nn.Module:
     torch.manual_seed(0)
     if kind == "qwen2":
         model = Qwen2ForCausalLM(Qwen2Config(**common, tie_word_embeddings=True))
+    elif kind == "sliding":  # a layer that sees four tokens, and one that sees all
+        layers = ["sliding_attention", "full_attention"]
+        model = Qwen2ForCausalLM(Qwen2Config(**common, use_sliding_window=True, sliding_window=4, layer_types=layers))
     elif kind == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**common, head_dim=16))
     else:
@@ -93,10 +96,10 @@ def any_model(request: pytest.FixtureRequest) -> torch.nn.Module:
 
 @pytest.fixture(scope="session")
 def warm_model(toy_task: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that adds one-digit numbers, badly: the start of runs that have something to learn."""
+    """A model that adds one-digit numbers badly: a start from which runs can learn."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of all workers: the first that needs it makes it for all
+        folder = folder.parent  # shared by all workers: the first that needs the model trains it
     with FileLock(folder / "warm.lock"):
         if not (folder / "warm").is_dir():
             make_warm_model(toy_task, folder / "warm")
@@ -104,7 +107,7 @@ def warm_model(toy_task: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_warm_model(toy_task: str, output: Path) -> None:
-    """Train it: a second, in which all its tests wait."""
+    """Train it, which takes a second."""
     values = {
         "run": {"output": str(output), "device": "cpu"},
         "tasks": {"toy_task": {"task": toy_task, "options": {"limit": 5}}},
@@ -119,7 +122,7 @@ def make_warm_model(toy_task: str, output: Path) -> None:
 
 @pytest.fixture
 def built_in_preset(monkeypatch: pytest.MonkeyPatch) -> dict:
-    """Settings that suit the tiny model; none unless a test puts some in."""
+    """The tiny model's defaults; empty unless a test adds some."""
     settings: dict = {}
     content = {"task": "countdown", "settings": settings}
     monkeypatch.setattr(presets, "_read", lambda model: content if model is None else {"settings": {}})

@@ -1,4 +1,4 @@
-"""docs/algorithms.md has a row for every choice there is, and its loss of one's own trains."""
+"""docs/algorithms.md has a row for every choice, and its custom loss trains."""
 
 import re
 from pathlib import Path
@@ -7,16 +7,15 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from tests.trainer.samples import ragged_samples
+from tests.trainer.samples import build_policy, ragged_samples
 from tinyzero_sdk.rewards import wrappers
 from tinyzero_trainer.algorithms.advantages import ESTIMATORS
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.losses import POLICY_LOSSES
 from tinyzero_trainer.algorithms.schedules import StepSettings
-from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
+from tinyzero_trainer.config import AlgorithmConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
-from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils import jagged
 
 PAGE = (Path(__file__).parents[3] / "docs/algorithms.md").read_text(encoding="utf-8")
@@ -48,20 +47,14 @@ def test_there_is_a_place_for_the_recipes() -> None:
     assert PAGE.index("<!-- recipes: begin -->\n") < PAGE.index("<!-- recipes: end -->")
 
 
-def test_the_loss_of_ones_own_trains(toy_model: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_custom_loss_trains(toy_model: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     [code] = re.findall(r"^```python\n(# soft_gate.py\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     Path("soft_gate.py").write_text(code, encoding="utf-8")
     [setting] = re.findall(r"algorithm\.policy_loss=(\S+)$", PAGE, re.MULTILINE)
     samples = ragged_samples(toy_model)
     lengths = completion_lengths(samples)
-    policy = Policy(
-        toy_model,
-        algorithm=AlgorithmConfig(policy_loss=setting),
-        optimizer=OptimizerConfig(),
-        max_tokens=32,
-        reference=None,
-    )
+    policy = build_policy(toy_model, policy_loss=setting)
     old = policy.logprobs(samples, 1.0)
     advantages = jagged.repeat_to_tokens(torch.tensor([1.0, -1.0] * 6), lengths)
     policy.update(TrainingBatch.of(samples, 4, old_logprobs=old, advantages=advantages), StepSettings(1e-3, 1.0, 0.0))

@@ -154,7 +154,7 @@ def test_the_metrics_estimate_the_divergence_of_the_engine_from_the_policy() -> 
                 "rollout_correction": {"is_level": "token", "is_threshold": 3, "rejection_bounds": [0.5, 2]},
                 "rollout": {"return_logprobs": "always"},
             },
-            "leaves out all above",
+            "leaves out all that it would cut",
         ),
         (
             {"rollout_correction": {"rejection_bounds": [1.5, 2]}, "rollout": {"return_logprobs": "always"}},

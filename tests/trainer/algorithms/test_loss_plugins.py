@@ -1,22 +1,21 @@
-"""A policy loss of the user's own: found by its file or module, trained with as it stands, its faults one line."""
+"""A custom policy loss: found by its file or module, trained like a built-in one, its errors one line."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.trainer.samples import ragged_samples
-from tests.trainer.training.test_policy import as_experience
+from tests.trainer.samples import build_policy, ragged_samples, with_advantages
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.algorithms.schedules import StepSettings
-from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
+from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.executors import build as roles
 from tinyzero_trainer.executors import local
-from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils.import_object import load_function
 
 OWN = '''
@@ -65,25 +64,23 @@ def own(tmp_path: Path) -> Path:
 
 
 def weights_after_update(language_model, policy_loss: str) -> torch.Tensor:
-    policy = Policy(
-        copy.deepcopy(language_model),
-        algorithm=AlgorithmConfig(policy_loss=policy_loss),
+    policy = build_policy(
+        replace(language_model, model=copy.deepcopy(language_model.model)),
         optimizer=OptimizerConfig(num_mini_batches=2, update_epochs=2),
-        max_tokens=32,
-        reference=None,
+        policy_loss=policy_loss,
     )
-    experience = as_experience(ragged_samples(language_model), [1.0, -1.0, 0.5, -0.5] * 3)
+    experience = with_advantages(ragged_samples(language_model), [1.0, -1.0, 0.5, -0.5] * 3)
     policy.update(experience, StepSettings(1e-2, 1.0, 0.0))
     return torch.cat([parameter.flatten() for parameter in policy.language_model.model.parameters()])
 
 
-def test_a_loss_of_ones_own_trains_as_a_built_in_one(toy_model, own: Path) -> None:
+def test_a_custom_loss_trains_as_a_built_in_one(toy_model, own: Path) -> None:
     built_in, from_file = (weights_after_update(toy_model, name) for name in ("ppo", f"{own}:clipped"))
     assert torch.equal(built_in, from_file)
     assert not torch.equal(built_in, weights_after_update(toy_model, "reinforce"))
 
 
-def test_it_may_be_of_a_module_and_stand_in_a_task_file(own: Path, toy_task: str, monkeypatch, tmp_path: Path) -> None:
+def test_it_may_be_in_a_module_or_in_a_task_file(own: Path, toy_task: str, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(own.parent)
     assert load_function("own_losses:clipped").__doc__ == "PPO's surrogate, written anew."
     task = tmp_path / "task_with_loss.py"
@@ -105,7 +102,7 @@ def test_it_may_be_of_a_module_and_stand_in_a_task_file(own: Path, toy_task: str
         ("{own.parent}/broken.py:loss", "cannot be imported: ZeroDivisionError('division by zero')"),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_one_line(own: Path, name: str, message: str) -> None:
+def test_a_missing_loss_is_one_line(own: Path, name: str, message: str) -> None:
     (own.parent / "broken.py").write_text("1 / 0\n")
     with pytest.raises(SettingsError) as caught:
         find_policy_loss(name.format(own=own))
@@ -123,24 +120,24 @@ def test_what_is_not_there_is_one_line(own: Path, name: str, message: str) -> No
         ("infinite", "is not finite on a few synthetic tokens"),
     ],
 )
-def test_what_is_no_loss_is_one_line(own: Path, function: str, message: str) -> None:
+def test_a_function_that_is_no_loss_is_one_line(own: Path, function: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         find_policy_loss(f"{own}:{function}")
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["ppoo", "./nowhere.py:loss", "no_such_module:loss"])
+@pytest.mark.parametrize("name", ["ppoo", "./nowhere.py:loss"])
 def test_the_command_refuses_it_before_anything_is_loaded(capsys, toy_task: str, tmp_path: Path, name: str) -> None:
     words = ["train", "--task", toy_task, "--output", str(tmp_path / "run"), "--model", "gpt2"]
     with pytest.raises(SystemExit) as left:
         main([*words, f"algorithm.policy_loss={name}"])
-    told = capsys.readouterr().err
-    assert (left.value.code, len(told.splitlines())) == (2, 1)
-    assert told.startswith(f"error: algorithm.policy_loss={name}") or "known: ppo, gspo, cispo, reinforce" in told
+    error = capsys.readouterr().err
+    assert (left.value.code, len(error.splitlines())) == (2, 1)
+    assert error.startswith(f"error: algorithm.policy_loss={name}") or "known: ppo, gspo, cispo, reinforce" in error
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_at_fault_costs_no_loading_of_the_model(own: Path, toy_task: str, monkeypatch) -> None:
+def test_a_missing_function_is_noticed_before_the_model_is_loaded(own: Path, toy_task: str, monkeypatch) -> None:
     from tinyzero_trainer.monitoring.progress import Progress
 
     monkeypatch.setattr(local, "load_model", lambda *args: pytest.fail("the model was loaded"))

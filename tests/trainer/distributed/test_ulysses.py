@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from tests.trainer.conftest import random_model
 from tests.trainer.distributed.sharded import CPU, PLAIN
 from tests.trainer.processes import in_slices
-from tests.trainer.training.test_micro_batches import make_sample
-from tests.trainer.training.test_varlen_attention import samples, sliding_model
+from tests.trainer.samples import make_sample, mixed_lengths
 from tinyzero_trainer.config import OptimizerConfig, ParallelConfig, RayConfig, RolloutConfig, RunConfig, TrainConfig
 from tinyzero_trainer.config.parallel import ParallelError, parallel_dims
 from tinyzero_trainer.distributed import ulysses
@@ -76,7 +75,7 @@ def measured(
     model: PreTrainedModel, ranks: DataParallelGroup, layout: str, reference: PolicyModel | None, estimator: str
 ) -> tuple[Tensor, list[Tensor]]:
     """[tokens, 3] statistics in the completions' order, and the gradients of a loss of them, on this rank alone."""
-    made = samples()
+    made = mixed_lengths()
     lengths = completion_lengths(made)
     weights = torch.linspace(-1, 1, 3 * int(lengths.sum())).reshape(-1, 3)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -116,7 +115,7 @@ QUICK = [("qwen2", 4), ("llama, exact KL", 2)]
 def test_ranks_that_share_a_line_compute_what_one_does(case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four heads, of which two have keys and values of their own; sequences of two tokens and more."""
     kind, estimator = CASES[case]
-    model = sliding_model() if kind == "sliding" else random_model(kind)
+    model = random_model(kind)
     models = [model, copy.deepcopy(model)]
     assert use_kernel(models[1], torch.float32, CPU, or_plain=True)
     if estimator is not None:

@@ -10,20 +10,17 @@ import torch
 from torch import Tensor
 
 from tests.trainer.conftest import SHAPE
-from tests.trainer.samples import ragged_samples
+from tests.trainer.samples import build_policy, flat_gradient, ragged_samples
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
-from tinyzero_trainer.config import Aggregation, AlgorithmConfig, CriticConfig, OptimizerConfig
+from tinyzero_trainer.config import Aggregation, CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.sft.tiny_model import build_model
 from tinyzero_trainer.training import critic, policy
 from tinyzero_trainer.training import micro_batches as batching
 from tinyzero_trainer.training.critic import Critic
-from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths
-from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils import jagged
 
 NOW = StepSettings(learning_rate=1e-3, temperature=0.8, kl_coefficient=0.3)
 WHOLE = 10**6
@@ -97,11 +94,6 @@ def on_the_left(samples: Sequence[Rollout], **arguments: Any) -> Iterator[MicroB
         yield replace(batch, tokens=shifted(batch.tokens), mask=mask, predicts=predicts, positions=positions)
 
 
-def gradient(model: torch.nn.Module) -> Tensor:
-    """All gradients, flattened."""
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
 def check(update: Callable[[Split, TrainingBatch], Tensor], samples: list[Rollout], patch: pytest.MonkeyPatch) -> None:
     """Every split of the mini-batch gives the gradient of the whole."""
     experience = one_experience(samples)
@@ -129,17 +121,15 @@ def check(update: Callable[[Split, TrainingBatch], Tensor], samples: list[Rollou
 def test_the_policys_gradient_is_the_same_for_every_split(
     loss: str, aggregation: Aggregation, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = PolicyModel(build_model(SHAPE, toy_model.tokenizer, seed=1).requires_grad_(False))
-    algorithm = AlgorithmConfig(
-        policy_loss=loss, loss_aggregation=aggregation, kl_coefficient=0.3, kl_estimator="k2", entropy_coefficient=0.1
-    )
+    reference = build_model(SHAPE, toy_model.tokenizer, seed=1).requires_grad_(False)
+    algorithm = {"kl_coefficient": 0.3, "kl_estimator": "k2", "entropy_coefficient": 0.1}
+    algorithm |= {"policy_loss": loss, "loss_aggregation": aggregation}
     before = copy.deepcopy(toy_model.model.state_dict())
 
     def update(split: Split, experience: TrainingBatch) -> Tensor:
         toy_model.model.load_state_dict(before)
-        taker = Policy(toy_model, algorithm=algorithm, optimizer=split.optimizer, max_tokens=32, reference=reference)
-        taker.update(experience, NOW)
-        return gradient(toy_model.model)
+        build_policy(toy_model, reference=reference, optimizer=split.optimizer, **algorithm).update(experience, NOW)
+        return flat_gradient(toy_model.model)
 
     check(update, ragged_samples(toy_model, groups=2, samples=3), monkeypatch)
 
@@ -155,16 +145,16 @@ def test_the_critics_gradient_is_the_same_for_every_split(
         taker = Critic(toy_model, settings=CriticConfig(), optimizer=split.optimizer)
         taker.model.load_state_dict(before)
         taker.update(experience)
-        return gradient(taker.model)
+        return flat_gradient(taker.model)
 
     check(update, ragged_samples(toy_model, groups=2, samples=3), monkeypatch)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_old_logprobs_and_values_are_those_of_the_whole(layout: str, toy_model: LanguageModel) -> None:
-    samples, found = ragged_samples(toy_model), []
-    for split in (Split(), Split(70, layout)):
-        taker = Policy(toy_model, algorithm=AlgorithmConfig(), optimizer=split.optimizer, max_tokens=32, reference=None)
-        found.append(taker.logprobs(samples, temperature=0.8))
-    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
-    assert jagged.sums(found[0], completion_lengths(samples)).max() < 0
+def test_old_logprobs_are_the_same_for_every_split(layout: str, toy_model: LanguageModel) -> None:
+    samples = ragged_samples(toy_model)
+    whole, split = (
+        build_policy(toy_model, optimizer=split.optimizer).logprobs(samples, temperature=0.8)
+        for split in (Split(), Split(70, layout))
+    )
+    torch.testing.assert_close(split, whole, atol=1e-5, rtol=1e-5)

@@ -1,3 +1,5 @@
+"""A mini-batch cut into micro-batches, padded or packed."""
+
 from itertools import pairwise
 
 import pytest
@@ -5,20 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_sdk import Item, Score
+from tests.trainer.samples import make_sample
 from tinyzero_trainer.algorithms.batch import mini_batch_indices
 from tinyzero_trainer.training.micro_batches import Layout, fill_budget, micro_batches
-from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 CPU = torch.device("cpu")
-
-
-def make_sample(prompt: int, completion: int, *, masked: bool = False) -> Rollout:
-    """Tokens that tell their place: prompts count from 100, completions from 200."""
-    ids = list(range(200, 200 + completion))
-    rollout = Generation(ids, [-token / 1000 for token in ids], True)
-    asked = Prompt(Item(None), "", list(range(100, 100 + prompt)))
-    return Rollout(asked, rollout, "", Score(0.0, False, "wrong", masked=masked))
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.data())
@@ -55,7 +48,7 @@ def test_micro_batches_hold_every_token_once_within_the_budget(
 
 
 @given(st.integers(2, 5000), st.integers(1, 2000), st.integers(2, 3000))
-def test_what_warms_up_is_as_large_as_any_micro_batch(budget: int, most: int, context: int) -> None:
+def test_the_warm_up_batch_fills_the_budget(budget: int, most: int, context: int) -> None:
     samples = fill_budget(budget, most, context=context)
     (batch,) = micro_batches(samples, token_budget=budget, pad_id=0, device=CPU, layout="packed")
     assert budget - 1 <= batch.tokens.numel() <= budget
@@ -71,7 +64,7 @@ def test_each_position_that_counts_predicts_its_target(layout: Layout) -> None:
     assert (batch.tokens.numel() if batch.mask is None else batch.mask.sum().item()) == 3 + 2 + 1 + 5
 
 
-def test_packed_positions_begin_anew_with_each_sequence() -> None:
+def test_packed_positions_restart_with_each_sequence() -> None:
     samples = [make_sample(1, 1), make_sample(2, 2), make_sample(1, 2)]
     (batch,) = micro_batches(samples, token_budget=1000, pad_id=0, device=CPU, layout="packed")
     assert batch.indices == [1, 2, 0]

@@ -1,4 +1,4 @@
-"""The update's inner loop never asks for a number that a GPU would have to be waited for; counted on the CPU."""
+"""The update's inner loop never makes the host wait for a GPU; counted on the CPU."""
 
 import sys
 from collections.abc import Mapping
@@ -9,18 +9,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.distributed.sharded import NOW, shared_batch
-from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, OptimizerConfig
+from tests.trainer.samples import build_policy
+from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.critic import Critic
-from tinyzero_trainer.training.logprobs import PolicyModel
-from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 WAIT = ("nonzero", "_local_scalar_dense", "masked_select", "is_nonzero")
 
 
 class Waits(TorchDispatchMode):
-    """Notes our own lines (transformers makes masks, which packed sequences on a GPU need not) that fetch a number."""
+    """Lists this project's lines that fetch a number (transformers does for masks, which packed rows do not need)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,13 +51,12 @@ class Waits(TorchDispatchMode):
 def test_no_micro_batch_of_the_policy_makes_the_host_wait(
     loss: str, kl: Any, layout: Any, toy_model: LanguageModel
 ) -> None:
-    algorithm = AlgorithmConfig(policy_loss=loss, kl_coefficient=0.1 if kl else 0.0, kl_estimator=kl or "k3")
-    policy = Policy(
+    policy = build_policy(
         toy_model,
-        algorithm=algorithm,
+        reference=toy_model.model if kl else None,
         optimizer=OptimizerConfig(micro_batch_tokens=80, packing=layout),
-        max_tokens=40,
-        reference=PolicyModel(toy_model.model) if kl else None,
+        policy_loss=loss,
+        **({"kl_coefficient": 0.1, "kl_estimator": kl} if kl else {}),
     )
     experience, metrics = shared_batch(toy_model), MetricAccumulator()
     for batch in policy._micro_batches(experience.rollouts):

@@ -1,18 +1,20 @@
-"""Sequences over ranks: all of them, once, evenly; and as many passes through the model on each rank."""
+"""Sequences over ranks: each once, evenly; and the same number of passes through the model on each rank."""
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.training.test_micro_batches import CPU, make_sample
+from tests.trainer.samples import make_sample
 from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.training.micro_batches import Layout, micro_batches
 from tinyzero_trainer.training.seqlen_balancing import balance, seqlen_metrics
 
+CPU = torch.device("cpu")
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
 
 
 @given(LENGTHS, st.integers(1, 9))
-def test_each_sequence_has_one_rank_and_none_has_much_more_to_do_than_another(lengths: list[int], ranks: int) -> None:
+def test_each_sequence_has_one_rank_and_ranks_have_about_equal_tokens(lengths: list[int], ranks: int) -> None:
     shares = balance(lengths, ranks)
     assert len(shares) == ranks
     assert sorted(row for share in shares for row in share) == list(range(len(lengths)))
@@ -38,14 +40,19 @@ def test_the_metrics_add_up(lengths: list[int], ranks: int) -> None:
     st.sampled_from(["padded", "packed"]),
     st.integers(1, 5),
 )
-def test_each_rank_goes_through_the_model_as_often_and_together_they_take_every_sequence_once(
+def test_ranks_run_equally_many_passes_and_take_every_sequence_once(
     shapes: list[tuple[int, int]], budget: int, layout: Layout, count: int
 ) -> None:
     samples = [make_sample(prompt, completion) for prompt, completion in shapes]
     given_to = [
         list(
             micro_batches(
-                samples, token_budget=budget, pad_id=0, device=CPU, layout=layout, ranks=DataParallelGroup(count, rank)
+                samples,
+                token_budget=budget,
+                pad_id=0,
+                device=CPU,
+                layout=layout,
+                ranks=DataParallelGroup(count, rank),
             )
         )
         for rank in range(count)

@@ -1,4 +1,4 @@
-"""Packed sequences through a kernel: what it is given, and that nothing changes by it."""
+"""Packed sequences through the variable-length kernel: its inputs, and the same results as padded ones."""
 
 import copy
 
@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tests.trainer.conftest import random_model
-from tinyzero_sdk import Item, Score
+from tests.trainer.samples import mixed_lengths, states_by_completion
 from tinyzero_trainer.training import varlen_attention as attention
-from tinyzero_trainer.training.logprobs import PolicyModel, completion_states
-from tinyzero_trainer.training.micro_batches import completion_lengths, in_batch_order, micro_batches
+from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.packing_checks import choose_layout, keeps_packed_apart
-from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 
 def one_after_another(query, key, value, starts, starts_k, most, most_k, *, scale, window_size, enable_gqa=True):
@@ -33,7 +31,7 @@ def one_after_another(query, key, value, starts, starts_k, most, most_k, *, scal
 
 @pytest.fixture
 def with_kernel(monkeypatch):
-    """A model that attends through the stand-in, as if on a GPU."""
+    """A model that attends through the fake kernel, as if on a GPU."""
     monkeypatch.setattr(attention, "varlen_attn", one_after_another)
     monkeypatch.setattr(attention, "_has_kernel", lambda device, dtype: True)
 
@@ -46,47 +44,18 @@ def with_kernel(monkeypatch):
     return prepare
 
 
-def test_packed_through_the_kernel_is_padded_without(with_kernel, any_model):
-    model, made = any_model, samples()
-    padded = by_completion(model, made, "padded")
-    model = with_kernel(model)
-    assert keeps_packed_apart(PolicyModel(model))
-    for layout in ("packed", "padded"):  # what is padded does not go through it
-        torch.testing.assert_close(by_completion(model, made, layout), padded, rtol=1e-4, atol=1e-5)
-
-
-def sliding_model():
-    """A layer that sees four tokens, and one that sees all."""
-    config = Qwen2Config(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_sliding_window=True,
-        sliding_window=4,
-        max_window_layers=0,
-        layer_types=["sliding_attention", "full_attention"],
-    )
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(config).eval()
-
-
-def test_a_sliding_window_reaches_the_kernel(with_kernel):
-    model, made = sliding_model(), samples()
-    padded = by_completion(model, made, "padded")
-    torch.testing.assert_close(by_completion(with_kernel(model), made, "packed"), padded, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "sliding"])
-def test_what_the_kernel_does_is_done_without_one_too(kind):
-    model, made = sliding_model() if kind == "sliding" else random_model(kind), samples()
-    padded = by_completion(model, made, "padded")
-    assert attention.use_kernel(model, torch.float32, torch.device("cpu"), or_plain=True)
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "plain"])
+def test_packed_equals_padded_through_the_kernel_and_without_one(kind, kernel, with_kernel):
+    model, rollouts = random_model(kind), mixed_lengths()
+    padded = states_by_completion(model, rollouts, "padded")
+    if kernel:
+        model = with_kernel(model)
+    else:
+        assert attention.use_kernel(model, torch.float32, torch.device("cpu"), or_plain=True)
     assert keeps_packed_apart(PolicyModel(model))
-    for layout in ("packed", "padded"):
-        torch.testing.assert_close(by_completion(model, made, layout), padded, rtol=1e-4, atol=1e-5)
+    for layout in ("packed", "padded"):  # padded rows do not go through the kernel
+        torch.testing.assert_close(states_by_completion(model, rollouts, layout), padded, rtol=1e-4, atol=1e-5)
 
 
 def test_there_is_no_kernel_off_a_gpu(any_model):
@@ -119,24 +88,7 @@ def test_without_a_kernel_a_gpu_pads(any_model, monkeypatch):
 
 @pytest.mark.gpu
 def test_the_real_kernel_agrees_in_half_precision(any_model):
-    model, made = any_model.to("cuda", torch.bfloat16), samples()
-    padded = by_completion(model, made, "padded")
+    model, rollouts = any_model.to("cuda", torch.bfloat16), mixed_lengths()
+    padded = states_by_completion(model, rollouts, "padded")
     assert attention.use_kernel(model, torch.bfloat16, model.device)
-    torch.testing.assert_close(by_completion(model, made, "packed"), padded, rtol=0.05, atol=0.05)
-
-
-def samples() -> list[Rollout]:
-    """Six completions of 1 to 12 tokens behind prompts of 1 to 7."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = zip([7, 1, 4, 2, 6, 3], [5, 12, 1, 3, 9, 2], strict=True)
-    drawn = [[torch.randint(0, 97, (size,), generator=generator).tolist() for size in pair] for pair in lengths]
-    score = Score(0.0, False, "wrong")
-    return [Rollout(Prompt(Item(None), "", prompt), Generation(ids, None, True), "", score) for prompt, ids in drawn]
-
-
-def by_completion(model, made, layout) -> torch.Tensor:
-    """[tokens, hidden] states of the completions, in their order."""
-    device = next(model.parameters()).device
-    batches = micro_batches(made, token_budget=60, pad_id=0, device=device, layout=layout)
-    with torch.no_grad():
-        return in_batch_order(batches, lambda batch: completion_states(model, batch).float(), completion_lengths(made))
+    torch.testing.assert_close(states_by_completion(model, rollouts, "packed"), padded, rtol=0.05, atol=0.05)
