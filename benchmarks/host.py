@@ -53,13 +53,10 @@ class Load:
     longest: int
     """Tokens of a completion; lengths are uniform."""
 
-    step_seconds: float
-    """Of a whole step on one H200."""
-
 
 LOADS = {
-    "4,096 × 60 tokens": Load(256, 16, shortest=20, longest=100, step_seconds=1.3),
-    "1,024 × 1,024 tokens": Load(128, 8, shortest=1024, longest=1024, step_seconds=14.7),
+    "4,096 × 60 tokens": Load(256, 16, shortest=20, longest=100),
+    "1,024 × 1,024 tokens": Load(128, 8, shortest=1024, longest=1024),
 }
 
 
@@ -85,6 +82,7 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
         "reward": {"num_workers": workers},
     }
     config, tokenizer = build(TrainConfig, values), build_tokenizer()
+    options: dict[str, Any] = {"token_budget": 65536, "pad_id": 0, "device": torch.device("cpu")}
     times: dict[str, list[float]] = defaultdict(list)
 
     @contextmanager
@@ -108,23 +106,15 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
                 batch.advantages = ESTIMATORS["grpo"](batch)
             for packing in ("packed", "padded"):
                 with timed(f"micro-batches, {packing}"):
-                    build_micro_batches(batch, config, packing)
+                    for mini_batch in batch.mini_batches(config.optimizer):
+                        for micro_batch in micro_batches(mini_batch.rollouts, layout=packing, **options):
+                            mini_batch.select(micro_batch.indices)
             with timed("metrics"):
                 batch_metrics(loaded, rollouts, batch)
                 timing_metrics({"gen": 1.0, "step": 1.0}, rollouts, rollouts)
             with timed("writing 16 samples"):
                 write_samples(Path(folder) / "samples.jsonl", rollouts[:16])
     return {name: statistics.median(values[1:] or values) for name, values in times.items()}
-
-
-def build_micro_batches(batch: TrainingBatch, config: TrainConfig, packing: Any) -> None:
-    """What the update does before each forward pass."""
-    budget, cpu = config.optimizer.micro_batch_tokens, torch.device("cpu")
-    for mini_batch in batch.mini_batches(config.optimizer):
-        for micro_batch in micro_batches(
-            mini_batch.rollouts, token_budget=budget, pad_id=0, device=cpu, layout=packing
-        ):
-            mini_batch.select(micro_batch.indices)
 
 
 def main(
@@ -139,10 +129,6 @@ def main(
     }
     totals = {title: sum(times.values()) - times["micro-batches, padded"] for title, times in found.items()}
     rows["all, packed"] = {title: f"{total:.0f} ms" for title, total in totals.items()}
-    rows["fraction of a step on an H200"] = {
-        title: f"{total / 10 / LOADS[title].step_seconds:.1f} % of {LOADS[title].step_seconds:g} s"
-        for title, total in totals.items()
-    }
     print_table(f"median of {repeat}, {workers} scoring processes", rows)
 
 

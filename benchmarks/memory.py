@@ -39,9 +39,7 @@ class Case:
     shape: str
     """Of the model; see shapes.py."""
 
-    arguments: tuple[str, ...] = ()
-    """Of `tinyzero train`."""
-
+    arguments: tuple[str, ...]
     gpu_memory: str | None = None
     """Of the GPU to plan for; None = the one present."""
 
@@ -146,12 +144,11 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
     start, record = StepTimer.__init__, StepTimer.record
 
     def note(name: str) -> None:
-        mark: dict[str, Any] = {"name": name, "at": time.time()}
+        peaks = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
         if cuda:
-            mark |= {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
             torch.cuda.reset_peak_memory_stats()
         with marks.open("a") as stream:
-            stream.write(json.dumps(mark) + "\n")
+            print(json.dumps({"name": name, "at": time.time(), **peaks}), file=stream)
 
     def noted_start(timer: StepTimer) -> None:
         start(timer)
@@ -179,20 +176,16 @@ def limit_gpu_memory(memory: int) -> None:
     torch.cuda.set_per_process_memory_fraction((memory - constants.CONTEXT) / whole)
 
 
-def by_phase(marks: Sequence[Mapping[str, Any]], memory: MemoryReadings) -> dict[str, dict[str, int | None]]:
-    """Peak bytes of each phase over all steps, by NVML and by PyTorch's allocator."""
-    found: dict[str, dict[str, int | None]] = {}
+def by_phase(marks: Sequence[Mapping[str, Any]], memory: MemoryReadings) -> dict[str, dict[str, int]]:
+    """Peak bytes of each phase over all steps, by NVML and by PyTorch's allocator; 0 = not known."""
+    found: dict[str, dict[str, int]] = {}
     for before, mark in pairwise(marks):
-        if not mark["name"]:
-            continue
-        sizes = {"nvml": memory.peak(before["at"], mark["at"]), **{key: mark.get(key) for key in SIZES[1:]}}
-        known = found.setdefault(mark["name"], dict.fromkeys(sizes))
-        for key, size in sizes.items():
-            known[key] = max((one for one in (known[key], size) if one is not None), default=None)
+        if mark["name"]:
+            sizes = {"NVML": memory.peak(before["at"], mark["at"]) or 0}
+            sizes |= {key: mark[key] for key in ("allocated", "reserved")}
+            known = found.get(mark["name"], sizes)
+            found[mark["name"]] = {key: max(size, known[key]) for key, size in sizes.items()}
     return found
-
-
-SIZES = ("nvml", "allocated", "reserved")
 
 
 def report(result: Mapping[str, Any]) -> None:
@@ -203,7 +196,7 @@ def report(result: Mapping[str, Any]) -> None:
     rows = {
         phase["phase"]: _cells(phase["total"], result["phases"].get(phase["phase"], {})) for phase in proposed["phases"]
     }
-    rows["peak"] = _cells(proposed["peak"], {"nvml": result["peak"]})
+    rows["peak"] = _cells(proposed["peak"], {"NVML": result["peak"] or 0})
     print_table("GiB", rows)
     if speed is not None:
         measured = {name.removeprefix("timing_s/"): f"{seconds:.2f}" for name, seconds in result["seconds"].items()}
@@ -219,11 +212,11 @@ def report(result: Mapping[str, Any]) -> None:
         print("other processes used this GPU: memory that they freed meanwhile is missing from the peak", flush=True)
 
 
-def _cells(planned: int, measured: Mapping[str, int | None]) -> dict[str, str]:
-    shown = {name: f"{size / GIB:.2f}" if (size := measured.get(name)) is not None else "" for name in SIZES}
-    error = f"{100 * (planned / nvml - 1):+.1f} %" if (nvml := measured.get("nvml")) else ""
-    names = {"NVML": shown["nvml"], "allocated": shown["allocated"], "reserved": shown["reserved"]}
-    return {"planned": f"{planned / GIB:.2f}", **names, "error": error}
+def _cells(planned: int, measured: Mapping[str, int]) -> dict[str, str]:
+    names = ("NVML", "allocated", "reserved")
+    shown = {name: f"{measured[name] / GIB:.2f}" if measured.get(name) else "" for name in names}
+    error = f"{100 * (planned / nvml - 1):+.1f} %" if (nvml := measured.get("NVML")) else ""
+    return {"planned": f"{planned / GIB:.2f}", **shown, "error": error}
 
 
 if __name__ == "__main__":

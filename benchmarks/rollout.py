@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -23,6 +23,7 @@ from benchmarks.common import print_machine, print_table
 from benchmarks.shapes import write_model
 
 ENGINES = ("torch", "vllm")
+KINDS = ("without", "with log-probs")
 DISTRIBUTIONS = ("torch", "transformers", "tinyzero-trainer")
 VOCABULARY = 1000
 """Prompts are random tokens below this number."""
@@ -66,7 +67,7 @@ def main(
         for name in engine or ENGINES:
             found["engines"][name] = measure(name, {**job, "model": str(Path(folder, "model"))}, limit)
             print(json.dumps({name: found["engines"][name]}), flush=True)
-            add_ratios(found)
+            found["ratio"] = ratio_of(found["engines"])
             if output is not None:
                 output.write_text(json.dumps(found, indent=2))
     show(found)
@@ -80,11 +81,10 @@ def measure(name: str, job: dict[str, Any], limit: float) -> dict[str, Any]:
     done = run(command, limit, env={"OMP_WAIT_POLICY": "PASSIVE"})
     if done.code == KILLED:
         return {"error": f"not done after {limit:g} s"}
-    results = [line for _, line in done.lines if line.startswith('{"found": ')]
-    if done.code or not results:
+    if done.code:
         return {"error": done.output[-2000:]}
-    result: dict[str, Any] = json.loads(results[-1])["found"]
-    return result
+    found: dict[str, Any] = next(json.loads(line)["found"] for _, line in done.lines if line.startswith('{"found": '))
+    return found
 
 
 def work(job: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def work(job: dict[str, Any]) -> None:
     start = start_torch if job["engine"] == "torch" else start_vllm
     generate, about = start(job, prompts)
     about["start_s"] = time.perf_counter() - started
-    for logprobs in (False, True):
+    for logprobs, kind in zip((False, True), KINDS, strict=True):
         seconds, tokens = [], 0
         for number in range(job["repeat"] + 1):
             began = time.perf_counter()
@@ -102,8 +102,7 @@ def work(job: dict[str, Any]) -> None:
             seconds.append(time.perf_counter() - began)
         expected = job["prompts"] * job["samples"] * job["new_tokens"]
         assert tokens == expected, f"got {tokens} tokens, expected {expected}"
-        name = "with log-probs" if logprobs else "without"
-        about[name] = {"seconds": seconds, "tokens_per_s": tokens / median(seconds[1:] or seconds)}
+        about[kind] = {"seconds": seconds, "tokens_per_s": tokens / median(seconds[1:] or seconds)}
     print(json.dumps({"found": about}), flush=True)
 
 
@@ -136,7 +135,7 @@ def start_vllm(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it needs flashinfer, which may be missing
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-    from vllm import LLM, SamplingParams
+    import vllm
 
     on_gpu = job["device"] != "cpu"
     settings = {
@@ -147,32 +146,25 @@ def start_vllm(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict
         **({"gpu_memory_utilization": 0.6} if on_gpu else {}),
         **job["vllm"],
     }
-    engine = LLM(job["model"], **settings)
+    engine = vllm.LLM(job["model"], **settings)
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
 
     def generate(logprobs: bool, seed: int) -> int:
-        params = SamplingParams(
+        params = vllm.SamplingParams(
             n=job["samples"], max_tokens=job["new_tokens"], temperature=1.0, ignore_eos=True, detokenize=False,
             logprobs=0 if logprobs else None,
         )  # fmt: skip
         results = engine.generate(requests, params, use_tqdm=False)
         return sum(len(completion.token_ids) for result in results for completion in result.outputs)
 
-    try:
-        number = version("vllm")
-    except PackageNotFoundError:
-        number = version("vllm-cpu")
-    return generate, {"version": number, "settings": settings}
+    return generate, {"version": vllm.__version__, "settings": settings}
 
 
-def add_ratios(found: dict[str, Any]) -> None:
+def ratio_of(engines: dict[str, Any]) -> dict[str, float]:
     """The rate of `torch` over that of vLLM, if both are known."""
-    ours, theirs = (found["engines"].get(name, {}) for name in ENGINES)
-    found["ratio"] = {
-        name: ours[name]["tokens_per_s"] / theirs[name]["tokens_per_s"]
-        for name in ("without", "with log-probs")
-        if name in ours and name in theirs
-    }
+    ours, theirs = (engines.get(name, {}) for name in ENGINES)
+    known = [kind for kind in KINDS if kind in ours and kind in theirs]
+    return {kind: ours[kind]["tokens_per_s"] / theirs[kind]["tokens_per_s"] for kind in known}
 
 
 def show(found: dict[str, Any]) -> None:
@@ -183,7 +175,7 @@ def show(found: dict[str, Any]) -> None:
             print(f"{name}: {engine['error']}")
             continue
         rows[f"{name} {engine['version']}"] = {
-            **{kind: f"{engine[kind]['tokens_per_s']:,.0f}" for kind in ("without", "with log-probs")},
+            **{kind: f"{engine[kind]['tokens_per_s']:,.0f}" for kind in KINDS},
             "starts in": f"{engine['start_s']:.1f} s",
             "first batch": f"{engine['without']['seconds'][0]:.1f} s",
         }

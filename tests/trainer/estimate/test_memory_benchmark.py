@@ -14,10 +14,10 @@ from tinyzero_trainer.hardware.gpu import GIB
 def test_the_benchmark_separates_the_phases() -> None:
     memory = MemoryReadings([(0.5, 9), (1.5, 30), (2.5, 80), (3.5, 40), (4.5, 90)], before=10)
     names = ["", "gen", "update_actor", "", "gen"]
-    marks = [{"name": name, "at": float(at), "allocated": at, "reserved": None} for at, name in enumerate(names, 1)]
+    marks = [{"name": name, "at": float(at), "allocated": at, "reserved": 0} for at, name in enumerate(names, 1)]
     found = memory_benchmark.by_phase(marks, memory)
-    assert found["gen"] == {"nvml": 80, "allocated": 5, "reserved": None}
-    assert found["update_actor"] == {"nvml": 70, "allocated": 3, "reserved": None}
+    assert found["gen"] == {"NVML": 80, "allocated": 5, "reserved": 0}
+    assert found["update_actor"] == {"NVML": 70, "allocated": 3, "reserved": 0}
     assert memory.peak() == 80
     assert MemoryReadings().peak() is None
 
