@@ -36,7 +36,7 @@ class Finished:
     """A command that has ended."""
 
     lines: list[tuple[float, str]]
-    """Seconds since its start, and what it printed then to either stream."""
+    """Seconds since its start, and what it printed then."""
 
     code: int
     seconds: float
@@ -44,11 +44,6 @@ class Finished:
     @property
     def output(self) -> str:
         return "\n".join(line for _, line in self.lines)
-
-    @property
-    def timed_output(self) -> str:
-        """The output with the seconds before each line."""
-        return "\n".join(f"{at:6.1f} s  {line}" for at, line in self.lines)
 
 
 def run(
@@ -140,11 +135,7 @@ def device_name() -> str:
 
 
 def memory_reader(gpu: str | None = None) -> Callable[[], int]:
-    """A function that returns the bytes in use on a GPU by all processes; by default on the first visible one.
-
-    Raises:
-        Exception: there is no NVIDIA driver, or no such GPU.
-    """
+    """A function that returns the bytes in use on a GPU by all processes; by default on the first visible one."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -168,8 +159,6 @@ class MemoryReadings:
     """The memory of the first visible GPU over time, by all processes."""
 
     readings: list[tuple[float, int]] = field(default_factory=list)
-    """Time, and bytes in use."""
-
     before: int = 0
     """Bytes in use at the beginning: by the driver and by other processes."""
 

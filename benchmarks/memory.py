@@ -110,7 +110,7 @@ def measure(case: Case, overrides: Sequence[str], *, steps: int, limit: float) -
             "steps": [row["timing_s/step"] for row in rows],
             "seconds": mean_timings(rows[1:] or rows),
             "exit_code": done.code,
-            "log": done.timed_output[-6000:],
+            "log": done.output[-6000:],
         }
 
 

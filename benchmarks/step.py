@@ -76,7 +76,7 @@ def run_tinyzero(folder: Path, job: Job, overrides: list[str], parameters: int, 
         done = run([*TINYZERO, "train", *arguments], limit)
     peak, rows = memory.peak(), metrics_of(directory)[2:]
     if not rows:
-        return {"error": done.timed_output[-2000:], "peak_bytes": peak}
+        return {"error": done.output[-2000:], "peak_bytes": peak}
     seconds = mean_timings(rows)
     return {
         "step_s": [row["timing_s/step"] for row in rows],
@@ -109,7 +109,7 @@ def run_trl(folder: Path, job: Job, micro_batch: int, options: dict[str, Any], l
         done = run(command, limit, cwd=folder)
     seconds = [json.loads(line)["step_s"] for line in done.output.splitlines() if line.startswith('{"step_s"')]
     if not seconds:
-        return {"error": done.timed_output[-2000:], "peak_bytes": memory.peak()}
+        return {"error": done.output[-2000:], "peak_bytes": memory.peak()}
     measured = {"step_s": seconds[1:] or seconds, "peak_bytes": memory.peak()}
     return {**measured, "options": options, "micro_batch": micro_batch}
 

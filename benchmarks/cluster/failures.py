@@ -44,12 +44,8 @@ def mtbf(gpus: int) -> float:
 
 
 def best_interval(cost: float, mean: float) -> float:
-    """Seconds of work between checkpoints that lose least: J. W. Young, CACM 17 (1974) 530; see also
-    https://hal.inria.fr/hal-02514107.
-
-    Args:
-        cost: seconds of a checkpoint.
-        mean: seconds between interruptions.
+    """Seconds of work between checkpoints that lose least, by the seconds of a checkpoint and between interruptions:
+    J. W. Young, CACM 17 (1974) 530; see also https://hal.inria.fr/hal-02514107.
     """
     return math.sqrt(2 * cost * mean)
 

@@ -24,16 +24,12 @@ class Lengths:
     most: int
     """The limit."""
 
+    @cache  # noqa: B019 - records are few
     def draw(self, count: int, seed: int) -> tuple[int, ...]:
         """`count` lengths, which depend on the seed alone."""
-        return _draw(self, count, seed)
-
-
-@cache
-def _draw(lengths: Lengths, count: int, seed: int) -> tuple[int, ...]:
-    random = Random(seed)
-    drawn = (lengths.median * math.exp(lengths.spread * random.gauss(0.0, 1.0)) for _ in range(count))
-    return tuple(min(lengths.most, max(1, round(length))) for length in drawn)
+        random = Random(seed)
+        drawn = (self.median * math.exp(self.spread * random.gauss(0.0, 1.0)) for _ in range(count))
+        return tuple(min(self.most, max(1, round(length))) for length in drawn)
 
 
 @dataclass(frozen=True, slots=True)

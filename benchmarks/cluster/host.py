@@ -37,14 +37,14 @@ def measure(tokens: int = 1024, completions: int = 1024, block: int = 2**27) -> 
         (Generation([random.randrange(152_064) for _ in range(tokens)], None, True), "x" * 4 * tokens)
         for _ in range(completions)
     ]
+
+    def best(work: Callable[[], object]) -> float:
+        return min(timeit.repeat(work, number=1))
+
     written, blank, count = pickle.dumps(made, 5), bytes(block), tokens * completions
     return {
         "a token and its text in a pickle": f"{len(written) / count:.1f} bytes",
-        "writing it": f"{1e9 * _best(lambda: pickle.dumps(made, 5)) / count:.0f} ns",
-        "reading it": f"{1e9 * _best(lambda: pickle.loads(written)) / count:.0f} ns",
-        "SHA-256": f"{block / _best(lambda: hashlib.sha256(blank)) / 1e9:.2f} GB/s",
+        "writing it": f"{1e9 * best(lambda: pickle.dumps(made, 5)) / count:.0f} ns",
+        "reading it": f"{1e9 * best(lambda: pickle.loads(written)) / count:.0f} ns",
+        "SHA-256": f"{block / best(lambda: hashlib.sha256(blank)) / 1e9:.2f} GB/s",
     }
-
-
-def _best(work: Callable[[], object]) -> float:
-    return min(timeit.repeat(work, number=1))

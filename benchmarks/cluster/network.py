@@ -4,7 +4,7 @@ Collectives are rings, as NCCL's all-gather and reduce-scatter are: a ring over 
 node, then to the next; there are as many rings as NICs, each with an equal part of the bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from tinyzero_trainer.estimate.constants import LINK_HOP, NVLINK_SHARE, RING_BASE
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
@@ -37,7 +37,6 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """GPUs of all nodes."""
         return self.nodes * self.gpus
 
 
@@ -54,12 +53,10 @@ class Traffic:
     """Bytes from node to node through the hosts, by Ray's object store."""
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(
-            self.seconds + other.seconds, self.nvlink + other.nvlink, self.nic + other.nic, self.hosts + other.hosts
-        )
+        return Traffic(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def __mul__(self, times: float) -> "Traffic":
-        return Traffic(times * self.seconds, times * self.nvlink, times * self.nic, times * self.hosts)
+        return Traffic(*(times * value for value in astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)

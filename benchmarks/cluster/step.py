@@ -64,14 +64,9 @@ class Run:
     seed: int = 0
     """Of the lengths."""
 
-    @property
-    def completions(self) -> int:
-        """Of a step."""
-        return workload_of(self.config, self.prompt).completions
-
     def drawn(self) -> tuple[int, ...]:
         """The lengths of a step's completions."""
-        return self.lengths.draw(self.completions, self.seed)
+        return self.lengths.draw(workload_of(self.config, self.prompt).completions, self.seed)
 
     def on(self, cluster: Cluster) -> "Run":
         """The same on other GPUs."""
@@ -130,15 +125,11 @@ def synchronous(run: Run) -> Step:
     lengths = run.drawn()
     gen, idle = generation(run, lengths)
     back, there = object_store(run, lengths)
-    phases = {
-        "gen": gen,
-        "reward": Traffic(host_seconds("reward", lengths)),
-        "driver": Traffic(host_seconds("driver", lengths)),
-        "object_store": back + there,
-        **passes(run, lengths),
-        "update_weights": weights(run),
-    }
-    return Step(phases, sum(phase.seconds for phase in phases.values()), _tokens(run, lengths), run.cluster.size, idle)
+    reward, driver = (Traffic(host_seconds(work, lengths)) for work in ("reward", "driver"))
+    phases = {"gen": gen, "reward": reward, "driver": driver, "object_store": back + there}
+    phases |= {**passes(run, lengths), "update_weights": weights(run)}
+    tokens = sum(lengths) + run.prompt * len(lengths)
+    return Step(phases, sum(phase.seconds for phase in phases.values()), tokens, run.cluster.size, idle)
 
 
 def one_step_off(run: Run, engines: Cluster, ranks: Cluster) -> Step:
@@ -148,27 +139,22 @@ def one_step_off(run: Run, engines: Cluster, ranks: Cluster) -> Step:
     back, there = object_store(run, lengths)
     size = number_bytes(run.config) * run.spec.parameters
     sent = broadcast(engines, engines.nodes, size)
-    rollout = {"gen": gen, "reward": Traffic(host_seconds("reward", lengths)), "object_store": back}
-    training = {
-        "driver": Traffic(host_seconds("driver", lengths)),
-        "object_store": there,
-        **passes(run.on(ranks), lengths),
-    }
+    reward, driver = (Traffic(host_seconds(work, lengths)) for work in ("reward", "driver"))
+    rollout = {"gen": gen, "reward": reward, "object_store": back}
+    training = {"driver": driver, "object_store": there, **passes(run.on(ranks), lengths)}
     sync = {"update_weights": weights(run.on(ranks)) + sent}
     lanes = [sum(phase.seconds for phase in lane.values()) for lane in (rollout, training, sync)]
     phases = rollout | training | sync | {"object_store": back + there}
-    return Step(phases, max(lanes[:2]) + lanes[2], _tokens(run, lengths), engines.size + ranks.size, idle)
+    tokens = sum(lengths) + run.prompt * len(lengths)
+    return Step(phases, max(lanes[:2]) + lanes[2], tokens, engines.size + ranks.size, idle)
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
 
 
 def engines_of(run: Run, *, alone: bool = False) -> Engines:
-    """The engines of all GPUs, each on `vllm.tensor_parallel` of them, with as many slots as fit in memory.
-
-    Args:
-        run: the run.
-        alone: whether these GPUs hold nothing else.
+    """The engines of all GPUs, each on `vllm.tensor_parallel` of them, with as many slots as fit in memory: next to the
+    ranks, or `alone`.
     """
     spec, config, several = run.spec, run.config, run.config.vllm.tensor_parallel
     gpu = run.cluster.gpu
@@ -182,7 +168,8 @@ def engines_of(run: Run, *, alone: bool = False) -> Engines:
         return seconds
 
     count = run.cluster.size // several
-    wanted = min(-(-run.completions // count), constants.VLLM_SEQUENCES if config.rollout.engine == "vllm" else 2**31)
+    completions = workload_of(config, run.prompt).completions
+    wanted = min(-(-completions // count), constants.VLLM_SEQUENCES if config.rollout.engine == "vllm" else 2**31)
     limit = (1 - constants.MARGIN) * gpu.memory * GIB
     prefill = reading(spec, config, together, run.prompt) / config.rollout.group_size
     slots = slots_for(spec, config, run.prompt, math.inf if alone else run.shards.size, wanted, limit)
@@ -260,10 +247,7 @@ def _forward(run: Run, compute: float) -> Traffic:
 def _backward(run: Run, compute: float, *, across: bool) -> Traffic:
     """The backward pass: layers are gathered again, gradients reduced in float32; only the root's delay it.
 
-    Args:
-        run: the run.
-        compute: seconds of the computation.
-        across: whether gradients are reduced across nodes too, if each node holds a copy.
+    Gradients are reduced `across` nodes too, if each node holds a copy.
     """
     spec, cluster = run.spec, run.cluster
 
@@ -284,7 +268,3 @@ def _fullest(run: Run, sequences: Sequence[int]) -> tuple[int, int]:
     for tokens in sorted(sequences, reverse=True):
         heapreplace(loads, loads[0] + tokens)
     return max(loads), -(-max(loads) // max(run.config.optimizer.micro_batch_tokens, *sequences))
-
-
-def _tokens(run: Run, lengths: Sequence[int]) -> int:
-    return sum(lengths) + run.prompt * len(lengths)
