@@ -6,7 +6,9 @@
 
 One seed after another, or on N GPUs at a time. Held-out accuracy on 1,024 puzzles, sampled at temperature 1. KEY=VALUE
 overrides settings of the runs: `algorithm.kl_coefficient=0`, `default_model.seconds=60`. Results are written to DIR
-after each seed.
+after each seed. Targets for every seed: with the built-in model on 2 cores 20 points higher within 8 minutes, a first
+line of output within 5 s, the evaluation before training done within 45 s; with the default model on one H200 from 10
+to 40 % to at least 82 % within 4 minutes of GRPO.
 """
 
 import json
@@ -83,15 +85,14 @@ def print_results(runs: dict[int, dict[str, Any]], minutes: float) -> None:
     )
     whole, evaluated, first_line = (f"{max(seconds):.1f} s" for seconds in times)
     worst = {
-        "least gain": (f"{min(gain):.1f} points", "20 points", ""),
-        "longest run": (whole, "480 s", ""),
-        "evaluated after": (evaluated, "45 s", ""),
-        "first line after": (first_line, "5 s", ""),
-        "before": (f"{100 * min(before):.1f} to {100 * max(before):.1f} %", "", "10 to 40 %"),
-        f"least accuracy within {minutes:g} min": (f"{100 * min(within):.1f} %", "", "82 %"),
+        "least gain": f"{min(gain):.1f} points",
+        "longest run": whole,
+        "evaluated after": evaluated,
+        "first line after": first_line,
+        "before": f"{100 * min(before):.1f} to {100 * max(before):.1f} %",
+        f"within {minutes:g} min": f"{100 * min(within):.1f} %",
     }
-    columns = ("result", "target of `tiny` on 2 cores", "target of `default` on an H200")
-    print_table("worst seed", {what: dict(zip(columns, cells, strict=True)) for what, cells in worst.items()})
+    print_table("worst seed", {what: {"result": cell} for what, cell in worst.items()})
 
 
 def main(

@@ -78,8 +78,7 @@ def main(
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the jobs are killed
     try:
-        logs, visible = setup.folder / "logs", [] if cpu else names
-        run_jobs(jobs, results, gpus=visible, folder=logs, deadline=began + limit, save=save)
+        run_jobs(jobs, results, gpus=[] if cpu else names, deadline=began + limit, save=save)
     finally:
         print(*tables.all_tables(results), sep="\n", flush=True)
         runs = {name: metrics_of(setup.run(name)) for name in results if name.startswith("one_step_off: ")}

@@ -5,10 +5,8 @@ A job that fails stops only those that need its result.
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import KILLED, run, wait_until_idle
@@ -35,11 +33,8 @@ class RunningJob:
     deadline: float
     """By `time.monotonic`."""
 
-    log: Path
-    """File for the output of its commands, which also goes to standard error."""
-
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=SHOWN_LINES))
-    """The last lines of output, after the seconds since its start."""
+    lines: list[str] = field(default_factory=list)
+    """The output of its commands, after the seconds since its start; it also goes to standard error."""
 
     began: float = field(default_factory=time.monotonic)
     failed: str | None = None
@@ -62,19 +57,17 @@ class RunningJob:
         Raises:
             Failed: the command failed or reached the deadline, without usable results.
         """
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("a", encoding="utf-8") as log:
 
-            def show(_: float, line: str) -> None:
-                self.lines.append(f"{self.seconds:6.1f} s  {line}")
-                print(self.lines[-1], file=log, flush=True)
-                print(f"{self.name}: {self.lines[-1]}", file=sys.stderr, flush=True)
+        def show(_: float, line: str) -> None:
+            self.lines.append(f"{self.seconds:6.1f} s  {line}")
+            print(f"{self.name}: {self.lines[-1]}", file=sys.stderr, flush=True)
 
-            env = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
-            done = run(command, self.deadline - time.monotonic(), until=until, on_line=show, env=env)
+        env = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
+        done = run(command, self.deadline - time.monotonic(), until=until, on_line=show, env=env)
         if done.code:
             limit = f"stopped at its limit, after {self.seconds:.0f} s"
-            why = "\n".join([limit if done.code == KILLED else f"exit code {done.code}", *self.lines])
+            reason = limit if done.code == KILLED else f"exit code {done.code}"
+            why = "\n".join([reason, *self.lines[-SHOWN_LINES:]])
             if not usable():
                 raise Failed(why)
             self.failed = why
@@ -108,7 +101,6 @@ def run_jobs(
     results: MutableMapping[str, Any],
     *,
     gpus: Sequence[str],
-    folder: Path,
     deadline: float,
     save: Callable[[], None],
 ) -> None:
@@ -118,7 +110,6 @@ def run_jobs(
         jobs: each after the one that it needs.
         results: by name of the job; each is added when its job ends.
         gpus: as CUDA_VISIBLE_DEVICES names them; none on the CPU.
-        folder: for the logs of jobs.
         deadline: of all jobs, by `time.monotonic`.
         save: called after each job.
     """
@@ -126,7 +117,7 @@ def run_jobs(
         if succeeded(results, job.name):
             continue
         end = min(deadline, time.monotonic() + job.limit)
-        at_work = RunningJob(job.name, gpus[: job.gpus], end, folder / f"{slug(job.name)}.txt")
+        at_work = RunningJob(job.name, gpus[: job.gpus], end)
         try:
             if job.needs is not None and not succeeded(results, job.needs):
                 raise Failed(f"not started: it needs the result of {job.needs!r}")
@@ -149,13 +140,3 @@ def run_jobs(
 def succeeded(results: Mapping[str, Any], name: str) -> bool:
     """Whether there is a result without an error."""
     return name in results and "error" not in results[name]
-
-
-def slug(name: str) -> str:
-    """A name as a file name.
-
-    Example:
-        >>> slug("parity 0.5B: 2 GPUs, memory.cpu_offload=idle")
-        'parity-0.5B-2-GPUs-memory.cpu_offload-idle'
-    """
-    return "-".join("".join(sign if sign.isalnum() or sign in "._" else " " for sign in name).split())

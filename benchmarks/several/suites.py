@@ -5,6 +5,7 @@ All but `parity` train by the command line, as a user would; `parity` gives the 
 
 import json
 import math
+import re
 import shlex
 import shutil
 import sys
@@ -16,16 +17,13 @@ from typing import Any
 
 from benchmarks.common import TINYZERO, last_of_each
 from benchmarks.several import tables
-from benchmarks.several.jobs import Failed, Job, RunningJob, slug
+from benchmarks.several.jobs import Failed, Job, RunningJob
+from benchmarks.shapes import write_model
 from benchmarks.step import tokens_of, train_arguments
 from benchmarks.training import SECONDS, TASK, TOKENS, mean_timings, metrics_of, outcome
 
 FIXED_TASK = str(Path(__file__).parents[1] / "fixed_task.py")
 REPLAY = str(Path(__file__).with_name("replay.py"))
-WRITE_MODEL = (
-    "import sys; from pathlib import Path; from benchmarks.shapes import write_model; "
-    "write_model(Path(sys.argv[1]), sys.argv[2])"
-)
 SEVERAL_UPDATES = shlex.split("""
     algorithm.kl_coefficient=0.01 optimizer.num_mini_batches=2 data.prompt_template=base rollout.ignore_eos=true
     rollout.return_logprobs=always
@@ -102,19 +100,19 @@ class Setup:
         """Of the model in suites `weak`, `strong` and `tensor_parallel`."""
         return "10M" if self.cpu else "0.5B"
 
-    def model(self, job: RunningJob, shape: str) -> Path:
+    def model(self, shape: str) -> Path:
         """Directory of a model, which is written if it is missing."""
         model, unfinished = self.folder / "models" / shape, self.folder / "models" / f"{shape}.tmp"
         if not model.exists():
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.parent.mkdir(parents=True, exist_ok=True)
-            job.run([sys.executable, "-c", WRITE_MODEL, str(unfinished), shape])
+            write_model(unfinished, shape)
             unfinished.rename(model)
         return model
 
     def run(self, name: str) -> Path:
-        """Directory of a run."""
-        return self.folder / "runs" / slug(name)
+        """Directory of a run: its name, with dashes for all but letters, digits, dots and underscores."""
+        return self.folder / "runs" / re.sub(r"[^\w.]+", "-", name)
 
     def train(
         self,
@@ -180,7 +178,7 @@ def parity_variants(setup: Setup, settings: Sequence[str]) -> dict[str, tuple[in
 def replay(setup: Setup, shape: str, settings: Sequence[str], job: RunningJob) -> dict[str, Any]:
     """Sample and record rollouts, or train on the recorded ones, with these settings."""
     recording, output = job.name.endswith(tables.RECORDED), setup.run(job.name).with_suffix(".json")
-    batches, model = setup.folder / "batches" / shape, setup.model(job, shape)
+    batches, model = setup.folder / "batches" / shape, setup.model(shape)
     if recording:
         shutil.rmtree(batches, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +202,7 @@ def resume(setup: Setup) -> list[Job]:
     name = "resume: uninterrupted"
 
     def save(job: RunningJob) -> dict[str, Any]:
-        task = ["--task", FIXED_TASK, "--model", str(setup.model(job, "10M"))]
+        task = ["--task", FIXED_TASK, "--model", str(setup.model("10M"))]
         return {"rows": setup.train(job, [*task, *RESUMABLE, *(TINY if setup.cpu else ()), *setup.on(2)])}
 
     jobs = [Job(name, 2, save)]
@@ -221,10 +219,9 @@ def resume_copy(setup: Setup, original: str, settings: Sequence[str], job: Runni
     shutil.copytree(setup.run(original), copy)
     for newer in (copy / "checkpoints").glob("step_[!2]*"):
         shutil.rmtree(newer)
-    job.log.unlink(missing_ok=True)  # of a failed attempt
     rows = setup.train(job, settings, resume=True)
-    if "from step 2" not in job.log.read_text(encoding="utf-8"):
-        raise Failed(f"it was not resumed from step 2; see {job.log}")
+    if not any("from step 2" in line for line in job.lines):
+        raise Failed("it was not resumed from step 2; see its output")
     return {"settings": list(settings), "rows": rows}
 
 
@@ -245,7 +242,7 @@ def tensor_parallel(setup: Setup) -> list[Job]:
 def two_steps(setup: Setup, settings: Sequence[str], job: RunningJob) -> dict[str, Any]:
     """A whole run of two steps."""
     settings = [*(() if setup.cpu else VLLM), *settings]
-    work = train_arguments(setup.model(job, setup.shape), TINY_STEP if setup.cpu else TENSOR_PARALLEL_STEP)
+    work = train_arguments(setup.model(setup.shape), TINY_STEP if setup.cpu else TENSOR_PARALLEL_STEP)
     rows = setup.train(job, [*work, "rollout.return_logprobs=always", *settings])
     shutil.rmtree(setup.run(job.name) / "checkpoints", ignore_errors=True)  # gigabytes
     return {"settings": settings, "rows": rows}
@@ -273,7 +270,7 @@ def timed_steps(setup: Setup, times: int, settings: Sequence[str], job: RunningJ
     work = dict(TINY_STEP if setup.cpu else STEP)
     work["prompts"] *= times
     endless = "run.steps=1000"  # the run is killed after its steps
-    arguments = [*train_arguments(setup.model(job, setup.shape), work), *settings, endless]
+    arguments = [*train_arguments(setup.model(setup.shape), work), *settings, endless]
     rows = setup.train(job, arguments, least=3, most=1 + work["steps"])[2:]
     seconds = mean_timings(rows)
     return {
@@ -318,7 +315,7 @@ def warm_start(setup: Setup, job: RunningJob) -> dict[str, Any]:
         return any(not path.parent.name.endswith(".tmp") for path in (setup.folder / "default").glob("*/tinyzero.toml"))
 
     directory = setup.run(job.name)
-    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)  # of a failed attempt
     if not made():
         job.run([*TINYZERO, "train", "--output", str(directory), *small_arguments(setup)], until=made)
     return {"seconds": job.seconds}
