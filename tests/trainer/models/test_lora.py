@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreT
 
 from tests.trainer.conftest import random_model
 from tests.trainer.controller.test_loop import killed, lines
-from tests.trainer.samples import ragged_samples, token_logprobs
-from tests.trainer.training.test_policy import NOW, as_experience
+from tests.trainer.samples import ragged_samples, token_logprobs, with_advantages
+from tests.trainer.training.test_policy import NOW
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig, TrainConfig
@@ -102,7 +102,7 @@ def test_an_update_moves_the_adapter_and_leaves_every_other_bit(toy_model: Langu
     model = adapted(toy_model, moved=False)
     before = {name: tensor.detach().clone() for name, tensor in trained(model.model).items()}
     policy = make_policy(model)
-    policy.update(as_experience(samples, ADVANTAGES), NOW)
+    policy.update(with_advantages(samples, ADVANTAGES), NOW)
     after = trained(model.model)
     assert all(".lora_" in name for name in after)
     assert not any(torch.equal(before[name], after[name]) for name in after)
@@ -181,7 +181,7 @@ def test_the_engine_agrees_with_the_policy_after_every_update(toy_model: Languag
     policy, engine = make_policy(model), TorchEngine(model)
     before: list[float] = []
     for _ in range(3):
-        policy.update(as_experience(samples, ADVANTAGES), replace(NOW, learning_rate=3e-2))
+        policy.update(with_advantages(samples, ADVANTAGES), replace(NOW, learning_rate=3e-2))
         engine.load_weights()
         [[rollout]] = engine.generate(PROMPTS[:1], 1, SamplingParams(20, logprobs=True), seed=0)
         assert rollout.logprobs == pytest.approx(token_logprobs(model, PROMPTS[0], rollout.token_ids), abs=1e-4)
@@ -201,7 +201,7 @@ def test_the_reference_is_the_start_and_switching_to_it_leaves_no_trace(toy_mode
     learnt = {name: tensor.detach().clone() for name, tensor in trained(model.model).items()}
     results = []
     for policy in (shared, copied):
-        metrics = policy.update(as_experience(samples, ADVANTAGES), NOW)
+        metrics = policy.update(with_advantages(samples, ADVANTAGES), NOW)
         assert metrics["actor/kl_loss"] > 0.01
         results.append({name: tensor.detach().clone() for name, tensor in trained(model.model).items()} | metrics)
         with torch.no_grad():

@@ -18,7 +18,7 @@ from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils import jagged
 
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5] * 3
-NOW = StepSettings(learning_rate=1e-3, temperature=1.0, kl_coefficient=0.0)
+NOW = StepSettings(learning_rate=1e-3, temperature=1.0, kl_coefficient=0.1)
 
 
 def make_policy(language_model: LanguageModel, **optimizer: Any) -> Policy:
