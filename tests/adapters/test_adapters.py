@@ -93,10 +93,14 @@ def test_trl_needs_a_ground_truth_for_each_completion(truths):
 
 
 @pytest.mark.parametrize(
-    ("key", "near"), [("tmeout", "timeout"), ("worker", "workers"), ("option", "options"), ("Task", "task")]
+    ("key", "message"),
+    [
+        *((key, f"no key '{key}' in .*did you mean {near}") for key, near in (("worker", "workers"), ("Task", "task"))),
+        ("time_limit", r"time_limit is now reward_kwargs\.timeout"),
+    ],
 )
-def test_a_misspelt_key_of_verl_is_refused_with_the_nearest(key, near):
-    with pytest.raises(SettingsError, match=f"no key '{key}' in reward_kwargs; did you mean {near}"):
+def test_a_misspelt_or_old_key_of_verl_is_refused_with_the_right_one(key, message):
+    with pytest.raises(SettingsError, match=message):
         compute_score("countdown", RIGHT, TRUTH, **{key: 1})
 
 

@@ -12,7 +12,7 @@ from tinyzero_multiply.long_multiplication import work_out
 from tinyzero_multiply.reading import MAX_LENGTH, SEPARATORS, TIMES, WRAPPERS, read
 from tinyzero_multiply.scoring import score_answer
 from tinyzero_multiply.second_opinion import is_right
-from tinyzero_sdk import Completion, Item, ItemColumns, load_task
+from tinyzero_sdk import Item, ItemColumns, load_task
 from tinyzero_sdk.errors import SettingsError
 
 task = load_task("multiply")
@@ -32,37 +32,13 @@ def problem(num1, num2):
     "answer",
     [
         *("56088\x00", "\u202e56088", "56\u200b088", "560\ud80088", "1" * (MAX_LENGTH + 1), "+ 56088", "56088 apples"),
-        *(
-            "=",
-            "==",
-            ".",
-            "+",
-            "$$",
-            "**",
-            r"\boxed{}",
-            "5.6088 × 10^4",
-            "56088/1",
-            "56088%",
-            "true",
-            "nan",
-            "1e999999",
-        ),
+        *("=", "==", ".", "+", "$$", "**", r"\boxed{}", "5.6088 × 10^4", "56088/1", "56088%", "true", "nan"),
+        "1e999999",
     ],
 )
 def test_what_a_table_cannot_show_is_malformed_too(answer):
     assert task.score_completion(f"<answer>{answer}</answer>", truth(123, 456)).reason == "malformed"
     assert task.oracle(answer, truth(123, 456)) is False
-
-
-@pytest.mark.parametrize("text", ["", "56088", "<answer>56088", "<answer>56088</answer></think> I am not sure"])
-def test_no_answer(text):
-    assert graded.score_completion(text, truth(123, 456)).reason == "no_answer"
-
-
-def test_the_last_answer_counts():
-    assert not task.score_completion("<answer>56088</answer> no, <answer>56089</answer>", truth(123, 456)).correct
-    text = "<answer>1</answer> no, <answer>56088</answer><|im_end|>"
-    assert task.score_completion(Completion(text), truth(123, 456)).correct
 
 
 @pytest.mark.parametrize("product", [56088, np.int64(56088), "56088"], ids=repr)

@@ -45,14 +45,11 @@ def test_score_of_the_readme(name, problem, target, answer, reason):
     completion = f"<think>Let me see: 3 * 4 = 12.</think>\n<answer>{answer.replace('⏎', chr(10))}</answer>"
     score = TASKS[name].score_completion(completion, truth)
     assert (score.reason, score.correct, score.value) == (reason, reason == "ok", float(reason == "ok"))
-    assert TASKS[name].oracle(score.answer or "", truth) in (
-        (None, score.correct) if name == "gsm8k" else (score.correct,)
-    )
+    right = TASKS[name].oracle(score.answer or "", truth)
+    assert right is score.correct or (right is None and name == "gsm8k")
     if name in GRADED:
-        assert (
-            GRADED[name].score_completion(completion, truth).value
-            == {"ok": 1.0, "wrong": 0.1, "malformed": 0.0}[reason]
-        )
+        value = {"ok": 1.0, "wrong": 0.1, "malformed": 0.0}[reason]
+        assert GRADED[name].score_completion(completion, truth).value == value
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -75,6 +72,7 @@ def test_every_case_gets_its_score_from_the_scorer_and_from_the_oracle(name):
     for case in CASES[name]:
         score = task.score_completion(case.completion, case.ground_truth)
         assert (score.correct, score.reason == "ok", score.value == 1.0) == (case.correct,) * 3, case
+        assert (score.reason == "no_answer") == (score.answer is None), case
         right = None if score.answer is None else task.oracle(score.answer, case.ground_truth)
         assert right is case.correct or (right is None and (score.answer is None or name == "gsm8k")), case
     assert task.error_count == 0

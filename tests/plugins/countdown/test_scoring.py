@@ -1,4 +1,4 @@
-"""Single scores: where an answer is found, ground truths, spaces, and hostile texts."""
+"""Single scores: ground truths, spaces, and hostile texts."""
 
 import numpy as np
 import pytest
@@ -24,30 +24,6 @@ graded = load_task("countdown", options={"reward": "tinyzero"})
 def test_what_a_table_cannot_show_is_malformed_too(answer):
     assert binary.score_completion(f"<answer>{answer}</answer>", PUZZLE).reason == "malformed"
     assert binary.oracle(answer, PUZZLE) is False
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        ("<answer>17-5+3</answer>", "17-5+3"),
-        ("<think>17-5=12</think><answer>\n 17-5+3\n</answer>\n", "17-5+3"),
-        ("17-5=12, so</think>\n<answer>17-5+3</answer><|im_end|>\n", "17-5+3"),
-        ("<answer>17-5+3<|endoftext|></answer>", "17-5+3"),
-        ("<answer>1</answer> no: <answer>17-5+3</answer> and <answer>", "17-5+3"),
-        ("<think><answer>1</answer></think> <answer>17-5+3</answer>", "17-5+3"),
-        ("17+5=22;17-5=12,12+3=15!<answer>17-5+3</answer>", "17-5+3"),
-        ("<think><answer>17-5+3</answer></think>", None),
-        ("<answer>17-5+3", None),
-        ("17-5+3</answer>", None),
-        ("</answer>17-5+3<answer>", None),
-        ("17-5+3", None),
-        ("", None),
-    ],
-)
-def test_where_the_answer_is_found(completion, answer):
-    assert binary.extract_answer(completion) == answer
-    score = graded.score_completion(completion, PUZZLE)
-    assert (score.reason, score.value, score.answer) == (("ok", 1.0, answer) if answer else ("no_answer", 0.0, None))
 
 
 def test_rows_of_tinyzero_s_own_preprocessing_are_scored_as_they_stand():

@@ -8,6 +8,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import datasets
 import pytest
@@ -58,29 +59,25 @@ def test_offline_and_without_a_copy_the_error_names_both_ways_out(home):
     assert "\n" not in message
 
 
-def test_what_is_reachable_is_downloaded(home, monkeypatch):
-    asked = []
-
-    def load_dataset(*names):
-        asked.append(names)
-        return datasets.DatasetDict(train=as_dataset(TRAIN), test=as_dataset(TEST))
-
+@pytest.fixture
+def download(home, monkeypatch):
+    """The download, which a test may let return or fail."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "unreachable", lambda endpoint: None)
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset", loaded := Mock())
+    return loaded
+
+
+def test_what_is_reachable_is_downloaded(download):
+    download.return_value = datasets.DatasetDict(train=as_dataset(TRAIN), test=as_dataset(TEST))
     task = load_task("gsm8k")
     assert len(list(task.generate("train", 99))) == len(TRAIN)
     assert len(list(task.generate("test", 99))) == len(TEST)
-    assert asked == [("openai/gsm8k", "main")]  # once for both splits
+    download.assert_called_once_with("openai/gsm8k", "main")  # for both splits
 
 
-def test_a_download_that_fails_is_one_line(home, monkeypatch):
-    def load_dataset(*names):
-        raise ConnectionError("Couldn't reach it\nreally")
-
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "unreachable", lambda endpoint: None)
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+def test_a_download_that_fails_is_one_line(download):
+    download.side_effect = ConnectionError("Couldn't reach it\nreally")
     with pytest.raises(DataError, match=r"Couldn't reach it\), and no copy.*task\.path=.*task\.source=synthetic"):
         hub.published()
 

@@ -57,9 +57,16 @@ def test_a_question_of_both_splits_leaves_train(tmp_path):
     assert not keys["train"] & keys["test"]
 
 
-@pytest.mark.parametrize("write", [write_jsonl, write_parquet])
-def test_a_file_is_one_pool_that_is_divided(write, tmp_path):
-    task = open_path(write(tmp_path / ("data.jsonl" if write is write_jsonl else "data.parquet"), TRAIN))
+def saved_rows(folder, rows):
+    as_dataset(rows).save_to_disk(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("write", "name"), [(write_jsonl, "data.jsonl"), (write_parquet, "data.parquet"), (saved_rows, "data")]
+)
+def test_data_without_splits_is_one_pool_that_is_divided(write, name, tmp_path):
+    task = open_path(write(tmp_path / name, TRAIN))
     assert not task.has_own_splits
     assert questions(task, "train") == questions(task, "test") == {row["question"] for row in TRAIN}
     parts = {"train": [], "test": []}
@@ -67,13 +74,6 @@ def test_a_file_is_one_pool_that_is_divided(write, tmp_path):
         with pytest.raises(ExhaustedError):
             part.extend(item.data["question"] for item in iterate_split(task, split, test_fraction=0.25))
     assert sorted(parts["train"] + parts["test"]) == sorted(row["question"] for row in TRAIN)
-
-
-def test_a_saved_dataset_without_splits_is_one_pool_too(tmp_path):
-    as_dataset(TRAIN).save_to_disk(tmp_path)
-    task = open_path(tmp_path)
-    assert not task.has_own_splits
-    assert questions(task, "test") == {row["question"] for row in TRAIN}
 
 
 def test_the_seed_decides_the_order_and_blocks_change_nothing(tmp_path):

@@ -221,13 +221,6 @@ def test_what_is_nested_too_deeply_is_malformed(monkeypatch):
     assert task.error_count == 0
 
 
-def test_what_a_scorer_cannot_read_is_malformed():
-    task = load_task("rg/boxnet")
-    [item] = task.generate("train", 1)
-    assert task.score_completion("<answer>5</answer>", item.ground_truth).reason == "malformed"
-    assert task.error_count == 0
-
-
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_data_sets_say_why(name):
     assert name in find_names()

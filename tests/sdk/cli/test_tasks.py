@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,12 +35,14 @@ def say(install, task_source):
     install("tz-say", version="2.1", modules=modules, tasks={"say": "say_module"})
 
 
-def test_version_and_help(run):
+def test_version_and_help(run, monkeypatch):
     assert run("--version") == (0, f"tinyzero-sdk {tinyzero_sdk.__version__}\n", "")
     code, out, _ = run("--help")
     commands = ["tasks", "plugins", "new", "check", "fuzz", "data", "sample", "score", "rescore", "train", "eval"]
     assert code == 0
     assert [command for command in commands if f"│ {command} " not in out] == []
+    monkeypatch.setenv("COLUMNS", "80")
+    assert [command for command in commands if re.search(r"[\w-]…", run(command, "--help")[1])] == []
 
 
 @pytest.mark.parametrize("arguments", [("no-such-command",), ("tasks", "--no-such-option"), ("tasks", "a", "b")])

@@ -44,6 +44,12 @@ def test_a_finding_is_shown_kept_once_and_replayed(run, write_task, tmp_path):
     assert "labelled-cases" in checked.stdout
 
 
+def test_a_clean_task_ends_with_zero_and_leaves_no_file(run, write_task, tmp_path):
+    done = run(write_task(solve=SOLVE, oracle=ORACLE), "--time", 0.2, "--workers", 1)
+    assert (done.exit_code, "nothing found" in done.stdout) == (0, True)
+    assert not (tmp_path / "say.cases.jsonl").exists()
+
+
 @pytest.mark.slow
 def test_what_the_oracle_does_not_know_is_no_case_and_is_replayed_without_a_label(run, write_task, tmp_path):
     task = write_task(solve=SOLVE, oracle=None, score=scorer("1 / ('*' not in answer) and answer == str(ground_truth)"))
