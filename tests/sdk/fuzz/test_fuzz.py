@@ -81,14 +81,32 @@ def test_the_same_seed_finds_the_same(make):
     assert "_" in first[0].completion
 
 
-def test_a_scorer_that_raises(make):
-    task = make(score=scorer("1 / ('*' not in answer) and answer == str(ground_truth)"))
-    found = only(fuzz(task, seconds=20, stop_after=1))
-    assert found.kind == "error"
-    assert found.note.startswith("ZeroDivisionError at say.py:")
-    assert found.answer is None
-    assert "*" in found.completion
-    assert len(found.completion) <= len("<answer>*</answer>")
+CAREFUL = "(answer == str(ground_truth))"
+BAD_ORACLE = ORACLE.replace("return", "if '%' in answer:\n        {}\n    return")
+
+
+FAULTS = [
+    ("score", scorer(f"1 / ('*' not in answer) and {CAREFUL}"), "error", "ZeroDivisionError at say.py:", "*"),
+    ("score", scorer(f"os._exit(3) if '%' in answer else {CAREFUL}"), "died", "", "%"),
+    ("score", scorer(f"len(b'x' * (10**12 * ('%' in answer))) or {CAREFUL}"), "error", "MemoryError at say.py:", "%"),
+    ("oracle", BAD_ORACLE.format("raise ValueError(answer)"), "oracle_error", "", "%"),
+    ("oracle", BAD_ORACLE.format("while True: pass"), "timeout", "in the oracle", "%"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hook", "code", "kind", "note", "sign"), FAULTS)
+def test_a_fault_is_found_shrunk_and_named(make, hook, code, kind, note, sign):
+    found = only(fuzz(make(**{hook: code}), seconds=20, timeout=0.3, stop_after=1))
+    assert (found.kind, found.note[: len(note)]) == (kind, note)
+    assert sign in found.completion
+    assert kind != "error" or (found.answer is None and len(found.completion) <= len("<answer>*</answer>"))
+
+
+@pytest.mark.slow
+def test_a_task_without_gold_is_searched_for_crashes(make):
+    task = make(solve=None, oracle=None, score=scorer("1 / ('*' not in answer)"))
+    assert only(fuzz(task, seconds=20, stop_after=1)).kind == "error"
 
 
 @pytest.mark.parametrize(
@@ -189,25 +207,6 @@ def test_a_reward_that_is_rewarded_at_all_gives_few_findings(make):
 
 
 @pytest.mark.slow
-def test_a_scorer_that_ends_its_process_or_hoards(make):
-    task = make(score=scorer("os._exit(3) if '%' in answer else answer == str(ground_truth)"))
-    found = only(fuzz(task, seconds=20, stop_after=1))
-    assert found.kind == "died"
-    assert "%" in found.completion
-    task = make("hoard", score=scorer("len(bytearray(10**12 * ('%' in answer))) or answer == str(ground_truth)"))
-    assert only(fuzz(task, seconds=20, stop_after=1)).note.startswith("MemoryError at hoard.py:")
-
-
-@pytest.mark.slow
-def test_an_oracle_that_raises_or_hangs_is_distinguished(make):
-    broken = ORACLE.replace("return", "if '%' in answer:\n        raise ValueError(answer)\n    return")
-    assert only(fuzz(make(oracle=broken), seconds=20, stop_after=1)).kind == "oracle_error"
-    hangs = ORACLE.replace("return", "while '%' in answer:\n        pass\n    return")
-    found = only(fuzz(make("hang", oracle=hangs), seconds=20, timeout=0.3, stop_after=1))
-    assert (found.kind, found.note) == ("timeout", "in the oracle")
-
-
-@pytest.mark.slow
 def test_without_an_oracle_presentations_and_crashes_are_searched(make):
     last_line = "@hookimpl\ndef extract_answer(completion):\n    return last_tagged(completion.split('\\n')[-1])\n"
     report = fuzz(make(oracle=None, extract_answer=last_line), seconds=20, stop_after=1)
@@ -215,12 +214,6 @@ def test_without_an_oracle_presentations_and_crashes_are_searched(make):
     assert "a line break after it" in only(report).traits
     report = fuzz(make("fine", oracle=None), seconds=30, on_progress=until(lambda report: report.tried > 5000))
     assert (report.findings, report.tried > 5000) == ([], True)
-
-
-@pytest.mark.slow
-def test_a_task_without_gold_is_searched_for_crashes(make):
-    task = make(solve=None, oracle=None, score=scorer("1 / ('*' not in answer)"))
-    assert only(fuzz(task, seconds=20, stop_after=1)).kind == "error"
 
 
 @pytest.mark.slow

@@ -140,28 +140,27 @@ def score(answer, ground_truth):
         "oracle": None,
     },
 }
+
+
+def with_header(line, statement):
+    """A scorer that runs a statement first, and a line before all hooks."""
+    return {"header": f"{HOOKS['header']}{line}\n", "score": SCORE.format(statement)}
+
+
 MORE_BREAKERS: list[tuple[str, str, dict[str, str | None]]] = [
     ("chance", "deterministic", {"score": SCORE.format("if random.random() < 0.01: return 1.0")}),
     (
         "the answer before",
         "deterministic",
-        {
-            "header": HOOKS["header"] + "before = [None]\n",
-            "score": """
-@hookimpl
-def score(answer, ground_truth):
-    last, before[0] = before[0], str(ground_truth["total"])
-    return float(answer in (before[0], last))
-""",
-        },
+        with_header(
+            "before = [None]",
+            'last, before[0] = before[0], str(ground_truth["total"])\n    if answer == last: return 1.0',
+        ),
     ),
     (
         "the five thousandth call",
         "deterministic",
-        {
-            "header": HOOKS["header"] + "calls = []\n",
-            "score": SCORE.format("calls.append(1)\n    if len(calls) > 5000: return 1.0"),
-        },
+        with_header("calls = []", "calls.append(1)\n    if len(calls) > 5000: return 1.0"),
     ),
     (
         "part of the right answer",
@@ -179,29 +178,10 @@ def score(answer, ground_truth):
     ("digits and commas", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'(\d+,?)+', answer)")}),
     ("letters and spaces", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'([a-z]+\s?)*', answer)")}),
     ("words", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'(The answer is (\w+ ?)+)\.', answer)")}),
-    (
-        "a leak",
-        "bounded-memory",
-        {"header": HOOKS["header"] + "kept = []\n", "score": SCORE.format("kept.append(bytearray(100_000))")},
-    ),
-    (
-        "a thread",
-        "runs-no-code",
-        {
-            "header": HOOKS["header"] + "import threading\n",
-            "score": SCORE.format("threading.Thread(target=len, args=['']).start()"),
-        },
-    ),
-    (
-        "the limit of recursion",
-        "runs-no-code",
-        {"header": HOOKS["header"] + "import sys\n", "score": SCORE.format("sys.setrecursionlimit(100_000)")},
-    ),
-    (
-        "the environment",
-        "runs-no-code",
-        {"header": HOOKS["header"] + "import os\n", "score": SCORE.format("os.environ['TRIED'] = 'yes'")},
-    ),
+    ("a leak", "bounded-memory", with_header("kept = []", "kept.append(bytearray(100_000))")),
+    ("a thread", "runs-no-code", with_header("import threading", "threading.Thread(target=len, args=['']).start()")),
+    ("the limit of recursion", "runs-no-code", with_header("import sys", "sys.setrecursionlimit(100_000)")),
+    ("the environment", "runs-no-code", with_header("import os", "os.environ['TRIED'] = 'yes'")),
     (
         "a number of the prompt",
         "echo-pays-nothing",
