@@ -9,12 +9,7 @@ from fractions import Fraction
 
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
 from tinyzero_countdown.scoring import score_answer
-from tinyzero_sdk import TaskInfo, hookimpl
-
-
-@hookimpl
-def info():
-    return TaskInfo(description="countdown with a hole: ** is evaluated")
+from tinyzero_sdk import hookimpl
 
 
 @hookimpl

@@ -5,12 +5,7 @@ Everything else is countdown's own.
 """
 
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
-from tinyzero_sdk import TaskInfo, hookimpl
-
-
-@hookimpl
-def info():
-    return TaskInfo(description="countdown with a hole: the first answer counts")
+from tinyzero_sdk import hookimpl
 
 
 @hookimpl

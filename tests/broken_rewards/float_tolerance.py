@@ -6,12 +6,7 @@ Everything else is countdown's own.
 
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
 from tinyzero_countdown.expression import evaluate, read
-from tinyzero_sdk import TaskInfo, hookimpl
-
-
-@hookimpl
-def info():
-    return TaskInfo(description="countdown with a hole: an error of 1e-3 is rewarded")
+from tinyzero_sdk import hookimpl
 
 
 @hookimpl

@@ -5,13 +5,8 @@ Everything else is countdown's own.
 """
 
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
-from tinyzero_sdk import TaskInfo, hookimpl
+from tinyzero_sdk import hookimpl
 from tinyzero_sdk.text import last_tagged
-
-
-@hookimpl
-def info():
-    return TaskInfo(description="countdown with a hole: only the last line is read")
 
 
 @hookimpl

@@ -8,12 +8,7 @@ from itertools import permutations
 
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
 from tinyzero_countdown.expression import evaluate, read
-from tinyzero_sdk import TaskInfo, hookimpl
-
-
-@hookimpl
-def info():
-    return TaskInfo(description="countdown with a hole: 15 counts as a 5")
+from tinyzero_sdk import hookimpl
 
 
 @hookimpl

@@ -8,12 +8,7 @@ import re
 
 from benchmarks.scoring import rewards
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
-from tinyzero_sdk import Score, TaskInfo, hookimpl
-
-
-@hookimpl
-def info():
-    return TaskInfo(description="countdown with a hole: reasoning-gym's scorer")
+from tinyzero_sdk import Score, hookimpl
 
 
 @hookimpl

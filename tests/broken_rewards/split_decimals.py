@@ -10,12 +10,7 @@ from fractions import Fraction
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
 from tinyzero_countdown.expression import evaluate, read
 from tinyzero_countdown.scoring import score_answer
-from tinyzero_sdk import TaskInfo, hookimpl
-
-
-@hookimpl
-def info():
-    return TaskInfo(description="countdown with a hole: 4.5 uses a 4 and a 5")
+from tinyzero_sdk import hookimpl
 
 
 @hookimpl

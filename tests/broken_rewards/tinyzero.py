@@ -7,12 +7,7 @@ import re
 
 from benchmarks.scoring.rewards import tinyzero_countdown
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
-from tinyzero_sdk import Score, TaskInfo, hookimpl
-
-
-@hookimpl
-def info():
-    return TaskInfo(description="countdown with a hole: TinyZero's method")
+from tinyzero_sdk import Score, hookimpl
 
 
 @hookimpl

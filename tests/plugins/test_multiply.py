@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.relative_time import relative_time
 from tinyzero_multiply.long_multiplication import work_out
 from tinyzero_multiply.reading import MAX_LENGTH, SEPARATORS, TIMES, WRAPPERS, read
 from tinyzero_multiply.scoring import score_answer
@@ -28,19 +27,6 @@ def problem(num1, num2):
     return Item(truth(num1, num2))
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        *("56088\x00", "\u202e56088", "56\u200b088", "560\ud80088", "1" * (MAX_LENGTH + 1), "+ 56088", "56088 apples"),
-        *("=", "==", ".", "+", "$$", "**", r"\boxed{}", "5.6088 × 10^4", "56088/1", "56088%", "true", "nan"),
-        "1e999999",
-    ],
-)
-def test_what_a_table_cannot_show_is_malformed_too(answer):
-    assert task.score_completion(f"<answer>{answer}</answer>", truth(123, 456)).reason == "malformed"
-    assert task.oracle(answer, truth(123, 456)) is False
-
-
 @pytest.mark.parametrize("product", [56088, np.int64(56088), "56088"], ids=repr)
 def test_tinyzero_s_ground_truth_is_the_bare_product(product):
     answers = {"56088": True, "56,088.": True, "56089": False, "123 * 456 = 56088": True, "123 * 457 = 56088": False}
@@ -51,21 +37,6 @@ def test_tinyzero_s_ground_truth_is_the_bare_product(product):
     assert task.item_key(item) == "123*456"
     assert task.difficulty(item) == task.difficulty(problem(123, 456))
     assert score_answer(task.extract_answer(task.solve(item) or "") or "", product).correct
-
-
-@pytest.mark.parametrize(
-    "ground_truth",
-    [
-        *(None, 56088.0, "56,088", [123, 456], {"product": 56088}),
-        *({"num1": "123", "num2": 456, "product": 56088}, {"num1": 123, "num2": 456, "product": 56089}),
-    ],
-    ids=repr,
-)
-def test_a_ground_truth_of_another_kind_is_an_error_and_not_a_wrong_answer(ground_truth):
-    for answer in ("56088", "56089"):
-        with pytest.raises((TypeError, ValueError)):
-            score_answer(answer, ground_truth)
-    assert load_task("multiply").score_completion("<answer>56088</answer>", ground_truth).reason == "error"
 
 
 @st.composite
@@ -127,20 +98,6 @@ def test_a_longer_number_that_contains_the_product_is_wrong(product, before, aft
         assert score_answer(text, product).correct == (not before + after), text
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        *("1" * 10**6, "," * 10**6, "1,111" * 10**5, "\\boxed{" * 18, "$" * 128, "(" * 10**6, "*" * 128, " " * 10**6),
-        *("1 * " * 32, "\ud800" * 128, "1e1000000000", "9**9**9**9", "1," * 64, "111," * 32, "=" * 128, "\\" * 128),
-    ],
-    ids=lambda text: f"{text[:12]!a}-{len(text)}",
-)
-def test_no_text_takes_long(answer):
-    assert graded.score_completion(f"<answer>{answer}</answer>", truth(123, 456)).value <= 0.1
-    assert relative_time(lambda: graded.score_completion(f"<answer>{answer}</answer>", truth(123, 456))) < 15
-    assert graded.error_count == 0
-
-
 @given(num1=factors, num2=factors)
 def test_solutions_are_right_and_the_key_ignores_order(num1, num2):
     item, swapped = problem(num1, num2), problem(num2, num1)
@@ -170,11 +127,6 @@ def test_difficulty_is_digits_and_what_is_carried_by_hand(num1, num2):
     count1, count2 = len(str(num1)), len(str(num2))
     expected = count1 + count2 + carried_by_hand(num1, num2) / (count1 * count2)
     assert task.difficulty(problem(num1, num2)) == expected
-
-
-def test_difficulty_of_known_problems():
-    pairs = [(100, 999), (25, 25), (999, 999)]
-    assert [round(task.difficulty(problem(*pair)), 2) for pair in pairs] == [6.0, 5.0, 14.67]
 
 
 @pytest.mark.parametrize("digits", [[3, 3], [1, 1], [9, 2]])

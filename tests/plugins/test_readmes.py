@@ -1,10 +1,13 @@
-"""What countdown, multiply and gsm8k have in common: the table of scores in the README, labelled cases, and prompts."""
+"""What countdown, multiply and gsm8k have in common: the table of scores in the README, labelled cases, prompts, and
+answers and ground truths that are malformed, of the wrong type or hostile.
+"""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.relative_time import relative_time
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.testing.cases import cases_path, read_cases
@@ -95,3 +98,96 @@ def test_prompts_state_the_problem_and_are_no_answer(name):
         assert not task.score_completion(prompt, item.ground_truth).correct
     with pytest.raises(TinyZeroError, match="base, chat, compact"):
         task.make_prompt(item, "compct")
+
+
+TRUTHS = {
+    "countdown": {"target": 15, "numbers": [5, 17, 3]},
+    "multiply": {"num1": 123, "num2": 456, "product": 56088},
+    "gsm8k": "42",
+}
+MALFORMED = {
+    "countdown": [
+        *("17-5+3\x00", "\u202e17-5+3", "17\u200b-5+3", "17-5+\ud8003", "17-5\\,\u200b+3", "1234567890-5+3"),
+        *("17-5" + " " * 300 + "+3", "1" * 300),
+    ],
+    "multiply": [
+        *("56088\x00", "\u202e56088", "56\u200b088", "560\ud80088", "1" * 129, "+ 56088", "56088 apples", "1e999999"),
+        *("=", "==", ".", "+", "$$", "**", r"\boxed{}", "5.6088 × 10^4", "56088/1", "56088%", "true", "nan"),
+    ],
+    "gsm8k": [
+        *("42\x00", "\x0042", "\u202e24", "4\u200b2", "42\u0338", "42\ud800", "\ufeff42", "42\x1b[0m", "\u0664\u0662"),
+        *("9" * 41, "1e41", "1e-41", "10^999999999", "1" * 5000, "42" + " " * 512 + "x", "42" + "." * 512, "Ⅻ 42"),
+        *("(" * 200 + "42" + ")" * 400, "1/" + "0" * 30, "\\frac" * 100, "{" * 300 + "42"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_a_table_cannot_show_is_malformed_too(name):
+    for answer in MALFORMED[name]:
+        assert TASKS[name].score(answer, TRUTHS[name]).reason == "malformed", answer
+        right = TASKS[name].oracle(answer, TRUTHS[name])
+        assert right is False or (right is None and name == "gsm8k"), answer
+
+
+NUMBERS = [3, 7, 12]
+WRONG_TYPES = {
+    "countdown": [
+        *({"target": 48, "numbers": numbers} for numbers in (["3", "7", "12"], "3 7 12", 3)),
+        *({"target": "48", "numbers": numbers} for numbers in (["3", "7", "12"], NUMBERS)),
+        {"target": None, "numbers": NUMBERS},
+    ],
+    "multiply": [
+        *(None, 56088.0, "56,088", [123, 456], {"product": 56088}),
+        *({"num1": "123", "num2": 456, "product": 56088}, {"num1": 123, "num2": 456, "product": 56089}),
+    ],
+    "gsm8k": ["forty-two", "", None, True, [42], {"target": 42}, "42 or 43", float("nan")],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("countdown", ["(7-3)*12", "(7-3)*12=48"]),
+        ("multiply", ["56088", "56089"]),
+        ("gsm8k", ["42", "True", "1", "nan", ""]),
+    ],
+)
+def test_a_ground_truth_of_the_wrong_type_is_an_error_and_not_a_wrong_answer(name, answers):
+    task = load_task(name, options={"source": "synthetic"} if name == "gsm8k" else {})
+    for truth in WRONG_TYPES[name]:
+        for answer in answers:
+            assert task.score_completion(f"<answer>{answer}</answer>", truth).reason == "error", (truth, answer)
+
+
+HOSTILE = {
+    "countdown": [
+        *("(" * 500_000, "1+" * 500_000, "7" * 1_000_000, " " * 1_000_000, "9**9**9**9", "\x00" * 256, "\u202e" * 256),
+        *(
+            "(" * 128 + "1" + ")" * 127,
+            "(" * 127 + "1" + ")" * 127,
+            "$" * 256,
+            "\\(" * 64 + "\\)" * 64,
+            "\\boxed{" * 20,
+        ),
+        *("\\frac{" * 42, "{}" * 128, "}{" * 128, "\\left" * 51, "\\left(" * 36, "*".join(["999999999"] * 25)),
+        *("\ud800" * 256, "\u00b2" * 256, "<answer>" * 100_000, "</answer>" * 100_000, "<" * 1_000_000),
+        *("<answer></answer>" * 50_000 + "</think>", "<think>" * 100_000 + "</think>" * 100_000, "\ud800" * 1_000_000),
+    ],
+    "multiply": [
+        *("1" * 10**6, "," * 10**6, "1,111" * 10**5, "\\boxed{" * 18, "$" * 128, "(" * 10**6, "*" * 128, " " * 10**6),
+        *("1 * " * 32, "\ud800" * 128, "1e1000000000", "9**9**9**9", "1," * 64, "111," * 32, "=" * 128, "\\" * 128),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [(name, text) for name, texts in HOSTILE.items() for text in texts],
+    ids=lambda text: f"{text[:20]!a}-{len(text)}",
+)
+def test_no_text_takes_long(name, text):
+    task, completion = GRADED[name], f"<answer>{text}</answer>"
+    assert task.score_completion(completion, TRUTHS[name]).value <= 0.1
+    assert relative_time(lambda: task.score_completion(completion, TRUTHS[name])) < 15
+    assert task.error_count == 0

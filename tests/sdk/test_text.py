@@ -39,22 +39,14 @@ def test_thinking_without_tags_changes_nothing(thought):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("", None),
-        ("<answer>1", None),
-        ("1</answer>", None),
-        ("</answer><answer>", None),
-        ("<answer></answer>", ""),
-        ("<answer>\n1 +\n2\n</answer>\n", "1 +\n2"),
-        ("<answer>1</answer> or <answer>2</answer>", "2"),
-        ("<answer>1</answer> or <answer>2", "1"),
-        ("<answer><answer>1</answer>", "1"),
-        ("<answer>1</answer></answer>", "1"),
-        ("<answer>1</answer></think>", None),
-        ("<think><answer>1</answer></think><answer>2</answer>", "2"),
-        ("<answer>1</think></answer>", None),
-        ("<Answer>1</Answer>", None),
+        ("", None), ("<answer>1", None), ("1</answer>", None), ("</answer><answer>", None),
+        ("<answer></answer>", ""), ("<answer>\n1 +\n2\n</answer>\n", "1 +\n2"),
+        ("<answer>1</answer> or <answer>2</answer>", "2"), ("<answer>1</answer> or <answer>2", "1"),
+        ("<answer><answer>1</answer>", "1"), ("<answer>1</answer></answer>", "1"),
+        ("<answer>1</answer></think>", None), ("<think><answer>1</answer></think><answer>2</answer>", "2"),
+        ("<answer>1</think></answer>", None), ("<Answer>1</Answer>", None),
     ],
-)
+)  # fmt: skip
 def test_last_tagged_cases(text, answer):
     assert last_tagged(text) == answer
 
@@ -63,22 +55,8 @@ def test_other_tags():
     assert last_tagged("<answer>1</answer><final>2</final>", "final") == "2"
 
 
-BOX_PIECES = [
-    r"\boxed{",
-    r"\boxed {",
-    r"\boxed",
-    "{",
-    "}",
-    r"\{",
-    r"\}",
-    "1",
-    " ",
-    "</think>",
-    "\n",
-    "</answer>",
-    "####",
-]
-BOX_TANGLES = st.lists(st.sampled_from([*BOX_PIECES, "<answer>", "a", "answer"]), max_size=30).map("".join)
+BOX_PIECES = [r"\boxed{", r"\boxed {", r"\boxed", "{", "}", r"\{", r"\}", "1", " ", "</think>", "\n", "a", "answer"]
+BOX_TANGLES = st.lists(st.sampled_from([*BOX_PIECES, "<answer>", "</answer>", "####"]), max_size=30).map("".join)
 
 
 def slow_last_boxed(text):
@@ -110,20 +88,12 @@ def test_last_answer_is_that_of_the_form_that_begins_last(text):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (r"\boxed{42}", "42"),
-        (r"\boxed{ 42 } apples", "42"),
-        (r"\boxed{\frac{3}{4}}", r"\frac{3}{4}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{1} and \boxed{2", "1"),
-        (r"\boxed{1 \boxed{2}", "2"),
-        (r"\boxed{\boxed{2}}", "2"),
-        (r"{\boxed{1}", "1"),
-        (r"\boxed{1}</think>", None),
-        (r"\boxed 1", None),
-        ("boxed{1}", None),
-        ("", None),
+        (r"\boxed{42}", "42"), (r"\boxed{ 42 } apples", "42"), (r"\boxed{\frac{3}{4}}", r"\frac{3}{4}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\boxed{1} and \boxed{2", "1"), (r"\boxed{1 \boxed{2}", "2"),
+        (r"\boxed{\boxed{2}}", "2"), (r"{\boxed{1}", "1"), (r"\boxed{1}</think>", None), (r"\boxed 1", None),
+        ("boxed{1}", None), ("", None),
     ],
-)
+)  # fmt: skip
 def test_last_boxed_cases(text, answer):
     assert last_boxed(text) == answer
 
@@ -131,23 +101,13 @@ def test_last_boxed_cases(text, answer):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("#### 42", "42"),
-        ("####42\r\nmore", "42"),
-        ("#### 41\n#### 42", "42"),
-        ("#### 42\n#### Explanation\n1 + 1", "42"),
-        ("#### 42\n#### 2. A second way", "42"),
-        ("#### 42\n#### ✓ done", "42"),
-        ("#### The answer is 42.", "The answer is 42."),
-        ("#### **42**", "**42**"),
-        ("##### 42", "42"),
-        ("<answer>#### 42</answer>", "42"),
-        ("#### Step 42", None),
-        ("#### forty-two", None),
-        ("####\n42", None),
-        ("### 42", None),
-        ("#### 42</think>", None),
+        ("#### 42", "42"), ("####42\r\nmore", "42"), ("#### 41\n#### 42", "42"),
+        ("#### 42\n#### Explanation\n1 + 1", "42"), ("#### 42\n#### 2. A second way", "42"),
+        ("#### 42\n#### ✓ done", "42"), ("#### The answer is 42.", "The answer is 42."), ("#### **42**", "**42**"),
+        ("##### 42", "42"), ("<answer>#### 42</answer>", "42"), ("#### Step 42", None), ("#### forty-two", None),
+        ("####\n42", None), ("### 42", None), ("#### 42</think>", None),
     ],
-)
+)  # fmt: skip
 def test_last_hashed_cases(text, answer):
     assert last_hashed(text) == answer
 

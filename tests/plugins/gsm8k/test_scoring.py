@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.relative_time import relative_time
-from tinyzero_gsm8k.numbers import LONGEST, MOST_DIGITS, read_number
+from tinyzero_gsm8k.numbers import LONGEST, read_number
 from tinyzero_gsm8k.scoring import score_answer
 from tinyzero_sdk import load_task
 
@@ -20,27 +20,6 @@ def test_ground_truths_as_other_tools_write_them(ground_truth):
     assert task.score_completion("<answer>1000</answer>", ground_truth).correct
     assert task.score_completion("<answer>1001</answer>", ground_truth).reason == "wrong"
     assert task.oracle("1,000.", ground_truth) is True
-
-
-@pytest.mark.parametrize("ground_truth", ["forty-two", "", None, True, [42], {"target": 42}, "42 or 43", float("nan")])
-def test_a_ground_truth_that_is_no_number_is_an_error_and_never_right(ground_truth):
-    for answer in ("42", "True", "1", "nan", ""):
-        score = task.score_completion(f"<answer>{answer}</answer>", ground_truth)
-        assert (score.reason, score.correct, score.value) == ("error", False, 0.0)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        *("42\x00", "\x0042", "\u202e24", "4\u200b2", "42\u0338", "42\ud800", "\ufeff42", "42\x1b[0m", "\u0664\u0662"),
-        "Ⅻ 42",
-        *("9" * (MOST_DIGITS + 1), "1e41", "1e-41", "10^999999999", "1" * 5000, "42" + " " * LONGEST + "x"),
-        *("42" + "." * LONGEST, "(" * 200 + "42" + ")" * 400, "1/" + "0" * 30, "\\frac" * 100, "{" * 300 + "42"),
-    ],
-)
-def test_what_a_table_cannot_show_is_malformed_too(answer):
-    assert score_answer(answer, "42").reason == "malformed"
-    assert task.oracle(answer, "42") in (None, False)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))

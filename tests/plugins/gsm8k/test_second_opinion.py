@@ -50,16 +50,13 @@ def compare(count, seed):
     return judged
 
 
-@pytest.mark.slow
-def test_the_two_agree():
-    assert compare(4_000, seed=0) > 2_500
+MANY = pytest.mark.nightly(reason="450,000 answers more; every change compares the first 4,000")
 
 
 @pytest.mark.slow
-@pytest.mark.nightly(reason="450,000 answers more; every change compares the first 4,000")
-@pytest.mark.parametrize("seed", range(1, 4))
-def test_the_two_agree_on_very_many_answers(seed):
-    assert compare(150_000, seed) > 90_000
+@pytest.mark.parametrize(("seed", "count"), [(0, 4_000), *(pytest.param(n, 150_000, marks=MANY) for n in (1, 2, 3))])
+def test_the_two_agree(seed, count):
+    assert compare(count, seed) > 0.6 * count
 
 
 RIGHT = [

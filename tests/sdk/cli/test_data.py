@@ -43,7 +43,7 @@ def task(write_task):
     return write_task(generate_dataset=OPTIONS)
 
 
-def test_data_writes_both_splits_and_says_so(run, task, tmp_path, monkeypatch):
+def test_data_writes_both_splits_and_keeps_what_is_there(run, task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = Path("new/data")  # short, so that the table need not break it
     code, out, err = run("data", "--task", task, "--size", 50, "--test-size", 5, "--output", output, "task.step=7")
@@ -52,6 +52,11 @@ def test_data_writes_both_splits_and_says_so(run, task, tmp_path, monkeypatch):
     assert " 50 " in out
     assert sorted(path.name for path in output.iterdir()) == ["test.parquet", "train.parquet"]
     assert pq.read_table(output / "test.parquet")["number"].to_pylist()[0] % 7 == 0
+    words = ["data", "--task", task, "--size", 5, "--test-size", 5, "--output", output]
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert "train.parquet already exists" in err.replace("\n", " ")
+    assert run(*words, "--overwrite")[0] == 0
 
 
 def test_data_takes_every_option(run, task, tmp_path):
@@ -62,15 +67,6 @@ def test_data_takes_every_option(run, task, tmp_path):
     row = json.loads(path.read_text().splitlines()[-1])
     assert row["prompt"] == [{"role": "user", "content": f"compact: say {row['number']}"}]
     assert row["number"] > 30  # every second problem is held out
-
-
-def test_data_keeps_what_is_there(run, task, tmp_path):
-    words = ["data", "-t", task, "-o", tmp_path, "--size", 5, "--test-size", 5]
-    assert run(*words)[0] == 0
-    code, out, err = run(*words)
-    assert (code, out) == (2, "")
-    assert "train.parquet already exists" in err.replace("\n", " ")
-    assert run(*words, "--overwrite")[0] == 0
 
 
 def test_data_writes_all_there_is(run, write_task, tmp_path):

@@ -69,29 +69,6 @@ def test_tasks_lists_what_is_broken_too(run, say, install):
     assert "broken: task 'broken'" in " ".join(run("tasks")[1].split())
 
 
-def test_tasks_that_a_family_does_not_support_are_not_called_broken(run, install):
-    code = """
-from tinyzero_sdk import hookimpl
-from tinyzero_sdk.errors import TaskNotFoundError
-
-@hookimpl
-def task_names():
-    return ["fam/odd", "fam/other"]
-
-@hookimpl
-def load_family_task(name):
-    raise TaskNotFoundError(f"{name} is not supported: it has no scorer") if name == "fam/odd" else ImportError("gone")
-"""
-    install("tz-fam", modules={"fam_module": code}, plugins={"fam": "fam_module"})
-    odd, other = json.loads(run("tasks", "fam", "--json")[1])
-    assert (odd["unsupported"], odd["broken"]) == ("fam/odd is not supported: it has no scorer", None)
-    assert "gone" in other["broken"]
-    assert "unsupported" not in other
-    shown = " ".join(run("tasks", "fam")[1].split())
-    assert "fam/odd not supported: it has no scorer" in shown
-    assert "fam/other broken: task" in shown
-
-
 def test_task_is_described(run, say):
     code, out, err = run("tasks", "say", "--json")
     assert (code, err) == (0, "")

@@ -24,29 +24,14 @@ class FakeEndpoint:
     """The server's state."""
 
     url: str = ""
-    """Its base."""
-
-    key: str = ""
-    """Wanted, if it is not empty."""
-
-    takes_n: bool = True
-    """Whether it gives several completions at once; otherwise it gives one, whatever is asked."""
-
-    counts_tokens: bool = True
-    """Whether it tells the usage."""
-
-    delay: float = 0.0
-    """Seconds before each answer."""
-
+    key: str = ""  # expected, if it is not empty
+    takes_n: bool = True  # whether it gives several completions at once; otherwise it gives one, whatever is asked
+    counts_tokens: bool = True  # whether it returns the usage
+    delay: float = 0.0  # seconds before each answer
     intervene: Callable[[int, dict[str, Any]], Reply | None] = lambda number, request: None
-    """Sees the number of the request (from 1) and its body; a reply of its own goes before the usual one."""
-
+    """Sees the number of the request (from 1) and its body; a reply that it returns replaces the usual one."""
     requests: list[dict[str, Any]] = field(default_factory=list)
-    """What it was asked."""
-
-    busiest: int = 0
-    """Most requests at a time."""
-
+    busiest: int = 0  # most requests at a time
     _busy: int = 0
     _given: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)

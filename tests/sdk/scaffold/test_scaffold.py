@@ -60,29 +60,20 @@ def test_an_accepted_name_is_a_distribution_a_module_and_a_key_of_toml(name):
         assert len(name) <= 32
 
 
-@pytest.mark.parametrize("name", ["coins", "my-task", "roman-numerals-2", "b2", "a" * 32])
-def test_names_that_are_accepted(name):
-    check_name(name)
+def test_names_that_are_accepted():
+    assert all(map(is_name, ["coins", "my-task", "roman-numerals-2", "b2", "a" * 32]))
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("", "lower-case letters"),
-        ("My_Task", "such as my-task"),
-        ("../x", "lower-case letters"),
-        ("a--b", "such as a-b"),
-        ("-a", "lower-case letters"),
-        ("3-coins", "such as coins"),
-        ("coins\n", "such as coins"),
-        ("größe", "lower-case letters"),
-        ("class", "a keyword of Python"),
-        ("random", "a module of Python's standard library"),
-        ("numpy", "an installed module, numpy"),
-        ("tinyzero-sdk", "an installed module, tinyzero_sdk"),
-        ("tests", "a file of the package's own"),
+        ("", "lower-case letters"), ("My_Task", "such as my-task"), ("../x", "lower-case letters"),
+        ("a--b", "such as a-b"), ("-a", "lower-case letters"), ("3-coins", "such as coins"),
+        ("coins\n", "such as coins"), ("größe", "lower-case letters"), ("class", "a keyword of Python"),
+        ("random", "a module of Python's standard library"), ("numpy", "an installed module, numpy"),
+        ("tinyzero-sdk", "an installed module, tinyzero_sdk"), ("tests", "a file of the package's own"),
     ],
-)
+)  # fmt: skip
 def test_names_that_are_refused(name, said):
     with pytest.raises(SettingsError) as caught:
         check_name(name)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from math import inf, nan
 from pathlib import Path
@@ -193,19 +194,12 @@ def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile):
 
 
 def test_calls_from_many_threads_take_turns(mild):
-    found: dict[int, bool] = {}
-    with ScoringPool(mild, workers=2) as pool:
+    def call(number):
+        scores = pool.score([tagged(n) for n in range(50)], [n + number % 2 for n in range(50)])
+        return [score.correct for score in scores] == [number % 2 == 0] * 50
 
-        def call(number):
-            scores = pool.score([tagged(n) for n in range(50)], [n + number % 2 for n in range(50)])
-            found[number] = all(score.correct == (number % 2 == 0) for score in scores)
-
-        threads = [threading.Thread(target=call, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == dict.fromkeys(range(6), True)
+    with ScoringPool(mild, workers=2) as pool, ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(call, range(6)))
 
 
 @pytest.mark.slow

@@ -75,15 +75,6 @@ def test_rows_keep_their_columns_and_order_and_get_their_score(task, tmp_path, s
     assert report.is_clean
 
 
-@pytest.mark.parametrize("source", FORMATS)
-def test_row_of_tinyzero_is_scored_by_its_reward_model(write_task, tmp_path, source):
-    truth = {"numbers": [3, 4], "target": 7}
-    code = f"@hookimpl\ndef score(answer, ground_truth):\n    return float(ground_truth == {truth})\n"
-    row = {"completion": "<answer>1</answer>", "reward_model": {"ground_truth": truth, "style": "rule"}, "target": 7}
-    score_file(load_task(write_task(score=code)), write_rows(tmp_path / f"in.{source}", [row]), tmp_path / "out.jsonl")
-    assert without_provenance(read_rows(tmp_path / "out.jsonl")) == [row | RESULTS[0]]
-
-
 BAD_LINES = {
     "broken": '{"completion": "a", "ground_truth": 1',
     "no completion": '{"ground_truth": 1}',
@@ -110,16 +101,8 @@ def test_bad_lines_are_listed_and_the_rest_is_scored(task, tmp_path, into):
 
 
 @pytest.mark.parametrize("into", FORMATS)
-def test_bad_rows_of_a_parquet_file_are_listed_and_the_rest_is_scored(task, tmp_path, into):
-    rows = [*OUTPUTS, OUTPUTS[0] | {"completion": None}, OUTPUTS[1] | {"ground_truth": None}, OUTPUTS[2]]
-    report = score_file(task, write_rows(tmp_path / "in.parquet", rows), tmp_path / f"out.{into}")
-    assert bad_numbers(report) == [4, 5]
-    assert [row["id"] for row in read_rows(tmp_path / f"out.{into}")] == [5, 4, 3, 3]
-
-
-@pytest.mark.parametrize("into", FORMATS)
 def test_file_of_bad_rows_alone_gives_an_empty_output(task, tmp_path, into):
-    pq.write_table(pa.table({"completion": pa.nulls(2, pa.string()), "ground_truth": [1, 2]}), tmp_path / "in.parquet")
+    pq.write_table(pa.table({"completion": [None, "a"], "ground_truth": [1, None]}), tmp_path / "in.parquet")
     report = score_file(task, tmp_path / "in.parquet", tmp_path / f"out.{into}")
     assert (bad_numbers(report), report.accuracy, report.mean_score) == ([1, 2], None, None)
     assert list(read_rows(tmp_path / f"out.{into}")) == []
@@ -160,6 +143,7 @@ def test_parquet_types_survive(task, tmp_path):
     score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
     scored = pq.read_table(tmp_path / "out.parquet")
     assert scored.select(table.column_names).equals(table)
+    assert json.loads(scored.schema.metadata[METADATA_KEY])["task_version"] == task.version
     with pytest.raises(DataError, match=r"column 'when'.*JSON lacks"):
         score_file(task, tmp_path / "in.parquet", tmp_path / "out.jsonl")
 
@@ -277,12 +261,6 @@ def score_completion(completion):
         answers = [row["answer"] for row in read_rows(tmp_path / "out.jsonl")]
         assert answers == ["7 False", "None True", "None True"][: len(some)]
         assert next(read_rows(tmp_path / "out.jsonl"))["task_wrappers"] == '["trace"]'
-
-
-def test_parquet_metadata_names_the_scorer(task, tmp_path):
-    score_file(task, write_rows(tmp_path / "in.jsonl", OUTPUTS), tmp_path / "out.parquet")
-    metadata = pq.read_schema(tmp_path / "out.parquet").metadata
-    assert json.loads(metadata[METADATA_KEY])["task_version"] == task.version
 
 
 def of(source, version=None, **columns):

@@ -78,42 +78,34 @@ def test_two_distributions_with_one_name_clash_only_when_it_is_loaded(install, t
         load_task("same")
 
 
+HOOK = "@hookimpl\ndef "
+UNFROZEN = "import dataclasses\n@dataclasses.dataclass\nclass O: pass\n"
 BROKEN = {
     "import error": ({"extra": "import no_such_module"}, "No module named 'no_such_module'"),
     "exit at import": ({"extra": "raise SystemExit(3)"}, "SystemExit: 3"),
     "syntax error": ({"extra": "def ("}, "SyntaxError"),
     "missing hooks": ({"score": None, "difficulty": None}, "lacks the hooks score, difficulty"),
-    "misspelt hook": ({"extra": "@hookimpl\ndef solv(item): return ''"}, "no hook has that name; did you mean solve?"),
-    "unlike any hook": ({"extra": "@hookimpl\ndef xyzzy(): return ''"}, "the hooks are generate_dataset, "),
+    "misspelt hook": ({"extra": HOOK + "solv(item): return ''"}, "no hook has that name; did you mean solve?"),
+    "unlike any hook": ({"extra": HOOK + "xyzzy(): return ''"}, "the hooks are generate_dataset, "),
     "no hookimpl": ({"score": "def score(answer): return 1.0"}, "score has the name of a hook but lacks @hookimpl"),
     "optional without hookimpl": ({"extra": "def solve(item): return ''"}, "solve has the name of a hook but lacks"),
-    "argument with default": (
-        {"score": "@hookimpl\ndef score(answer, ground_truth, options=None): return 1.0"},
-        "score gives options a default",
-    ),
-    "unknown argument": ({"score": "@hookimpl\ndef score(answer, truth): return 1.0"}, "truth"),
+    "argument with default": ({"score": HOOK + "score(options=None): return 1.0"}, "score gives options a default"),
+    "unknown argument": ({"score": HOOK + "score(answer, truth): return 1.0"}, "truth"),
     "own score_completion": (
-        {"extra": "@hookimpl\ndef score_completion(completion, ground_truth): return Score(1.0, True)"},
+        {"extra": HOOK + "score_completion(): return None"},
         "score_completion belongs to the SDK",
     ),
-    "options without dataclass": (
-        {"extra": "@hookimpl\ndef options(): return dict"},
-        "expected a frozen dataclass type",
-    ),
-    "options not frozen": (
-        {"extra": "import dataclasses\n@dataclasses.dataclass\nclass O: pass\n@hookimpl\ndef options(): return O"},
-        "expected a frozen dataclass type",
-    ),
-    "info raises": ({"extra": "@hookimpl\ndef info(): return 1 / 0"}, "ZeroDivisionError"),
-    "info of another type": ({"extra": "@hookimpl\ndef info(): return 'hello'"}, "expected a TaskInfo"),
-    "endless range": (
-        {"extra": "@hookimpl\ndef info(): return TaskInfo(score_range=(0, float('inf')))"},
-        "finite bounds around 0",
-    ),
-    "range without 0": (
-        {"extra": "@hookimpl\ndef info(): return TaskInfo(score_range=(1, 2))"},
-        "finite bounds around 0",
-    ),
+    "options without dataclass": ({"extra": HOOK + "options(): return dict"}, "expected a frozen dataclass type"),
+    "options not frozen": ({"extra": f"{UNFROZEN}{HOOK}options(): return O"}, "expected a frozen dataclass type"),
+    "info raises": ({"extra": HOOK + "info(): return 1 / 0"}, "ZeroDivisionError"),
+    "info of another type": ({"extra": HOOK + "info(): return 'hello'"}, "expected a TaskInfo"),
+    **{
+        f"range {bounds}": (
+            {"extra": f"{HOOK}info(): return TaskInfo(score_range={bounds})"},
+            "finite bounds around 0",
+        )
+        for bounds in ("(0, float('inf'))", "(1, 2)")
+    },
 }
 
 

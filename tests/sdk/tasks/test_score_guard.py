@@ -36,23 +36,16 @@ WRONG = Score(0.0, False, "wrong", "3")
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
-        (1.0, RIGHT),
-        (1, RIGHT),
-        (0, WRONG),
-        (0.5, Score(0.5, False, "wrong", "3")),
-        (np.float64(1), RIGHT),
-        (np.float32(0.5), Score(0.5, False, "wrong", "3")),
-        (np.int64(1), RIGHT),
-        (Fraction(1, 2), Score(0.5, False, "wrong", "3")),
-        (Score(1.0, True), RIGHT),
-        (Score(np.float16(1), True), RIGHT),
-        (Score(0.0, False), WRONG),
+        (1.0, RIGHT), (1, RIGHT), (0, WRONG), (0.5, Score(0.5, False, "wrong", "3")), (np.float64(1), RIGHT),
+        (np.float32(0.5), Score(0.5, False, "wrong", "3")), (np.int64(1), RIGHT),
+        (Fraction(1, 2), Score(0.5, False, "wrong", "3")), (Score(1.0, True), RIGHT),
+        (Score(np.float16(1), True), RIGHT), (Score(0.0, False), WRONG),
         (Score(0.0, False, "malformed"), Score(0.0, False, "malformed", "3")),
         (Score(1, True, answer="three"), RIGHT),
         (Score(0.1, False, parts={"format": 1}), Score(0.1, False, "wrong", "3", {"format": 1.0})),
         (Score(1.0, True, masked=True), Score(1.0, True, "ok", "3", {}, True)),
     ],
-)
+)  # fmt: skip
 def test_accepted_score(returned, expected):
     got = guard(returned).score_completion("<answer>3</answer>", 3)
     assert got == expected

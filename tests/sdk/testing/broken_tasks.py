@@ -2,6 +2,7 @@
 
 from tests.sdk.testing.conftest import HOOKS
 
+HOOK = "@hookimpl\ndef "
 SCORE = """
 @hookimpl
 def score(answer, ground_truth):
@@ -45,17 +46,14 @@ def generate_dataset(split, size, seed, start):
     },
     "other-seed-other-data": {"generate_dataset": generates("seed + number")},
     "splits-disjoint": {
-        "has_own_splits": "@hookimpl\ndef has_own_splits(): return True",
+        "has_own_splits": HOOK + "has_own_splits(): return True",
         "generate_dataset": generates('derive_seed("sum", seed, number)'),
     },
     "prompts-complete": {
-        "make_prompt": """
-@hookimpl
-def make_prompt(item): return f"What is {item.ground_truth['numbers'][0] // 500} plus something?"
-"""
+        "make_prompt": HOOK + "make_prompt(item): return f\"What is {item.ground_truth['numbers'][0] // 500} plus?\""
     },
     "difficulty-defined": {
-        "difficulty": "@hookimpl\ndef difficulty(item): return float('nan') if item.ground_truth['total'] % 3 else 1.0"
+        "difficulty": HOOK + "difficulty(item): return float('nan') if item.ground_truth['total'] % 3 else 1.0"
     },
     "every-item-solvable": {
         "solve": """
@@ -80,10 +78,7 @@ def extract_answer(completion):
 def extract_answer(completion):
     return last_tagged(completion.splitlines()[0]) if len(completion) > 30 else last_tagged(completion)
 """,
-        "solve": """
-@hookimpl
-def solve(item): return f"<answer>{item.ground_truth['total']}</answer>"
-""",
+        "solve": HOOK + "solve(item): return f\"<answer>{item.ground_truth['total']}</answer>\"",
     },
     "last-answer-counts": {
         "extract_answer": """
@@ -111,10 +106,7 @@ def extract_answer(completion):
     },
     "correct-means-right": {"score": REWARD.format('float(right or answer == str(ground_truth["total"] + 7))')},
     "right-means-correct": {
-        "oracle": """
-@hookimpl
-def oracle(answer, ground_truth): return answer.removesuffix(".0") == str(ground_truth["total"])
-"""
+        "oracle": HOOK + "oracle(answer, ground_truth): return answer.removesuffix('.0') == str(ground_truth['total'])"
     },
     "spraying-pays-nothing": {"score": REWARD.format('float(str(ground_truth["total"]) in answer.split())')},
     "echo-pays-nothing": {
@@ -122,10 +114,10 @@ def oracle(answer, ground_truth): return answer.removesuffix(".0") == str(ground
     },
     "emptiness-pays-nothing": {"score": REWARD.format("1.0 if right else 0.1")},
     "leaks-pay-nothing": {
-        "extract_answer": "@hookimpl\ndef extract_answer(completion): return completion",
+        "extract_answer": HOOK + "extract_answer(completion): return completion",
         "score": REWARD.format('float(str(ground_truth["total"]) in answer)'),
         "oracle": None,
-        "solve": "@hookimpl\ndef solve(item): return str(item.ground_truth['total'])",
+        "solve": HOOK + "solve(item): return str(item.ground_truth['total'])",
     },
     "no-skeleton-key": {
         "score": """
@@ -173,7 +165,7 @@ MORE_BREAKERS: list[tuple[str, str, dict[str, str | None]]] = [
     (
         "any number",
         "no-skeleton-key",
-        {"score": "@hookimpl\ndef score(answer, ground_truth): return float(answer.isdigit())", "oracle": None},
+        {"score": HOOK + "score(answer, ground_truth): return float(answer.isdigit())", "oracle": None},
     ),
     ("digits and commas", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'(\d+,?)+', answer)")}),
     ("letters and spaces", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'([a-z]+\s?)*', answer)")}),
@@ -190,12 +182,12 @@ MORE_BREAKERS: list[tuple[str, str, dict[str, str | None]]] = [
     (
         "the beginning alone",
         "only-the-answer-counts",
-        {"extract_answer": "@hookimpl\ndef extract_answer(completion): return last_tagged(completion[:4000])"},
+        {"extract_answer": HOOK + "extract_answer(completion): return last_tagged(completion[:4000])"},
     ),
     (
         "the end alone",
         "only-the-answer-counts",
-        {"extract_answer": "@hookimpl\ndef extract_answer(completion): return last_tagged(completion[-300:])"},
+        {"extract_answer": HOOK + "extract_answer(completion): return last_tagged(completion[-300:])"},
     ),
 ]
 """More ways to lack some of them: what it is, the property, the hooks."""
