@@ -69,12 +69,7 @@ def last_of_each(arguments: Sequence[str]) -> list[str]:
 
 
 def table(title: str, rows: Mapping[str, Mapping[str, str]]) -> str:
-    """A Markdown table.
-
-    Args:
-        title: head of the first column, which names the rows.
-        rows: by name, the cells by the head of their column; all rows have the same columns.
-    """
+    """A Markdown table of rows with the same columns; the title heads the first column, which names the rows."""
     columns = list(next(iter(rows.values())))
     markdown = Table(title, *columns, box=MARKDOWN)
     for name, cells in rows.items():

@@ -70,13 +70,9 @@ class Run:
 def run_all(
     arguments: Mapping[str, Sequence[str]], seeds: str, output: Path | None, *, jobs: int
 ) -> dict[str, list[Run]]:
-    """Train once for each setting and seed; a run that `output` already holds is not repeated.
+    """Train once for each setting, with its arguments of `tinyzero train`, and each seed.
 
-    Args:
-        arguments: of `tinyzero train`, by a name for the setting.
-        seeds: of the runs, separated by commas.
-        output: keeps a run directory for each.
-        jobs: concurrent runs, which share the cores.
+    A run that `output` already holds is not repeated.
     """
     folder = output or Path(mkdtemp(prefix="compare-"))
     threads = {"OMP_NUM_THREADS": str(max(1, count_cores() // jobs)), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -177,7 +173,6 @@ def recipes(
 
 def draw(found: Mapping[str, list[Run]], output: Path) -> None:
     """A panel for each recipe, with the others in grey: share of correct completions over steps, mean over seeds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = 4
@@ -187,7 +182,6 @@ def draw(found: Mapping[str, list[Run]], output: Path) -> None:
     }
     rows = -(-len(lines) // columns)
     figure = Figure(figsize=(11, 2.3 * rows + 0.4), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
     for axes, (name, line) in zip(panels, lines.items(), strict=False):
         for other in lines.values():

@@ -67,7 +67,6 @@ def top_down(counts: Counter[tuple[str, str]]) -> list[str]:
 
 def draw_imports(checkout: Path, output: Path) -> None:
     """Draw the matrix, and print the imports upwards."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     counts = imports_between(checkout)
@@ -75,7 +74,6 @@ def draw_imports(checkout: Path, output: Path) -> None:
     place = {name: index for index, name in enumerate(names)}
     upward = [(a, b) for a, b in counts if place[b] < place[a]]
     figure = Figure(figsize=(9, 9), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     axis = figure.subplots()
     for color, pairs in (("tab:blue", counts.keys() - set(upward)), ("tab:red", upward)):
         columns, rows = [place[b] for _, b in pairs], [place[a] for a, _ in pairs]

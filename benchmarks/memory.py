@@ -128,10 +128,7 @@ def plan(requested: Sequence[str], case: Case) -> dict[str, Any]:
 def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
     """Run `tinyzero`; note at the end of each phase the time, and the allocator's peaks within it.
 
-    Args:
-        marks: file for the notes.
-        memory: bytes of the GPU that the run is planned for; 0 = the one present.
-        arguments: of `tinyzero`.
+    `memory` is that of the GPU that the run is planned for, in bytes; 0 = the one present.
     """
     import torch
 

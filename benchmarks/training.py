@@ -32,12 +32,7 @@ def train(
 ) -> Finished:
     """Run `tinyzero train`; each line of its output goes to standard error, after the label and the seconds.
 
-    Args:
-        arguments: after `train`.
-        label: of the run.
-        limit: seconds.
-        grace: seconds in which a run that reaches its limit may save a checkpoint.
-        gpu: the only GPU that it sees; None = all.
+    A run that reaches its limit (seconds) has `grace` seconds to save a checkpoint; it sees one GPU, or all.
     """
 
     def show(seconds: float, line: str) -> None:
@@ -101,11 +96,9 @@ def with_error(accuracy: float, problems: float) -> str:
 
 def plot_curves(runs: Mapping[Any, list[dict[str, Any]]], output: Path) -> None:
     """Plot the metrics of all runs, by seed or name, over seconds of training and over generated tokens."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     by_seconds, by_tokens = figure.subplots(1, 2, sharey=True)
     for (name, rows), color in zip(runs.items(), COLORS, strict=False):
         label = name if isinstance(name, str) else f"seed {name}"

@@ -5,6 +5,7 @@ On one GPU there are no links: a step is the plan's prediction and the driver's 
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
@@ -13,10 +14,11 @@ from typing import Literal
 
 from benchmarks.cluster.generation import Engines, Lengths
 from benchmarks.cluster.host import DUMPS, LOADS, WIRE_BYTES, host_seconds
-from benchmarks.cluster.memory import phase_bytes, slots_for
 from benchmarks.cluster.network import Cluster, Group, Traffic, broadcast
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.estimate.fit import with_settings
+from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.speed import decoding_step, predict_speed, reading
 from tinyzero_trainer.estimate.workload import number_bytes, workload_of
 from tinyzero_trainer.hardware.gpu import GIB
@@ -231,11 +233,6 @@ def weights(run: Run) -> Traffic:
     return replace(gathered, seconds=max(sending, taking), hosts=size * others)  # bucket after bucket, concurrently
 
 
-def peak_bytes(run: Run) -> Mapping[str, int]:
-    """Of a GPU in each phase, with the slots of `engines_of`."""
-    return phase_bytes(run.spec, run.config, run.prompt, run.shards.size, engines_of(run).slots)
-
-
 def _forward(run: Run, compute: float) -> Traffic:
     """A pass over a micro-batch: the next layer is gathered while one computes; only root and first layer delay it."""
     spec, number = run.spec, number_bytes(run.config)
@@ -268,3 +265,59 @@ def _fullest(run: Run, sequences: Sequence[int]) -> tuple[int, int]:
     for tokens in sorted(sequences, reverse=True):
         heapreplace(loads, loads[0] + tokens)
     return max(loads), -(-max(loads) // max(run.config.optimizer.micro_batch_tokens, *sequences))
+
+
+# ---- memory: the plan's items for one GPU, divided if sharded --------------------------------------------------------
+# Ranks and engines are separate processes; on one GPU they are one process.
+
+SHARDED = ("weights in float32", "AdamW's moments", "gradients in float32")
+"""Items of the plan that are divided by the number of shards."""
+
+
+def phase_bytes(spec: ModelSpec, config: TrainConfig, prompt: int, shards: float, slots: int) -> Mapping[str, int]:
+    """Bytes that a GPU holds in each phase, time-shared by rank and engine.
+
+    Args:
+        spec: the model.
+        config: of the run.
+        prompt: tokens of a prompt.
+        shards: GPUs that share weights and states; infinity = an engine has this GPU alone.
+        slots: sequences that an engine generates at a time.
+    """
+    memory = predict_memory(spec, with_settings(config, {"rollout.max_num_seqs": slots}), prompt)
+    contexts = constants.CONTEXT * (1 if shards == 1 else 2)
+    found = {}
+    for phase in memory.phases:
+        held = 0.0
+        for item in phase.parts:
+            if item.role == "process":
+                continue
+            if shards > 1 and item.what in SHARDED:
+                held += item.size / shards
+            elif shards > 1 and item.what == "unsharded weights":  # layers are gathered one after another
+                held += number_bytes(config) * (spec.embeddings + constants.LAYERS_GATHERED * spec.layer)
+            else:
+                held += item.size
+        found[phase.name] = int(held * (1 + constants.SLACK)) + contexts
+    return found
+
+
+def slots_for(spec: ModelSpec, config: TrainConfig, prompt: int, shards: float, most: int, limit: float) -> int:
+    """Sequences of full length for which an engine has memory next to the shards, at most `most`.
+
+    Raises:
+        ValueError: there is not enough memory for one.
+    """
+
+    def fit(slots: int) -> bool:
+        found = phase_bytes(spec, config, prompt, shards, slots)
+        return max(found["gen"], found["update_weights"]) <= limit
+
+    if not fit(1):
+        raise ValueError(f"{spec.name} in {shards} shards leaves no memory for a sequence on a GPU")
+    return bisect_left(range(2, most + 1), True, key=lambda slots: not fit(slots)) + 1
+
+
+def peak_bytes(run: Run) -> Mapping[str, int]:
+    """Of a GPU in each phase, with the slots of `engines_of`."""
+    return phase_bytes(run.spec, run.config, run.prompt, run.shards.size, engines_of(run).slots)

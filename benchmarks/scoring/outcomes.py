@@ -6,7 +6,6 @@ import resource
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,33 +18,16 @@ TIMEOUT = 2.0
 MEMORY_BYTES = 8 * 2**30
 
 
-@dataclass
-class Outcomes:
-    """How often a reward is wrong about labelled cases."""
-
-    cases: int = 0
-    false_accepts: int = 0
-    """Wrong answers with full credit."""
-
-    false_rejects: int = 0
-    """Right answers without full credit."""
-
-    failures: int = 0
-    """No score: it hung, raised, or died."""
-
-    @property
-    def wrong(self) -> int:
-        return self.false_accepts + self.false_rejects + self.failures
-
-
-def judge_cases(reward: Reward, cases: Sequence[Case], timeout: float = TIMEOUT) -> Outcomes:
-    """Compare the rewards of all cases with their labels."""
+def judge_cases(reward: Reward, cases: Sequence[Case], timeout: float = TIMEOUT) -> dict[str, int]:
+    """How often a reward is wrong about labelled cases; only full credit counts as accepted."""
     values = rewards_of(reward, [(case.completion, case.ground_truth) for case in cases], timeout)
-    outcomes = Outcomes(cases=len(cases), failures=values.count(None))
-    for case, value in zip(cases, values, strict=True):
-        outcomes.false_accepts += value == 1.0 and not case.correct
-        outcomes.false_rejects += value is not None and value != 1.0 and case.correct
-    return outcomes
+    pairs = list(zip(cases, values, strict=True))
+    counts = {
+        "wrong answers accepted": sum(value == 1.0 and not case.correct for case, value in pairs),
+        "right answers rejected": sum(value not in (None, 1.0) and case.correct for case, value in pairs),
+        "no score (hangs, raises)": values.count(None),
+    }
+    return {f"wrong of {len(cases)}": sum(counts.values()), **counts}
 
 
 def rewards_of(reward: Reward, asked: Sequence[tuple[str, Any]], timeout: float = TIMEOUT) -> list[float | None]:

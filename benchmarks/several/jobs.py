@@ -47,12 +47,7 @@ class RunningJob:
         until: Callable[[], bool] = lambda: False,
         usable: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Run a command.
-
-        Args:
-            command: the program and its arguments.
-            until: polled; once it is true the command is killed and counts as successful.
-            usable: whether a command that failed has left results to be shown nevertheless.
+        """Run a command. Once `until` is true it is killed and counts as successful.
 
         Raises:
             Failed: the command failed or reached the deadline, without usable results.
@@ -104,14 +99,9 @@ def run_jobs(
     deadline: float,
     save: Callable[[], None],
 ) -> None:
-    """Do all jobs that have no successful result yet, in order.
+    """Do all jobs that have no successful result yet, in order; each follows the one that it needs.
 
-    Args:
-        jobs: each after the one that it needs.
-        results: by name of the job; each is added when its job ends.
-        gpus: as CUDA_VISIBLE_DEVICES names them; none on the CPU.
-        deadline: of all jobs, by `time.monotonic`.
-        save: called after each job.
+    A job's result is added under its name, and saved. On the CPU there are no GPUs.
     """
     for job in jobs:
         if succeeded(results, job.name):

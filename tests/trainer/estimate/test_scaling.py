@@ -14,7 +14,6 @@ from benchmarks import scaling
 from benchmarks.cluster import failures
 from benchmarks.cluster.generation import Engines, Lengths
 from benchmarks.cluster.host import measure
-from benchmarks.cluster.memory import phase_bytes, slots_for
 from benchmarks.cluster.network import NIC, Cluster, Group, Traffic, broadcast
 from benchmarks.cluster.step import (
     Run,
@@ -23,6 +22,8 @@ from benchmarks.cluster.step import (
     one_step_off,
     passes,
     peak_bytes,
+    phase_bytes,
+    slots_for,
     synchronous,
     weights,
 )
