@@ -56,15 +56,12 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Finished:
-    """Run a command; when it ends or reaches its limit, all processes that it started are killed.
+    """Run a command; when it ends or reaches its limit in seconds, all processes that it started are killed.
 
     Args:
-        command: the program and its arguments.
-        limit: seconds.
         grace: seconds between SIGTERM at the limit and the kill; 0 = no SIGTERM.
         until: polled twice a second; once it is true the command is killed and counts as successful.
         on_line: called with the seconds since the start and each line of output.
-        cwd: the working directory.
         env: variables to add to the environment.
     """
     started, lines, code = time.monotonic(), [], None

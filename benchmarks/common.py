@@ -54,18 +54,14 @@ def fixed_workload(model: Path, *, prompt_tokens: int, new_tokens: int, steps: i
 
 
 def last_of_each(arguments: Sequence[str]) -> list[str]:
-    """Arguments of `tinyzero` with the last setting of each key only; flags stay as they are.
+    """Arguments of `tinyzero` with the last setting of each key only, after the flags.
 
     Example:
         >>> last_of_each(["--recipe", "ppo", "a.b=1", "--model", "x", "c.d=2", "a.b=3"])
-        ['--recipe', 'ppo', '--model', 'x', 'c.d=2', 'a.b=3']
+        ['--recipe', 'ppo', '--model', 'x', 'a.b=3', 'c.d=2']
     """
-    last = {word.partition("=")[0]: index for index, word in enumerate(arguments)}
-    return [
-        word
-        for index, word in enumerate(arguments)
-        if "=" not in word or word.startswith("-") or last[word.partition("=")[0]] == index
-    ]
+    last = {word.partition("=")[0]: word for word in arguments if "=" in word and not word.startswith("-")}
+    return [word for word in arguments if "=" not in word or word.startswith("-")] + list(last.values())
 
 
 def table(title: str, rows: Mapping[str, Mapping[str, str]]) -> str:

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Annotated, Any
@@ -26,9 +25,6 @@ from benchmarks.several import tables
 from benchmarks.several.jobs import Job, run_jobs, succeeded
 from benchmarks.several.suites import SUITES, Setup
 from benchmarks.training import metrics_of, plot_curves
-
-CPU_PATIENCE = 4
-"""Factor on the limits of jobs on the CPU, where Ray may start for a minute."""
 
 VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers", "ray")
 
@@ -66,8 +62,6 @@ def main(
     jobs = select([job for name in suite or SUITES for job in SUITES[name](setup)], only or [])
     if not jobs:
         sys.exit("no such job runs on so few GPUs")
-    if cpu:
-        jobs = [replace(job, limit=CPU_PATIENCE * job.limit) for job in jobs]
     results: dict[str, Any] = json.loads(file.read_text())["jobs"] if file.exists() else {}
     about = {**print_machine(*VERSIONS), "device": "CPU" if cpu else device_name(), "gpus": len(names)}
     print(f"{len(names)} × {about['device']}; {len(jobs)} jobs, into {setup.folder}", file=sys.stderr, flush=True)

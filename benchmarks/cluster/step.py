@@ -278,8 +278,6 @@ def phase_bytes(spec: ModelSpec, config: TrainConfig, prompt: int, shards: float
     """Bytes that a GPU holds in each phase, time-shared by rank and engine.
 
     Args:
-        spec: the model.
-        config: of the run.
         prompt: tokens of a prompt.
         shards: GPUs that share weights and states; infinity = an engine has this GPU alone.
         slots: sequences that an engine generates at a time.

@@ -125,12 +125,8 @@ class Setup:
     ) -> list[dict[str, Any]]:
         """Run `tinyzero train`, and read its metrics.
 
-        Args:
-            job: the run's directory has its name.
-            arguments: of the command, without the output.
-            resume: continue the run in its directory.
-            least: rows of metrics with which a run that fails is usable.
-            most: rows of metrics after which the run is killed: the last evaluation and checkpoint are not measured.
+        With the `least` rows of metrics a run that fails is usable; after the `most` rows it is killed: the last
+        evaluation and checkpoint are not measured.
         """
         directory = self.run(job.name)
         if not resume:

@@ -145,10 +145,10 @@ def one_step_off(results: Results) -> Iterator[str]:
     seconds, tokens = (min(run["curve"][-1][key] for run in runs.values()) for key in ("seconds", "tokens"))
     rows = {
         name: {
-            "before": _percent(run["before"]),
-            f"after {seconds:.0f} s": _percent(accuracy_at(run["curve"], "seconds", seconds)),
-            f"after {tokens / 1e6:.1f} M tokens": _percent(accuracy_at(run["curve"], "tokens", tokens)),
-            "at the end": _percent(run["after"]),
+            "before": f"{100 * run['before']:.1f} %",
+            f"after {seconds:.0f} s": f"{100 * accuracy_at(run['curve'], 'seconds', seconds):.1f} %",
+            f"after {tokens / 1e6:.1f} M tokens": f"{100 * accuracy_at(run['curve'], 'tokens', tokens):.1f} %",
+            "at the end": f"{100 * run['after']:.1f} %",
             "steps": str(run["steps"]),
             "training": f"{run['seconds']:.0f} s",
             "tokens/s": f"{run['tokens_per_s']:,.0f}",
@@ -168,10 +168,6 @@ def accuracy_at(curve: Sequence[Mapping[str, float]], over: str, limit: float) -
         0.2
     """
     return float(np.interp(limit, [point[over] for point in curve], [point["accuracy"] for point in curve]))
-
-
-def _percent(accuracy: float) -> str:
-    return f"{100 * accuracy:.1f} %"
 
 
 def _digits(value: float | None) -> str:

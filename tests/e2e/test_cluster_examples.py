@@ -40,12 +40,6 @@ def named(files: list[Path]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("file", files, ids=lambda path: path.name)
 
 
-@named(SCRIPTS)
-def test_bash_reads_the_scripts(file: Path) -> None:
-    done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def commands(text: str) -> list[str]:
     """The arguments of `tinyzero train`, also those that scripts collect for it."""
     joined = text.replace("\\\n", " ")
