@@ -114,9 +114,7 @@ def test_flags_are_those_of_train(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["--address", ADDRESS, f"ray.address={ADDRESS}"], "given twice"),
     ],
 )
-def test_what_train_would_refuse_is_refused(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_train_would_refuse_is_refused(words, message, monkeypatch, capsys):
     assert run(BAD, monkeypatch, *words) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 

@@ -65,9 +65,7 @@ def run_config(warm_model: Path, toy_task: str, tmp_path: Path, **changes: Any) 
         (Policy, "load", "the checkpoint was loaded"),
     ],
 )
-def test_the_run_resumes_with_what_is_advised(
-    owner: Any, name: str, phase: str, warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_run_resumes_with_what_is_advised(owner, name, phase, warm_model, toy_task, tmp_path, monkeypatch):
     gae = {"algorithm__advantage_estimator": "gae"} if owner is Critic else {}
     config = run_config(warm_model, toy_task, tmp_path, run__device="auto", **gae)
     resume = name == "load"
@@ -91,9 +89,7 @@ def test_the_run_resumes_with_what_is_advised(
 
 
 @pytest.mark.slow
-def test_a_run_without_a_checkpoint_starts_again_with_what_is_advised(
-    warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_a_checkpoint_starts_again_with_what_is_advised(warm_model, toy_task, tmp_path, monkeypatch):
     config = run_config(warm_model, toy_task, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(fsdp, "fully_shard", run_out)
@@ -106,17 +102,13 @@ def test_a_run_without_a_checkpoint_starts_again_with_what_is_advised(
     assert train(build(TrainConfig, merge(to_mapping(config), parse_overrides(advice.split())))).accuracy
 
 
-def test_an_engine_that_cannot_be_built(
-    warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_cannot_be_built(warm_model, toy_task, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "build_engine", run_out)
     with pytest.raises(OutOfMemoryError, match="while the rollout engine took over the weights"):
         train(run_config(warm_model, toy_task, tmp_path))
 
 
-def test_a_batch_smaller_than_a_micro_batch_needs_no_smaller_ones(
-    warm_model: Path, toy_task: str, tmp_path: Path
-) -> None:
+def test_a_batch_smaller_than_a_micro_batch_needs_no_smaller_ones(warm_model, toy_task, tmp_path):
     config = run_config(warm_model, toy_task, tmp_path, memory__activation_checkpointing=True)
     for phase in ("the largest micro-batch was tried out", "the weights were updated"):
         assert "micro_batch_tokens" not in advice_for(OutOfMemoryError(phase), config)
@@ -151,9 +143,7 @@ def test_advice_for_too_few_sequences(values: dict[str, Any], fitting: int, advi
     assert "a sequence needs 1 GiB while it is generated, and there are 3.6 GiB left, expected room for 8" in str(error)
 
 
-def test_a_warm_start_names_its_own_settings(
-    toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warm_start_names_its_own_settings(toy_task, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sft, "_loss", run_out)
     words = ("--task", toy_task, "--output", str(tmp_path / "made"), "task.limit=5", "training.batch_size=8")
     code, _, error = call(capsys, "warmstart", *words, "run.device=cpu", "training.test_fraction=0.4")

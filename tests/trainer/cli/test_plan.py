@@ -104,9 +104,7 @@ def test_what_to_type_is_what_was_typed_and_what_is_proposed(capsys: pytest.Capt
 
 
 @pytest.mark.slow
-def test_what_others_hold_of_the_gpu_that_is_here_is_planned_around(
-    capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
+def test_what_others_hold_of_the_gpu_that_is_here_is_planned_around(capsys, monkeypatch):
 
     def planned(taken: int, *more: str) -> tuple[int, str]:
         gpu = GpuInfo(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, used=taken, uuid="a")
@@ -176,9 +174,7 @@ def test_json_has_each_type_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("recipe", "words"), [("tinyzero-grpo", GRPO), ("tinyzero-ppo", ("data.prompts_per_step=256",))]
 )
-def test_the_run_that_ended_without_memory_fits_a_gpu_of_24_gb(
-    recipe: str, words: tuple[str, ...], engine: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_run_that_ended_without_memory_fits_a_gpu_of_24_gb(recipe, words, engine, capsys):
     words = (*words, f"rollout.engine={engine}")
     arguments = ["--task", "countdown", "--model", HALF_B, "--recipe", recipe, *words]
     code, out, _ = call(capsys, "plan", *arguments, "--gpu-memory", "24GB", "--prompt-tokens", "256", "--json")

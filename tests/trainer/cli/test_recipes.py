@@ -44,9 +44,7 @@ def test_one_is_shown_with_its_settings_and_their_help(capsys: pytest.CaptureFix
         assert help[key].split()[0] in out
 
 
-def test_two_are_compared_with_the_defaults_of_settings_that_one_does_not_have(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_two_are_compared_with_the_defaults_of_settings_that_one_does_not_have(capsys):
     out = shown(capsys, "diff", "grpo", "dapo")
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if "." in line.split(" ")[0]}
     assert rows == {

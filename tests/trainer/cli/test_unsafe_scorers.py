@@ -24,9 +24,7 @@ def words(tmp_path: Path) -> list[str]:
     return ["train", "--task", str(path), "--output", str(tmp_path / "run"), *SMALL]
 
 
-def test_it_is_refused_before_anything_is_written(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_refused_before_anything_is_written(words, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(words)
     assert caught.value.code == 2

@@ -128,9 +128,7 @@ def test_samples_are_a_step_old_and_weighed(whole: Path) -> None:
         (pending_batch, "to_json", 1),
     ],
 )
-def test_a_run_killed_anywhere_resumes_to_the_same_metrics(
-    owner: Any, name: str, call: int, configure: Configure, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_killed_anywhere_resumes_to_the_same_metrics(owner, name, call, configure, whole, tmp_path, monkeypatch):
     run = configure(tmp_path / "run")
     with monkeypatch.context() as patch:
         on_call(patch, owner, name, call, kill)
@@ -155,15 +153,8 @@ def test_a_run_killed_anywhere_resumes_to_the_same_metrics(
     ],
 )
 def test_a_signal_saves_the_batch_under_way_and_the_run_resumes_with_it(
-    owner: Any,
-    name: str,
-    call: int,
-    saved: int,
-    configure: Configure,
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    owner, name, call, saved, configure, whole, tmp_path, monkeypatch
+):
     run = configure(tmp_path / "run")
     with monkeypatch.context() as patch:
         on_call(patch, owner, name, call, terminate)
@@ -175,9 +166,7 @@ def test_a_signal_saves_the_batch_under_way_and_the_run_resumes_with_it(
 
 
 @pytest.mark.slow
-def test_an_engine_that_dies_during_an_update_costs_no_step(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_dies_during_an_update_costs_no_step(configure, tmp_path, monkeypatch):
     run = configure(tmp_path / "run", run__steps=3)
 
     def die() -> None:

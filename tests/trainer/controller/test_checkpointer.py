@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,9 +41,7 @@ def batch_of(samples: list[Rollout], greedy_rewards: list[float] | None = None) 
     greedy=st.none() | st.lists(NUMBERS, max_size=2),
     value=NUMBERS,
 )
-def test_a_saved_batch_is_the_same_batch(
-    logprobs: list[float], texts: list[str], truth: Any, greedy: list[float] | None, value: float
-) -> None:
+def test_a_saved_batch_is_the_same_batch(logprobs, texts, truth, greedy, value):
     prompts = [Prompt(Item(truth, {"n": truth}), text, [1, 2], "toy", 3) for text in texts[:2]]
     samples = [
         Rollout(

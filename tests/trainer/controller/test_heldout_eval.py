@@ -1,6 +1,5 @@
 """The result of an evaluation in training: the numbers of `tinyzero eval`, untouched by shaping."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +19,7 @@ from tinyzero_trainer.utils.signals import StopFlag
 @pytest.mark.parametrize(
     ("correct", "accuracy", "error"), [([True, True, False, True], 0.75, 0.25), ([True], 1.0, 0.0)], ids=["four", "one"]
 )
-def test_the_result_sums_up_the_completions(
-    correct: list[bool], accuracy: float, error: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_result_sums_up_the_completions(correct, accuracy, error, monkeypatch):
     prompt = Prompt(Item(None), "", [1])
     rollouts = [
         Rollout(prompt, Generation([1] * (2 + index), None, True), "", Score(float(is_right), is_right))
@@ -41,9 +38,7 @@ def test_the_result_sums_up_the_completions(
 
 
 @pytest.mark.slow
-def test_shaping_changes_the_rewards_and_not_the_result(
-    toy_task: str, toy_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shaping_changes_the_rewards_and_not_the_result(toy_task, toy_model_path, monkeypatch):
     scored: list[list[Rollout]] = []
     score = heldout_eval.score
     monkeypatch.setattr(heldout_eval, "score", lambda *args: (scored.append(score(*args)), scored[-1])[1])

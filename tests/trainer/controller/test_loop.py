@@ -147,9 +147,7 @@ def test_the_line_after_a_checkpoint_says_how_long_it_took(whole_run: loop.Train
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3, 4])  # before a checkpoint, right after one, and a step later
-def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
-    step: int, config: Configure, whole_run: loop.TrainResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(step, config, whole_run, monkeypatch):
     run = config()
     with killed(monkeypatch, training_step.TrainingStep, "take", step):
         train(run)
@@ -172,14 +170,7 @@ def test_a_run_killed_at_any_step_resumes_to_the_same_metrics(
         (loop, "plot_curve", 1),  # everything is done
     ],
 )
-def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
-    owner: Any,
-    name: str,
-    call: int,
-    config: Configure,
-    whole: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(owner, name, call, config, whole, monkeypatch):
     run = config()
     with killed(monkeypatch, owner, name, call):
         train(run)
@@ -199,14 +190,8 @@ def test_a_run_killed_between_any_two_acts_resumes_to_the_same_metrics(
     ],
 )
 def test_a_signal_in_any_phase_saves_what_is_done_and_the_run_resumes_from_there(
-    owner: Any,
-    name: str,
-    call: int,
-    saved: int,
-    config: Configure,
-    whole: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    owner, name, call, saved, config, whole, monkeypatch
+):
     run, function, calls = config(), getattr(owner, name), 0
 
     def signalled(*args: Any, **kwargs: Any) -> Any:
@@ -236,9 +221,7 @@ def test_a_signal_in_any_phase_saves_what_is_done_and_the_run_resumes_from_there
     ],
 )
 @pytest.mark.slow
-def test_an_engine_that_fails_for_good_costs_no_step_that_is_whole(
-    method: str, call: int, saved: int, config: Configure, whole: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_fails_for_good_costs_no_step_that_is_whole(method, call, saved, config, whole, monkeypatch):
     run, calls, function = config(), 0, getattr(TorchEngine, method)
 
     def failing(*args: Any, **kwargs: Any) -> Any:
@@ -330,9 +313,7 @@ def test_completions_that_the_model_was_not_made_for_stop_the_run(config: Config
 
 
 @pytest.mark.slow
-def test_a_full_disk_while_saving_stops_with_one_line_and_keeps_the_last_checkpoint(
-    config: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_while_saving_stops_with_one_line_and_keeps_the_last_checkpoint(config, monkeypatch):
     run, calls = config(), 0
     export = Policy.export
 

@@ -108,9 +108,7 @@ def test_samples_of_rollouts_have_both_tasks(whole: loop.TrainResult) -> None:
 
 
 @pytest.mark.slow
-def test_it_says_what_each_task_gained(
-    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_what_each_task_gained(configure, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
     train(configure(tmp_path / "run", run__steps=1, eval__num_problems=80))
     captured = capsys.readouterr()
@@ -123,9 +121,7 @@ def test_it_says_what_each_task_gained(
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_metrics(
-    configure: Configure, whole: loop.TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_resumes_to_the_same_metrics(configure, whole, tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
@@ -160,9 +156,7 @@ def test_a_broken_scorer_is_named(configure: Configure, toy_task: str, tmp_path:
         train(make_config({**values, "reward": {"max_failure_rate": 0.0}}))
 
 
-def test_a_curriculum_without_a_choice_stops_the_run_before_anything_is_evaluated(
-    configure: Configure, toy_task: str, tmp_path: Path
-) -> None:
+def test_a_curriculum_without_a_choice_stops_the_run_before_anything_is_evaluated(configure, toy_task, tmp_path):
     run = configure(tmp_path / "run", tasks__long={"task": toy_task, "options": {"limit": 5}})
     with pytest.raises(SettingsError, match=r"curriculum\.buckets=2: all \d+ problems looked at of task 'long' have"):
         train(run)

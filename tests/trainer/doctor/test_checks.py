@@ -85,9 +85,7 @@ def test_a_full_disk() -> None:
     [((), (), "note"), ((H200,), (), "note"), ((H200,), ("ray",), "warning"), ((H200, SECOND_H200), (), "error")],
 )
 @pytest.mark.parametrize(("container", "command"), [(True, "--shm-size"), (False, "remount")])
-def test_little_shared_memory(
-    gpus: tuple[GpuInfo, ...], names: tuple[str, ...], level: str, container: bool, command: str
-) -> None:
+def test_little_shared_memory(gpus, names, level, container, command):
     small = machine(shared_memory=64 * 2**20, container=container)
     finding = seen(facts_of(*gpus, machine=small, packages=[Package(name, "2.60") for name in names]), "shared memory")
     assert (finding.level, command in finding.commands[0]) == (level, True)

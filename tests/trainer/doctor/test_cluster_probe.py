@@ -53,9 +53,7 @@ SEEN = {
         ([{"stage": "connect"}, {"connect_error": "refused"}], "refused", []),
     ],
 )
-def test_what_the_child_process_prints(
-    lines: list[Any], error: str, node_errors: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_child_process_prints(lines, error, node_errors, tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     code = f"print({chr(10).join(map(json.dumps, lines))!r})"
     found = look(tmp_path / "run", command=("-c", code))

@@ -1,6 +1,5 @@
 """The device of a run, and why one is refused."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -39,17 +38,13 @@ def test_a_gpu_without_kernels_is_refused_in_the_doctors_words(device: str, monk
 
 
 @pytest.mark.parametrize(("archs", "cuda"), [(CU124, "12.4"), ((), "13.0"), (("gfx942",), None)])
-def test_a_gpu_with_kernels_is_taken_and_one_that_cannot_be_judged(
-    archs: tuple[str, ...], cuda: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_with_kernels_is_taken_and_one_that_cannot_be_judged(archs, cuda, monkeypatch):
     fake_cuda(monkeypatch, GTX_1080, archs, cuda)
     assert choose_device("auto") == torch.device("cuda", 0)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_the_refusal_comes_before_a_model_is_loaded(
-    toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_refusal_comes_before_a_model_is_loaded(toy_task, tmp_path, monkeypatch, capsys):
     fake_cuda(monkeypatch, RTX_5090, CU124, "12.4")
     monkeypatch.setattr("tinyzero_trainer.training.build.load_model", lambda *_: pytest.fail("a model is loaded"))
     with pytest.raises(SystemExit) as ended:
@@ -67,9 +62,7 @@ def test_the_refusal_comes_before_a_model_is_loaded(
         ("cuda", 0, None, "give cpu or auto (tinyzero doctor says more)"),
     ],
 )
-def test_why_a_device_cannot_be_used(
-    name: str, count: int, visible: str | None, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_a_device_cannot_be_used(name, count, visible, message, monkeypatch):
     fake_cuda(monkeypatch, H200, CU130, "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     if visible is not None:

@@ -17,7 +17,7 @@ from tests.trainer.doctor.machines import facts_of, seen
 from tinyzero_trainer.models import files as model_files
 from tinyzero_trainer.models.files import Fault, Model, find_model
 from tinyzero_trainer.models.hub import find_spec
-from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model
+from tinyzero_trainer.models.loading import ModelError, load_model
 
 CPU = torch.device("cpu")
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 99\n"
@@ -174,9 +174,7 @@ def test_whole_models_have_no_fault(kind: str, tied: bool, tmp_path: Path) -> No
     assert find_fault(tmp_path) is None
 
 
-def test_of_an_architecture_that_is_not_counted_the_loader_names_what_does_not_fit(
-    toy_model: LanguageModel, tmp_path: Path
-) -> None:
+def test_of_an_architecture_that_is_not_counted_the_loader_names_what_does_not_fit(toy_model, tmp_path):
     config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, n_positions=16)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     toy_model.tokenizer.save_pretrained(tmp_path)

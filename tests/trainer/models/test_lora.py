@@ -132,9 +132,7 @@ def test_a_new_adapter_changes_nothing_and_depends_on_the_seed_alone(toy_model: 
     ("settings", "scale"),
     [({}, 2.0), ({"alpha": 4}, 1.0), ({"alpha": 12}, 3.0), ({"alpha": 4, "rslora": True}, 4 / math.sqrt(4))],
 )
-def test_the_update_is_scaled_by_alpha_over_the_rank(
-    toy_model: LanguageModel, settings: dict[str, Any], scale: float
-) -> None:
+def test_the_update_is_scaled_by_alpha_over_the_rank(toy_model, settings, scale):
     start = toy_model.model.model.layers[1].mlp.up_proj.weight.clone()
     adapt(toy_model.model, **settings)
     layer = toy_model.model.model.layers[1].mlp.up_proj
@@ -348,9 +346,7 @@ def configure(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["grpo", "gae"])
-def test_a_killed_run_resumes_to_the_same_bits(
-    configure: Configure, advantage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_resumes_to_the_same_bits(configure, advantage, monkeypatch):
     whole, cut = (
         train_to_the_end(configure(name, advantage_estimator=advantage), monkeypatch, name) for name in ("all", "cut")
     )
@@ -371,9 +367,7 @@ def train_to_the_end(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, name:
 
 
 @pytest.mark.slow
-def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(
-    configure: Configure, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(configure, capsys, monkeypatch):
     expected, save = [], store.save
 
     def spy(*args: Any, **settings: Any) -> Path:

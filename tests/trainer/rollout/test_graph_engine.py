@@ -160,9 +160,7 @@ def test_there_is_memory_for_each_way_of_sampling() -> None:
 @pytest.mark.parametrize(
     ("keep", "unused", "kept"), [(True, None, True), (False, None, False), (True, 60, True), (True, 5, False)]
 )
-def test_sleep_keeps_memory_only_if_it_may_and_nothing_else_needs_it(
-    keep: bool, unused: int | None, kept: bool
-) -> None:
+def test_sleep_keeps_memory_only_if_it_may_and_nothing_else_needs_it(keep, unused, kept):
     model = random_model("qwen2")
     size, prefill = sizes_of(model)
     memory = None if unused is None else lambda: FreeMemory(unused * size + prefill, 15 * size)
@@ -206,9 +204,7 @@ def test_too_little_memory_for_a_few_sequences_is_an_error() -> None:
         (RuntimeError("Failed to find C compiler.\nSet CC."), "RuntimeError: Failed to find C compiler."),
     ],
 )
-def test_kernels_that_do_not_run_are_reported_and_not_used(
-    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_do_not_run_are_reported_and_not_used(error, why, monkeypatch):
     def try_out(model: Any, eos_ids: Any) -> None:
         raise error
 

@@ -73,9 +73,7 @@ def test_nan_logits_give_some_token_and_a_nan_logprob(params: SamplingParams) ->
     spread=st.sampled_from([0.0, 1.0, 30.0]),
     possible=st.floats(0.01, 1.0),
 )
-def test_sampling_by_blocks_inverts_the_cumulative_distribution(
-    vocabulary: int, seed: int, spread: float, possible: float
-) -> None:
+def test_sampling_by_blocks_inverts_the_cumulative_distribution(vocabulary, seed, spread, possible):
     generator = torch.Generator().manual_seed(seed)
     logits = spread * torch.randn(40, vocabulary, generator=generator)
     impossible = torch.rand(40, vocabulary, generator=generator) > possible

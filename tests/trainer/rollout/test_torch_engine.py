@@ -24,9 +24,7 @@ def prompts(toy_model: LanguageModel) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_equal_seeds_give_equal_completions_and_other_seeds_others(
-    training: bool, toy_model: LanguageModel, prompts: list[list[int]]
-) -> None:
+def test_equal_seeds_give_equal_completions_and_other_seeds_others(training, toy_model, prompts):
     engine, params = make_engine(toy_model), SamplingParams(12)
     toy_model.model.train(training)
     first = engine.generate(prompts, 3, params, seed=1)
@@ -36,9 +34,7 @@ def test_equal_seeds_give_equal_completions_and_other_seeds_others(
     assert toy_model.model.training is training
 
 
-def test_every_end_token_ends_a_completion_and_nothing_else_does(
-    toy_model: LanguageModel, prompts: list[list[int]]
-) -> None:
+def test_every_end_token_ends_a_completion_and_nothing_else_does(toy_model, prompts):
     rollouts = list(chain(*make_engine(toy_model, ENDS).generate(prompts, 16, SamplingParams(40), seed=0)))
     assert {rollout.finished for rollout in rollouts} == {True, False}
     for rollout in rollouts:
@@ -73,9 +69,7 @@ def test_samples_do_not_depend_on_the_rest_of_the_batch(toy_model: LanguageModel
 
 @pytest.mark.parametrize("max_num_seqs", [5, 64])
 @pytest.mark.parametrize("ends", [range(0, 1252, 3), {0}])  # the latter run to the limit
-def test_progress_counts_every_completion_once_in_any_number_of_batches(
-    ends: Collection[int], max_num_seqs: int, toy_model: LanguageModel, prompts: list[list[int]]
-) -> None:
+def test_progress_counts_every_completion_once_in_any_number_of_batches(ends, max_num_seqs, toy_model, prompts):
     seen: list[int] = []
     engine = make_engine(toy_model, ends, max_num_seqs=max_num_seqs)
     groups = engine.generate(prompts, 3, SamplingParams(20), seed=0, on_progress=seen.append)
@@ -84,12 +78,7 @@ def test_progress_counts_every_completion_once_in_any_number_of_batches(
 
 
 @pytest.mark.parametrize("decoder", [FusedDecoder, TransformersDecoder])
-def test_nothing_is_kept_between_two_batches_nor_after_a_stop(
-    decoder: type[FusedDecoder | TransformersDecoder],
-    toy_model: LanguageModel,
-    prompts: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_kept_between_two_batches_nor_after_a_stop(decoder, toy_model, prompts, monkeypatch):
     monkeypatch.setattr(FusedDecoder, "fits", lambda model: decoder is FusedDecoder)
     engine, kept = make_engine(toy_model), []
     cache = "_caches" if decoder is FusedDecoder else "_cache"
@@ -108,9 +97,7 @@ def test_nothing_is_kept_between_two_batches_nor_after_a_stop(
     assert not getattr(engine._decoder, cache)
 
 
-def test_a_model_without_cuda_graphs_on_a_gpu_is_reported(
-    toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_without_cuda_graphs_on_a_gpu_is_reported(toy_model, monkeypatch):
     notes: list[str] = []
     config = changed({"run": {"task": "countdown"}}, {})
     monkeypatch.setattr(FusedDecoder, "fits", lambda model: False)

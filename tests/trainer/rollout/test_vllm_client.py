@@ -88,13 +88,8 @@ def bystander() -> Iterator[Any]:
     ("then", "seconds", "error"), [(hang, 0.2, EngineDiedError), (interrupt, 60.0, KeyboardInterrupt)]
 )
 def test_the_process_of_an_engine_that_does_not_start_is_ended_and_no_other(
-    then: Callable[[Any], None],
-    seconds: float,
-    error: type[BaseException],
-    monkeypatch: pytest.MonkeyPatch,
-    make_client: Callable[..., VllmClient],
-    bystander: Any,
-) -> None:
+    then, seconds, error, monkeypatch, make_client, bystander
+):
     started = Started(then)
     monkeypatch.setattr(engine, "START_SECONDS", seconds)
     with pytest.raises(error):
@@ -104,9 +99,7 @@ def test_the_process_of_an_engine_that_does_not_start_is_ended_and_no_other(
     assert spawn.get_executable() == sys.executable.encode()  # what the start changes is undone
 
 
-def test_an_engine_that_has_started_after_its_end_is_shut_down(
-    monkeypatch: pytest.MonkeyPatch, make_client: Callable[..., VllmClient]
-) -> None:
+def test_an_engine_that_has_started_after_its_end_is_shut_down(monkeypatch, make_client):
     monkeypatch.setattr(client, "END_SECONDS", 0.3)
     proceed, caught = threading.Event(), list[BaseException]()
     started = Started(lambda process: (process.join(), proceed.wait())[0])

@@ -161,9 +161,7 @@ def test_after_its_last_restart_the_reason_and_the_log_are_reported(restarts: in
 @pytest.mark.parametrize(
     ("kind", "reason"), [("raises", "RuntimeError: .* failure"), ("hangs", r"it did not answer within 0\.1 s")]
 )
-def test_an_engine_that_does_not_start_is_not_tried_again(
-    kind: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_does_not_start_is_not_tried_again(kind, reason, monkeypatch):
     monkeypatch.setattr(engine, "START_SECONDS", 0.1)
     fake = Engines(("start", 1, kind), log_reason=lambda: "ValueError: no memory")
     with pytest.raises(EngineDiedError, match=rf"did not start: {reason} \(ValueError: no memory\)"):

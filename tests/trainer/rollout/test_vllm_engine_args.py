@@ -17,9 +17,7 @@ CPU = torch.device("cpu")
 BASE = {"run": {"task": "countdown", "device": "cpu"}, "rollout": {"engine": "vllm"}}
 
 
-def test_a_missing_or_old_vllm_is_reported_before_a_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_or_old_vllm_is_reported_before_a_model_is_loaded(monkeypatch):
     def install(**versions: str) -> None:
         def find(name: str) -> str:
             try:
@@ -54,9 +52,7 @@ def test_a_missing_or_old_vllm_is_reported_before_a_model_is_loaded(
         ({"vllm__cuda_graphs": False}, r"^vllm\.cuda_graphs=false has no effect on the CPU: .*; leave it out$"),
     ],
 )
-def test_settings_for_a_gpu_are_refused_on_a_cpu_before_a_model_is_loaded(
-    changes: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_for_a_gpu_are_refused_on_a_cpu_before_a_model_is_loaded(changes, message, monkeypatch):
     monkeypatch.setattr(version.importlib.metadata, "version", lambda name: "0.32.0")
     with pytest.raises(VllmError, match=message):
         require_engine(changed(BASE, changes), CPU)

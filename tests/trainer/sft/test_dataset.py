@@ -68,9 +68,7 @@ def test_demonstrations_that_are_all_too_long_are_refused(toy_task: str, monkeyp
             next(made.batches())
 
 
-def test_a_task_whose_only_demonstration_is_too_long_has_another_in_its_place(
-    toy_task: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_whose_only_demonstration_is_too_long_has_another_in_its_place(toy_task, monkeypatch):
     monkeypatch.setattr(demonstrations, "MOST_PROBLEMS", 50)
 
     def made() -> BatchSource:

@@ -140,9 +140,7 @@ def test_by_default_it_has_at_most_ten_million_parameters() -> None:
 
 
 @pytest.mark.usefixtures("gpu", "cache")
-def test_a_cache_that_cannot_be_written_is_one_line(
-    capsys: pytest.CaptureFixture, tmp_path: Path, toy_task: str
-) -> None:
+def test_a_cache_that_cannot_be_written_is_one_line(capsys, tmp_path, toy_task):
     (tmp_path / "file").touch()
     words = (f"default_model.directory={tmp_path / 'file' / 'in'}", "--output", str(tmp_path / "run"))
     code, _, told = call(capsys, "train", "--task", toy_task, *words)
@@ -228,9 +226,8 @@ def release(holder: subprocess.Popen[str]) -> None:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_it_is_made_is_one_line_and_leaves_nothing(
-    number: signal.Signals, code: int, toy_task: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    number, code, toy_task, cache, tmp_path, capsys, monkeypatch
+):
     def fine_tune(config: SftConfig, **_: object) -> None:
         Path(config.run.output).mkdir()
         os.kill(os.getpid(), number)
@@ -266,9 +263,7 @@ def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypat
         (("optimizer.update_epochs=2", "data.prompts_per_step=1"), "optimizer.num_mini_batches", 1),
     ],
 )
-def test_what_suits_it_yields_where_the_users_settings_contradict_it(
-    words: tuple[str, ...], key: str, left: int, toy_task: str
-) -> None:
+def test_what_suits_it_yields_where_the_users_settings_contradict_it(words, key, left, toy_task):
     planned = own(toy_task, *words)
     keep(BUILT_IN_MODEL, planned)
     file = planned.directory / PRESET_FILE
@@ -286,9 +281,7 @@ def test_what_the_user_contradicts_himself_is_his_to_mend(toy_task: str) -> None
 
 
 @pytest.mark.usefixtures("gpu", "cache")
-def test_the_plan_is_asked_before_the_model_is_made(
-    toy_task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_is_asked_before_the_model_is_made(toy_task, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(advice, "present_gpu", lambda device: TargetGpu("a small card", GIB, None))
     monkeypatch.setattr(loop, "train", lambda config, **_: None)
     copy_instead(monkeypatch)
@@ -301,9 +294,7 @@ def test_the_plan_is_asked_before_the_model_is_made(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
-def test_it_is_made_trained_resumed_and_found_again(
-    capsys: pytest.CaptureFixture, cache: Path, tmp_path: Path, toy_task: str
-) -> None:
+def test_it_is_made_trained_resumed_and_found_again(capsys, cache, tmp_path, toy_task):
     few = (
         "run.steps=2",
         "data.prompts_per_step=4",

@@ -87,9 +87,7 @@ def greedy(engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]) ->
     assert engine.generate(prompts, 1, params, seed=0) == ours.generate(prompts, 1, params, seed=0)
 
 
-def test_equal_seeds_give_equal_completions_and_other_seeds_others(
-    engine: VllmEngine, prompts: list[list[int]]
-) -> None:
+def test_equal_seeds_give_equal_completions_and_other_seeds_others(engine, prompts):
     params = SamplingParams(12)
     first = engine.generate(prompts, 4, params, seed=1)
     assert first == engine.generate(prompts, 4, params, seed=1)
@@ -100,9 +98,7 @@ def test_equal_seeds_give_equal_completions_and_other_seeds_others(
     assert {(len(rollout.token_ids), rollout.finished) for group in groups for rollout in group} == {(30, False)}
 
 
-def test_logprobs_are_the_policys_and_ends_are_ends(
-    engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]
-) -> None:
+def test_logprobs_are_the_policys_and_ends_are_ends(engine, tiny, prompts):
     groups = engine.generate(prompts, 8, SamplingParams(30, temperature=0.7, logprobs=True), seed=3)
     rollouts: list[tuple[list[int], Generation]] = [
         (prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group
@@ -137,9 +133,7 @@ def test_a_stop_leaves_the_engine_usable(engine: VllmEngine, prompts: list[list[
     assert engine.generate(prompts, 2, SamplingParams(9), seed=0) == before
 
 
-def test_new_weights_arrive_and_a_missing_head_is_noticed(
-    engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_weights_arrive_and_a_missing_head_is_noticed(engine, tiny, prompts, monkeypatch):
     embedding = tiny.model.get_input_embeddings().weight
     assert embedding is tiny.model.get_output_embeddings().weight  # tied, where a head is easily forgotten
     before = embedding.detach().clone()
@@ -168,14 +162,7 @@ def test_new_weights_arrive_and_a_missing_head_is_noticed(
         engine.load_weights()
 
 
-def test_a_killed_engine_is_restarted_and_its_batch_repeated(
-    restarting: RestartingEngine,
-    prompts: list[list[int]],
-    run: Path,
-    notes: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_killed_engine_is_restarted_and_its_batch_repeated(restarting, prompts, run, notes, monkeypatch, capfd):
     before = restarting.generate(prompts, 2, SamplingParams(30), seed=0)
     real, killed = VllmClient.step, []
 
