@@ -46,6 +46,14 @@ def toy_task() -> str:
 
 
 @pytest.fixture
+def mute_task(tmp_path: Path) -> str:
+    """The same without demonstrations."""
+    text = TOY_TASK.read_text()
+    (tmp_path / "mute.py").write_text(text[: text.index("@hookimpl\ndef demonstrate")])
+    return str(tmp_path / "mute.py")
+
+
+@pytest.fixture
 def toy_model() -> LanguageModel:
     """Random weights; equal in every test."""
     tokenizer = build_tokenizer()

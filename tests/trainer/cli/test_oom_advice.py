@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.trainer.configurations import call, changed
+from tests.trainer.runs import Configure, short_run
 from tinyzero_sdk.settings import build, merge, parse_overrides, to_mapping
 from tinyzero_trainer.cli.oom_advice import advice_for, advise_on_out_of_memory
 from tinyzero_trainer.config import TrainConfig
@@ -37,18 +38,18 @@ def run_out(*_: Any, **__: Any) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.65")
 
 
-def run_config(warm_model: Path, toy_task: str, tmp_path: Path, **changes: Any) -> TrainConfig:
-    values: dict[str, Any] = {
-        "run": {"task": toy_task, "output": str(tmp_path / "run"), "steps": 3, "device": "cpu"},
-        "task": {"limit": 5},
-        "model": {"path": str(warm_model)},
-        "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 2},
-        "rollout": {"group_size": 2, "max_completion_tokens": 8, "max_num_seqs": 8, "return_logprobs": "sample"},
-        "optimizer": {"num_mini_batches": 2},
-        "eval": {"num_problems": 4, "every": 0},
-        "checkpoint": {"every": 1},
+@pytest.fixture
+def configure(warm_model: Path, toy_task: str, tmp_path: Path) -> Configure:
+    settings = {
+        "run": {"task": toy_task, "steps": 3},
+        "task__limit": 5,
+        "data__prompts_per_step": 2,
+        "rollout": {"group_size": 2, "return_logprobs": "sample"},
+        "optimizer__num_mini_batches": 2,
+        "eval__num_problems": 4,
+        "checkpoint__every": 1,
     }
-    return changed(values, changes)
+    return lambda **changes: short_run(warm_model, tmp_path / "run", **settings, **changes)
 
 
 @pytest.mark.slow
@@ -65,9 +66,9 @@ def run_config(warm_model: Path, toy_task: str, tmp_path: Path, **changes: Any) 
         (Policy, "load", "the checkpoint was loaded"),
     ],
 )
-def test_the_run_resumes_with_what_is_advised(owner, name, phase, warm_model, toy_task, tmp_path, monkeypatch):
+def test_the_run_resumes_with_what_is_advised(owner, name, phase, configure, tmp_path, monkeypatch):
     gae = {"algorithm__advantage_estimator": "gae"} if owner is Critic else {}
-    config = run_config(warm_model, toy_task, tmp_path, run__device="auto", **gae)
+    config = configure(run__device="auto", **gae)
     resume = name == "load"
     if resume:
         train(changed(to_mapping(config), {"run__steps": 1}))
@@ -89,8 +90,8 @@ def test_the_run_resumes_with_what_is_advised(owner, name, phase, warm_model, to
 
 
 @pytest.mark.slow
-def test_a_run_without_a_checkpoint_starts_again_with_what_is_advised(warm_model, toy_task, tmp_path, monkeypatch):
-    config = run_config(warm_model, toy_task, tmp_path)
+def test_a_run_without_a_checkpoint_starts_again_with_what_is_advised(configure, monkeypatch):
+    config = configure()
     with monkeypatch.context() as patch:
         patch.setattr(fsdp, "fully_shard", run_out)
         with (
@@ -102,14 +103,14 @@ def test_a_run_without_a_checkpoint_starts_again_with_what_is_advised(warm_model
     assert train(build(TrainConfig, merge(to_mapping(config), parse_overrides(advice.split())))).accuracy
 
 
-def test_an_engine_that_cannot_be_built(warm_model, toy_task, tmp_path, monkeypatch):
+def test_an_engine_that_cannot_be_built(configure, monkeypatch):
     monkeypatch.setattr(local, "build_engine", run_out)
     with pytest.raises(OutOfMemoryError, match="while the rollout engine took over the weights"):
-        train(run_config(warm_model, toy_task, tmp_path))
+        train(configure())
 
 
-def test_a_batch_smaller_than_a_micro_batch_needs_no_smaller_ones(warm_model, toy_task, tmp_path):
-    config = run_config(warm_model, toy_task, tmp_path, memory__activation_checkpointing=True)
+def test_a_batch_smaller_than_a_micro_batch_needs_no_smaller_ones(configure):
+    config = configure(memory__activation_checkpointing=True)
     for phase in ("the largest micro-batch was tried out", "the weights were updated"):
         assert "micro_batch_tokens" not in advice_for(OutOfMemoryError(phase), config)
 

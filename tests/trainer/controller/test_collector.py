@@ -1,9 +1,8 @@
 """What a batch samples and keeps: dynamic sampling, masked completions, ReMax's greedy completions."""
 
-from types import SimpleNamespace
-
 import pytest
 
+from tests.trainer.controller.fakes import fake_workers
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.config import DataConfig, RolloutConfig, TrainConfig
 from tinyzero_trainer.controller import collector as collecting
@@ -22,9 +21,6 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
     """A step's sampling, where the n-th problem drawn gets the n-th group of rewards, or of whole scores."""
     stream = iter([Prompt(Item(index), str(index), [1]) for index in range(len(groups))])
     NOTES.clear()
-    model = SimpleNamespace(context=99, tokenizer=None)
-    display = SimpleNamespace(log=NOTES.append, advance=None)
-    roles = SimpleNamespace(tasks={}, pools={}, display=display, language_model=model, engine=None)
     monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: stream)
     seeds = []
 
@@ -45,7 +41,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
         data=DataConfig(prompts_per_step=prompts, max_refill_rounds=rounds),
         rollout=RolloutConfig(group_size=len(groups[0])),
     )
-    collector = RolloutCollector(config, roles, TrainerState(), StopFlag())  # type: ignore[arg-type]
+    collector = RolloutCollector(config, fake_workers(log=NOTES.append), TrainerState(), StopFlag())
     samples, kept = collector.sample(PARAMS, 1, StopFlag())
     drawn = len(groups) - len(list(stream))
     assert len(set(seeds)) == len(seeds)

@@ -1,10 +1,8 @@
 """The result of an evaluation in training: the numbers of `tinyzero eval`, untouched by shaping."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
+from tests.trainer.controller.fakes import fake_workers
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.evaluation.protocol import EvaluationResult
 from tinyzero_trainer.config.compose import make_config
@@ -27,9 +25,7 @@ def test_the_result_sums_up_the_completions(correct, accuracy, error, monkeypatc
     ]
     monkeypatch.setattr(heldout_eval, "generate", lambda *args, **options: [])
     monkeypatch.setattr(heldout_eval, "score", lambda *args: rollouts)
-    model = SimpleNamespace(tokenizer=None, context=99)
-    workers: Any = SimpleNamespace(language_model=model, engine=None, pools={}, display=SimpleNamespace(advance=None))
-    result = heldout_eval.evaluate(workers, [prompt], SamplingParams(8, 1.0), seed=0, stop=StopFlag())
+    result = heldout_eval.evaluate(fake_workers(), [prompt], SamplingParams(8, 1.0), seed=0, stop=StopFlag())
     assert type(result) is EvaluationResult
     assert (result.problems, result.samples, result.accuracy) == (len(correct), 1, accuracy)
     assert result.standard_error == pytest.approx(error)

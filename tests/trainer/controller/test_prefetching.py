@@ -5,13 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tinyzero_sdk import Item, Score
+from tests.trainer.controller.fakes import FakeStream, fake_workers
+from tinyzero_sdk import Score
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.importance_sampling import ENGINE_DIVERGENCE
@@ -21,32 +21,13 @@ from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller.pending_batch import RolloutBatch, from_json, to_json
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import STOPPING, TrainingStep
-from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag, StopRequested
 
-DEDICATED = {"run": {"executor": "ray", "task": "toy", "output": "run"}, "rollout": {"num_engines": 1}}
 TICK = 0.002
 """Seconds between two polls of the engine for a stop."""
-
-
-class FakeStream:
-    """Problems 0, 1, 2, …; one a batch."""
-
-    def __init__(self, progress: dict[str, StreamState]) -> None:
-        self.drawn = progress["toy"].taken if progress else 0
-
-    def __next__(self) -> Prompt:
-        self.drawn += 1
-        return Prompt(Item(self.drawn - 1), "", [1], "toy")
-
-    def close_step(self, samples: Sequence[Rollout]) -> dict[str, float]:
-        return {}
-
-    def progress(self) -> dict[str, StreamState]:
-        return {"toy": StreamState(taken=self.drawn)}
 
 
 @dataclass
@@ -88,10 +69,8 @@ class World:
         params: SamplingParams,
         *,
         seed: int,
-        first: int = 0,
-        on_progress: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None],
     ) -> list[list[Generation]]:
-        assert on_progress is not None
         self.under_way, ends = True, time.monotonic() + self.generating
         self.sampled.append(seed)
         try:
@@ -129,21 +108,15 @@ class World:
     # ---- the step
 
     def steps(self, level: int = 1, *, steps: int = 9, state: TrainerState | None = None, **more: Any) -> TrainingStep:
-        values: dict[str, Any] = {**DEDICATED, "data": {"prompts_per_step": 1}}
-        values["run"] = {**DEDICATED["run"], "steps": steps}
-        values["rollout"] = {"group_size": 2, "max_async_level": level, "return_logprobs": "always", "num_engines": 1}
-        workers = SimpleNamespace(
-            policy=self,
-            engine=self,
-            critic=None,
-            tasks={"toy": SimpleNamespace(task=SimpleNamespace(difficulties=lambda items: [0.0] * len(items)))},
-            language_model=SimpleNamespace(context=999, tokenizer=None),
-            pools={},
-            display=SimpleNamespace(advance=lambda count: None, log=self.notes.append),
-        )
+        values = {
+            "run": {"executor": "ray", "task": "toy", "output": "run", "steps": steps},
+            "data": {"prompts_per_step": 1},
+            "rollout": {"group_size": 2, "max_async_level": level, "return_logprobs": "always", "num_engines": 1},
+            "rollout_correction": {"is_level": "token"},
+        }
         stop = more.pop("stop", None) or StopFlag()
-        config = make_config({**values, "rollout_correction": {"is_level": "token"}})
-        return TrainingStep(config, workers, state or TrainerState(), stop, None, **more)  # type: ignore[arg-type]
+        workers = fake_workers(self, self, log=self.notes.append)
+        return TrainingStep(make_config(values), workers, state or TrainerState(), stop, None, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +211,7 @@ def test_a_failed_update_ends_the_concurrent_sampling() -> None:
     world = World(fail_updating=RuntimeError("no update"))
     steps = world.steps()
     collector = steps.collector
-    collector.next_batch = lambda step, collect=collector.next_batch: _slower(world, collect(step))  # type: ignore[method-assign]
+    collector.next_batch = lambda step, collect=collector.next_batch: _slower(world, collect(step))
     started = time.monotonic()
     with pytest.raises(RuntimeError, match="no update"):
         steps.take(1)
@@ -277,7 +250,6 @@ def test_a_signal_lets_both_sides_finish_and_the_batch_is_kept() -> None:
     take(steps, [1])
     world.during_update = lambda: stop.handle(signal.SIGTERM)
     take(steps, [2])
-    assert steps.collector.prefetched is not None
     assert (steps.collector.prefetched.step, steps.collector.prefetched.version) == (3, 1)
     assert world.notes == [STOPPING]
 

@@ -1,56 +1,37 @@
 """A run on two tasks, mixed and chosen by difficulty: what it leaves, and that an interruption changes nothing."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
-from tests.trainer.configurations import changed
+from tests.trainer.runs import Configure, assert_same_weights, killed, lines, short_run
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
-from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import loop
-from tinyzero_trainer.controller import step as training_step
 from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.data import prompts
 
 STEPS = 4
-UNTIMED = ("timing_", "perf/", "time/")
-Configure = Callable[..., TrainConfig]
 
 
 @pytest.fixture(scope="module")
 def configure(warm_model: Path, toy_task: str) -> Configure:
-    """Makes the configuration of a run on one- and on two-digit sums; `changes` are keys with `__` for the dot."""
-
-    def make(output: Path, **changes: Any) -> TrainConfig:
-        values: dict[str, Any] = {
-            "run": {"output": str(output), "steps": STEPS, "device": "cpu"},
-            "tasks": {
-                "short": {"task": toy_task, "weight": 2, "options": {"limit": 12}},
-                "long": {"task": toy_task, "options": {"limit": 35}},
-            },
-            "model": {"path": str(warm_model)},
-            "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 3, "max_refill_rounds": 2},
-            "curriculum": {"buckets": 2, "ema_decay": 0.5},
-            "rollout": {"group_size": 4, "max_completion_tokens": 8},
-            "optimizer": {"learning_rate": 1e-3},
-            "eval": {"num_problems": 6, "num_problems_during": 3, "every": 2, "greedy": False},
-            "checkpoint": {"every": 1},
-            "log": {"rollouts_every": 2, "rollouts_count": 6},
-        }
-        return changed(values, changes)
-
-    return make
-
-
-def rows(output: Path) -> list[dict[str, Any]]:
-    """The metrics of a run, without what the clock decides."""
-    found = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith(UNTIMED)} for row in found]
+    """Makes the configuration of a run on one- and on two-digit sums."""
+    settings = {
+        "run__steps": STEPS,
+        "tasks": {
+            "short": {"task": toy_task, "weight": 2, "options": {"limit": 12}},
+            "long": {"task": toy_task, "options": {"limit": 35}},
+        },
+        "data": {"prompts_per_step": 3, "max_refill_rounds": 2},
+        "curriculum": {"buckets": 2, "ema_decay": 0.5},
+        "eval": {"num_problems": 6, "num_problems_during": 3, "greedy": False},
+        "checkpoint__every": 1,
+        "log": {"rollouts_every": 2, "rollouts_count": 6},
+    }
+    return lambda output, **changes: short_run(warm_model, output, **{**settings, **changes})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,7 +50,7 @@ def whole(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> loo
 
 @pytest.mark.slow
 def test_each_task_is_measured_on_its_own_problems(whole: loop.TrainResult) -> None:
-    found = rows(whole.output)
+    found = lines(whole.output)
     for name in ("short", "long"):
         key = f"val-core/{name}/acc/mean@1"
         assert [row["step"] for row in found if key in row] == [0, 2, 4]
@@ -79,7 +60,7 @@ def test_each_task_is_measured_on_its_own_problems(whole: loop.TrainResult) -> N
 
 @pytest.mark.slow
 def test_training_metrics_tell_the_tasks_apart(whole: loop.TrainResult) -> None:
-    steps = rows(whole.output)[1:]
+    steps = lines(whole.output)[1:]
     assert {"task/short/acc", "task/short/score", "task/long/acc", "task/long/score"} <= steps[0].keys()
     levels = {key.rpartition("/")[0] for row in steps for key in row if key.startswith("train/acc_by_difficulty/")}
     assert levels == {"train/acc_by_difficulty/short", "train/acc_by_difficulty/long"}
@@ -93,7 +74,7 @@ def test_training_metrics_tell_the_tasks_apart(whole: loop.TrainResult) -> None:
 
 @pytest.mark.slow
 def test_the_curriculum_of_each_task_is_in_the_metrics(whole: loop.TrainResult) -> None:
-    last = rows(whole.output)[-1]
+    last = lines(whole.output)[-1]
     for name in ("short", "long"):
         weights = [last[f"curriculum/{name}/bucket_{bucket}/weight"] for bucket in (0, 1)]
         assert sum(weights) == pytest.approx(1)
@@ -122,38 +103,20 @@ def test_it_says_what_each_task_gained(configure, tmp_path, capsys, monkeypatch)
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_metrics(configure, whole, tmp_path, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    take, calls = training_step.TrainingStep.take, []
-
-    def deadly(self: Any, number: int) -> Any:
-        calls.append(number)
-        if number == 3 and calls.count(number) == 1:
-            raise Killed
-        return take(self, number)
-
     monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
-    monkeypatch.setattr(training_step.TrainingStep, "take", deadly)
     run = configure(tmp_path / "run")
-    with pytest.raises(Killed):
+    with killed(monkeypatch, TrainingStep, "take", 3):
         train(run)
     output = train(run, resume=True).output
-    assert rows(output) == rows(whole.output)
-    ours, theirs = (load_file(path / f"checkpoints/step_{STEPS}/model.safetensors") for path in (output, whole.output))
-    assert all(ours[name].equal(theirs[name]) for name in theirs)
+    assert lines(output) == lines(whole.output)
+    assert_same_weights(output, whole.output, STEPS)
 
 
-def test_a_broken_scorer_is_named(configure: Configure, toy_task: str, tmp_path: Path) -> None:
+def test_a_broken_scorer_is_named(configure, toy_task, tmp_path):
     tasks = {"good": {"task": toy_task}, "bad": {"task": toy_task, "options": {"fail": True}}}
-    run = configure(tmp_path / "run", run__steps=1)
-    values = {"run": vars(run.run), "tasks": tasks, "model": vars(run.model), "data": vars(run.data)}
-    values |= {
-        "rollout": {"group_size": 2, "max_completion_tokens": 8},
-        "eval": {"num_problems": 1, "num_problems_during": 1},
-    }
+    run = configure(tmp_path / "run", tasks=tasks, reward__max_failure_rate=0.0, curriculum={})
     with pytest.raises(BrokenTaskError, match=r"the scorer of task 'bad' failed on \d+ of \d+ completions"):
-        train(make_config({**values, "reward": {"max_failure_rate": 0.0}}))
+        train(run)
 
 
 def test_a_curriculum_without_a_choice_stops_the_run_before_anything_is_evaluated(configure, toy_task, tmp_path):

@@ -1,21 +1,26 @@
-"""One whole step with fakes at its ends: each value of the step reaches what needs it, and nothing is swapped.
+"""One whole step with fakes at its ends, and what it makes of scores and log-probabilities: penalties, returns, the KL.
 
-What each part computes is tested with it; here every number differs from every other.
+Each value of the step reaches what needs it, and nothing is swapped: here every number differs from every other.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.trainer.controller.fakes import FakeStream, fake_workers
 from tinyzero_sdk import Item, ItemColumns, Score, load_task
+from tinyzero_trainer.algorithms.advantages import ESTIMATORS
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import (
     AlgorithmConfig,
+    CriticConfig,
     DataConfig,
     OptimizerConfig,
     RolloutConfig,
@@ -29,6 +34,7 @@ from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.types import Generation, Prompt, Rollout
+from tinyzero_trainer.utils.signals import StopFlag
 
 POLICY, ENGINE, REFERENCE = -1.0, -1.5, -1.25
 """log π of every token, as each of them has it."""
@@ -39,23 +45,6 @@ LENGTHS, SCORES = [3, 1, 2, 4], [Score(1.0, True), Score(0.0, False), Score(0.0,
 ROLLOUT = {"group_size": 2, "max_completion_tokens": 8, "temperature": 1.0, "temperature_end": 0.5}
 NOW = 0.75
 """The temperature in the second of three steps."""
-
-
-class FakeStream:
-    """Two problems a step, with prompts of one token and of two."""
-
-    def __init__(self) -> None:
-        self._drawn = 0
-
-    def __next__(self) -> Prompt:
-        self._drawn += 1
-        return Prompt(Item(None), "", [1] * (1 + (self._drawn - 1) % 2), "toy")
-
-    def close_step(self, samples: Sequence[Rollout]) -> dict[str, float]:
-        return {}
-
-    def progress(self) -> dict[str, Any]:
-        return {}
 
 
 class FakePolicy:
@@ -88,32 +77,27 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.params: list[SamplingParams] = []
-        self.loaded = self.slept = 0
+        self.loaded = 0
 
     def load_weights(self) -> None:
         self.loaded += 1
 
     def sleep(self) -> None:
-        self.slept += 1
-
-    def close(self) -> None:
         pass
 
     def generate(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        first: int = 0,
-        on_progress: Callable[[int], None] | None = None,
+        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, **_: Any
     ) -> list[list[Generation]]:
         self.params.append(params)
         rollouts = [
             Generation([2] * length, [ENGINE] * length if params.logprobs else None, True) for length in LENGTHS
         ]
         return [rollouts[start : start + samples] for start in range(0, samples * len(prompts), samples)]
+
+
+@pytest.fixture(autouse=True)
+def _fake_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: FakeStream(progress))
 
 
 Taken = tuple[FakePolicy, FakeEngine, dict[str, float], dict[str, float]]
@@ -124,7 +108,6 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
     """Take the second of three steps; its metrics and seconds, and the fakes with their records."""
 
     def take_step(scores: Sequence[Score] = SCORES, *, rollout: dict[str, Any] | None = None, **groups: Any) -> Taken:
-        monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: FakeStream())
         monkeypatch.setattr(
             collecting,
             "score",
@@ -133,22 +116,13 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
             ],
         )
         policy, engine = FakePolicy(), FakeEngine()
-        workers = SimpleNamespace(
-            policy=policy,
-            engine=engine,
-            critic=None,
-            tasks={"toy": SimpleNamespace(task=SimpleNamespace(difficulties=lambda items: [0.0] * len(items)))},
-            language_model=SimpleNamespace(context=99, tokenizer=None),
-            pools={},
-            display=SimpleNamespace(advance=lambda finished: None, log=lambda text: None),
-        )
         config = TrainConfig(
             run=RunConfig(steps=3),
             data=DataConfig(prompts_per_step=2),
             rollout=RolloutConfig(**{**ROLLOUT, **(rollout or {})}),
             **groups,
         )
-        step = TrainingStep(config, workers, TrainerState(), None, None)  # type: ignore[arg-type]
+        step = TrainingStep(config, fake_workers(policy, engine), TrainerState(), None, None)
         _, metrics = step.take(2)
         seconds = {name.removeprefix("timing_s/"): value for name, value in metrics.items()}
         assert engine.loaded == 1
@@ -186,11 +160,8 @@ def test_the_correction_weighs_the_policy_over_the_engine(take) -> None:
     )
     ((experience, _),) = policy.updates
     expected = math.exp(POLICY - ENGINE)
-    assert experience.is_weights is not None
     assert experience.is_weights.tolist() == pytest.approx([expected] * sum(LENGTHS))
     assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(expected)
-    assert experience.old_logprobs is not None
-    assert experience.engine_logprobs is not None
     assert experience.old_logprobs.unique().tolist() == [POLICY]
     assert experience.engine_logprobs.unique().tolist() == [ENGINE]
 
@@ -200,7 +171,6 @@ def test_the_engines_logprobs_are_the_old_ones_where_nothing_is_corrected(take) 
     ((experience, _),) = policy.updates
     assert policy.asked == []
     assert experience.is_weights is None
-    assert experience.old_logprobs is not None
     assert experience.old_logprobs.unique().tolist() == [ENGINE]
 
 
@@ -238,6 +208,165 @@ def test_the_advantages_reported_are_those_of_the_loss(take) -> None:
     raw = [0.5] * 3 + [-0.5] + [0.25] * 4
     assert (counted.max() - counted.min()).item() == pytest.approx(1.0 / torch.tensor(raw).std().item(), abs=1e-5)
     assert metrics["critic/rewards/mean"] == pytest.approx(2.5 / 4)
+
+
+# ---- what it makes of scores and log-probabilities -------------------------------------------------------------------
+
+ROWS, REWARDS = [2, 1, 3, 2], [1.0, 0.0, 0.25, 0.5]
+OLD = torch.tensor([-1.0, -2.0, -0.5, -1.5, -0.1, -3.0, -2.5, -0.7])
+THEIRS = torch.tensor([-1.2, -1.0, -0.9, -1.5, -0.3, -2.0, -2.0, -1.7])
+SETTINGS = StepSettings(learning_rate=1e-3, temperature=0.7, kl_coefficient=0.2)
+
+
+def sample(reward: float, length: int) -> Rollout:
+    return Rollout(
+        Prompt(Item(None), "", [1]), Generation([2] * length, [-1.0] * length, True), "", Score(reward, False)
+    )
+
+
+SAMPLES = [sample(reward, length) for reward, length in zip(REWARDS, ROWS, strict=True)]
+
+
+def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: Any) -> TrainingStep:
+    """A step of a run with fakes for its workers."""
+    config = TrainConfig(
+        run=RunConfig(steps=9),
+        rollout=RolloutConfig(group_size=2, max_completion_tokens=64),
+        algorithm=AlgorithmConfig(**algorithm),
+        critic=CriticConfig(warmup_steps=warmup_steps),
+    )
+    policy = SimpleNamespace(
+        reference_logprobs=lambda samples, temperature: THEIRS if temperature == SETTINGS.temperature else None,
+        update=lambda batch, now: {"actor/updated": 1.0},
+    )
+    workers = fake_workers(policy, SimpleNamespace(sleep=lambda: None), critic)
+    return TrainingStep(config, workers, TrainerState(), StopFlag(), None)
+
+
+def outcome_of(step: TrainingStep, samples: list[Rollout] = SAMPLES) -> TrainingBatch:
+    settings = step.config.algorithm
+    batch = TrainingBatch.of(samples, 2, old_logprobs=OLD, gamma=settings.gamma, gae_lambda=settings.gae_lambda)
+    step.add_penalties_and_values(batch, SETTINGS)
+    return batch
+
+
+def rows(values: list[float]) -> list[list[float]]:
+    ends = [sum(ROWS[: place + 1]) for place in range(len(ROWS))]
+    return [values[end - length : end] for end, length in zip(ends, ROWS, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "of_gap"), [("k1", lambda d: d), ("k2", lambda d: d * d / 2), ("k3", lambda d: math.exp(-d) - 1 + d)]
+)
+def test_the_kl_in_the_reward_is_taken_off_each_token(estimator: str, of_gap) -> None:
+    """r_t = −β·kl_t, and the score at the last token: REINFORCE++ (arXiv 2501.03262), then whitened."""
+    step = a_step(advantage_estimator="reinforce_pp", kl_coefficient=0.2, kl_placement="reward", kl_estimator=estimator)
+    outcome = outcome_of(step)
+    gaps = rows([old - reference for old, reference in zip(OLD.tolist(), THEIRS.tolist(), strict=True)])
+    returns = [
+        [reward - 0.2 * sum(of_gap(gap) for gap in row[start:]) for start in range(len(row))]
+        for reward, row in zip(REWARDS, gaps, strict=True)
+    ]
+    flat = [value for row in returns for value in row]
+    mean, deviation = statistics.fmean(flat), statistics.stdev(flat)
+    expected = [(value - mean) / deviation for value in flat]
+    assert ESTIMATORS["reinforce_pp"](outcome).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_token_likelier_than_under_the_reference_earns_less() -> None:
+    """The sign: a policy that has drifted is paid less for it."""
+    outcome = outcome_of(a_step(kl_coefficient=0.2, kl_placement="reward", kl_estimator="k1"))
+    assert outcome.token_rewards()[0] < 0 < outcome.token_rewards()[6]
+    assert outcome_of(a_step(kl_coefficient=0.2)).kl_penalties is None
+
+
+def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> None:
+    """arXiv 1506.02438 with λ = 0.9, γ = 0.95, written out; TinyZero's and verl's PPO whitens after taking returns."""
+    values = [0.1, 0.4, -0.2, 0.3, 0.5, 0.2, 0.0, 0.6]
+    critic = SimpleNamespace(values=lambda samples: torch.tensor(values))
+    step = a_step(critic, advantage_estimator="gae", gamma=0.95, gae_lambda=0.9)
+    experience = outcome_of(step)
+    step.add_advantages(experience)
+    advantages = []
+    for reward, row in zip(REWARDS, rows(values), strict=True):
+        following = [*row[1:], 0.0]
+        deltas = [0.95 * after - now for now, after in zip(row, following, strict=True)]
+        deltas[-1] += reward
+        advantages += [
+            sum((0.95 * 0.9) ** k * delta for k, delta in enumerate(deltas[start:])) for start in range(len(row))
+        ]
+    returns = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
+    mean, deviation = statistics.fmean(advantages), statistics.stdev(advantages)
+    assert experience.returns.tolist() == pytest.approx(returns, abs=1e-6)
+    whitened = [(advantage - mean) / deviation for advantage in advantages]
+    assert experience.advantages.tolist() == pytest.approx(whitened, abs=1e-5)
+
+
+def test_with_a_critic_a_masked_completion_shifts_no_advantage() -> None:
+    """It is left out of the loss, so of the mean and the variance too."""
+    critic = SimpleNamespace(values=lambda samples: torch.linspace(-1, 1, 8))
+    step = a_step(critic, advantage_estimator="gae")
+    masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
+    experience = outcome_of(step, masked)
+    raw = ESTIMATORS["gae"](experience)
+    step.add_advantages(experience)
+    kept = [value for row in (0, 1, 3) for value in rows(raw.tolist())[row]]
+    mean, deviation = statistics.fmean(kept), statistics.stdev(kept)
+    found = rows(experience.advantages.tolist())
+    assert found[0] + found[1] + found[3] == pytest.approx([(value - mean) / deviation for value in kept], abs=1e-5)
+    assert found[2] == [0.0] * 3
+
+
+def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
+    """In the loss to the update's own, in the reward to the penalty without its coefficient; e·n/horizon of n = 4."""
+    settings = {"kl_coefficient": 0.2, "kl_target": 0.1, "kl_horizon": 40}
+    step = a_step(**settings)
+    assert step.adapt_kl(outcome_of(step), {"actor/kl_loss": 0.11}, SETTINGS) == {"actor/kl_coef": 0.2}
+    assert step.state.kl_coefficient == pytest.approx(0.2 * (1 + 0.1 * 4 / 40))
+    assert step.settings_at(3).kl_coefficient == step.state.kl_coefficient
+
+    step = a_step(**settings, kl_placement="reward", kl_estimator="k2")
+    measured = statistics.fmean((a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), THEIRS.tolist(), strict=True))
+    metrics = step.adapt_kl(outcome_of(step), {}, SETTINGS)
+    assert metrics == {"actor/kl_coef": 0.2, "actor/reward_kl_penalty": pytest.approx(measured)}
+    assert step.state.kl_coefficient == pytest.approx(0.2 * (1 + 0.2 * 4 / 40))  # far off: a fifth at most
+
+    step = a_step(kl_coefficient=0.2)
+    step.adapt_kl(outcome_of(step), {"actor/kl_loss": 0.5}, SETTINGS)
+    assert step.state.kl_coefficient is None
+
+
+def test_while_the_critic_warms_up_the_policy_rests() -> None:
+    critic = SimpleNamespace(update=lambda batch: {"critic/updated": 1.0})
+    step = a_step(critic, advantage_estimator="gae", warmup_steps=2)
+    taken = [step.update(None, SETTINGS, number) for number in (1, 2, 3)]
+    assert [sorted(metrics) for metrics in taken] == [["critic/updated"]] * 2 + [["actor/updated", "critic/updated"]]
+
+
+def test_a_masked_completion_has_no_say_in_the_kl_that_the_coefficient_adapts_to() -> None:
+    """As in the loss, where it is left out of the mean too."""
+    step = a_step(kl_coefficient=0.2, kl_placement="reward", kl_estimator="k2")
+    gaps = rows([(a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), THEIRS.tolist(), strict=True)])
+    masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
+    metrics = step.adapt_kl(outcome_of(step, masked), {}, SETTINGS)
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(statistics.fmean(gaps[0] + gaps[1] + gaps[3]))
+    none = [replace(each, score=replace(each.score, masked=True)) for each in SAMPLES]
+    assert step.adapt_kl(outcome_of(step, none), {}, SETTINGS) == {"actor/kl_coef": 0.2}
+
+
+def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def generate(engine, prompts, samples, params, **_):
+        asked.append((len(prompts), params.max_tokens, params.temperature, samples))
+        return prompts
+
+    monkeypatch.setattr(collecting, "generate", generate)
+    monkeypatch.setattr(collecting, "score", lambda *_, **kw: [sample(0.75, 1), sample(0.25, 1)])
+    greedy_rewards = a_step(advantage_estimator="remax").collector.greedy_rewards(SAMPLES, StopFlag())
+    advantages = ESTIMATORS["remax"](TrainingBatch.of(SAMPLES, 2, greedy_rewards=torch.tensor(greedy_rewards)))
+    assert asked == [(2, 64, 0.0, 1)]
+    assert advantages.tolist() == [0.25, 0.25, -0.75, 0.0, 0.0, 0.0, 0.25, 0.25]
 
 
 # ---- accuracy by difficulty ------------------------------------------------------------------------------------------

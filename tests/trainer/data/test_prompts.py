@@ -26,7 +26,7 @@ def divided_task(tmp_path: Path) -> Task:
 
 
 def test_a_test_share_without_effect_is_refused_before_anything_is_asked(divided_task: Task) -> None:
-    tokenizer: PreTrainedTokenizerBase = NoTokenizer()  # type: ignore[assignment]
+    tokenizer: PreTrainedTokenizerBase = NoTokenizer()
     source = PromptSource(divided_task, tokenizer, test_fraction=0.4)
     for ask in (
         lambda: source.held_out(3),

@@ -100,7 +100,6 @@ def test_the_report_of_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("WANDB_API_KEY", "s3cret")
     found = node_probe.look(["torch", "not-installed"], "", "", str(tmp_path))
     report = cluster_probe._report(json.loads(json.dumps(found)))
-    assert report is not None
     assert (report.directory, report.model) == ("", True)
     assert "s3cret" not in json.dumps(found)
     assert {"torch", "tinyzero-countdown"} <= report.packages.keys()
@@ -145,8 +144,6 @@ def test_the_gpus_of_a_node(tmp_path: Path) -> None:
     [node] = ray.nodes
     assert (node.error, node.gpus, node.gpus_free) == ("", count, count)
     # All of the driver's, though the task that reported them was given none.
-    assert node.report is not None
-    assert node.report.gpus is not None
     assert {torch.cuda.get_device_name(index) for index in range(count)} <= set(node.report.gpus)
     assert node.report.packages["torch"] == metadata.version("torch")
     for gpus, level in ((count, "ok"), (count + 1, "error")):

@@ -104,7 +104,6 @@ def test_the_order_is_that_of_torch() -> None:
 
     seen = [torch.cuda.get_device_properties(place) for place in range(torch.cuda.device_count())]
     gpus = visible_gpus()
-    assert gpus is not None
     assert [(gpu.name, gpu.memory, gpu.capability, gpu.uuid) for gpu in gpus] == [
         (one.name, one.total_memory, (one.major, one.minor), str(one.uuid).removeprefix("GPU-")) for one in seen
     ]

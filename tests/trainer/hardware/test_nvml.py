@@ -65,9 +65,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def driver_of(patch: pytest.MonkeyPatch, **broken: int) -> Driver:
     Nvml(**broken).install(patch)
-    driver = nvidia_driver()
-    assert driver is not None
-    return driver
+    return nvidia_driver()
 
 
 def test_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +96,6 @@ def test_no_driver_and_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvidia_driver() is None
     monkeypatch.setattr(Path, "exists", lambda self: True)
     in_container = nvidia_driver()
-    assert in_container is not None
     assert "started without GPUs" in in_container.error
     driver = driver_of(monkeypatch, nvmlInit=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     assert driver.error.startswith("NVML: ")
@@ -111,7 +108,6 @@ def test_a_failed_gpu_is_listed_and_the_healthy_one_stays(call: str, monkeypatch
     assert (driver.error, len(driver.failed), [gpu.uuid for gpu in driver.gpus]) == ("", 1, ["a"])
     assert driver.failed[0].startswith("GPU 1: ")
     found = present_gpu("auto")
-    assert found is not None
     assert found.name == "NVIDIA H200"
 
 

@@ -5,7 +5,6 @@ import json
 import math
 import sys
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from tests.trainer.conftest import random_model
-from tests.trainer.controller.test_loop import killed, lines
-from tests.trainer.samples import ragged_samples, token_logprobs, with_advantages
+from tests.trainer.runs import Configure, assert_same_weights, killed, lines, short_run
+from tests.trainer.samples import ragged_samples, token_logprobs, with_advantages, with_dropout
 from tests.trainer.training.test_policy import NOW
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.checkpoint import store
-from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig, TrainConfig
+from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import loop
-from tinyzero_trainer.controller import step as training_step
 from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.executors import build as roles
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, save_model
 from tinyzero_trainer.models.lora import Adapter, LoraError, merged_state
@@ -63,6 +62,10 @@ def trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+def copied_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in trained(model).items()}
+
+
 def untrained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.clone() for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
@@ -71,7 +74,7 @@ def make_policy(language_model: LanguageModel, *, reference: PolicyModel | None 
     kl = {"kl_coefficient": 0.1, "kl_estimator": "exact"} if reference is not None else {}
     return Policy(
         language_model,
-        algorithm=AlgorithmConfig(**kl),  # type: ignore[arg-type]
+        algorithm=AlgorithmConfig(**kl),
         optimizer=OptimizerConfig(num_mini_batches=3, micro_batch_tokens=100),
         max_tokens=32,
         reference=reference,
@@ -93,14 +96,14 @@ def gpt2() -> PreTrainedModel:
 
 @pytest.fixture(params=["qwen2", "qwen3", "llama", "gpt2"])
 def architecture(request: pytest.FixtureRequest) -> PreTrainedModel:
-    return gpt2() if request.param == "gpt2" else random_model(request.param)  # type: ignore[return-value]
+    return gpt2() if request.param == "gpt2" else random_model(request.param)
 
 
 def test_an_update_moves_the_adapter_and_leaves_every_other_bit(toy_model: LanguageModel, tmp_path: Path) -> None:
     samples = ragged_samples(toy_model)
     start = {name: tensor.clone() for name, tensor in toy_model.model.state_dict().items()}
     model = adapted(toy_model, moved=False)
-    before = {name: tensor.detach().clone() for name, tensor in trained(model.model).items()}
+    before = copied_weights(model.model)
     policy = make_policy(model)
     policy.update(with_advantages(samples, ADVANTAGES), NOW)
     after = trained(model.model)
@@ -145,8 +148,10 @@ def test_the_merged_state_is_that_of_a_plain_model_and_acts_as_the_adapted_one(a
     plain = copy.deepcopy(architecture)
     adapt(architecture)
     untouched = untrained(architecture)
-    state = merged_state(architecture)
+    state, of_engine = merged_state(architecture), dict(named_weights(architecture))
     assert all(torch.equal(untouched[name], tensor) for name, tensor in untrained(architecture).items())
+    assert list(of_engine) == list(state)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in of_engine.items())
     tokens = torch.tensor([[5, 17, 40, 96]])
     with torch.no_grad():
         start, aimed = plain(tokens).logits, architecture(tokens).logits
@@ -191,24 +196,21 @@ def test_the_reference_is_the_start_and_switching_to_it_leaves_no_trace(toy_mode
     start = copy.deepcopy(toy_model.model)
     samples = ragged_samples(toy_model)
     model = adapted(toy_model)
-    assert model.adapter is not None
     shared, copied = (make_policy(model, reference=PolicyModel(each)) for each in (model.model, start))
     assert torch.equal(shared.reference_logprobs(samples, 1.0), copied.reference_logprobs(samples, 1.0))
     assert (shared.logprobs(samples, 1.0) - shared.reference_logprobs(samples, 1.0)).abs().max() > 0.01
     assert sum(parameter.numel() for parameter in model.model.parameters()) == model.parameters
-    learnt = {name: tensor.detach().clone() for name, tensor in trained(model.model).items()}
-    results = []
+    learnt, results = copied_weights(model.model), []
     for policy in (shared, copied):
         metrics = policy.update(with_advantages(samples, ADVANTAGES), NOW)
         assert metrics["actor/kl_loss"] > 0.01
-        results.append({name: tensor.detach().clone() for name, tensor in trained(model.model).items()} | metrics)
+        results.append((metrics, copied_weights(model.model)))
         with torch.no_grad():
             for name, tensor in trained(model.model).items():
                 tensor.copy_(learnt[name])
-    assert all(
-        torch.equal(torch.as_tensor(left), torch.as_tensor(right))
-        for left, right in zip(results[0].values(), results[1].values(), strict=True)
-    )
+    (metrics, weights), (same_metrics, same_weights) = results
+    assert metrics == same_metrics
+    assert all(torch.equal(weights[name], same_weights[name]) for name in learnt)
 
 
 def test_an_error_in_the_reference_leaves_the_adapter_on(toy_model: LanguageModel) -> None:
@@ -224,9 +226,7 @@ def test_an_error_in_the_reference_leaves_the_adapter_on(toy_model: LanguageMode
 
 
 def test_the_reference_knows_no_dropout_and_the_policy_keeps_its_own(toy_model: LanguageModel) -> None:
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=1252, n_embd=32, n_layer=2, n_head=4, n_positions=256)).eval()
-    batch = one_batch(toy_model)
+    model, batch = with_dropout(toy_model).model, one_batch(toy_model)
     expected = PolicyModel(copy.deepcopy(model)).states(batch)
     adapt(model)
     for _ in range(2):
@@ -258,7 +258,6 @@ def test_the_export_is_a_plain_model_that_scores_as_the_adapter_does(toy_model: 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's own call of transformers
 def test_peft_loads_the_adapter_by_itself(toy_model: LanguageModel, toy_model_path: Path, tmp_path: Path) -> None:
     model = adapted(toy_model, rslora=True, target_modules=("q_proj", "up_proj"))
-    assert model.adapter is not None
     model.adapter.save(tmp_path / "adapter")
     start = AutoModelForCausalLM.from_pretrained(toy_model_path, dtype=torch.float32)
     theirs = PeftModel.from_pretrained(start, tmp_path / "adapter")
@@ -270,17 +269,13 @@ def test_peft_loads_the_adapter_by_itself(toy_model: LanguageModel, toy_model_pa
     assert settings["target_modules"] == ["q_proj", "up_proj"]
 
 
-def test_an_adapter_is_not_put_on_another_model(toy_model: LanguageModel, tmp_path: Path) -> None:
+def test_an_adapter_is_neither_put_on_another_model_nor_taken_for_one(toy_model: LanguageModel, tmp_path: Path) -> None:
     other = copy.deepcopy(toy_model.model)
     with torch.no_grad():
         other.model.layers[0].mlp.up_proj.weight.mul_(1.001)
     adapt(toy_model.model).save(tmp_path / "adapter")
     with pytest.raises(LoraError, match="is not the model that the run started from"):
         adapt(other).load(tmp_path / "adapter")
-
-
-def test_an_adapter_is_not_taken_for_a_model(toy_model: LanguageModel, tmp_path: Path) -> None:
-    save_model(tmp_path, adapted(toy_model))
     with pytest.raises(ModelError, match="is an adapter, not a model; give a model that has it merged"):
         load_model(str(tmp_path / "adapter"), CPU)
 
@@ -315,66 +310,48 @@ def test_settings_without_effect_are_refused(words: dict[str, Any], reason: str)
 # ---- whole runs ------------------------------------------------------------------------------------------------------
 
 STEPS = 3
-Configure = Callable[..., TrainConfig]
 
 
 @pytest.fixture
-def configure(
-    warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., TrainConfig]:
+def configure(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
     """Makes the configuration of a run of a few steps that train an adapter."""
     monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
-
-    def make(name: str, **algorithm: Any) -> TrainConfig:
-        values: dict[str, Any] = {
-            "run": {"task": toy_task, "output": str(tmp_path / name), "steps": STEPS, "device": "cpu"},
-            "task": {"limit": 5},
-            "model": {"path": str(warm_model)},
-            "lora": {"rank": 2},
-            "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
-            "rollout": {"group_size": 4, "max_completion_tokens": 8, "max_num_seqs": 8},
-            "optimizer": {"learning_rate": 1e-2, "num_mini_batches": 2},
-            "algorithm": {"kl_coefficient": 0.05, **algorithm},
-            "eval": {"num_problems": 4, "num_problems_during": 4, "every": 2},
-            "checkpoint": {"every": 1},
-            "log": {"rollouts_every": 0},
-        }
-        return make_config(values)
-
-    return make
+    settings = {
+        "run__task": toy_task,
+        "run__steps": STEPS,
+        "task__limit": 5,
+        "lora__rank": 2,
+        "optimizer": {"learning_rate": 1e-2, "num_mini_batches": 2},
+        "algorithm__kl_coefficient": 0.05,
+        "checkpoint__every": 1,
+    }
+    return lambda name, **changes: short_run(warm_model, tmp_path / name, **settings, **changes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["grpo", "gae"])
 def test_a_killed_run_resumes_to_the_same_bits(configure, advantage, monkeypatch):
-    whole, cut = (
-        train_to_the_end(configure(name, advantage_estimator=advantage), monkeypatch, name) for name in ("all", "cut")
-    )
-    assert lines(cut) == lines(whole)
-    files = sorted(path.relative_to(whole) for path in whole.glob(f"checkpoints/step_{STEPS}/**/*.safetensors"))
-    assert {file.parent.name for file in files} == {f"step_{STEPS}", "adapter", "training_state"}
-    for file in files:
-        ours, theirs = load_file(cut / file), load_file(whole / file)
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), file
-
-
-def train_to_the_end(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, name: str) -> Path:
-    if name == "cut":
-        with killed(monkeypatch, training_step.TrainingStep, "take", STEPS):
-            train(config)
-    return train(config, resume=name == "cut").output
+    whole, cut = (configure(name, algorithm__advantage_estimator=advantage) for name in ("all", "cut"))
+    train(whole)
+    with killed(monkeypatch, TrainingStep, "take", STEPS):
+        train(cut)
+    train(cut, resume=True)
+    assert lines(cut.run.output) == lines(whole.run.output)
+    assert_same_weights(cut.run.output, whole.run.output, STEPS)
+    checkpoint = Path(whole.run.output, f"checkpoints/step_{STEPS}")
+    assert {path.parent.name for path in checkpoint.rglob("*.safetensors")} == {
+        checkpoint.name,
+        "adapter",
+        "training_state",
+    }
 
 
 @pytest.mark.slow
 def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(configure, capsys, monkeypatch):
     expected, save = [], store.save
-
-    def spy(*args: Any, **settings: Any) -> Path:
-        expected.append(settings["expected_bytes"])
-        return save(*args, **settings)
-
-    monkeypatch.setattr(store, "save", spy)
+    monkeypatch.setattr(
+        store, "save", lambda *args, **given: (expected.append(given["expected_bytes"]), save(*args, **given))[1]
+    )
     output = train(configure("run")).output
     row = lines(output)[0]
     assert 0 < row["model/trained_parameters"] < row["model/parameters"] / 5
@@ -390,9 +367,8 @@ def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(configure, cap
 
 
 def test_the_critic_has_weights_of_its_own_and_no_adapter(configure: Configure) -> None:
-    config = configure("run", advantage_estimator="gae")
+    config = configure("run", algorithm__advantage_estimator="gae")
     with roles.build_workers(config, display=Progress(), training=True) as built:
-        assert built.critic is not None
         names = {name for name, _ in built.critic.model.named_parameters()}
         assert not any("lora" in name for name in names)
         assert len(trained(built.critic.model)) > len(names) - 2  # all but a head that is not tied
@@ -424,10 +400,3 @@ def test_merged_weights_are_made_one_at_a_time_where_the_model_is(toy_model: Lan
     assert len(made) > 9
     elsewhere = toy_model.model.to("meta")  # from which nothing can come to the host
     assert all(tensor.is_meta for _, tensor in named_weights(elsewhere))
-
-
-def test_the_weights_for_an_engine_are_those_for_a_file_bit_for_bit(architecture: PreTrainedModel) -> None:
-    adapt(architecture)
-    given, written = dict(named_weights(architecture)), merged_state(architecture)
-    assert list(given) == list(written)
-    assert all(torch.equal(tensor, written[name]) for name, tensor in given.items())

@@ -28,11 +28,6 @@ class FakeClient(VllmClient):
     """One engine. A completion of n tokens takes n steps; its tokens are made of the prompt's seed."""
 
     def __init__(self, log: list[str], fault: Fault | None = None) -> None:
-        """
-        Args:
-            log: receives what is done with it.
-            fault: what goes wrong.
-        """
         self.log, self.fault = log, fault
         self.requests: dict[str, Request] = {}
         self.steps: dict[str, int] = {}

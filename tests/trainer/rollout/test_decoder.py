@@ -23,7 +23,7 @@ def next_logits(model: PreTrainedModel, sequence: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", [FusedDecoder, TransformersDecoder])
 @torch.inference_mode()
 def test_cached_logits_equal_those_of_the_whole_sequence(any_model: PreTrainedModel, kind: type[Decoder]) -> None:
-    decoder = kind(any_model)  # type: ignore[call-arg]
+    decoder = kind(any_model)
     tokens, mask = prompts()
     sequences = [row[-length:] for row, length in zip(tokens, LENGTHS, strict=True) for _ in range(2)]
     logits = decoder.start(tokens, mask, copies=2)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,7 @@ class Started:
         until = time.monotonic() + 10
         while self.process.exitcode is None and time.monotonic() < until:
             time.sleep(0.01)
-        exitcode: int | None = self.process.exitcode
-        return exitcode
+        return self.process.exitcode
 
 
 def hang(process: Any) -> None:
@@ -101,27 +101,20 @@ def test_the_process_of_an_engine_that_does_not_start_is_ended_and_no_other(
 
 def test_an_engine_that_has_started_after_its_end_is_shut_down(monkeypatch, make_client):
     monkeypatch.setattr(client, "END_SECONDS", 0.3)
-    proceed, caught = threading.Event(), list[BaseException]()
+    proceed = threading.Event()
     started = Started(lambda process: (process.join(), proceed.wait())[0])
     made = make_client(started)
-
-    def start() -> None:
-        try:
-            made.start()
-        except RuntimeError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    while started.process is None or not started.process.is_alive():
-        time.sleep(0.01)
-    made.kill()
-    assert not started.closed
-    proceed.set()
-    thread.join(9)
+    with ThreadPoolExecutor() as pool:
+        start = pool.submit(made.start)
+        while started.process is None or not started.process.is_alive():
+            time.sleep(0.01)
+        made.kill()
+        assert not started.closed
+        proceed.set()
+        with pytest.raises(RuntimeError, match="ended while it started"):
+            start.result(9)
     assert started.exit_code() == -signal.SIGKILL
     assert started.closed
-    assert "ended while it started" in str(caught)
 
 
 def test_an_engine_in_this_process_ends_none_of_its_children(make_client: Callable[..., VllmClient]) -> None:

@@ -30,7 +30,6 @@ time.sleep(60)
 def test_an_engine_ends_when_the_trainer_is_killed(before: str) -> None:
     command = [sys.executable, "-c", TRAINER % parent_watchdog.TRAINER, ENGINE.format(before), parent_watchdog.__file__]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout is not None
         engine = int(trainer.stdout.readline())
         assert trainer.stdout.readline() == "ready\n"
         assert is_running(engine)

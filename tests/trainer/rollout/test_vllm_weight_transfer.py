@@ -48,7 +48,7 @@ def test_the_worker_reloads_all_weights_on_a_cpu() -> None:
         seen: dict[str, Tensor]
 
         def reload_weights(self, *, weights_iterator: object) -> None:
-            self.seen = dict(weights_iterator)  # type: ignore[call-overload]
+            self.seen = dict(weights_iterator)
 
     worker = Worker()
     with packed([("a", torch.ones(2))]) as message:

@@ -1,13 +1,16 @@
 """Demonstrations as packed batches: nothing is lost or mixed, whoever makes them."""
 
+import multiprocessing
 from contextlib import closing
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
+from tests.trainer import preloaded
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import build
 from tinyzero_trainer.config.sft import SftConfig
@@ -86,7 +89,21 @@ def test_a_task_whose_only_demonstration_is_too_long_has_another_in_its_place(to
         assert np.array_equal(next(places[number % 3]).tokens, batch.tokens)
 
 
+@pytest.fixture
+def preloaded_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes in which what takes long is imported already, once for all tests."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([preloaded.__name__])
+
+    def load(made: BatchSource, num_workers: int, **options: Any) -> DataLoader:
+        options |= {"multiprocessing_context": context} if num_workers else {}
+        return DataLoader(made, num_workers=num_workers, **options)
+
+    monkeypatch.setattr(demonstrations, "DataLoader", load)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("preloaded_workers")
 def test_any_number_of_workers_makes_the_same_batches(toy_task: str) -> None:
     made = source({"one": {"task": toy_task, "weight": 2}, "two": {"task": toy_task, "options": {"limit": 9}}})
     streams = []
@@ -99,12 +116,10 @@ def test_any_number_of_workers_makes_the_same_batches(toy_task: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_stops_a_worker_is_said(toy_task: str, tmp_path: Path) -> None:
-    mute = tmp_path / "mute.py"
-    text = Path(toy_task).read_text()
-    mute.write_text(text[: text.index("@hookimpl\ndef demonstrate")])
+@pytest.mark.usefixtures("preloaded_workers")
+def test_what_stops_a_worker_is_said(mute_task: str) -> None:
     with (
-        closing(batch_stream(source({"one": {"task": str(mute)}}), 1)) as batches,
+        closing(batch_stream(source({"one": {"task": mute_task}}), 1)) as batches,
         pytest.raises(TinyZeroError, match="gives no demonstrations"),
     ):
         next(batches)

@@ -2,6 +2,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ from tinyzero_trainer.config.sft import SftConfig, SftTrainingConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.dataset import Example, pack
-from tinyzero_trainer.sft.train import _loss, fine_tune, learning_rate
+from tinyzero_trainer.sft.train import SftResult, _loss, fine_tune, learning_rate
 from tinyzero_trainer.utils.signals import StopFlag
+
+SMALL = {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64}
+TRAINING = {"batch_size": 4, "max_tokens": 8, "eval_size": 5, "test_fraction": 0.4, "template": "base"}
 
 
 def test_it_leaves_a_model_that_attempts_the_task(warm_model: Path) -> None:
@@ -36,49 +40,32 @@ def test_the_preset_is_for_its_own_task_only(warm_model: Path, toy_task: str) ->
     assert other == {key: value for key, value in own.items() if key != "tasks"}
 
 
-def test_an_existing_directory_is_never_overwritten(tmp_path: Path, toy_task: str) -> None:
-    config = build(SftConfig, {"tasks": {"toy": {"task": toy_task}}, "run": {"output": str(tmp_path)}})
-    with Progress() as progress, pytest.raises(TinyZeroError, match="exists already"):
-        fine_tune(config, progress=progress, stop=StopFlag())
+def train(tasks: dict[str, Any], output: Path, **groups: Any) -> SftResult:
+    with Progress() as progress:
+        values = {"tasks": tasks, "run": {"output": str(output), "device": "cpu"}, **groups}
+        return fine_tune(build(SftConfig, values), progress=progress, stop=StopFlag())
 
 
 @pytest.mark.slow
-def test_a_task_without_demonstrations_is_refused(tmp_path: Path, toy_task: str) -> None:
-    mute = tmp_path / "mute.py"
-    source = Path(toy_task).read_text()
-    mute.write_text(source[: source.index("@hookimpl\ndef demonstrate")])
-    config = build(SftConfig, {"tasks": {"mute": {"task": str(mute)}}, "run": {"output": str(tmp_path / "out")}})
-    with Progress() as progress, pytest.raises(TinyZeroError, match="gives no demonstrations"):
-        fine_tune(config, progress=progress, stop=StopFlag())
-    assert not (tmp_path / "out").exists()
-
-
-def test_impossible_settings_for_later_stop_it_at_once(tmp_path: Path, toy_task: str) -> None:
-    values = {
-        "tasks": {"toy": {"task": toy_task}},
-        "run": {"output": str(tmp_path / "out")},
-        "settings": {"optimizer": {"lr": 1.0}},
-    }
-    with Progress() as progress, pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
-        fine_tune(build(SftConfig, values), progress=progress, stop=StopFlag())
+def test_what_cannot_be_trained_is_refused_and_leaves_nothing(tmp_path, toy_task, mute_task):
+    toy, output = {"toy": {"task": toy_task}}, tmp_path / "out"
+    with pytest.raises(TinyZeroError, match="exists already"):
+        train(toy, tmp_path)
+    with pytest.raises(TinyZeroError, match="gives no demonstrations"):
+        train({"mute": {"task": mute_task}}, output)
+    with pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
+        train(toy, output, settings={"optimizer": {"lr": 1.0}})
+    assert not output.exists()
 
 
 def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_task: str) -> None:
     other = tmp_path / "other.py"
     other.write_text(Path(toy_task).read_text())
-    values = {
-        "run": {"output": str(tmp_path / "out"), "device": "cpu"},
-        "tasks": {
-            "plus": {"task": toy_task, "weight": 3, "options": {"limit": 5}},
-            "more": {"task": str(other), "options": {"limit": 9}},
-        },
-        "model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
-        "training": {"steps": 2, "batch_size": 4, "max_tokens": 8, "eval_size": 5, "test_fraction": 0.4}
-        | {"template": "base"},
-        "settings": {"run": {"steps": 9}},
+    tasks = {
+        "plus": {"task": toy_task, "weight": 3, "options": {"limit": 5}},
+        "more": {"task": str(other), "options": {"limit": 9}},
     }
-    with Progress() as progress:
-        made = fine_tune(build(SftConfig, values), progress=progress, stop=StopFlag())
+    made = train(tasks, tmp_path / "out", model=SMALL, training=TRAINING | {"steps": 2}, settings={"run": {"steps": 9}})
     assert [(name, result.problems) for name, result in made.evaluations.items()] == [("plus", 5), ("more", 5)]
     assert "on 5 problems of plus, " in made.summary
     recorded = recorded_defaults(
@@ -90,9 +77,8 @@ def test_several_tasks_share_a_model_a_preset_and_a_card(tmp_path: Path, toy_tas
     card = (made.output / "README.md").read_text()
     assert "of 8 demonstrations, 3 : 1" in card
     assert card.count("held-out accuracy, ") == 2
-    again = tomllib.loads((made.output / "warmstart.toml").read_text())
-    again["run"] |= {"output": str(tmp_path / "again"), "device": "cpu"}
-    assert build(SftConfig, again).tasks == build(SftConfig, values).tasks
+    again = build(SftConfig, tomllib.loads((made.output / "warmstart.toml").read_text()))
+    assert again.tasks == build(SftConfig, {"tasks": tasks, "run": {"output": "again"}}).tasks
 
 
 def test_the_loss_of_packed_examples_is_that_of_each_by_itself(toy_model: LanguageModel) -> None:
@@ -111,37 +97,23 @@ def test_the_loss_of_packed_examples_is_that_of_each_by_itself(toy_model: Langua
 
 @pytest.mark.slow
 def test_seconds_take_the_place_of_steps(tmp_path: Path, toy_task: str) -> None:
-    training = {"seconds": 0.2, "batch_size": 8, "max_tokens": 8, "eval_size": 5, "test_fraction": 0.4}
-    values = {
-        "run": {"output": str(tmp_path / "out"), "device": "cpu"},
-        "tasks": {"toy": {"task": toy_task}},
-        "model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
-        "training": training | {"template": "base"},
-    }
+    tasks, training = {"toy": {"task": toy_task}}, TRAINING | {"seconds": 0.2, "batch_size": 8}
     with pytest.raises(TinyZeroError, match=r"steps=9 has no effect with seconds=0\.2"):
-        build(SftConfig, values | {"training": training | {"steps": 9}})
-    with Progress() as progress:
-        made = fine_tune(build(SftConfig, values), progress=progress, stop=StopFlag())
-    again = tomllib.loads((made.output / "warmstart.toml").read_text())
-    again["run"]["output"] = "again"
-    assert build(SftConfig, again).training.seconds == 0.2
+        train(tasks, tmp_path / "out", training=training | {"steps": 9})
+    made = train(tasks, tmp_path / "out", model=SMALL, training=training)
+    again = build(SftConfig, tomllib.loads((made.output / "warmstart.toml").read_text()))
+    assert again.training.seconds == 0.2
     drawn = re.search(r"of ([\d,]+) demonstrations", (made.output / "README.md").read_text())
-    assert drawn is not None
     assert int(drawn[1].replace(",", "")) % 8 == 0
 
 
-def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
-    rates = [
-        learning_rate(SftTrainingConfig(steps=100, batch_size=1, learning_rate=1.0, warmup_steps=10), step)
-        for step in range(1, 101)
-    ]
+def test_the_learning_rate_warms_up_and_falls_to_a_tenth_by_steps_or_by_time() -> None:
+    training = SftTrainingConfig(steps=100, batch_size=1, learning_rate=1.0, warmup_steps=10)
+    rates = [learning_rate(training, step) for step in range(1, 101)]
     assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[-1] == pytest.approx(0.1)
-
-
-def test_with_a_time_the_learning_rate_follows_its_share() -> None:
-    training = SftTrainingConfig(seconds=60.0, learning_rate=1.0, warmup_steps=10)
-    rates = [learning_rate(training, 1000, share) for share in (0.0, 0.25, 0.5, 1.0)]
+    timed = SftTrainingConfig(seconds=60.0, learning_rate=1.0, warmup_steps=10)
+    rates = [learning_rate(timed, 1000, share) for share in (0.0, 0.25, 0.5, 1.0)]
     assert rates == pytest.approx([1.0, 0.868, 0.55, 0.1], abs=1e-3)
-    assert learning_rate(training, 1, 0.01) == pytest.approx(0.1)
+    assert learning_rate(timed, 1, 0.01) == pytest.approx(0.1)

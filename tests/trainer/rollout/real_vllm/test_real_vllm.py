@@ -62,16 +62,13 @@ def notes() -> list[str]:
 def restarting(tiny: LanguageModel, run: Path, notes: list[str]) -> Iterator[RestartingEngine]:
     """vLLM in a process of its own, started once for all tests."""
     engine = build_local_engine(make_config(run), tiny, notes.append)
-    assert isinstance(engine, RestartingEngine)
     yield engine
     engine.close()
 
 
 @pytest.fixture
 def engine(restarting: RestartingEngine) -> VllmEngine:
-    engine = restarting._engine.worker
-    assert isinstance(engine, VllmEngine)
-    return engine
+    return restarting._engine.worker
 
 
 @pytest.fixture
@@ -149,7 +146,10 @@ def test_new_weights_arrive_and_a_missing_head_is_noticed(engine, tiny, prompts,
         engine.load_weights()
         greedy(engine, tiny, prompts)
         change(2)
-        without = lambda: (each for each in named_weights(tiny.model) if each[0] != "lm_head.weight")  # noqa: E731
+
+        def without():
+            return (each for each in named_weights(tiny.model) if each[0] != "lm_head.weight")
+
         with monkeypatch.context() as patch:
             patch.setattr(engine, "_weights", without)
             with pytest.raises(VllmError, match="differ from the policy's by"):
@@ -167,8 +167,8 @@ def test_a_killed_engine_is_restarted_and_its_batch_repeated(restarting, prompts
     real, killed = VllmClient.step, []
 
     def step(self: VllmClient) -> Any:
-        self.steps = getattr(self, "steps", 0) + 1  # type: ignore[attr-defined]
-        if self.steps == 5 and not killed:  # type: ignore[attr-defined]
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 5 and not killed:
             (process,) = self._processes
             killed.append(process.pid)
             os.kill(process.pid, 9)
