@@ -23,7 +23,7 @@ calm_threads()
 
 from tinyzero_sdk.settings import parse_overrides  # noqa: E402  # before torch, see threads.py
 from tinyzero_trainer.config.compose import make_config  # noqa: E402
-from tinyzero_trainer.controller.pending_batch import RolloutBatch, from_json, to_json  # noqa: E402
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, from_json, to_json  # noqa: E402
 from tinyzero_trainer.controller.state import TrainerState  # noqa: E402
 from tinyzero_trainer.controller.step import TrainingStep  # noqa: E402
 from tinyzero_trainer.executors.build import build_workers  # noqa: E402

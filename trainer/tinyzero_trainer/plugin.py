@@ -17,8 +17,8 @@ def register_commands(app: "typer.Typer") -> None:
     from tinyzero_trainer.cli.options import CommandWithKeys
     from tinyzero_trainer.cli.plan import plan
     from tinyzero_trainer.cli.recipes import recipes
-    from tinyzero_trainer.cli.sft import warm_start
     from tinyzero_trainer.cli.train import train
+    from tinyzero_trainer.cli.warmstart import warm_start
 
     app.command("train", cls=CommandWithKeys)(train)
     app.command("recipes")(recipes)

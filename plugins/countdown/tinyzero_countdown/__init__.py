@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tinyzero_countdown import demonstrations, prompts, scoring
-from tinyzero_countdown.answer_rules import answer_rules
+from tinyzero_countdown.answer_grammar import answer_rules
 from tinyzero_countdown.options import MAX_VALUE, CountdownOptions
 from tinyzero_countdown.second_opinion import is_right
 from tinyzero_sdk import Item, ItemColumns, Score, TaskInfo, hookimpl

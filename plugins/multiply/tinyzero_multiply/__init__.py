@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Le
 
 from tinyzero_multiply import problems, prompts, scoring
-from tinyzero_multiply.answer_rules import answer_rules
+from tinyzero_multiply.answer_grammar import answer_rules
 from tinyzero_multiply.long_multiplication import work_out
 from tinyzero_multiply.scoring import read_truth
 from tinyzero_multiply.second_opinion import is_right

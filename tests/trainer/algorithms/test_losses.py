@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_trainer.algorithms.losses import POLICY_LOSSES, LossInputs, token_weights, value_loss
+from tinyzero_trainer.config.algorithm import BUILT_IN_LOSSES
 from tinyzero_trainer.utils import jagged
-from tinyzero_trainer.utils.import_object import BUILT_IN
 
 LOW, HIGH = 0.2, 0.28
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -74,7 +74,7 @@ def ours(name: str, logprobs: torch.Tensor, given: LossInputs, mode: str) -> tor
 
 
 def test_the_configuration_knows_every_loss_that_is_registered() -> None:
-    assert set(BUILT_IN) == set(POLICY_LOSSES)
+    assert set(BUILT_IN_LOSSES) == set(POLICY_LOSSES)
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)

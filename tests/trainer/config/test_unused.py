@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, describe, flatten, merge, parse_overrides, unflatten
 from tinyzero_trainer.config import Advantage, Estimator, TrainConfig
+from tinyzero_trainer.config import algorithm as named_losses
 from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES
 from tinyzero_trainer.config.compose import compose, drop_unused
 from tinyzero_trainer.config.unused import DISCOUNTS, RULES, default_settings, unused_settings
-from tinyzero_trainer.utils import import_object as named_losses
 
 UNUSED = [
     ("algorithm.policy_loss=reinforce algorithm.clip_ratio_low=0.1", "clips nothing"),
@@ -167,5 +167,5 @@ def test_the_names_that_settings_take_are_those_of_functions() -> None:
     assert set(get_args(Advantage)) == set(ESTIMATORS)
     assert all(name == function.__name__ for name, function in ESTIMATORS.items())  # as the setting's text has it
     assert set(get_args(Estimator)) == {*SAMPLED, "exact"}
-    assert tuple(POLICY_LOSSES) == named_losses.BUILT_IN
+    assert tuple(POLICY_LOSSES) == named_losses.BUILT_IN_LOSSES
     assert {*COMPARES_SAMPLES, *DISCOUNTS} <= set(ESTIMATORS)

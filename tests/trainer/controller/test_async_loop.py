@@ -13,10 +13,10 @@ from tests.trainer.runs import Configure, assert_same_weights, killed, lines, on
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import heldout_eval, loop, pending_batch
+from tinyzero_trainer.controller import heldout_eval, loop, rollout_batch
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.controller.pending_batch import BATCH_FILE
+from tinyzero_trainer.controller.rollout_batch import BATCH_FILE
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.training.policy import Policy
@@ -78,7 +78,7 @@ def test_samples_are_a_step_old_and_weighed(whole: Path) -> None:
         (collecting, "generate", 4),  # in the thread, during the update
         (heldout_eval, "evaluate", 2),
         (store, "save", 2),
-        (pending_batch, "to_json", 1),
+        (rollout_batch, "to_json", 1),
     ],
 )
 def test_a_run_killed_anywhere_resumes_to_the_same_metrics(owner, name, call, configure, whole, tmp_path, monkeypatch):

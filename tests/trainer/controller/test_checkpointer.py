@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.algorithms.adaptive_length import LengthControlState
-from tinyzero_trainer.controller.pending_batch import RolloutBatch, from_json, to_json
+from tinyzero_trainer.algorithms.length_control import LengthControlState
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, from_json, to_json
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Generation, Prompt, Rollout

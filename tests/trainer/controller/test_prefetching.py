@@ -14,11 +14,11 @@ from tests.trainer.controller.fakes import FakeStream, fake_workers
 from tinyzero_sdk import Score
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.importance_sampling import ENGINE_DIVERGENCE
+from tinyzero_trainer.algorithms.rollout_correction import ENGINE_DIVERGENCE
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller.pending_batch import RolloutBatch, from_json, to_json
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, from_json, to_json
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import STOPPING, TrainingStep
 from tinyzero_trainer.errors import VllmError, WorkerDiedError

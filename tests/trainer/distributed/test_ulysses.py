@@ -17,14 +17,14 @@ from tests.trainer.distributed.sharded import CPU, PLAIN
 from tests.trainer.processes import in_slices
 from tests.trainer.samples import make_sample, mixed_lengths
 from tinyzero_trainer.config import OptimizerConfig, ParallelConfig, RayConfig, RolloutConfig, RunConfig, TrainConfig
-from tinyzero_trainer.config.parallel import ParallelError, parallel_dims
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
+from tinyzero_trainer.distributed.parallel_dims import ParallelError, parallel_dims
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
-from tinyzero_trainer.training.packing_checks import computes_the_same_in_slices
+from tinyzero_trainer.training.packing import computes_the_same_in_slices
 from tinyzero_trainer.training.varlen_attention import use_kernel
 from tinyzero_trainer.utils import jagged
 

@@ -25,7 +25,7 @@ from tests.trainer.doctor.machines import (
     seen,
     with_ray,
 )
-from tinyzero_trainer.config.parallel import ParallelDims
+from tinyzero_trainer.distributed.parallel_dims import ParallelDims
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.cluster_checks import NO_ADDRESS, fits
 from tinyzero_trainer.doctor.facts import Node, Package, RayCluster, Requirements

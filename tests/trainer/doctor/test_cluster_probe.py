@@ -15,7 +15,7 @@ import torch
 
 from tests.trainer.doctor.machines import ADDRESS, NODE, OTHER, REPORT, facts_of
 from tests.trainer.processes import apart
-from tinyzero_trainer.config.parallel import ParallelDims
+from tinyzero_trainer.distributed.parallel_dims import ParallelDims
 from tinyzero_trainer.doctor import cluster_probe, node_probe
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.cluster_checks import NO_ADDRESS

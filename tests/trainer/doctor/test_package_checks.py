@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.trainer.doctor.machines import H200, NONE, TRANSFORMERS, facts_of, seen
-from tinyzero_trainer.config.parallel import ParallelDims
+from tinyzero_trainer.distributed.parallel_dims import ParallelDims
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import Facts, Package, Requirements, Torch
 from tinyzero_trainer.doctor.finding import Finding

@@ -33,11 +33,11 @@ from tests.trainer.plan.planned import (
 )
 from tinyzero_sdk.settings import flatten
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
-from tinyzero_trainer.config.parallel import SINGLE_PROCESS
 from tinyzero_trainer.config.run import COMPILED_FROM, compiles
 from tinyzero_trainer.distributed import fsdp as sharding
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
+from tinyzero_trainer.distributed.parallel_dims import SINGLE_PROCESS
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import engine_of
 from tinyzero_trainer.estimate.fit import predict_within, settle, usable, with_settings

@@ -28,7 +28,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.controller.pending_batch import BATCH_FILE
+from tinyzero_trainer.controller.rollout_batch import BATCH_FILE
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
 from tinyzero_trainer.executors.ray import cluster as room
 from tinyzero_trainer.executors.ray.cluster import RayError

@@ -14,7 +14,7 @@ import pytest
 from tinyzero_sdk.settings import merge
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.parallel import parallel_dims
+from tinyzero_trainer.distributed.parallel_dims import parallel_dims
 from tinyzero_trainer.executors.ray import actors, build, remote_workers, reward_actor
 from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.executors.ray.cluster import RayError

@@ -21,7 +21,7 @@ from tests.trainer.plan.planned import (
 )
 from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import planned_dims
+from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
 from tinyzero_trainer.estimate.fit import predict_within, settle, usable, with_settings

@@ -11,7 +11,7 @@ from tests.trainer.conftest import random_model
 from tests.trainer.samples import mixed_lengths, states_by_completion
 from tinyzero_trainer.training import varlen_attention as attention
 from tinyzero_trainer.training.logprobs import PolicyModel
-from tinyzero_trainer.training.packing_checks import choose_layout, keeps_packed_apart
+from tinyzero_trainer.training.packing import choose_layout, keeps_packed_apart
 
 
 def one_after_another(query, key, value, starts, starts_k, most, most_k, *, scale, window_size, enable_gqa=True):
@@ -82,7 +82,7 @@ def test_what_the_kernel_does_not_compute_is_left_alone(config, kernel, monkeypa
 
 
 def test_without_a_kernel_a_gpu_pads(any_model, monkeypatch):
-    monkeypatch.setattr("tinyzero_trainer.training.packing_checks.device_of", lambda model: torch.device("cuda"))
+    monkeypatch.setattr("tinyzero_trainer.training.packing.device_of", lambda model: torch.device("cuda"))
     assert choose_layout(PolicyModel(any_model), "auto", name="any") == "padded"
 
 

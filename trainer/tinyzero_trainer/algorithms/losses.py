@@ -2,8 +2,8 @@
 
 A policy loss gives one value per completion token; `token_weights` gives each token a weight, and the loss is the
 weighted sum. Weights are computed over the whole mini-batch, so no split into micro-batches changes the loss. A new
-loss is a function under `@policy_loss("name")` here, with its name in `config.algorithm`, or a user's own, which
-`algorithm.policy_loss` names by its file or module.
+loss is a function under `@policy_loss("name")` here, with its name in `BUILT_IN_LOSSES` of config/algorithm.py, or a
+user's own, which `algorithm.policy_loss` names by its file or module.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from torch import Tensor
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms.kl import bounded_ratio
 from tinyzero_trainer.config import Aggregation
+from tinyzero_trainer.config.algorithm import load_policy_loss
 from tinyzero_trainer.utils import jagged
-from tinyzero_trainer.utils.import_object import load_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def find_policy_loss(name: str) -> LossFunction:
     """
     if name in POLICY_LOSSES:
         return POLICY_LOSSES[name]
-    function = load_function(name)
+    function = load_policy_loss(name)
 
     def checked(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
         result = function(logprobs, inputs)

@@ -38,7 +38,7 @@ def doctor(
 
     Prints what to do about each problem. Exit code 1 if one of them is an error.
     """
-    from tinyzero_trainer.config.parallel import flag_settings
+    from tinyzero_trainer.distributed.parallel_dims import flag_settings
     from tinyzero_trainer.doctor.checks import examine
 
     flags = {"model.path": model, **flag_settings(gpus, address)}
@@ -75,7 +75,7 @@ def requirements_of(config: "TrainConfig") -> "Requirements":
     Raises:
         ParallelError: its processes cannot be laid out.
     """
-    from tinyzero_trainer.config.parallel import parallel_dims
+    from tinyzero_trainer.distributed.parallel_dims import parallel_dims
     from tinyzero_trainer.doctor.facts import Requirements
 
     sized = config.ray.gpus or config.rollout.num_engines or config.parallel.world_size or config.run.device == "cpu"

@@ -53,8 +53,8 @@ def plan(
     from tinyzero_trainer.cli.plan_report import as_json, plan_for, show
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
-    from tinyzero_trainer.config.parallel import flag_settings as ray_settings
     from tinyzero_trainer.config.tasks import flag_settings
+    from tinyzero_trainer.distributed.parallel_dims import flag_settings as ray_settings
     from tinyzero_trainer.models.hub import find_spec
     from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_impossible
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for

@@ -11,7 +11,7 @@ from tinyzero_sdk.cli.summary_report import table
 from tinyzero_sdk.console import stdout
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import GpuRole, describe_dims, planned_dims
+from tinyzero_trainer.distributed.parallel_dims import GpuRole, describe_dims, planned_dims
 from tinyzero_trainer.estimate.communication import Interconnect
 from tinyzero_trainer.estimate.constants import GPUS_OF_A_NODE
 from tinyzero_trainer.estimate.fit import predict_within

@@ -19,10 +19,10 @@ def check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
         TinyZeroError: says what to change.
     """
     from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+    from tinyzero_trainer.config.algorithm import check_loss_place
     from tinyzero_trainer.config.tasks import load_tasks
     from tinyzero_trainer.plan.limits import refuse_no_prompt
     from tinyzero_trainer.rollout.vllm.version import require_vllm
-    from tinyzero_trainer.utils.import_object import check_place
 
     tasks = load_tasks(
         config.task_specs,
@@ -31,9 +31,9 @@ def check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
     )
     for task in tasks.values():
         task.check_scoring_allowed()
-    check_place(config.algorithm.policy_loss)
+    check_loss_place(config.algorithm.policy_loss)
     if config.run.executor == "ray":
-        from tinyzero_trainer.config.parallel import parallel_dims
+        from tinyzero_trainer.distributed.parallel_dims import parallel_dims
         from tinyzero_trainer.executors.ray.cluster import check_address
 
         parallel_dims(config)

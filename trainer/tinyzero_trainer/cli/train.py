@@ -56,9 +56,9 @@ def train(
     from tinyzero_trainer.cli import preflight
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
-    from tinyzero_trainer.config.parallel import flag_settings as ray_settings
     from tinyzero_trainer.config.resume import resume_config
     from tinyzero_trainer.config.tasks import flag_settings
+    from tinyzero_trainer.distributed.parallel_dims import flag_settings as ray_settings
 
     flags: dict[str, Any] = {**flag_settings(task or ()), **ray_settings(gpus, address)}
     flags |= {"run.output": output and str(output), "run.recipe": recipe, "model.path": model}

@@ -3,17 +3,8 @@
 It says what to run, not how: no torch, no model and no plan in here.
 """
 
-from tinyzero_trainer.config.algorithm import (
-    Advantage,
-    Aggregation,
-    AlgorithmConfig,
-    CriticConfig,
-    Decay,
-    Estimator,
-    Layout,
-    LoraConfig,
-    OptimizerConfig,
-)
+from tinyzero_trainer.config.algorithm import Advantage, Aggregation, AlgorithmConfig, Estimator
+from tinyzero_trainer.config.optimizer import CriticConfig, Decay, Layout, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import (
     CurriculumConfig,
     DataConfig,

@@ -1,39 +1,32 @@
-"""Groups of the configuration: from rewards to a loss, and how weights are updated."""
+"""Settings from rewards to a loss, and the policy losses they can name. No torch in here.
 
+A policy loss is built in, or the user's: `my_package.losses:my_loss` is a function of an installed module,
+`./my_loss.py:my_loss` one of a file, which may be a task file. Arguments and result: algorithms/losses.py.
+"""
+
+import importlib
+import importlib.util
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tinyzero_trainer.utils.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from tinyzero_trainer.utils.import_object import check_name
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.tasks.local_packages import execute
+from tinyzero_trainer.utils.bounds import NonNegativeFloat, PositiveFloat, PositiveInt
 
 Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 Estimator = Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
-Decay = Literal["constant", "linear", "cosine"]
-Layout = Literal["auto", "padded", "packed"]
 
+BUILT_IN_LOSSES = ("ppo", "gspo", "cispo", "reinforce")
 COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 """Advantages that compare the completions of a prompt with each other."""
-
-
-@dataclass(frozen=True)
-class LoraConfig:
-    """Low-rank adapters trained in place of all weights, through peft."""
-
-    rank: NonNegativeInt = 0
-    """Rank of each matrix's update; 0 = all weights are trained. Needs about 10 × optimizer.learning_rate."""
-
-    alpha: PositiveInt | None = None
-    """The update is scaled by alpha / rank; none = twice the rank."""
-
-    rslora: bool = False
-    """Scale by alpha / √rank instead (arXiv 2312.03732), so that large ranks learn as fast as small ones."""
-
-    target_modules: tuple[str, ...] = ()
-    """Linear layers, by the last part of their names, e.g. q_proj; empty = all but the output head."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ class AlgorithmConfig:
     """Weight of the entropy bonus."""
 
     def __post_init__(self) -> None:
-        check_name(self.policy_loss)
+        check_loss_name(self.policy_loss)
 
     @property
     def kl_in_reward(self) -> bool:
@@ -101,61 +94,45 @@ class AlgorithmConfig:
         return self.advantage_estimator == "gae"
 
 
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """How the policy is updated."""
-
-    learning_rate: PositiveFloat = 1e-6
-    """Peak learning rate of AdamW."""
-
-    warmup_steps: NonNegativeInt = 0
-    """Steps of linear warm-up."""
-
-    lr_schedule: Decay = "constant"
-    """How the learning rate falls from its peak, after the warm-up, until the last step."""
-
-    min_lr_ratio: Fraction = 0.0
-    """Learning rate at the last step, as a fraction of its peak."""
-
-    beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
-    """AdamW's first-moment decay."""
-
-    beta2: Annotated[float, Ge(0), Le(0.99999)] = 0.999
-    """AdamW's second-moment decay."""
-
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's decoupled weight decay, on matrices only."""
-
-    max_grad_norm: PositiveFloat = 1.0
-    """Gradients are scaled down to this global norm."""
-
-    num_mini_batches: PositiveInt = 1
-    """Optimizer steps per pass over a batch; each takes all completions of its prompts."""
-
-    update_epochs: PositiveInt = 1
-    """Passes over each batch."""
-
-    micro_batch_tokens: PositiveInt = 16384
-    """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss."""
-
-    packing: Layout = "auto"
-    """`packed` = sequences one after another, without padding; changes memory and speed, never the loss. Without a
-    varlen attention kernel, attention costs the square of micro_batch_tokens. `auto` = packed where there is such a
-    kernel (on a GPU), else padded."""
-
-    max_nonfinite_updates: PositiveInt = 3
-    """Consecutive updates with a non-finite loss or gradient (each is skipped) before the run stops."""
+def check_loss_name(name: str) -> None:
+    """Raise a ValueError if this cannot be the name of a policy loss."""
+    place, _, function = name.rpartition(":")
+    if name not in BUILT_IN_LOSSES and not (place and function.isidentifier()):
+        raise ValueError(
+            f"algorithm.policy_loss={name!r} is unknown; known: {', '.join(BUILT_IN_LOSSES)}, or your own function by "
+            "its file or module, such as ./my_loss.py:my_loss"
+        )
 
 
-@dataclass(frozen=True)
-class CriticConfig:
-    """The value model of `algorithm.advantage_estimator=gae`, made from the policy's own checkpoint."""
+def check_loss_place(name: str) -> None:
+    """Raise a SettingsError if the file or module of a user's loss does not exist, without importing it."""
+    if name in BUILT_IN_LOSSES:
+        return
+    place = name.rpartition(":")[0]
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise SettingsError(f"algorithm.policy_loss={name}: there is no file {place}")
+    elif importlib.util.find_spec(place.partition(".")[0]) is None:
+        raise SettingsError(
+            f"algorithm.policy_loss={name}: no module {place!r} is installed; a file is named by its path, "
+            f"such as ./{place.rpartition('.')[2]}.py:{name.rpartition(':')[2]}"
+        )
 
-    learning_rate: PositiveFloat = 1e-5
-    """Learning rate of its AdamW; all else about its updates is as for the policy."""
 
-    value_clip_range: PositiveFloat = 0.5
-    """Values are clipped to the old ones ± this."""
+def load_policy_loss(name: str) -> Callable[..., Any]:
+    """A user's policy loss; a SettingsError if it cannot be imported."""
+    check_loss_place(name)
+    place, _, attribute = name.rpartition(":")
+    try:
+        module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:  # a user's module may raise anything
+        raise SettingsError(f"algorithm.policy_loss={name} cannot be imported: {error!r}") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise SettingsError(f"algorithm.policy_loss={name}: {place} has no function {attribute!r}")
+    return function
 
-    warmup_steps: NonNegativeInt = 0
-    """Steps in which the critic learns and the policy does not."""
+
+def _import_file(path: Path) -> ModuleType:
+    name = f"tinyzero_losses_{path.stem}_{abs(hash(str(path.resolve())))}"
+    return sys.modules.get(name) or execute(name, path)

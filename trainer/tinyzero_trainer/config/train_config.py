@@ -7,13 +7,8 @@ settings without effect are in unused.py.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tinyzero_trainer.config.algorithm import (
-    COMPARES_SAMPLES,
-    AlgorithmConfig,
-    CriticConfig,
-    LoraConfig,
-    OptimizerConfig,
-)
+from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES, AlgorithmConfig
+from tinyzero_trainer.config.optimizer import CriticConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import (
     CurriculumConfig,
     DataConfig,
@@ -77,7 +72,7 @@ class TrainConfig:
     @property
     def old_logprobs_source(self) -> Literal["engine", "policy", "update"]:
         """Source of the loss's old log-probabilities: the engine, a separate pass of the policy, or the update's own
-        pass; see algorithms/importance_sampling.py."""
+        pass; see algorithms/rollout_correction.py."""
         if self.rollout.return_logprobs == "always" and not self.rollout_correction.corrects:
             return "engine"
         single_update = self.optimizer.num_mini_batches == self.optimizer.update_epochs == 1

@@ -15,7 +15,7 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
 from tinyzero_trainer.controller.collector import RolloutCollector
-from tinyzero_trainer.controller.pending_batch import RolloutBatch, load_batch
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, load_batch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError, WorkerDiedError

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.algorithms.adaptive_length import LengthStatistics, adapt, max_tokens_at
-from tinyzero_trainer.algorithms.importance_sampling import engine_returns_logprobs
+from tinyzero_trainer.algorithms.length_control import LengthStatistics, adapt, max_tokens_at
+from tinyzero_trainer.algorithms.rollout_correction import engine_returns_logprobs
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.controller.pending_batch import RolloutBatch, save_batch
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, save_batch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers

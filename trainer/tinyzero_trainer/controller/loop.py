@@ -11,7 +11,7 @@ from pathlib import Path
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer.algorithms import importance_sampling
+from tinyzero_trainer.algorithms import rollout_correction
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import Checkpoint
 from tinyzero_trainer.config import TrainConfig
@@ -96,7 +96,7 @@ def _train(
     checkpointer = Checkpointer(config, run, workers)
     state, prefetched = checkpointer.restore(checkpoint)
     log.cut_after(state.step if state.pending is None else state.step - 1)
-    for line in (workers.language_model.trained, *importance_sampling.notes(config)):
+    for line in (workers.language_model.trained, *rollout_correction.notes(config)):
         progress.log(line)
     evaluation = HeldOutEvaluation(config, workers, stop)
     step = TrainingStep(config, workers, state, stop, run.rollouts, prefetched)

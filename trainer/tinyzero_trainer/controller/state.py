@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict, TypeAdapter
 
-from tinyzero_trainer.algorithms.adaptive_length import LengthControlState
+from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Rollout
 

@@ -8,13 +8,13 @@ import torch
 
 from tinyzero_trainer.algorithms.advantages import ESTIMATORS, whiten
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.importance_sampling import ENGINE_DIVERGENCE, importance_weights
 from tinyzero_trainer.algorithms.kl import SAMPLED, adapted_coefficient
+from tinyzero_trainer.algorithms.rollout_correction import ENGINE_DIVERGENCE, importance_weights
 from tinyzero_trainer.algorithms.schedules import StepSettings, settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.collector import RolloutCollector
 from tinyzero_trainer.controller.heldout_eval import write_samples
-from tinyzero_trainer.controller.pending_batch import RolloutBatch
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.executors.base import Workers

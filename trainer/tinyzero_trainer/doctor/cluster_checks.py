@@ -4,7 +4,7 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from tinyzero_trainer.config.parallel import Resources
+from tinyzero_trainer.distributed.parallel_dims import Resources
 from tinyzero_trainer.doctor.facts import Facts, Node, NodeReport, RayCluster, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level, as_size
 from tinyzero_trainer.executors.ray.cluster import in_one_line

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tinyzero_trainer.config.parallel import ParallelDims
+from tinyzero_trainer.distributed.parallel_dims import ParallelDims
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
 from tinyzero_trainer.models.files import Model
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import ParallelDims
+from tinyzero_trainer.distributed.parallel_dims import ParallelDims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.workload import Workload, number_bytes
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec

@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import Any
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import GpuRole, planned_dims
 from tinyzero_trainer.config.unused import unused_settings
+from tinyzero_trainer.distributed.parallel_dims import GpuRole, planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import FEW_SEQUENCES, GB, needed_by_vllm
 from tinyzero_trainer.estimate.memory import Memory, predict_memory

@@ -9,8 +9,8 @@ from math import gcd
 from typing import Literal
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import GpuRole, ParallelDims, planned_dims
 from tinyzero_trainer.config.run import compiles
+from tinyzero_trainer.distributed.parallel_dims import GpuRole, ParallelDims, planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import Engine, engine_of
 from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import planned_dims
+from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.communication import Interconnect, Traffic
 from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import planned_dims
+from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate.constants import PROMPT_TOKENS, VLLM_SEQUENCES
 
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.parallel import device_of, planned_dims
 from tinyzero_trainer.config.resume import RESUMABLE
+from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims
 from tinyzero_trainer.estimate.engine_memory import GB, needed_by_vllm
 from tinyzero_trainer.estimate.fit import LEAST_SEQUENCES, Settings, setting, settle, with_settings
 from tinyzero_trainer.estimate.memory import Phase, host_bytes, predict_memory

@@ -1,12 +1,12 @@
 """What no GPU can run: refused in planning, before the model or the GPUs are there. No torch.
 
-What divides unevenly over several GPUs is refused in config/parallel.py.
+What divides unevenly over several GPUs is refused in distributed/parallel_dims.py.
 """
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of
-from tinyzero_trainer.config.parallel import device_of, planned_dims, refuse_uneven
+from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims, refuse_uneven
 from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.models.hub import context_of
 from tinyzero_trainer.models.spec import ModelSpec, context_error

@@ -25,7 +25,7 @@ from tinyzero_trainer.training.micro_batches import (
     to_device,
 )
 from tinyzero_trainer.training.optimizer import Optimizer, save_tensors
-from tinyzero_trainer.training.packing_checks import choose_layout
+from tinyzero_trainer.training.packing import choose_layout
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.importance_sampling import mismatch_metrics
 from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, token_weights
+from tinyzero_trainer.algorithms.rollout_correction import mismatch_metrics
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
@@ -18,7 +18,6 @@ from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
 from tinyzero_trainer.training.logprobs import PolicyModel, TokenStatistics, frozen
-from tinyzero_trainer.training.loss import policy_objective
 from tinyzero_trainer.training.micro_batches import (
     MicroBatch,
     completion_lengths,
@@ -27,8 +26,9 @@ from tinyzero_trainer.training.micro_batches import (
     micro_batches,
     to_device,
 )
+from tinyzero_trainer.training.objective import policy_objective
 from tinyzero_trainer.training.optimizer import Optimizer
-from tinyzero_trainer.training.packing_checks import choose_layout
+from tinyzero_trainer.training.packing import choose_layout
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged

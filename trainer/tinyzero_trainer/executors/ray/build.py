@@ -12,7 +12,7 @@ from tinyzero_sdk import Task
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.config.model_defaults import directory_of
-from tinyzero_trainer.config.parallel import ParallelDims, parallel_dims
+from tinyzero_trainer.distributed.parallel_dims import ParallelDims, parallel_dims
 from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.ray import actors

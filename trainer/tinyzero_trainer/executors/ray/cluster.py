@@ -11,7 +11,7 @@ from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig
-from tinyzero_trainer.config.parallel import Resources
+from tinyzero_trainer.distributed.parallel_dims import Resources
 
 OBJECT_STORE_BYTES = 2**30
 """Of a Ray that is started for the run: it holds batches, never weights."""

@@ -8,7 +8,7 @@ import pytest
 from tests.trainer.configurations import call, changed
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.parallel import ParallelDims, ParallelError, parallel_dims
+from tinyzero_trainer.distributed.parallel_dims import ParallelDims, ParallelError, parallel_dims
 
 
 def dims(tensor_parallel: int = 1, **settings: Any) -> ParallelDims:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from tinyzero_trainer.algorithms.adaptive_length import LengthControlState
+from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Prompt, Rollout
 

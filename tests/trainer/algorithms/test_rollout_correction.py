@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from tests.trainer.samples import ragged_samples
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.algorithms import importance_sampling as mismatch
+from tinyzero_trainer.algorithms import rollout_correction as mismatch
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.importance_sampling import (
+from tinyzero_trainer.algorithms.rollout_correction import (
     engine_returns_logprobs,
     importance_weights,
     mismatch_metrics,

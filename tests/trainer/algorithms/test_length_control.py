@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.algorithms.adaptive_length import LengthControlState, LengthStatistics, adapt, max_tokens_at
+from tinyzero_trainer.algorithms.length_control import LengthControlState, LengthStatistics, adapt, max_tokens_at
 from tinyzero_trainer.config import LengthControlConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.types import Generation, Prompt, Rollout

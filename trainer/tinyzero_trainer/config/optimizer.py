@@ -1,0 +1,88 @@
+"""Settings of the updates: the optimizer, the critic's, and low-rank adapters."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from tinyzero_trainer.utils.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+Decay = Literal["constant", "linear", "cosine"]
+Layout = Literal["auto", "padded", "packed"]
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How the policy is updated."""
+
+    learning_rate: PositiveFloat = 1e-6
+    """Peak learning rate of AdamW."""
+
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up."""
+
+    lr_schedule: Decay = "constant"
+    """How the learning rate falls from its peak, after the warm-up, until the last step."""
+
+    min_lr_ratio: Fraction = 0.0
+    """Learning rate at the last step, as a fraction of its peak."""
+
+    beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
+    """AdamW's first-moment decay."""
+
+    beta2: Annotated[float, Ge(0), Le(0.99999)] = 0.999
+    """AdamW's second-moment decay."""
+
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay, on matrices only."""
+
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this global norm."""
+
+    num_mini_batches: PositiveInt = 1
+    """Optimizer steps per pass over a batch; each takes all completions of its prompts."""
+
+    update_epochs: PositiveInt = 1
+    """Passes over each batch."""
+
+    micro_batch_tokens: PositiveInt = 16384
+    """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss."""
+
+    packing: Layout = "auto"
+    """`packed` = sequences one after another, without padding; changes memory and speed, never the loss. Without a
+    varlen attention kernel, attention costs the square of micro_batch_tokens. `auto` = packed where there is such a
+    kernel (on a GPU), else padded."""
+
+    max_nonfinite_updates: PositiveInt = 3
+    """Consecutive updates with a non-finite loss or gradient (each is skipped) before the run stops."""
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The value model of `algorithm.advantage_estimator=gae`, made from the policy's own checkpoint."""
+
+    learning_rate: PositiveFloat = 1e-5
+    """Learning rate of its AdamW; all else about its updates is as for the policy."""
+
+    value_clip_range: PositiveFloat = 0.5
+    """Values are clipped to the old ones ± this."""
+
+    warmup_steps: NonNegativeInt = 0
+    """Steps in which the critic learns and the policy does not."""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters trained in place of all weights, through peft."""
+
+    rank: NonNegativeInt = 0
+    """Rank of each matrix's update; 0 = all weights are trained. Needs about 10 × optimizer.learning_rate."""
+
+    alpha: PositiveInt | None = None
+    """The update is scaled by alpha / rank; none = twice the rank."""
+
+    rslora: bool = False
+    """Scale by alpha / √rank instead (arXiv 2312.03732), so that large ranks learn as fast as small ones."""
+
+    target_modules: tuple[str, ...] = ()
+    """Linear layers, by the last part of their names, e.g. q_proj; empty = all but the output head."""
