@@ -12,20 +12,11 @@ from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.algorithms.schedules import StepSettings
-<<<<<<< HEAD
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.executors import build as roles
-from tinyzero_trainer.executors import local
-from tinyzero_trainer.utils.import_object import load_function
-=======
-from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.config.algorithm import load_policy_loss
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.executors import build as roles
 from tinyzero_trainer.executors import local
-from tinyzero_trainer.training.policy import Policy
->>>>>>> 42ced45 (Modules are named as a reader guesses: rollout_correction, length_control, rollout_batch, objective, packing, parallel_dims, warmstart; the optimizer's settings have a file)
 
 OWN = '''
 import torch

@@ -16,12 +16,7 @@ from tinyzero_trainer.sft.tiny_model import build_model
 from tinyzero_trainer.training import logprobs as forward
 from tinyzero_trainer.training.logprobs import PolicyModel, head_of
 from tinyzero_trainer.training.micro_batches import micro_batches
-<<<<<<< HEAD
-from tinyzero_trainer.training.packing_checks import keeps_packed_apart
-=======
 from tinyzero_trainer.training.packing import keeps_packed_apart
-from tinyzero_trainer.training.policy import Policy
->>>>>>> 42ced45 (Modules are named as a reader guesses: rollout_correction, length_control, rollout_batch, objective, packing, parallel_dims, warmstart; the optimizer's settings have a file)
 
 CPU = torch.device("cpu")
 
