@@ -8,6 +8,17 @@ import shlex
 from tinyzero_sdk.errors import TinyZeroError
 
 
+class Fault(Exception):
+    """What is wrong with a model's files or with torch, and what to do; `tinyzero doctor` shows it as a finding."""
+
+    def __init__(self, what: str, do: str, commands: tuple[str, ...] = ()) -> None:
+        super().__init__(what, do, commands)
+        self.what, self.do, self.commands = what, do, commands
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.do}" + (f": {' or: '.join(self.commands)}" if self.commands else "")
+
+
 class WorkerDiedError(TinyZeroError):
     """A worker's process has died."""
 

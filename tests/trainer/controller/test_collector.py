@@ -24,7 +24,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
     monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: stream)
     seeds = []
 
-    def generate(engine, batch, samples, params, *, seed, on_progress, stop):
+    def generate(model, engine, batch, samples, params, *, seed, on_progress, stop):
         seeds.append(seed)
         return [(prompt, Generation([2], [-1.0], True)) for prompt in batch for _ in range(samples)]
 

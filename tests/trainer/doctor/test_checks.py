@@ -18,8 +18,9 @@ from tests.trainer.doctor.machines import (
 from tinyzero_trainer.doctor import checks, cluster_checks, gpu_checks, package_checks
 from tinyzero_trainer.doctor.checks import check_shared_memory, examine
 from tinyzero_trainer.doctor.facts import Folder, Package, Requirements
+from tinyzero_trainer.errors import Fault
 from tinyzero_trainer.hardware.gpu import GpuInfo
-from tinyzero_trainer.models.files import Fault, Model
+from tinyzero_trainer.models.files import Model
 
 
 @pytest.mark.parametrize("gpus", [(), (H200,), (RTX_5090,), (H200, SECOND_H200)])
@@ -116,7 +117,7 @@ def test_open_files(limits: tuple[int, int], ray: bool, level: str, command: str
 
 def test_the_model_and_the_hugging_face_hub() -> None:
     away = Model("org/name", False, None)
-    fault = Fault("./m/config.json is missing", command="git lfs pull")
+    fault = Fault("./m/config.json is missing", "copy it again", ("git lfs pull",))
     broken = facts_of(model=Model("./m", True, None, fault))
     assert (seen(broken, "model").level, seen(broken, "model").commands) == ("error", ("git lfs pull",))
     assert str(dataclasses.asdict(broken)["model"]["fault"]) == str(fault)  # in the JSON

@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.trainer.conftest import random_model
 from tests.trainer.doctor.machines import facts_of, seen
+from tinyzero_trainer.errors import Fault
 from tinyzero_trainer.models import files as model_files
-from tinyzero_trainer.models.files import Fault, Model, find_model
+from tinyzero_trainer.models.files import Model, find_model
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import ModelError, load_model
 
@@ -42,7 +43,7 @@ def test_a_models_size_is_read_from_its_headers(toy_model_path: Path, tmp_path: 
     (snapshot / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0[1, 2]  ")
     broken = find_model("m", Path("org/name"), tmp_path)
     assert broken.parameters is None
-    assert broken.fault.command == "hf download org/name --force-download"
+    assert broken.fault.commands == ("hf download org/name --force-download",)
     seven = find_model("Qwen/Qwen2.5-7B", Path("Qwen/Qwen2.5-7B"), tmp_path)
     assert (seven.parameters, seven.size) == (None, 7_615_616_512)
     assert find_model("nobody/nothing", Path("nobody/nothing"), tmp_path).size is None
@@ -211,4 +212,4 @@ def test_a_path_is_quoted_where_it_is_to_be_typed(toy_model_path: Path) -> None:
     folder = toy_model_path.rename(toy_model_path.with_name("my model"))
     (folder / "model.safetensors").write_text(POINTER)
     fault = find_fault(folder)
-    assert fault.command == f"git -C '{folder}' lfs pull"
+    assert fault.commands == (f"git -C '{folder}' lfs pull",)

@@ -23,10 +23,9 @@ from tinyzero_trainer.executors.tasks import training_stream
 from tinyzero_trainer.monitoring.performance import StepTimer
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.generate import check_context, generate
+from tinyzero_trainer.rollout.generate import generate
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.background import run_in_background
-from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import Stop
 
 
@@ -181,11 +180,8 @@ class RolloutCollector:
         self, prompts: list[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
     ) -> list[tuple[Prompt, Generation]]:
         workers = self.workers
-        check_context(workers.language_model, prompts, params.max_tokens)
-        with catch_out_of_memory("completions were generated"):
-            return generate(
-                workers.engine, prompts, samples, params, seed=seed, on_progress=workers.display.advance, stop=stop
-            )
+        model, engine, advance = workers.language_model, workers.engine, workers.display.advance
+        return generate(model, engine, prompts, samples, params, seed=seed, on_progress=advance, stop=stop)
 
     def _score(self, generated: list[tuple[Prompt, Generation]]) -> list[Rollout]:
         workers, limit = self.workers, self.config.reward.max_failure_rate

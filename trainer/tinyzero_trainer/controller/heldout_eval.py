@@ -17,9 +17,8 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.monitoring.metrics_log import greedy_key, held_out_key, size_key
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.generate import check_context, generate
+from tinyzero_trainer.rollout.generate import generate
 from tinyzero_trainer.types import Prompt, Rollout
-from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import StopFlag
 
 
@@ -73,9 +72,7 @@ class HeldOutEvaluation:
             params = SamplingParams(self.config.rollout.max_completion_tokens, temperature)
             # The same seed each time: two evaluations differ by the policy, not by the sampling.
             seed = derive_seed("evaluation", self.config.run.seed)
-            with catch_out_of_memory("completions were generated"):
-                result = evaluate(self.workers, prompts, params, seed=seed, stop=self.stop)
-            metrics[key] = result.accuracy
+            metrics[key] = evaluate(self.workers, prompts, params, seed=seed, stop=self.stop).accuracy
         return metrics
 
 
@@ -88,10 +85,9 @@ def evaluate(
         StopRequested: a signal requested a stop meanwhile.
     """
     started = perf_counter()
-    check_context(workers.language_model, prompts, params.max_tokens)
-    advance = workers.display.advance
-    generated = generate(workers.engine, prompts, 1, params, seed=seed, on_progress=advance, stop=stop)
-    rollouts = score(generated, workers.language_model.tokenizer, workers.pools)
+    model, advance = workers.language_model, workers.display.advance
+    generated = generate(model, workers.engine, prompts, 1, params, seed=seed, on_progress=advance, stop=stop)
+    rollouts = score(generated, model.tokenizer, workers.pools)
     correct = [rollout.score.correct for rollout in rollouts]
     tokens = [len(rollout.generation.token_ids) for rollout in rollouts]
     return EvaluationResult(

@@ -14,7 +14,7 @@ from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import FEW_SEQUENCES
-from tinyzero_trainer.rollout.generate import check_context, generate
+from tinyzero_trainer.rollout.generate import generate
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 
@@ -65,10 +65,16 @@ class LocalSampler:
             if not any(problem.missing for problem in group):
                 continue
             prompts = [self._prompts.prompt(problem.item) for problem in group]
-            check_context(self._model, prompts, self._params.max_tokens)
-            seed = derive_seed("evaluation", self._seed, start)
-            with catch_out_of_memory("completions were generated", advice):
-                generated = generate(self._engine, prompts, self._samples, self._params, seed=seed, on_progress=advance)
+            generated = generate(
+                self._model,
+                self._engine,
+                prompts,
+                self._samples,
+                self._params,
+                seed=derive_seed("evaluation", self._seed, start),
+                on_progress=advance,
+                oom_advice=advice,
+            )
             texts = decode_texts(self._model.tokenizer, [generation.token_ids for _, generation in generated])
             for index, (text, (_, generation)) in enumerate(zip(texts, generated, strict=True)):
                 completion = Completion(text, len(generation.token_ids), generation.finished)

@@ -78,7 +78,6 @@ def _makes_model(facts: Facts, requirements: Requirements) -> bool:
 
 
 def check_disk(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """The run directory against its checkpoints: those kept, and the one being written."""
     output, parameters, keep = facts.output, facts.model.size, requirements.keep
     what = f"{as_size(output.free)} free for {output.path}"
     if not output.writable:
@@ -146,8 +145,7 @@ def check_model(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         do = "give --model to train another; --model tiny is the one that comes with the trainer"
         yield Finding("model", "note", what, do)
     elif model.fault is not None:
-        commands = (model.fault.command,) if model.fault.command else ()
-        yield Finding("model", "error", model.fault.what, model.fault.do, commands)
+        yield Finding("model", "error", model.fault.what, model.fault.do, model.fault.commands)
     elif model.parameters is not None:
         count = model.parameters
         size = f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"
@@ -188,5 +186,4 @@ CHECKS: tuple[Callable[[Facts, Requirements], Iterator[Finding]], ...] = (
 
 
 def examine(facts: Facts, requirements: Requirements) -> tuple[Finding, ...]:
-    """The findings of all checks, in the order of `CHECKS`."""
     return tuple(finding for check in CHECKS for finding in check(facts, requirements))

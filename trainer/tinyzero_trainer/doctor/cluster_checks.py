@@ -27,7 +27,6 @@ NO_ADDRESS = "not the address of a Ray cluster"
 TOKEN = ("export RAY_AUTH_MODE=token", "export RAY_AUTH_TOKEN=SECRET")
 
 MAX_NAMED = 4
-"""Nodes that are named one by one."""
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
@@ -155,7 +154,6 @@ def _description(node: Node) -> str:
 
 
 def check_same_versions(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """Versions on all nodes and here."""
     ray = facts.ray
     if ray is None or ray.local is None or not any(node.report for node in ray.alive):
         return
@@ -262,7 +260,6 @@ def check_layout(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
 
 
 def _total(resources: Sequence[Resources]) -> tuple[float, float]:
-    """GPUs and CPUs."""
     return sum(one.get("GPU", 0) for one in resources), sum(one["CPU"] for one in resources)
 
 

@@ -7,8 +7,8 @@ A GPU runs machine code (`sm_XY`) of its own major version and of no newer minor
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from tinyzero_trainer.errors import Fault
 from tinyzero_trainer.hardware.gpu import Capability, CudaVersion
 
 WHEELS = "https://download.pytorch.org/whl"
@@ -45,18 +45,6 @@ def has_kernels(capability: Capability, archs: Iterable[str]) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class MissingKernels:
-    what: str
-    do: str
-    commands: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        """All of it in one line, for an error message."""
-        return f"{self.what}; {self.do}" + (f": {' or: '.join(self.commands)}" if self.commands else "")
-
-
 def missing_kernels(
     name: str,
     capability: Capability,
@@ -66,7 +54,7 @@ def missing_kernels(
     archs: Sequence[str],
     driver: CudaVersion | None = None,
     others: Sequence[str] = (),
-) -> MissingKernels | None:
+) -> Fault | None:
     """Why torch cannot compute on a GPU; None = it can, or that is not known.
 
     Args:
@@ -87,7 +75,7 @@ def missing_kernels(
         advice.append("install a torch built for it")
         commands.append(install(build))
     major, minor = capability
-    return MissingKernels(
+    return Fault(
         f"{name} has compute capability {major}.{minor} (sm_{major}{minor}), but torch {torch} "
         f"has kernels for {' '.join(archs)} only",
         ", or ".join(advice),
@@ -128,7 +116,6 @@ def build_for(capability: Capability | None, driver: CudaVersion | None = None) 
 
 
 def parse_cuda(version: str) -> CudaVersion:
-    """A version of CUDA as torch writes it."""
     major, _, minor = version.partition(".")
     return int(major), int(minor.partition(".")[0] or 0)
 

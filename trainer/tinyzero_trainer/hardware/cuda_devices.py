@@ -25,12 +25,7 @@ _MAJOR, _MINOR = 75, 76
 
 
 def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> tuple[GpuInfo, ...] | None:
-    """The GPUs that a run would see; None = there is no CUDA, or it cannot be queried.
-
-    Args:
-        command: another command to run, for tests.
-        timeout: seconds.
-    """
+    """The GPUs that a run would see; None = there is no CUDA, or it cannot be queried."""
     # -P: nothing in the working directory can stand in for a library.
     command = tuple(command) or (sys.executable, "-P", "-m", "tinyzero_trainer.hardware.cuda_devices")
     try:
@@ -41,12 +36,6 @@ def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> tuple
 
 
 def ask_cuda(library: Any) -> list[dict[str, Any]]:
-    """Fields of `GpuInfo` for each GPU.
-
-    Raises:
-        OSError: a call of it fails.
-    """
-
     def call(function: str, *arguments: Any) -> None:
         if status := getattr(library, function)(*arguments):
             raise OSError(f"{function} returns {status}")

@@ -28,8 +28,6 @@ class GpuInfo:
     name: str
     capability: Capability | None
     memory: int
-    """Bytes in total."""
-
     free: int | None = None
     used: int | None = None
     """Bytes that processes hold, without the driver's own; here and above None = not known."""
@@ -65,4 +63,3 @@ class Driver:
     """GPUs that do not answer, each with the reason."""
 
     links: tuple[Link, ...] = ()
-    """Between each pair of GPUs."""

@@ -45,10 +45,6 @@ BFLOAT16_FROM = (8, 0)
 def has_bfloat16(capability: tuple[int, int] | None, gpu: GpuSpec | None = None) -> bool:
     """Whether a GPU computes in bfloat16, so that `model.dtype=auto` is that and not float32.
 
-    Args:
-        capability: its compute capability; None = not known.
-        gpu: its model, which counts where that is not known.
-
     Example:
         >>> has_bfloat16((7, 5)), has_bfloat16((8, 9)), has_bfloat16(None, find_gpu_spec("Tesla T4"))
         (False, True, False)

@@ -118,11 +118,7 @@ def _known(ask: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
 
 
 def sees_gpu(device: str) -> bool:
-    """Whether a run would use a GPU, guessed within milliseconds; torch may still be unable to use it.
-
-    Args:
-        device: `run.device`.
-    """
+    """Whether a run would use a GPU, guessed within milliseconds; torch may still be unable to use it."""
     if device != "auto":
         return device.startswith("cuda")
     # GPUs are visible up to the first invalid index, so a leading -1 hides all.

@@ -61,4 +61,4 @@ def _check_kernels(device: torch.device) -> None:
         others=[named_outside(index, os.environ.get("CUDA_VISIBLE_DEVICES")) for index in fine],
     )
     if missing is not None:
-        raise DeviceError(missing.line)
+        raise DeviceError(str(missing))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
+from tinyzero_trainer.errors import Fault
 from tinyzero_trainer.models.spec import CONFIG_FILE, COUNTED, ModelSpec, spec_from_config, well_known
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -22,17 +23,6 @@ _POINTER = b"version https://git-lfs"
 """Git leaves a text that begins so in place of a large file that Git LFS has not fetched."""
 
 Content = TypeVar("Content")
-
-
-class Fault(Exception):
-    """What is wrong with a model's files, and what to do; with a command, where one helps."""
-
-    def __init__(self, what: str, do: str = "copy or download it again", command: str = "") -> None:
-        super().__init__(what, do, command)
-        self.what, self.do, self.command = what, do, command
-
-    def __str__(self) -> str:
-        return f"{self.what}; {self.do}{f': {self.command}' if self.command else ''}"
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ def _in_directory(name: str, directory: Path, *, local: bool, download: str = ""
         try:
             return reader(directory)
         except Fault as fault:
-            faults.append(Fault(fault.what, fault.do, download or fault.command))
+            faults.append(Fault(fault.what, fault.do, (download,) if download else fault.commands))
             return None
 
     config, sizes = read(read_config) or {}, read(read_sizes) or {}
@@ -168,7 +158,7 @@ def _check_sizes(directory: Path, spec: ModelSpec, sizes: dict[str, tuple[int, .
         if found.get(name) != size:
             has = f"one of {_by(found[name])}" if name in found else "none"
             what = f"{directory / CONFIG_FILE} asks for {name} of {_by(size)}, and the weights have {has}"
-            raise Fault(what, "copy or download both again, of one model", _download(directory))
+            raise Fault(what, "copy or download both again, of one model", (_download(directory),))
 
 
 def _expected_sizes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -195,20 +185,19 @@ def _read_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def _fault(file: Path, what: str) -> Fault:
-    return Fault(f"{file} {what}", command=_download(file.parent))
+def _fault(file: Path, what: str, command: str = "") -> Fault:
+    return Fault(f"{file} {what}", "copy or download it again", (command or _download(file.parent),))
 
 
 def _damaged(file: Path, what: str) -> Fault:
     with file.open("rb") as stream:
         if stream.read(len(_POINTER)) == _POINTER:
-            command = f"git -C {quote(str(file.parent))} lfs pull"
-            return Fault(f"{file} is a pointer of Git LFS, not the file", command=command)
+            return _fault(file, "is a pointer of Git LFS, not the file", f"git -C {quote(str(file.parent))} lfs pull")
     return _fault(file, what)
 
 
 def _unreadable(file: Path, error: OSError) -> Fault:
-    return Fault(f"{file} cannot be read ({error.strerror or error})", command=f"ls -l {quote(str(file))}")
+    return _fault(file, f"cannot be read ({error.strerror or error})", f"ls -l {quote(str(file))}")
 
 
 def _download(directory: Path) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from logging import CRITICAL, getLogger
 from pathlib import Path
@@ -67,32 +67,26 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
     try:
         with _quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(source)
-            model, report = _with_report(source)
+            # Missing or mismatched weights would be random numbers: the report lists them.
+            model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
+                source,
+                dtype=torch.float32,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the border to transformers: broken files raise anything there
         raise ModelError(_loading_error(source, _first_line(error))) from error
     _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
-    if misfit := _misfit(report):
-        raise ModelError(_loading_error(source, misfit))
-    model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
-    return from_parts(TINY_MODEL if directory_of(path) is None else source, model, tokenizer)
-
-
-def _with_report(source: str) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    """A model, and transformers' report on its weights: missing or mismatched ones are random numbers."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        source, dtype=torch.float32, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True
-    )
-    model, report = loaded
-    return model, report
-
-
-def _misfit(report: Mapping[str, Any]) -> str:
     wrong = [f"{name} is of {tuple(has)} and not of {tuple(needs)}" for name, has, needs in report["mismatched_keys"]]
     wrong += [f"{name} is missing" for name in report["missing_keys"]]
-    more = f", and {len(wrong) - 1} more like that" if len(wrong) > 1 else ""
-    return f"its weights do not fit its config.json: {min(wrong)}{more}" if wrong else ""
+    if wrong:
+        more = f", and {len(wrong) - 1} more like that" if len(wrong) > 1 else ""
+        raise ModelError(_loading_error(source, f"its weights do not fit its config.json: {min(wrong)}{more}"))
+    model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+    return from_parts(TINY_MODEL if directory_of(path) is None else source, model, tokenizer)
 
 
 def _loading_error(source: str, reason: str) -> str:

@@ -57,7 +57,7 @@ class Adapter:
             r=settings.rank,
             lora_alpha=2 * settings.rank if settings.alpha is None else settings.alpha,
             use_rslora=settings.rslora,
-            target_modules=_targets(settings, sorted(layers)),
+            target_modules=list(settings.target_modules) or names,
             fan_in_fan_out=Conv1D in layers.values(),
             task_type="CAUSAL_LM",
             base_model_name_or_path=start,
@@ -189,11 +189,3 @@ def _linear_layers(model: PreTrainedModel) -> dict[str, type]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not head
     }
-
-
-def _targets(settings: LoraConfig, names: list[str]) -> list[str]:
-    missing = [name for name in settings.target_modules if name not in names]
-    if missing or not names:
-        have = f"it has {', '.join(names)}" if names else "it has none"
-        raise LoraError(f"lora.target_modules names {missing}, expected linear layers of the model's body: {have}")
-    return list(settings.target_modules) or names

@@ -16,7 +16,6 @@ Result = TypeVar("Result")
 Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 POLL_SECONDS = 0.1
-"""Between looks at the engine's process."""
 
 GRACE_SECONDS = 2.0
 """For a call to report by itself that the process has ended: its reason is better than ours."""

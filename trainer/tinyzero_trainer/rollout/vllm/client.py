@@ -115,7 +115,6 @@ class VllmClient:
             self._engine.collective_rpc("tinyzero_load", args=(bucket,))
 
     def reset_prefix_cache(self) -> None:
-        """Drop the cache of prompts, which was computed with other weights."""
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not drop its prefix cache, which requests still use")
 
@@ -144,7 +143,6 @@ class VllmClient:
                 process.join(END_SECONDS)
 
     def close(self) -> None:
-        """Shut it down."""
         self._engine.engine_core.shutdown()
         self._engine = None
         if not self._separate_process:

@@ -30,7 +30,6 @@ CACHE_SECONDS = 10.0
 CACHE_PAUSE = 0.05
 
 MAX_TEMPERATURE = 2.0
-"""vLLM's limit."""
 
 SEED_MASK = 2**62 - 1
 
@@ -74,7 +73,7 @@ class VllmEngine(RolloutEngine):
         self._thread = None if timeout is None else CallThread(client.alive)
         self._asleep = False
         self._batches = 0
-        free_cached_memory()  # vLLM refuses to start if the memory that it may take is not free
+        torch.cuda.empty_cache()  # vLLM refuses to start if the memory that it may take is not free
 
         def start() -> None:
             self._call(client.start, timeout=START_SECONDS)
@@ -119,28 +118,20 @@ class VllmEngine(RolloutEngine):
         first: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Generation]]:
-        """See `RolloutEngine`; a sleeping engine wakes up with the policy's current weights.
-
-        Raises:
-            EngineDiedError: vLLM failed.
-            VllmError: vLLM does not support the parameters.
-        """
+        """See `RolloutEngine`; a sleeping engine wakes up with the policy's current weights."""
         if params.temperature > MAX_TEMPERATURE:
             raise VllmError(f"vLLM samples at temperatures up to {MAX_TEMPERATURE:g}, not {params.temperature:g}")
 
         def run() -> list[list[Generation]]:
             if self._asleep:
                 self._sync()
-            return self._complete(
-                self._requests(prompts, samples, params, seed, first), on_progress or (lambda _: None)
-            )
+            return self._complete(self._requests(prompts, samples, params, seed, first), on_progress)
 
         return self._attempt(run)
 
     def probe(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Generation]:
         """One completion of each prompt, for `check`."""
-        groups = self._complete(self._requests(prompts, 1, params, seed=0, first=0), lambda _: None)
-        return [group[0] for group in groups]
+        return [completions[0] for completions in self._complete(self._requests(prompts, 1, params, seed=0, first=0))]
 
     def _requests(
         self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
@@ -165,12 +156,12 @@ class VllmEngine(RolloutEngine):
         """Send the policy's weights; wakes the engine up, its cache last, since only then there is memory for it."""
         client = self._running
         if self._asleep:
-            free_cached_memory()
+            torch.cuda.empty_cache()  # vLLM's process cannot use what this one caches
             self._call(lambda: client.wake("weights"))
         for bucket in client.buckets(self._weights()):
             self._call(lambda: client.send(bucket))  # noqa: B023  # called at once
         if self._asleep:
-            free_cached_memory()  # of the buckets
+            torch.cuda.empty_cache()  # of the buckets
             self._call(lambda: client.wake("kv_cache"))
         self._asleep = False
         end = monotonic() + CACHE_SECONDS
@@ -185,7 +176,9 @@ class VllmEngine(RolloutEngine):
         if self._check is not None:
             self._check(self)
 
-    def _complete(self, requests: Sequence[Request], on_progress: Callable[[int], None]) -> list[list[Generation]]:
+    def _complete(
+        self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None
+    ) -> list[list[Generation]]:
         """The completions of some requests; if `on_progress` raises, the rest is aborted."""
         client, since = self._running, monotonic()
         waiting = {request.name: request for request in requests}
@@ -207,7 +200,8 @@ class VllmEngine(RolloutEngine):
                 for name, each in finished.items():
                     _check_complete(waiting.pop(name), each)
                 completions |= finished
-                on_progress(sum(map(len, finished.values())))
+                if on_progress is not None:
+                    on_progress(sum(map(len, finished.values())))
         except EngineDiedError:
             raise
         except BaseException:
@@ -226,7 +220,6 @@ class VllmEngine(RolloutEngine):
         return self._client
 
     def _attempt(self, action: Callable[[], Result], failure: str = "failed", advice: str = ADVICE) -> Result:
-        """Use the engine; if it fails, it is ended and the reason raised."""
         try:
             return action()
         except EngineDiedError as error:
@@ -269,12 +262,6 @@ class VllmEngine(RolloutEngine):
         if self._thread is None or self._timeout is None:
             return guarded()
         return self._thread.call(guarded, timeout=self._timeout if timeout is None else timeout, since=since)
-
-
-def free_cached_memory() -> None:
-    """Return this process's cached GPU memory to the driver: vLLM's process cannot use it otherwise."""
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 def _check_complete(request: Request, completions: Sequence[Generation]) -> None:

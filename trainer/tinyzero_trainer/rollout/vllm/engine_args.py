@@ -26,10 +26,8 @@ GRAPHS_UP_TO = 512
 """Batch size up to which vLLM captures CUDA graphs by default."""
 
 MAX_SEQUENCES = {"cpu": 512, "cuda": constants.VLLM_SEQUENCES}
-"""At a time, if rollout.max_num_seqs is not set."""
 
 CPU_BATCHED_TOKENS = 4096
-"""Prompt tokens per step on a CPU."""
 
 GIB = 2**30
 
@@ -98,7 +96,6 @@ def engine_arguments(
     device: torch.device,
     dtype: str,
 ) -> dict[str, Any]:
-    """Of vLLM's EngineArgs."""
     # Our log-probabilities are those before top-p and top-k, with the temperature applied. vLLM's processed ones have
     # all three applied, its raw ones none: the latter are ours at temperature 1, and config/ refuses the other cases.
     restricted = config.rollout.top_p < 1 or config.rollout.top_k

@@ -33,7 +33,6 @@ PARAMS = SamplingParams(COMPLETION_TOKENS, temperature=1.0, ignore_eos=True, log
 
 
 def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["VllmEngine"], None]:
-    """A check for `VllmEngine`; see `compare`."""
     prompts = probes(len(language_model.tokenizer))
 
     def check(engine: "VllmEngine") -> None:
@@ -44,11 +43,6 @@ def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["
 
 def compare(language_model: LanguageModel, dtype: torch.dtype, completions: Sequence[Generation]) -> None:
     """Compare an engine's completions of the probes with the policy. All ranks must call this at the same time.
-
-    Args:
-        language_model: the policy's.
-        dtype: in which both compute.
-        completions: one of each of `probes`.
 
     Raises:
         VllmError: the engine has different weights.

