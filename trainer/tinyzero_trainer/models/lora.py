@@ -52,6 +52,11 @@ class Adapter:
         """
         peft = import_peft(settings)
         layers = _linear_layers(model)
+        names = sorted(layers)
+        missing = [name for name in settings.target_modules if name not in names]
+        if missing or not names:
+            have = f"it has {', '.join(names)}" if names else "it has none"
+            raise LoraError(f"lora.target_modules names {missing}, expected linear layers of the model's body: {have}")
         self._model, self._start = model, start
         self._config = peft.LoraConfig(
             r=settings.rank,

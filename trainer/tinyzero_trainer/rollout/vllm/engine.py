@@ -85,15 +85,11 @@ class VllmEngine(RolloutEngine):
             self._discard()  # half started it is of no use, and would keep its memory
             raise
 
-    # ---- RolloutEngine -----------------------------------------------------------------------------------------------
-
     def load_weights(self) -> None:
         """See `RolloutEngine`; also wakes a sleeping engine."""
         self._attempt(self._sync)
 
     def sleep(self) -> None:
-        """See `RolloutEngine`."""
-
         def fall_asleep() -> None:
             self._call(self._running.sleep)
             self._asleep = True
@@ -102,7 +98,6 @@ class VllmEngine(RolloutEngine):
             self._attempt(fall_asleep)
 
     def close(self) -> None:
-        """See `RolloutEngine`."""
         if self._client is not None:
             with contextlib.suppress(EngineDiedError):
                 self._call(self._client.close, timeout=CLOSE_SECONDS)
