@@ -36,7 +36,7 @@ def train(steps: int = 40, prompts_per_step: int = 32) -> list[float]:
     with scoring_pool(RewardConfig(), task) as pool:
         for step in range(1, steps + 1):
             prompts = list(islice(stream, prompts_per_step))
-            generated = generate(engine, prompts, GROUP_SIZE, PARAMS, seed=derive_seed("rollout", step))
+            generated = generate(model, engine, prompts, GROUP_SIZE, PARAMS, seed=derive_seed("rollout", step))
             rollouts = score(generated, model.tokenizer, {task.name: pool})
             batch = TrainingBatch.of(rollouts, GROUP_SIZE)
             batch.old_logprobs = policy.logprobs(rollouts, temperature=1.0)  # [tokens]

@@ -5,6 +5,7 @@ import gc
 import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm import engine
 from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
-from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, completion_logprobs, make_check, probes
+from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, check_weights, completion_logprobs, probes
 from tinyzero_trainer.types import Generation
 
 
@@ -291,7 +292,7 @@ def test_the_check_distinguishes_other_weights_from_the_policys(toy_model: Langu
     sampled = [(prompt, Generation(tokens, None, False)) for prompt in probes(len(toy_model.tokenizer))]
     rows = completion_logprobs(toy_model, sampled).view(len(sampled), -1)
     vllm: Any = SimpleNamespace(probe=probe)
-    check = make_check(toy_model, torch.float32)
+    check = partial(check_weights, toy_model, torch.float32)
     check(vllm)
     with torch.no_grad():
         toy_model.model.model.norm.weight.mul_(1.5)

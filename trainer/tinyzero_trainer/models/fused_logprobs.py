@@ -5,7 +5,7 @@ one chunk of tokens, in the dtype of the weights, and are recomputed in the back
 own gradient in place.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,12 +48,8 @@ def token_divergences(
     """What `token_logprobs` gives, and KL(π ‖ π_ref) over the whole vocabulary, exactly 0 where the logits are equal.
 
     Args:
-        states: [tokens, hidden] last hidden states.
-        weight: [vocabulary, hidden] of the output head.
-        targets: [tokens] int64.
         reference_states: [tokens, hidden of the reference]; they and their head get no gradient.
         reference_weight: [vocabulary, hidden of the reference].
-        temperature: both models' logits are divided by it.
         chunk_elements: logits at a time, those of both models together; None = `CHUNK_ELEMENTS`.
 
     Returns:
@@ -86,10 +82,11 @@ class _TokenStatistics(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         columns = states.new_empty((3 if anchor_states is None else 5, len(states)), dtype=torch.float32)
         logits = None
+        measure, _ = _passes(on_gpu=states.is_cuda)
         for part in _chunks(len(states), rows):
             logits = states[part] @ weight.T  # [chunk, vocabulary]
             anchors = _anchors(anchor_states, anchor_weight, part)
-            columns[:, part] = _measure(logits, anchors, targets[part], temperature)
+            columns[:, part] = measure(logits, anchors, targets[part], temperature)
         # A single chunk is kept on the CPU, where computing it again would take a tenth of the update.
         kept = logits if len(states) <= rows and not states.is_cuda else None
         ctx.save_for_backward(states, weight, targets, anchor_states, anchor_weight, columns, kept)
@@ -101,11 +98,12 @@ class _TokenStatistics(torch.autograd.Function):
         states, weight, targets, anchor_states, anchor_weight, columns, kept = ctx.saved_tensors
         of_states = torch.empty_like(states)
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        _, gradient_of = _passes(on_gpu=states.is_cuda)
         for part in _chunks(len(states), ctx.rows):
             logits = states[part] @ weight.T if kept is None else kept
             anchors = _anchors(anchor_states, anchor_weight, part)
             upstream = [gradient[part] for gradient in gradients]
-            logits = _to_gradient(logits, anchors, targets[part], columns[:, part], upstream, ctx.temperature)
+            logits = gradient_of(logits, anchors, targets[part], columns[:, part], upstream, ctx.temperature)
             torch.mm(logits, weight, out=of_states[part])
             if of_weight is not None:
                 _add_product(of_weight, logits.T, states[part])
@@ -120,35 +118,20 @@ def _anchors(states: Tensor | None, weight: Tensor | None, part: slice) -> Tenso
     return None if states is None or weight is None else states[part] @ weight.T
 
 
-def _measure(logits: Tensor, anchors: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
+def _passes(*, on_gpu: bool) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """`_statistics` and `_gradient`, on a GPU the fused kernels for them."""
+    if not on_gpu:
+        return _statistics, _gradient
+    from tinyzero_trainer.models import fused_logprobs_triton
+
+    return fused_logprobs_triton.measure, fused_logprobs_triton.gradient
+
+
+def _statistics(logits: Tensor, anchors: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
     """[3, chunk] log-probability of the target, entropy and log-sum-exp of logits [chunk, vocabulary].
 
     With the reference's logits [5, chunk]: then the divergence, and the log-sum-exp of those.
     """
-    if not logits.is_cuda:
-        return _statistics(logits, anchors, targets, temperature)
-    from tinyzero_trainer.models import fused_logprobs_triton as head_kernels
-
-    return head_kernels.measure(logits, anchors, targets, temperature)
-
-
-def _to_gradient(
-    logits: Tensor,
-    anchors: Tensor | None,
-    targets: Tensor,
-    columns: Tensor,
-    upstream: Sequence[Tensor],
-    temperature: float,
-) -> Tensor:
-    """Gradient [chunk, vocabulary] with respect to the logits, given those of the results; may overwrite them."""
-    if not logits.is_cuda:
-        return _gradient(logits, anchors, targets, columns, upstream, temperature)
-    from tinyzero_trainer.models import fused_logprobs_triton as head_kernels
-
-    return head_kernels.gradient(logits, anchors, targets, columns, upstream, temperature)
-
-
-def _statistics(logits: Tensor, anchors: Tensor | None, targets: Tensor, temperature: float) -> Tensor:
     scaled = logits.float() / temperature
     total = torch.logsumexp(scaled, dim=-1)
     logprobs = scaled - total[:, None]
@@ -170,6 +153,7 @@ def _gradient(
     upstream: Sequence[Tensor],
     temperature: float,
 ) -> Tensor:
+    """Gradient [chunk, vocabulary] with respect to the logits, given those of the results; may overwrite them."""
     of_logprob, of_entropy = upstream[0][:, None], upstream[1][:, None]
     logprobs = logits.float() / temperature - columns[2, :, None]
     probabilities = logprobs.exp()

@@ -85,7 +85,7 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
     if wrong:
         more = f", and {len(wrong) - 1} more like that" if len(wrong) > 1 else ""
         raise ModelError(_loading_error(source, f"its weights do not fit its config.json: {min(wrong)}{more}"))
-    model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+    model.to(device)
     return from_parts(TINY_MODEL if directory_of(path) is None else source, model, tokenizer)
 
 

@@ -4,6 +4,7 @@ import atexit
 import copy
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from tinyzero_trainer.config import TrainConfig
@@ -13,7 +14,7 @@ from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, settled
 from tinyzero_trainer.rollout.vllm.log import EngineLog
-from tinyzero_trainer.rollout.vllm.sync_check import make_check
+from tinyzero_trainer.rollout.vllm.sync_check import check_weights
 from tinyzero_trainer.rollout.weight_sync import WeightSource
 
 
@@ -50,5 +51,5 @@ def build_vllm(config: TrainConfig, language_model: LanguageModel, source: Weigh
         timeout=vllm.timeout if vllm.separate_process else None,
         sleep_mode=bool(vllm.sleep_mode),
         log_reason=log.reason,
-        check=make_check(language_model, dtype) if vllm.verify_weights else None,
+        check=partial(check_weights, language_model, dtype) if vllm.verify_weights else None,
     )

@@ -4,7 +4,7 @@ This notices weights that the engine never received: its own are dummies at the 
 Weights that are a few small updates old are not noticed: they differ by less than kernels do, until updates add up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,13 +32,9 @@ learning rate of 1e-6 far less."""
 PARAMS = SamplingParams(COMPLETION_TOKENS, temperature=1.0, ignore_eos=True, logprobs=True)
 
 
-def make_check(language_model: LanguageModel, dtype: torch.dtype) -> Callable[["VllmEngine"], None]:
-    prompts = probes(len(language_model.tokenizer))
-
-    def check(engine: "VllmEngine") -> None:
-        compare(language_model, dtype, engine.probe(prompts, PARAMS))
-
-    return check
+def check_weights(language_model: LanguageModel, dtype: torch.dtype, engine: "VllmEngine") -> None:
+    """See `compare`."""
+    compare(language_model, dtype, engine.probe(probes(len(language_model.tokenizer)), PARAMS))
 
 
 def compare(language_model: LanguageModel, dtype: torch.dtype, completions: Sequence[Generation]) -> None:
