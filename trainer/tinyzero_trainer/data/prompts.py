@@ -60,12 +60,8 @@ class PromptSource:
     ) -> None:
         """
         Args:
-            task: whose problems.
-            tokenizer: the model's.
             name: what the run calls the task; empty = its own name.
             prompt_template: None = `chat` if the model has a chat template, else `base`.
-            test_fraction: fraction of all problems that is held out.
-            max_prompt_tokens: longer prompts are errors.
         """
         self.task, self.name = task, name or task.name
         self._tokenizer, self._test_fraction, self._max_tokens = tokenizer, test_fraction, max_prompt_tokens

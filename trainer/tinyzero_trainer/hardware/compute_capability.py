@@ -58,9 +58,6 @@ def missing_kernels(
     """Why torch cannot compute on a GPU; None = it can, or that is not known.
 
     Args:
-        name: the GPU's.
-        capability: the GPU's.
-        torch: version of torch.
         cuda: the CUDA it was built for; None = it was not built for NVIDIA.
         archs: of `torch.cuda.get_arch_list()`; empty = not known.
         driver: newest CUDA that the driver supports, for the advice; None = not known, torch's own is assumed.

@@ -98,10 +98,7 @@ def known_gpus() -> tuple[GpuSpec, ...]:
 
 
 def find_gpu_spec(name: str) -> GpuSpec | None:
-    """The GPU model with a name that the driver, or the user, gives.
-
-    Returns:
-        None if it is not known, or is a MIG instance, which has a fraction of the GPU.
+    """The GPU model with this name; None if it is not known, or is a MIG instance, which has a fraction of the GPU.
 
     Example:
         >>> find_gpu_spec("NVIDIA A100-SXM4-80GB").tflops

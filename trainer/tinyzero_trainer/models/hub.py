@@ -1,6 +1,7 @@
 """The sizes of a model that a user names: a directory, a name on the Hub, or the tiny model."""
 
 import json
+import textwrap
 from pathlib import Path
 
 from tinyzero_sdk.errors import SettingsError
@@ -17,8 +18,6 @@ from tinyzero_trainer.models.spec import (
 )
 
 _HUB_SECONDS = 5.0
-
-_LONGEST_REASON = 160
 
 _FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What broken files and odd architectures end in, in transformers as well."""
@@ -125,6 +124,5 @@ def _by_transformers(name: str, source: str) -> ModelSpec:
 
 
 def _first_line(error: BaseException) -> str:
-    line = next(iter(str(error).strip().splitlines()), "")
-    line = f"{line[:_LONGEST_REASON]}…" if len(line) > _LONGEST_REASON else line
+    line = textwrap.shorten(str(error).strip().partition("\n")[0], 160, placeholder="…")
     return f"{type(error).__name__}: {line}" if isinstance(error, LookupError) or not line else line

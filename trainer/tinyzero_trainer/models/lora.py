@@ -40,15 +40,13 @@ class Adapter:
     """The adapter of a model, attached in place; nothing else in the model is trained."""
 
     def __init__(self, model: PreTrainedModel, settings: LoraConfig, *, seed: int, start: str | None) -> None:
-        """
+        """Attach an adapter that changes nothing yet; equal seeds give equal weights on every device.
+
         Args:
-            model: gets an adapter that changes nothing yet.
-            settings: rank above 0.
-            seed: of its initial weights, equal on every device.
             start: directory or Hub name of the model, stored with the adapter; None = the tiny one.
 
         Raises:
-            LoraError: peft is missing, or the model has no layer of a name in `targets`.
+            LoraError: peft is missing, or the model has no layer of a name in `target_modules`.
         """
         peft = import_peft(settings)
         layers = _linear_layers(model)

@@ -36,8 +36,6 @@ _PRESET = read_toml(Path(__file__).with_suffix(".toml"))
 SETTINGS: Mapping[str, Any] = _PRESET["settings"]
 """Defaults of its reinforcement learning; the user's settings take precedence."""
 
-_SMALLER = f"give a smaller default_model.layers or default_model.mlp_size, or --model {TINY_NAME}"
-
 TEMPLATES = ("compact", "base")
 """Where the user names none, the first of these that the task has."""
 
@@ -68,8 +66,7 @@ class DefaultModel:
             try:
                 self.directory.parent.mkdir(parents=True, exist_ok=True)
                 with left_at_once("before the small model was made; nothing is left of it"), self._locked():
-                    if not self.directory.is_dir():  # another process may have made it
-                        self._make(self.directory.with_name(f"{self.directory.name}.tmp"))
+                    self._make(self.directory.with_name(f"{self.directory.name}.tmp"))
             except OSError as error:
                 raise TinyZeroError(
                     f"cannot keep a model in {self.directory.parent}: {error.strerror or error}; give "
@@ -91,6 +88,8 @@ class DefaultModel:
             return lock.acquire()
 
     def _make(self, temporary: Path) -> None:
+        if self.directory.is_dir():  # another process has made it
+            return
         calm_threads()
         shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
         with Progress() as progress:
@@ -102,9 +101,10 @@ class DefaultModel:
             from tinyzero_trainer.sft.train import fine_tune
             from tinyzero_trainer.utils.oom import catch_out_of_memory
 
+            smaller = f"give a smaller default_model.layers or default_model.mlp_size, or --model {TINY_NAME}"
             recipe = replace(self.recipe, run=SftRunConfig(str(temporary), device=self.config.run.device))
             try:
-                with catch_out_of_memory("the default model was made", _SMALLER):
+                with catch_out_of_memory("the default model was made", smaller):
                     made = fine_tune(recipe, progress=progress, stop=StopFlag())
                 os.replace(made.output, self.directory)
             finally:

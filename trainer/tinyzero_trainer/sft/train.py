@@ -206,13 +206,7 @@ def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def learning_rate(training: SftTrainingConfig, step: int, elapsed: float | None = None) -> float:
-    """Linear warm-up, then a cosine from the peak, at its end, down to a tenth.
-
-    Args:
-        training: the settings.
-        step: 1-based.
-        elapsed: fraction of `training.seconds`, where those are given instead of steps; the cosine is over all of it.
-    """
+    """Linear warm-up, then a cosine down to a tenth, over all steps (1-based) or the `elapsed` fraction of the time."""
     peak, past, parts = training.learning_rate, training.warmup_steps - 1, 1_000_000
     at, of = (step - past, training.steps - past) if elapsed is None else (1 + round(elapsed * parts), 1 + parts)
     rate = decayed(peak, FINAL_LEARNING_RATE * peak, at, of, "cosine")

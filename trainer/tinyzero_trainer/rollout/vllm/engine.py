@@ -56,9 +56,6 @@ class VllmEngine(RolloutEngine):
         """Start vLLM with the current weights.
 
         Args:
-            client: of an engine that has not been started.
-            weights: yields those of the policy.
-            eos_ids: every token that ends a completion.
             timeout: seconds for a batch and for any other call; None = no limit, as vLLM runs in this process.
             sleep_mode: whether `sleep` frees its memory.
             log_reason: the last error in the log of the engine's process.
