@@ -357,7 +357,7 @@ def test_a_masked_completion_has_no_say_in_the_kl_that_the_coefficient_adapts_to
 def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def generate(engine, prompts, samples, params, **_):
+    def generate(model, engine, prompts, samples, params, **_):
         asked.append((len(prompts), params.max_tokens, params.temperature, samples))
         return prompts
 
