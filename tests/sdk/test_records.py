@@ -25,13 +25,9 @@ def test_record_is_frozen_and_pickles(record):
     assert pickle.loads(pickle.dumps(record)) == record
 
 
-def test_defaults_are_not_shared():
+def test_defaults_are_known_and_not_shared():
     Score(1.0, True).parts["length"] = -1.0
-    assert Score(1.0, True).parts == {}
-    assert Item(1).data == {}
-
-
-def test_defaults_of_score_and_completion():
+    assert (Score(1.0, True).parts, Item(1).data) == ({}, {})
     score = Score(1.0, True)
     assert (score.reason, score.answer, score.masked) == ("ok", None, False)
     assert Completion("x") == Completion("x", token_count=None, finished=True)

@@ -122,33 +122,20 @@ def test_bad_rows_are_named(content, message, tmp_path):
         open_path(path).generate("train", 1)
 
 
-def test_bad_rows_of_a_folder_are_named(tmp_path):
-    path = write_repository(tmp_path, test=[TEST[0], {"question": "q", "answer": "none"}])
-    with pytest.raises(DataError, match="split test, problem 2: expected the answer to end in"):
-        open_path(path).generate("train", 1)
-
-
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("missing.jsonl", None), ("a.parquet", b"PAR1"), ("b.jsonl", b"\xff\xfe"), ("c.csv", b"q,a\n")],
+    ("name", "files"),
+    [
+        ("missing.jsonl", {}),
+        *((name, {name: data}) for name, data in {"a.parquet": b"PAR1", "b.jsonl": b"\xff\xfe", "c.csv": b"q"}.items()),
+        *(("", files) for files in [{}, {"train.parquet": b"PAR1"}, {"notes.txt": b"x"}, {"dataset_dict.json": b"{}"}]),
+    ],
 )
-def test_unreadable_files_are_named(name, content, tmp_path):
-    path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=name):
-        open_path(path).generate("train", 1)
-
-
-@pytest.mark.parametrize(
-    "content", [{}, {"train.parquet": b"PAR1"}, {"notes.txt": b"hello"}, {"dataset_dict.json": b"{}"}]
-)
-def test_folders_without_a_data_set_are_refused_in_one_line(content, tmp_path):
-    for name, data in content.items():
-        (tmp_path / name).write_bytes(data)
+def test_what_holds_no_data_set_is_refused_in_one_line(name, files, tmp_path):
+    for file, data in files.items():
+        (tmp_path / file).write_bytes(data)
     with pytest.raises(DataError) as caught:
-        open_path(tmp_path).generate("train", 1)
-    assert str(tmp_path) in str(caught.value)
+        open_path(tmp_path / name).generate("train", 1)
+    assert str(tmp_path / name) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -156,6 +143,9 @@ def test_a_folder_without_a_test_split_says_what_to_do(tmp_path):
     write_jsonl(tmp_path / "data" / "problems.jsonl", TRAIN)
     task = open_path(tmp_path / "data")
     assert len(questions(task, "train")) == len(TRAIN)
+    path = write_repository(tmp_path / "bad", test=[TEST[0], {"question": "q", "answer": "none"}])
+    with pytest.raises(DataError, match="split test, problem 2: expected the answer to end in"):
+        open_path(path).generate("train", 1)
     with pytest.raises(DataError, match=r"has no test problems, its splits are train; name its files train and test"):
         task.generate("test", 1)
 

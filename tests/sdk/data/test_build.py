@@ -15,12 +15,9 @@ from tinyzero_sdk.errors import DataError, ExhaustedError, SettingsError, TinyZe
 from tinyzero_sdk.seeds import split_of_key
 from tinyzero_sdk.tasks.splits import iterate_split
 
-TASK_FILE = """
+OPTIONS = """
 import os
 from dataclasses import dataclass
-
-from tinyzero_sdk import Item, hookimpl
-
 
 @dataclass(frozen=True)
 class Options:
@@ -28,55 +25,33 @@ class Options:
     shape: str = "same"
     fault: str = ""
 
-
 @hookimpl
 def options():
     return Options
-
-
+"""
+PROBLEMS = """
 @hookimpl
-def generate_dataset(split, size, seed, start, options):
+def generate_dataset(start, size, options):
     for number in range(start, start + size):
         if options.fault and number == 700:
             if options.fault == "exit":
                 os._exit(1)
             raise RuntimeError("no more ideas")
         number = number * 7919 % options.keys
-        yield Item({"n": number} if options.shape == "same" or number % 2 else {"m": number}, {"half": number / 2})
-
-
+        truth = {"n": number} if options.shape == "same" or number % 2 else {"m": number}
+        yield Item(truth, {"number": number / 2})
+"""
+PROMPT = """
 @hookimpl
 def make_prompt(item, template):
-    text = f"{template}: how much is {item.data['half']} + {item.data['half']}?"
+    text = f"{template}: how much is {item.data['number']} + {item.data['number']}?"
     return [{"role": "system", "content": "Add."}, {"role": "user", "content": text}] if template == "chat" else text
-
-
-@hookimpl
-def extract_answer(completion):
-    return completion.strip() or None
-
-
-@hookimpl
-def score(answer, ground_truth):
-    return float(answer == str(ground_truth.get("n")))
-
-
-@hookimpl
-def difficulty(item):
-    return item.data["half"] % 5
-
-
-@hookimpl
-def solve(item):
-    return str(item.ground_truth.get("n"))
 """
 
 
-@pytest.fixture(scope="module")
-def task_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tasks") / "halves.py"
-    path.write_text(TASK_FILE)
-    return path
+@pytest.fixture
+def task_file(write_task):
+    return write_task("halves", options=OPTIONS, generate_dataset=PROBLEMS, make_prompt=PROMPT)
 
 
 TRAIN = 1500
@@ -207,7 +182,7 @@ def test_ground_truths_of_several_shapes_need_json_lines(task_file, tmp_path):
     task = load_task(task_file, options={"shape": "mixed"})
     with pytest.raises(DataError, match="--format jsonl"):
         build(task, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["halves.py"]
     build(task, tmp_path, format="jsonl")
     truths = [row["reward_model"]["ground_truth"] for row in read_rows(tmp_path / "train.jsonl")]
     assert {tuple(truth) for truth in truths} == {("n",), ("m",)}
@@ -237,4 +212,4 @@ RAISED = r"generate_dataset raised RuntimeError: no more ideas \(.*halves\.py:\d
 def test_task_that_fails_or_is_too_small_leaves_no_file(task_file, tmp_path, options, workers, message):
     with pytest.raises(TinyZeroError, match=message):
         build(load_task(task_file, options=options), tmp_path, workers)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["halves.py"]

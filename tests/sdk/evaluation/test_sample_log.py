@@ -54,6 +54,8 @@ def test_a_signal_amid_an_append_loses_nothing(tmp_path, monkeypatch):
 def test_one_writer_at_a_time(tmp_path):
     with SampleFile(tmp_path / "out.jsonl", {}), pytest.raises(SettingsError, match="another evaluation is writing to"):
         SampleFile(tmp_path / "out.jsonl", {})
+    with pytest.raises(DataError, match="cannot write"):
+        SampleFile(tmp_path / "no" / "out.jsonl", {})
 
 
 def test_a_setting_that_is_new_or_gone_is_a_difference(tmp_path):
@@ -69,11 +71,6 @@ def test_a_file_of_version_0_1_resumes(tmp_path):
         file.append((0, 0), row(0))
     with SampleFile(tmp_path / "out.jsonl", {"test_fraction": 0.25}) as file:
         assert (0, 0) in file
-
-
-def test_a_directory_that_cannot_be_written(tmp_path):
-    with pytest.raises(DataError, match="cannot write"):
-        SampleFile(tmp_path / "no" / "out.jsonl", {})
 
 
 def evaluate_in_a_process(server, task, output):

@@ -111,8 +111,9 @@ def test_without_token_counts_a_length_wrapper_says_so(write_task):
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("specs", "message"),
     [
+        ("format; format", "the score wrapper format is given twice; give it once"),
         ("cosin(limit=1)", "did you mean 'cosine'"),
         ("cosine", "wrapper 'cosine' needs limit: cosine(limit=…); in a run it is rollout.max_completion_tokens"),
         ("cosine(limit=0)", "cosine.limit: got 0"),
@@ -124,11 +125,6 @@ def test_without_token_counts_a_length_wrapper_says_so(write_task):
         ("format(value=2)", "format.value: got 2"),
     ],
 )
-def test_a_mistake_is_one_line(write_task, spec, message):
+def test_a_mistake_is_one_line(write_task, specs, message):
     with pytest.raises(SettingsError, match=re.escape(message)):
-        load_task(write_task(), wrappers=[spec])
-
-
-def test_a_wrapper_given_twice_is_one_line(write_task):
-    with pytest.raises(SettingsError, match=r"^the score wrapper format is given twice; give it once$"):
-        load_task(write_task(), wrappers=["format", "format"])
+        load_task(write_task(), wrappers=specs.split("; "))

@@ -158,9 +158,6 @@ def test_a_row_costs_little_until_the_end():
     assert kept <= 30 * size
 
 
-JSON = st.recursive(
-    st.none() | st.integers(-9, 9) | st.text("aé", max_size=2), lambda inner: st.lists(inner, max_size=3), max_leaves=6
-)
 CELLS = st.one_of(
     st.lists(st.none() | st.text("abé\0", max_size=3), max_size=6),
     st.lists(st.none() | st.integers(-3, 3), max_size=6),

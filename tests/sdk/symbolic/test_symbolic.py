@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from fractions import Fraction
+from operator import add, mul, sub, truediv
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,7 @@ def test_a_name_is_never_more_than_letters():
 
 # ---- properties ------------------------------------------------------------------------------------------------------
 
+OPERATORS = {"+": add, "-": sub, "*": mul, "/": truediv}
 LEAVES = st.one_of(st.integers(0, 99), st.sampled_from("xyz"))
 TREES = st.recursive(LEAVES, lambda inner: st.tuples(st.sampled_from("+-*/^"), inner, inner), max_leaves=8)
 POINTS = [{"x": Fraction(7, 3), "y": Fraction(-5, 11), "z": Fraction(13)}, {"x": Fraction(2), "y": Fraction(9), "z": 5}]
@@ -137,13 +139,7 @@ def value(tree, point):
     if not isinstance(tree, tuple):
         return Fraction(point.get(tree, tree) if isinstance(tree, str) else tree)
     operator, left, right = tree[0], value(tree[1], point), value(tree[2], point)
-    return {
-        "+": lambda: left + right,
-        "-": lambda: left - right,
-        "*": lambda: left * right,
-        "/": lambda: left / right,
-        "^": lambda: left ** int(right),
-    }[operator]()
+    return left ** int(right) if operator == "^" else OPERATORS[operator](left, right)
 
 
 def plain(tree):

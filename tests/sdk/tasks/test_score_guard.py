@@ -130,9 +130,6 @@ def test_scorer_that_raises_is_contained(raised):
     assert raising.error_count == 2
     assert "in score" in raising.first_error
     pickle.dumps(raising.first_error)
-
-
-def test_interrupt_is_the_callers():
     with pytest.raises(KeyboardInterrupt):
         guard(KeyboardInterrupt()).score_completion("<answer>3</answer>", 3)
 

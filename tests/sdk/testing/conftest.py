@@ -2,17 +2,14 @@
 
 import pytest
 
+from tests.sdk.conftest import HOOKS as SAY
+
 HOOKS = {
     "header": """
 import json, random, re
 from tinyzero_sdk import Item, Score, TaskInfo, hookimpl
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.text import last_tagged
-""",
-    "info": """
-@hookimpl
-def info():
-    return TaskInfo(description="add two numbers")
 """,
     "generate_dataset": """
 @hookimpl
@@ -28,11 +25,7 @@ def make_prompt(item, template):
     left, right = item.ground_truth["numbers"]
     return f"What is {left} + {right}? Write it between <answer> and </answer>."
 """,
-    "extract_answer": """
-@hookimpl
-def extract_answer(completion):
-    return last_tagged(completion)
-""",
+    "extract_answer": SAY["extract_answer"],
     "score": """
 @hookimpl
 def score(answer, ground_truth):
