@@ -90,6 +90,8 @@ def test_a_response_that_is_no_text_is_refused(workers):
 def test_trl_needs_a_ground_truth_for_each_completion(truths):
     with pytest.raises(DataError, match=f"2 completions and {len(truths)} ground truths; expected one for each"):
         RewardFunction("countdown")(completions=[RIGHT, WRONG], ground_truth=truths)
+    with pytest.raises(DataError, match="no column `ground_truth`"):
+        RewardFunction("countdown")(prompts=["p"], completions=[RIGHT])
 
 
 @pytest.mark.parametrize(
@@ -152,11 +154,6 @@ def test_trl_gets_a_reward_for_each_completion():
     assert rewards == [1.0, 0.0]
     assert logged == [("countdown/accuracy", 0.5)]
     assert reward.__name__ == "countdown"
-
-
-def test_trl_without_a_ground_truth_says_what_to_do():
-    with pytest.raises(DataError, match="no column `ground_truth`"):
-        RewardFunction("countdown")(prompts=["p"], completions=[RIGHT])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import ast
 from fractions import Fraction
+from operator import add, mul, sub, truediv
 from random import Random
 
 import pytest
@@ -87,6 +88,9 @@ def test_plain_expressions_mean_what_they_mean_in_python(text):
         assert score_answer(text, truth(int(value), numbers)).correct
 
 
+OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
+
+
 def _python_value(text):
     """Numbers and value by Python's own grammar, without evaluating; None where our language is narrower."""
     numbers: list[int] = []
@@ -96,14 +100,8 @@ def _python_value(text):
             case ast.Constant(value=int() as number) if node.end_col_offset - node.col_offset == len(str(number)):
                 numbers.append(number)
                 return Fraction(number)
-            case ast.BinOp(left, ast.Add(), right):
-                return visit(left) + visit(right)
-            case ast.BinOp(left, ast.Sub(), right):
-                return visit(left) - visit(right)
-            case ast.BinOp(left, ast.Mult(), right):
-                return visit(left) * visit(right)
-            case ast.BinOp(left, ast.Div(), right):
-                return visit(left) / visit(right)
+            case ast.BinOp(left, operator, right) if type(operator) in OPERATORS:
+                return OPERATORS[type(operator)](visit(left), visit(right))
         raise SyntaxError
 
     try:

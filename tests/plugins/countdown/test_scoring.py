@@ -42,10 +42,5 @@ def test_the_longest_answer_that_is_read():
     assert binary.oracle(answer, PUZZLE) is True
     assert binary.score(longer, PUZZLE).reason == "malformed"
     assert binary.oracle(longer, PUZZLE) is False
-
-
-def test_as_many_large_numbers_as_fit_are_evaluated_exactly():
     numbers = [999_999_999] * 25
-    answer = "*".join(map(str, numbers))
-    truth = {"target": 999_999_999**25, "numbers": numbers}
-    assert binary.score_completion(f"<answer>{answer}</answer>", truth).correct
+    assert binary.score("*".join(map(str, numbers)), {"target": 999_999_999**25, "numbers": numbers}).correct

@@ -123,14 +123,10 @@ def test_generating_leaves_the_random_numbers_and_the_output_alone(capsys):
 
     import numpy as np
 
-    random.seed(5)
-    np.random.seed(5)
-    expected = (random.random(), np.random.random())
-    random.seed(5)
-    np.random.seed(5)
+    before = random.getstate(), str(np.random.get_state())
     for name in ("pool_matrix", "list_functions", "bf"):
         load_task(f"rg/{name}").generate("train", 5)
-    assert (random.random(), np.random.random()) == expected
+    assert (random.getstate(), str(np.random.get_state())) == before
     assert capsys.readouterr().out == ""
 
 
@@ -172,10 +168,9 @@ def test_partial_credit_is_not_correct():
     assert 0 < score.value < 1
     assert not score.correct
     binary = load_task("rg/chain_sum", options={"reward": "binary"})
-    assert (
-        binary.score_completion(f"<answer>it is {item.ground_truth['answer']}</answer>", item.ground_truth).value == 0
-    )
-    assert binary.score_completion(f"<answer>{item.ground_truth['answer']}</answer>", item.ground_truth).value == 1
+    for before, value in (("it is ", 0), ("", 1)):
+        text = f"<answer>{before}{item.ground_truth['answer']}</answer>"
+        assert binary.score_completion(text, item.ground_truth).value == value
 
 
 @pytest.mark.parametrize("name", SUPPORTED)

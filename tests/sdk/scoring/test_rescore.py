@@ -115,7 +115,6 @@ def test_rare_changes_are_listed_among_very_many(task, write_task, tmp_path, mon
         ({"task": "shout"}, "scored by task shout, and this is say"),
         ({"task_options": '{"a": 1}'}, 'scored with {"a": 1}'),
         ({"task_wrappers": '["f(a=1)"]'}, "scored with --wrapper 'f(a=1)', and this is with no wrapper;"),
-        ({"task_wrappers": "[1]"}, "scored with [1], and this is with no wrapper"),
         ({"task_wrappers": "x"}, "scored with x, and this is with no wrapper"),
     ],
 )

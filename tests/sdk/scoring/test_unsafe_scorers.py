@@ -71,12 +71,9 @@ def test_score_refuses_it_in_one_line_unless_allowed(run, unsafe, tmp_path):
     assert json.loads((tmp_path / "scored.jsonl").read_text())["correct"] is True
 
 
-def test_data_and_sample_need_no_permission(run, unsafe, tmp_path):
-    assert run("data", "--task", unsafe, "--output", str(tmp_path), "--size", "2", "--test-size", "0")[0] == 0
-    assert "gold completion, not scored: its scorer is unsafe" in run("sample", "--task", unsafe, "-n", "1")[1]
-
-
-def test_tasks_says_why(run, unsafe):
+def test_data_sample_and_tasks_need_no_permission(run, unsafe, tmp_path):
     shown = "unsafe scorer: it evaluates it; it scores only with --allow-unsafe-scorers"
     assert shown in run("tasks", unsafe)[1]
     assert json.loads(run("tasks", unsafe, "--json")[1])["unsafe_scorer"] == "it evaluates it"
+    assert run("data", "--task", unsafe, "--output", str(tmp_path), "--size", "2", "--test-size", "0")[0] == 0
+    assert "gold completion, not scored: its scorer is unsafe" in run("sample", "--task", unsafe, "-n", "1")[1]

@@ -39,6 +39,7 @@ def test_every_form_of_path_finds_a_package(loose_project, monkeypatch):
     source = str(loose_project / "tz_loose/__init__.py")
     assert {(task.name, task.source, task.version) for task in tasks} == {("tz-loose", source, tasks[0].version)}
     assert tasks[0].score_completion("<answer>3</answer>", 3).correct
+    assert cases_path(tasks[0]) == loose_project / "tz_loose/cases.jsonl"
     monkeypatch.chdir(loose_project / "tz_loose")
     assert load_task(".").source == source
     assert not list(loose_project.rglob("__pycache__"))
@@ -68,10 +69,6 @@ def test_a_package_scores_in_worker_processes(loose_project):
     with ScoringPool(load_task(loose_project), workers=1) as pool:
         scores = pool.score([Completion("<answer>3</answer>"), Completion("<answer>4</answer>")], [3, 3])
     assert [score.reason for score in scores] == ["ok", "wrong"]
-
-
-def test_cases_of_a_package_are_beside_its_module(loose_project):
-    assert cases_path(load_task(loose_project)) == loose_project / "tz_loose/cases.jsonl"
 
 
 def test_a_package_in_a_package_and_in_src(loose_project):
