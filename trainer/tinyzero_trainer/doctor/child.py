@@ -17,7 +17,6 @@ def ask_child(command: Sequence[str], timeout: float, first: str) -> dict[str, A
 
     Args:
         command: arguments of `python`: a module that calls `run_stages`.
-        timeout: seconds until it is killed.
         first: its first stage.
     """
     try:
@@ -36,12 +35,7 @@ def ask_child(command: Sequence[str], timeout: float, first: str) -> dict[str, A
 def run_stages(
     stages: Mapping[str, Callable[[dict[str, Any]], None]], describe: Callable[[BaseException], str]
 ) -> None:
-    """Run the stages and exit; the first is a condition of all others.
-
-    Args:
-        stages: functions that add what they see to a mapping, by name.
-        describe: text of an exception.
-    """
+    """Run the stages, each of which adds what it sees to a mapping, and exit; all others need the first to succeed."""
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print goes to stderr
     seen: dict[str, Any] = {}

@@ -63,7 +63,7 @@ def check_versions(facts: Facts, requirements: Requirements) -> Iterator[Finding
 
 def _misfits(package: Package, installed: Mapping[str, Package], torch: str) -> Iterator[tuple[Requirement, str]]:
     """Requirements on watched packages that are not met, with the installed version (empty = none)."""
-    # Our own extras count where their package is installed. Those of others are many, and nobody here asked for them.
+    # Our own extras count where their package is installed. Those of others do not.
     extras = ("", *installed) if package.name == OURS else ("",)
     for requirement in map(Requirement, package.requires):
         name, marker = canonicalize_name(requirement.name), requirement.marker

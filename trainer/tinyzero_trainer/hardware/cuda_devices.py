@@ -26,7 +26,7 @@ _MAJOR, _MINOR = 75, 76
 
 def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> tuple[GpuInfo, ...] | None:
     """The GPUs that a run would see; None = there is no CUDA, or it cannot be queried."""
-    # -P: nothing in the working directory can stand in for a library.
+    # -P: nothing in the working directory can replace a library.
     command = tuple(command) or (sys.executable, "-P", "-m", "tinyzero_trainer.hardware.cuda_devices")
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout, check=True)

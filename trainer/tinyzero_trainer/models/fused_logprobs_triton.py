@@ -34,15 +34,11 @@ def gradient(
     upstream: Sequence[Tensor],
     temperature: float,
 ) -> Tensor:
-    """[rows, vocabulary] gradient with respect to the logits, from those of the results, each [rows].
+    """[rows, vocabulary] gradient with respect to the logits, which it overwrites.
 
     Args:
-        logits: as `measure` had them; overwritten.
-        anchors: as before.
-        targets: [rows].
-        columns: what `measure` found.
-        upstream: gradients with respect to log-probability, entropy and, with `anchors`, divergence.
-        temperature: as before.
+        columns: the result of `measure`.
+        upstream: gradients [rows] with respect to log-probability, entropy and, with `anchors`, divergence.
     """
     rows, vocabulary = logits.shape
     scalars = torch.stack([columns[1], columns[2], *upstream[:2]])  # [4, rows]

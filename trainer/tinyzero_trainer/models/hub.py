@@ -27,7 +27,6 @@ def find_spec(model: str | None, *, download: bool = True) -> ModelSpec:
     """The sizes of a model; its weights are not read.
 
     Args:
-        model: `model.path`.
         download: whether the config.json of a name that is neither in the Hub's cache nor well known may be fetched.
 
     Raises:

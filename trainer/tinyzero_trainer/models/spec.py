@@ -95,7 +95,6 @@ def spec_from_config(name: str, config: Mapping[str, Any], parameters: int | Non
     """The sizes in a config.json.
 
     Args:
-        name: how the user calls the model.
         config: content of the file; of a multimodal model its text part.
         parameters: their number; None = counted here.
 

@@ -66,9 +66,7 @@ def pack(examples: Sequence[Example], *, length: int, pad_id: int, multiple: int
     """Pack examples into rows, the longest first, each into the row where the fewest tokens stay free (best fit).
 
     Args:
-        examples: none longer than `length`.
-        length: tokens of a row.
-        pad_id: padding token.
+        length: tokens of a row; no example is longer.
         multiple: rows of padding are added until their number is a multiple of it.
     """
     rows: list[list[Example]] = []
@@ -204,7 +202,7 @@ def batch_stream(source: BatchSource, workers: int) -> Generator[PackedBatch]:
         TinyZeroError: what stopped a worker.
     """
     options: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _start_worker} if workers else {}
-    # A generator of its own: a DataLoader draws a seed.
+    # With a separate generator: a DataLoader draws a seed.
     loader = DataLoader(source, batch_size=None, num_workers=workers, generator=torch.Generator(), **options)
     try:
         for batch in loader:

@@ -29,6 +29,7 @@ from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.sft.tiny_model import qwen2_sizes
 from tinyzero_trainer.utils.signals import StopFlag, left_at_once
 from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
@@ -139,16 +140,17 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
         raise SettingsError(
             f"the tasks share no template of {' and '.join(TEMPLATES)}; give data.prompt_template or --model"
         )
-    settings = to_mapping(config)["default_model"]
-    shape = {name: value for name, value in settings.items() if name in TinyShape.__dataclass_fields__}
     training = {
         **_PRESET["training"],
-        "seconds": settings["seconds"],
+        "seconds": config.default_model.seconds,
         "template": templates.pop(),
         "test_fraction": config.data.test_fraction,
         "eval_size": SETTINGS["eval"]["num_problems"],
     }
-    recipe = build(SftConfig, {"model": shape, "training": training, "settings": SETTINGS, "tasks": config.tasks})
+    recipe = build(
+        SftConfig,
+        {"model": _shape(config.default_model), "training": training, "settings": SETTINGS, "tasks": config.tasks},
+    )
     depends = {
         "recipe": to_mapping(recipe),
         "tasks": {name: task.version for name, task in tasks.items()},
@@ -162,19 +164,13 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
 
 def default_spec(config: DefaultModelConfig) -> ModelSpec:
     """The sizes of the default model, which has the tiny one's vocabulary."""
-    tiny = find_spec(None)
-    sizes = {
-        "model_type": "qwen2",
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.hidden_size // config.head_size,
-        "num_key_value_heads": config.kv_heads,
-        "intermediate_size": config.mlp_size,
-        "vocab_size": tiny.vocabulary,
-        "max_position_embeddings": tiny.context,
-        "tie_word_embeddings": True,
-    }
+    shape = build(TinyShape, _shape(config))
+    sizes = {"model_type": "qwen2", **qwen2_sizes(shape, find_spec(None).vocabulary)}
     return spec_from_config("the small model that train makes (default_model)", sizes)
+
+
+def _shape(config: DefaultModelConfig) -> dict[str, Any]:
+    return {name: value for name, value in to_mapping(config).items() if name in TinyShape.__dataclass_fields__}
 
 
 def on_gpu(device: str, progress: Progress) -> bool:

@@ -4,7 +4,7 @@ The architecture is Qwen2 with tied embeddings, so transformers and vLLM load th
 The tokenizer spells any text: numbers up to 999 and the tags of answers are whole tokens, all else is bytes.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinyzero_trainer.config.sft import TinyShape
 
@@ -39,21 +39,28 @@ def build_tokenizer() -> "Qwen2Tokenizer":
     return tokenizer
 
 
+def qwen2_sizes(shape: TinyShape, vocabulary: int) -> dict[str, Any]:
+    """The sizes in the config.json of a decoder of this shape."""
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.mlp_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads or shape.heads,
+        "max_position_embeddings": shape.context,
+        "tie_word_embeddings": True,
+    }
+
+
 def build_model(shape: TinyShape, tokenizer: "Qwen2Tokenizer", seed: int) -> "Qwen2ForCausalLM":
     """A decoder of this shape with random weights, in float32; equal seeds give equal weights."""
     import torch
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.mlp_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads or shape.heads,
-        max_position_embeddings=shape.context,
+        **qwen2_sizes(shape, len(tokenizer)),
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

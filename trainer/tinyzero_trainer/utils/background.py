@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class Unwanted:
-    """A `Stop` that is requested once nobody waits for the result any more."""
+    """A `Stop` that is requested once the result is no longer needed."""
 
     requested = False
 

@@ -1,4 +1,4 @@
-"""Running out of memory, on a GPU or on the host, as an error of its own. Knows no settings.
+"""Running out of memory, on a GPU or on the host, as one error. Knows no settings.
 
 `catch_out_of_memory` wraps each phase of a run; the command line adds what to change (cli/oom_advice.py).
 """

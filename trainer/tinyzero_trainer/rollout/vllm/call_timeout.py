@@ -22,7 +22,7 @@ GRACE_SECONDS = 2.0
 
 
 class CallThread:
-    """Makes calls one after another, in a daemon thread."""
+    """Makes calls one after another, in a daemon thread; `alive` says whether the engine's process runs."""
 
     def __init__(self, alive: Callable[[], bool]) -> None:
         self._alive = alive
@@ -35,7 +35,6 @@ class CallThread:
         """What `function` returns or raises.
 
         Args:
-            function: called in the thread.
             timeout: seconds, after which the engine counts as hanging.
             since: the `monotonic` time from which these count; None = now.
 
