@@ -131,23 +131,23 @@ def test_a_number_of_gpus_or_an_address_means_ray(capsys, calls, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--resume"], "--resume needs --output, the directory of the run to resume"),
+        ("--resume", "--resume needs --output, the directory of the run to resume"),
         (
-            ["--task", "countdown", "--model", "gpt2", "model.path=gpt2"],
+            "--task countdown --model gpt2 model.path=gpt2",
             "model.path is given twice, as a flag and as model.path=gpt2; give it once",
         ),
         (
-            ["--task", "countdown", "--output", "{run}"],
+            "--task countdown --output {run}",
             "{run} holds a run with checkpoints; resume with: tinyzero train --output {run} --resume",
         ),
         (
-            ["--task", "countdown", "rollout.engine=vllm"],
+            "--task countdown rollout.engine=vllm",
             "rollout.engine=vllm needs vLLM, which is not installed; pip install 'tinyzero-trainer[vllm]'",
         ),
     ],
 )
 def test_mistakes_are_reported_before_anything_is_loaded(capsys, calls, saved_run, words, message):
-    code, _, error = call(capsys, "train", *(word.format(run=saved_run) for word in words))
+    code, _, error = call(capsys, "train", *words.format(run=saved_run).split())
     assert (code, calls) == (2, [])
     assert error.startswith(f"error: {message.format(run=saved_run)}")
 

@@ -25,20 +25,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SEVEN_B = "Qwen/Qwen2.5-7B"
 PPO = ("--task", "countdown", "--model", HALF_B, "--recipe", "tinyzero-ppo", "rollout.engine=vllm")
-APART = (
-    "--task",
-    "countdown",
-    "--model",
-    SEVEN_B,
-    "--gpus",
-    "4",
-    "--gpu",
-    "H200",
-    "--address",
-    "10.0.0.1:6379",
-    "rollout.num_engines=1",
-    "rollout.engine=vllm",
-)
+APART = f"--task countdown --model {SEVEN_B} --gpus 4 --gpu H200 --address 10.0.0.1:6379 rollout.num_engines=1"
+APART = (*APART.split(), "rollout.engine=vllm")
 
 
 def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -79,14 +67,14 @@ def test_a_report_fits_eighty_columns(words: tuple[str, ...], capsys: pytest.Cap
 
 
 def test_without_a_model_it_plans_the_one_that_train_makes(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--task", "countdown", "--gpu", "H200", "--json")
-    found = json.loads(call(capsys, "plan", *words)[1])
+    words = ("--task", "countdown", "--gpu", "H200")
+    found = as_json(capsys, *words)
     assert found["model"]["parameters"] == 9_926_784
     assert found["work"]["completions"] == 128 * 16
-    smaller = json.loads(call(capsys, "plan", *words, "default_model.layers=4", "data.prompts_per_step=8")[1])
+    smaller = as_json(capsys, *words, "default_model.layers=4", "data.prompts_per_step=8")
     assert smaller["model"]["layers"] == 4
     assert smaller["work"]["completions"] == 8 * 16
-    assert json.loads(call(capsys, "plan", *words, "--model", "tiny")[1])["model"]["parameters"] == 653_824
+    assert as_json(capsys, *words, "--model", "tiny")["model"]["parameters"] == 653_824
 
 
 def test_what_to_type_is_what_was_typed_and_what_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +138,7 @@ def test_the_page_has_what_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_json_holds_all_that_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(call(capsys, "plan", *PPO, "--gpu", "RTX 4090", "--json")[1])
+    found = as_json(capsys, *PPO, "--gpu", "RTX 4090")
     assert found["model"]["parameters"] == PUBLISHED[HALF_B]
     assert found["gpu"] == {"name": "RTX 4090", "memory": 24 * GIB, "in_use": 0, "usable": usable(24 * GIB)}
     names = [phase["phase"] for phase in found["proposed"]["phases"]]
@@ -190,26 +178,8 @@ def test_the_run_that_ended_without_memory_fits_a_gpu_of_24_gb(recipe, words, en
     assert "memory.cpu_offload=always" not in found["overrides"]
 
 
-LARGER = "Qwen/Qwen2.5-1.5B"
-
-
-VLLM = "rollout.engine=vllm"
-
-
-GEMMA = {
-    "model_type": "gemma3_text",
-    "hidden_size": 1152,
-    "intermediate_size": 6912,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "vocab_size": 262_144,
-}
-
-
 def test_the_plan_says_that_vllm_has_no_room_for_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("plan", "--gpu", "A100", "--model", LARGER, VLLM)
+    words = ("plan", "--gpu", "A100", "--model", "Qwen/Qwen2.5-1.5B", "rollout.engine=vllm")
     code, out, _ = call(capsys, *words, "vllm.gpu_memory_gb=1")
     out = " ".join(out.split())
     assert "vllm.gpu_memory_gb=1 is too small: weights, workspaces and one sequence are predicted to take " in out
@@ -221,14 +191,15 @@ def test_the_plan_says_that_vllm_has_no_room_for_the_model(capsys: pytest.Captur
     again = [word for word in line.split() if word.startswith("vllm.")]
     out = call(capsys, *words, *again)[1]
     assert "too small" not in out
-    found = json.loads(call(capsys, *words, "vllm.gpu_memory_gb=1", "--json")[1])
-    assert 3.1 * GB < found["vllm_needs"] < 10 * GB
-    assert json.loads(call(capsys, *words, *again, "--json")[1])["vllm_needs"] == 0
+    assert 3.1 * GB < as_json(capsys, *words[1:], "vllm.gpu_memory_gb=1")["vllm_needs"] < 10 * GB
+    assert as_json(capsys, *words[1:], *again)["vllm_needs"] == 0
 
 
 @pytest.mark.slow
 def test_without_cuda_graphs_it_recommends_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
+    sizes = {"hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "vocab_size": 262_144}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3_text"} | sizes | heads))
     words = ("--model", str(tmp_path), "--gpu", "H200", *GRPO)
     assert "rollout.engine=torch has no CUDA graphs for this architecture" in plan(capsys, *words)[1]
     assert "CUDA graphs" not in plan(capsys, *words, "rollout.engine=vllm")[1]
@@ -256,10 +227,7 @@ def test_without_cuda_graphs_it_recommends_vllm(tmp_path: Path, capsys: pytest.C
         ("--gpu H200 --gpus 2 rollout.num_engines=2", "leave no GPU of ray.gpus=2 to train on"),
         ("--gpu H200 --gpus 4 parallel.dp_replicate=3", "parallel.dp_replicate=3 does not divide the 4 ranks"),
         ("--gpu H200 --gpus 8 parallel.sequence_parallel=8", "does not divide the model's 14 attention heads"),
-        (
-            "--gpu H200 rollout.engine=vllm vllm.tensor_parallel=2",
-            "takes 2 GPUs, and the plan is for one; give",
-        ),
+        ("--gpu H200 rollout.engine=vllm vllm.tensor_parallel=2", "takes 2 GPUs, and the plan is for one; give"),
     ],
 )
 def test_wrong_use_is_refused_in_one_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """A run in one process whose engine has its own weights, as an actor has."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -41,17 +41,10 @@ class DedicatedEngine:
         self._engine.close()
 
     def generate(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        first: int = 0,
-        on_progress: Callable[[int], None] | None = None,
+        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, *, seed: int, **options: Any
     ) -> list[list[Generation]]:
         with self._generating:
-            return self._engine.generate(prompts, samples, params, seed=seed, on_progress=on_progress)
+            return self._engine.generate(prompts, samples, params, seed=seed, **options)
 
 
 @contextmanager

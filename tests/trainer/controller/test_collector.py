@@ -51,37 +51,32 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
 MIXED, EQUAL = [1.0, 0.0], [0.0, 0.0]
 
 
-def test_without_dynamic_sampling_every_group_is_trained_on(monkeypatch) -> None:
-    assert collect(monkeypatch, [MIXED, EQUAL, MIXED], prompts=2, rounds=0) == ([[0, 1], [0, 1]], 2)
-
-
-def test_groups_of_equal_rewards_are_replaced(monkeypatch) -> None:
-    groups = [EQUAL, MIXED, [1.0, 1.0], MIXED, EQUAL, MIXED, MIXED]
-    assert collect(monkeypatch, groups, prompts=3, rounds=5) == ([[0, 1, 2, 3, 4, 5], [1, 3, 5]], 6)
-
-
 def shaped(value: float, unshaped: float, *, masked: bool = False) -> Score:
     return Score(value, unshaped == 1.0, parts={"task": unshaped, "overlong": value - unshaped}, masked=masked)
 
 
-def test_what_a_wrapper_makes_of_a_score_does_not_make_a_group_worth_keeping(monkeypatch) -> None:
-    """DAPO filters by correctness: lengths, which the shaped reward tells apart, are no reason to keep a group."""
-    alike, apart = [shaped(1.0, 1.0), shaped(0.4, 1.0)], [shaped(0.5, 1.0), shaped(0.5, 0.0)]
-    assert collect(monkeypatch, [alike, apart, apart], prompts=2, rounds=2) == ([[0, 1, 2], [1, 2]], 3)
+# DAPO filters by correctness: lengths, which the shaped reward tells apart, are no reason to keep a group.
+ALIKE, APART = [shaped(1.0, 1.0), shaped(0.4, 1.0)], [shaped(0.5, 1.0), shaped(0.5, 0.0)]
+# What is masked does not count in the loss.
+MASKED = shaped(0.0, 0.0, masked=True)
+LONE, ENOUGH = [shaped(1.0, 1.0), MASKED, MASKED], [shaped(1.0, 1.0), shaped(0.0, 0.0), MASKED]
+NOBODY = [shaped(1.0, 1.0, masked=True), MASKED, MASKED]
 
 
-def test_what_does_not_count_in_the_loss_does_not_make_a_group_worth_keeping(monkeypatch) -> None:
-    lone = [shaped(1.0, 1.0), shaped(0.0, 0.0, masked=True), shaped(0.0, 0.0, masked=True)]
-    enough = [shaped(1.0, 1.0), shaped(0.0, 0.0), shaped(0.0, 0.0, masked=True)]
-    none = [shaped(1.0, 1.0, masked=True), shaped(0.0, 0.0, masked=True), shaped(0.0, 0.0, masked=True)]
-    assert collect(monkeypatch, [lone, enough, none, enough], prompts=2, rounds=1) == ([[0, 1, 2], [1]], 3)
-
-
-def test_the_rounds_have_a_limit(monkeypatch) -> None:
-    groups = [EQUAL, MIXED, EQUAL, EQUAL, MIXED]
-    assert collect(monkeypatch, groups, prompts=2, rounds=1) == ([[0, 1, 2], [1]], 3)
-    assert collect(monkeypatch, groups, prompts=2, rounds=2) == ([[0, 1, 2, 3], [1]], 4)
-    assert collect(monkeypatch, groups, prompts=2, rounds=3) == ([[0, 1, 2, 3, 4], [1, 4]], 5)
+@pytest.mark.parametrize(
+    ("groups", "prompts", "rounds", "drawn", "kept"),
+    [
+        ([MIXED, EQUAL, MIXED], 2, 0, 2, [0, 1]),  # without dynamic sampling every group is trained on
+        ([EQUAL, MIXED, [1.0, 1.0], MIXED, EQUAL, MIXED, MIXED], 3, 5, 6, [1, 3, 5]),
+        ([ALIKE, APART, APART], 2, 2, 3, [1, 2]),
+        ([LONE, ENOUGH, NOBODY, ENOUGH], 2, 1, 3, [1]),
+        ([EQUAL, MIXED, EQUAL, EQUAL, MIXED], 2, 1, 3, [1]),  # the rounds have a limit
+        ([EQUAL, MIXED, EQUAL, EQUAL, MIXED], 2, 2, 4, [1]),
+        ([EQUAL, MIXED, EQUAL, EQUAL, MIXED], 2, 3, 5, [1, 4]),
+    ],
+)
+def test_groups_of_equally_right_answers_are_replaced(groups, prompts, rounds, drawn, kept, monkeypatch) -> None:
+    assert collect(monkeypatch, groups, prompts=prompts, rounds=rounds) == ([list(range(drawn)), kept], drawn)
 
 
 def test_without_any_group_to_learn_from_the_step_still_has_a_batch(monkeypatch) -> None:
@@ -90,6 +85,5 @@ def test_without_any_group_to_learn_from_the_step_still_has_a_batch(monkeypatch)
 
 
 def test_a_step_of_masked_completions_alone_says_so(monkeypatch) -> None:
-    masked = [shaped(1.0, 1.0, masked=True), shaped(0.0, 0.0, masked=True)]
-    collect(monkeypatch, [masked], prompts=1, rounds=0)
+    collect(monkeypatch, [NOBODY], prompts=1, rounds=0)
     assert NOTES == ["step 1: all completions are masked, so it trains nothing"]

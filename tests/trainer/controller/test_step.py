@@ -61,11 +61,11 @@ class FakePolicy:
 
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
         self.asked.append(("policy", temperature))
-        return torch.full((sum(len(sample.generation.token_ids) for sample in samples),), POLICY)
+        return torch.full((sum(LENGTHS),), POLICY)
 
     def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
         self.asked.append(("reference", temperature))
-        return torch.full((sum(len(sample.generation.token_ids) for sample in samples),), REFERENCE)
+        return torch.full((sum(LENGTHS),), REFERENCE)
 
     def update(self, experience: TrainingBatch, settings: StepSettings) -> dict[str, float]:
         self.updates.append((experience, settings))

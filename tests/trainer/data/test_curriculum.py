@@ -122,8 +122,6 @@ def test_the_chance_decides_in_proportion() -> None:
             {"target_pass_rate": 0.3},
             "curriculum.target_pass_rate=0.3 has no effect: curriculum.buckets=0 leaves the curriculum out",
         ),
-        ({"min_probability": 0.3}, "curriculum.min_probability=0.3 has no effect: curriculum.buckets=0"),
-        ({"ema_decay": 0.3}, "curriculum.ema_decay=0.3 has no effect: curriculum.buckets=0"),
         ({"buckets": 1}, "curriculum.buckets=1 has no effect: there is nothing to choose between"),
         ({"buckets": 10}, "curriculum.min_probability=0.1 leaves curriculum.buckets=10 no choice; set it below 0.1"),
         ({"buckets": 3, "target_pass_rate": 1.0}, "curriculum.target_pass_rate: got 1.0; input should be less than 1"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.toy_problems import problems, take
@@ -27,21 +27,11 @@ def chosen(weights: list[float], count: int) -> Iterator[list[int]]:
 
 @settings(max_examples=40)
 @given(WEIGHTS, st.integers(1, 90))
+@example([1.0, 1, 20, 1, 1, 20, 1, 1], 46)  # found by search: taking the one furthest behind is 1.23 off
 def test_every_prefix_is_within_one_of_its_share(weights: list[float], length: int) -> None:
     for place, counts in enumerate(chosen(weights, length), start=1):
         for weight, count in zip(weights, counts, strict=True):
             assert abs(count - place * weight / sum(weights)) < 1 + 1e-9
-
-
-def test_the_one_furthest_behind_would_not_keep_to_that() -> None:
-    weights = [1.0, 1, 20, 1, 1, 20, 1, 1]  # found by search: taking the furthest behind is 1.23 off
-    total = sum(weights)
-    off = [
-        abs(count - place * weight / total)
-        for place, counts in enumerate(chosen(weights, int(total)), start=1)
-        for weight, count in zip(weights, counts, strict=True)
-    ]
-    assert max(off) < 1
 
 
 def test_two_to_one_begins_with_the_first() -> None:

@@ -1,20 +1,14 @@
 """Prompts of a task whose data come divided: its own splits are taken, and a share for them is refused."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from tests.trainer import toy_task
 from tinyzero_sdk import Task, load_task
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.data.prompts import PromptSource
-
-
-class NoTokenizer:
-    """Never asked: the settings are refused first."""
-
-    chat_template = None
 
 
 @pytest.fixture
@@ -26,12 +20,8 @@ def divided_task(tmp_path: Path) -> Task:
 
 
 def test_a_test_share_without_effect_is_refused_before_anything_is_asked(divided_task: Task) -> None:
-    tokenizer: PreTrainedTokenizerBase = NoTokenizer()
+    tokenizer = SimpleNamespace(chat_template=None)
     source = PromptSource(divided_task, tokenizer, test_fraction=0.4)
-    for ask in (
-        lambda: source.held_out(3),
-        lambda: source.sample(3, seed=0),
-        lambda: next(source.stream(seed=0)),
-    ):
+    for ask in (lambda: source.held_out(3), lambda: source.sample(3, seed=0), lambda: next(source.stream(seed=0))):
         with pytest.raises(SettingsError, match=r"a test fraction \(0\.4\) has no effect on 'divided'"):
             ask()

@@ -4,17 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.trainer.doctor.machines import (
-    ADDRESS,
-    GIB,
-    H200,
-    RTX_5090,
-    SECOND_H200,
-    SEVEN_B,
-    facts_of,
-    machine,
-    seen,
-)
+from tests.trainer.doctor.machines import ADDRESS, GIB, H200, RTX_5090, SECOND_H200, SEVEN_B, facts_of, machine, seen
 from tinyzero_trainer.doctor import checks, cluster_checks, gpu_checks, package_checks
 from tinyzero_trainer.doctor.checks import check_shared_memory, examine
 from tinyzero_trainer.doctor.facts import Folder, Package, Requirements

@@ -118,11 +118,7 @@ def test_gpus_that_ray_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("changes", "level", "what"),
     [
-        (
-            {"packages": VERSIONS | {"torch": "2.11.0"}},
-            "error",
-            "torch: 2.13.0+cu130 on this machine and 10.0.0.1; 2",
-        ),
+        ({"packages": VERSIONS | {"torch": "2.11.0"}}, "error", "torch: 2.13.0+cu130 on this machine and 10.0.0.1; 2"),
         ({"packages": VERSIONS | {"tinyzero-sdk": "0.2"}}, "error", "tinyzero-sdk: 0.1.0 on this machine and 10.0.0.1"),
         ({"packages": VERSIONS | {"tinyzero-countdown": "0.2"}}, "warning", "tinyzero-countdown: 0.1.0 on"),
         ({"packages": VERSIONS | {"my-task": "1"}}, "warning", "my-task: none on this machine and 10.0.0.1; 1 on 10"),
@@ -190,10 +186,7 @@ def test_gpus_of_this_machine() -> None:
         assert seen(facts, "layout", Requirements(dims=dims(gpus, 0, 1))).level == level
 
 
-@given(
-    *(st.integers(1, 4), st.integers(0, 3), st.integers(1, 3)),
-    st.lists(st.integers(0, 6), min_size=1, max_size=3),
-)
+@given(*(st.integers(1, 4), st.integers(0, 3), st.integers(1, 3)), st.lists(st.integers(0, 6), min_size=1, max_size=3))
 def test_gpus_fit_if_engines_have_a_node_and_all_have_a_gpu(ranks: int, engines: int, tp: int, gpus: list[int]) -> None:
     layout = dims(ranks if engines else ranks * tp, engines, tp)
     whole = engines or ranks  # bundles of `tp` GPUs

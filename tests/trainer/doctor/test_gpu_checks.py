@@ -125,14 +125,10 @@ def test_a_gpu_without_kernels(gpu: GpuInfo | None, archs: tuple[str, ...], buil
     assert "run.device=cpu" in finding.do
 
 
-def test_a_gpu_that_is_not_used_is_a_note() -> None:
+def test_a_gpu_that_is_not_used_is_a_note_and_another_is_named_as_the_environment_names_it() -> None:
     facts = facts_of(RTX_5090, SECOND_H200, archs=CU124)
     levels = [seen(facts, "gpu 0", Requirements(device=device)).level for device in ("cpu", "cuda", "cuda:0", "cuda:1")]
     assert levels == ["note", "error", "error", "note"]
-
-
-def test_another_gpu_is_named_as_the_environment_names_it() -> None:
-    facts = facts_of(RTX_5090, SECOND_H200, archs=CU124)
     assert "CUDA_VISIBLE_DEVICES=1," in seen(facts, "gpu 0").do
     assert "CUDA_VISIBLE_DEVICES=6," in seen(dataclasses.replace(facts, visible="2,6"), "gpu 0").do
     assert seen(facts, "gpu 1").level == "ok"

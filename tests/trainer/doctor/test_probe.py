@@ -45,11 +45,7 @@ def test_a_probe_that_hangs_is_an_error_of_its_stage() -> None:
 
 @pytest.mark.parametrize(
     ("failing", "expected"),
-    [
-        ("", {"one": 1, "two": 2}),
-        ("one", {"one_error": "broken"}),
-        ("two", {"one": 1, "two_error": "broken"}),
-    ],
+    [("", {"one": 1, "two": 2}), ("one", {"one_error": "broken"}), ("two", {"one": 1, "two_error": "broken"})],
 )
 def test_stages_go_on_after_an_error_but_for_the_first(failing: str, expected: dict[str, object]) -> None:
     code = (

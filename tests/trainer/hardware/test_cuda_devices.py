@@ -87,8 +87,7 @@ def test_gpus_of_the_child_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "command",
-    [*map(printing, ("null", "a warning", "[{}]", "[3]")), printing("[]", code=1), ("/nowhere/at/all",)],
+    "command", [*map(printing, ("null", "a warning", "[{}]", "[3]")), printing("[]", code=1), ("/nowhere/at/all",)]
 )
 def test_a_child_process_that_fails(command: tuple[str, ...]) -> None:
     assert visible_gpus(command) is None

@@ -124,11 +124,7 @@ BROKEN = {
     "pointer of a tokenizer": (put("tokenizer.json", POINTER), "tokenizer.json is a pointer of Git LFS", "lfs pull"),
     "a tokenizer that is no JSON": (put("tokenizer.json", "{oops"), "tokenizer.json is not valid JSON", "hf download"),
     "a part that is missing": (lose_a_part, "model-2.safetensors is missing", "hf download"),
-    "an index that is no JSON": (
-        lose_the_index,
-        "index.json is not valid JSON",
-        "hf download",
-    ),
+    "an index that is no JSON": (lose_the_index, "index.json is not valid JSON", "hf download"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no safetensors", ""),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is missing", "hf download"),
     "config that is no JSON": (put("config.json", "{oops"), "config.json is not valid JSON", "hf download"),

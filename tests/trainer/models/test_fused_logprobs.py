@@ -26,14 +26,17 @@ def assert_gradients_close(found: Sequence[Tensor], expected: Sequence[Tensor]) 
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * max(1.0, theirs.abs().max().item()))
 
 
+CASES = {
+    "tokens": st.integers(1, 12),
+    "vocabulary": st.integers(2, 9),
+    "temperature": st.sampled_from([0.3, 1.0, 2.0]),
+    "chunk": st.integers(1, 60),
+    "seed": st.integers(0, 999),
+}
+
+
 @settings(max_examples=40)
-@given(
-    tokens=st.integers(1, 12),
-    vocabulary=st.integers(2, 9),
-    temperature=st.sampled_from([0.3, 1.0, 2.0]),
-    chunk=st.integers(1, 60),
-    seed=st.integers(0, 999),
-)
+@given(**CASES)
 def test_values_and_gradients_are_those_written_out_whatever_the_chunk(tokens, vocabulary, temperature, chunk, seed):
     generator = torch.Generator().manual_seed(seed)
     states = torch.randn(tokens, 5, generator=generator).requires_grad_()
@@ -68,13 +71,7 @@ def test_no_more_logits_than_a_chunk_are_held(monkeypatch):
 
 
 @settings(max_examples=40)
-@given(
-    tokens=st.integers(1, 12),
-    vocabulary=st.integers(2, 9),
-    temperature=st.sampled_from([0.3, 1.0, 2.0]),
-    chunk=st.integers(1, 60),
-    seed=st.integers(0, 999),
-)
+@given(**CASES)
 @example(tokens=9, vocabulary=6, temperature=0.3, chunk=1, seed=138)
 def test_divergences_and_gradients_are_those_written_out_whatever_the_chunk(
     tokens, vocabulary, temperature, chunk, seed

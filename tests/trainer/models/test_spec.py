@@ -79,17 +79,6 @@ def test_the_hubs_cache_is_read_before_anything_else(tmp_path: Path, monkeypatch
         find_spec("org/other", download=False)
 
 
-def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="does not describe a language model"):
-        find_spec(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(SettingsError, match="hidden_size"):
-        find_spec(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "nobody-knows"}')
-    with pytest.raises(SettingsError, match="nobody-knows"):
-        find_spec(str(tmp_path))
-
-
 LLAMA = {key: value for key, value in LlamaConfig(**COMMON).to_dict().items() if key != "is_encoder_decoder"}
 
 
@@ -105,6 +94,8 @@ LLAMA = {key: value for key, value in LlamaConfig(**COMMON).to_dict().items() if
         ({"intermediate_size": [1]}, "intermediate_size is"),
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "'t5' is an encoder with a decoder"),
         ({"model_type": "vit"}, "'vit' is no causal LM that transformers knows"),
+        ({"model_type": "nobody-knows"}, "nobody-knows"),
+        ({"hidden_size": None}, "hidden_size"),
         ({"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}, "it brings code of its own in auto_map"),
     ],
 )
@@ -119,7 +110,9 @@ def test_each_fault_is_one_line(changes: dict[str, Any], said: str, tmp_path: Pa
     assert len(message) < 300 + len(str(tmp_path))
 
 
-def test_a_number_without_end_is_told_too(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_has_a_number_without_end_is_refused_too(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="does not describe a language model"):
+        find_spec(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(LLAMA).replace('"vocab_size": 100', '"vocab_size": 1e400'))
     with pytest.raises(SettingsError, match="vocab_size is 'inf'"):
         find_spec(str(tmp_path))

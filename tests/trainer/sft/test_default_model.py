@@ -3,14 +3,13 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import types
 from pathlib import Path
 
 import pytest
 import tomli_w
 import torch
+from filelock import FileLock
 
 from tests.trainer.configurations import call, said
 from tinyzero_sdk.errors import SettingsError
@@ -166,32 +165,18 @@ def test_waiting_for_another_process_is_logged(toy_task: str, monkeypatch: pytes
     planned, made = own(toy_task), copy_instead(monkeypatch)
     lock = planned.directory.with_name(f"{planned.directory.name}.lock")
     lock.parent.mkdir(parents=True)
-    command = [sys.executable, "-c", HOLD, str(lock), str(BUILT_IN_MODEL), str(planned.directory)]
     told: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout
-        assert holder.stdout.readline() == "held\n"
-        monkeypatch.setattr(default_model.stderr, "print", lambda line, **_: (told.append(line), release(holder)))
+
+    def make(line: str, **_: object) -> None:
+        told.append(line)
+        shutil.copytree(BUILT_IN_MODEL, planned.directory)
+        held.release()
+
+    monkeypatch.setattr(default_model.stderr, "print", make)
+    with FileLock(lock, thread_local=False) as held:
         assert planned.settle()["model"]["path"] == str(planned.directory)
     assert told == [f"waiting for another process that makes the same model (it holds {lock})"]
     assert made == []
-    assert holder.returncode == 0
-
-
-HOLD = """
-import shutil, sys
-from filelock import FileLock
-with FileLock(sys.argv[1]):
-    print("held", flush=True)
-    sys.stdin.readline()
-    shutil.copytree(sys.argv[2], sys.argv[3])
-"""
-
-
-def release(holder: subprocess.Popen[str]) -> None:
-    assert holder.stdin
-    holder.stdin.write("\n")
-    holder.stdin.flush()
 
 
 @pytest.mark.usefixtures("gpu")
