@@ -163,10 +163,11 @@ def test_an_interrupted_run_exits_by_its_signal(capsys, calls, monkeypatch, numb
         raise Interrupted(number, 40, config.run.output)
 
     monkeypatch.setattr(sys.modules["tinyzero_trainer.controller.loop"], "train", train)
-    exit_code, _, error = call(capsys, "train", "--task", "countdown", "--output", "runs/x")
+    exit_code, _, error = call(capsys, "train", "--task", "countdown", "--output", "runs/my run")
     assert exit_code == code
     assert error.splitlines()[-1] == (
-        f"stopped by {number.name} after step 40, which is saved; resume with: tinyzero train --output runs/x --resume"
+        f"stopped by {number.name} after step 40, which is saved; "
+        "resume with: tinyzero train --output 'runs/my run' --resume"
     )
 
 

@@ -131,11 +131,6 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
     return take_step
 
 
-def test_completions_are_drawn_at_the_temperature_of_the_step(take) -> None:
-    _, engine, _, _ = take()
-    assert [params.temperature for params in engine.params] == [NOW]
-
-
 def test_old_and_reference_logprobs_are_those_at_the_temperature_of_the_step(take) -> None:
     policy, _, metrics, _ = take(
         algorithm=AlgorithmConfig(kl_coefficient=0.4, kl_coefficient_end=0.2, kl_placement="reward", kl_estimator="k1")
@@ -147,8 +142,9 @@ def test_old_and_reference_logprobs_are_those_at_the_temperature_of_the_step(tak
     assert (settings.temperature, settings.kl_coefficient) == (NOW, pytest.approx(0.3))
 
 
-def test_a_pass_before_several_updates_is_at_the_temperature_of_the_step(take) -> None:
-    policy, _, _, _ = take(optimizer=OptimizerConfig(num_mini_batches=2))
+def test_completions_and_the_pass_before_several_updates_are_at_the_temperature_of_the_step(take) -> None:
+    policy, engine, _, _ = take(optimizer=OptimizerConfig(num_mini_batches=2))
+    assert [params.temperature for params in engine.params] == [NOW]
     assert policy.asked == [("policy", NOW)]
 
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tinyzero_trainer.utils import signals as interrupts
-from tinyzero_trainer.utils.signals import Interrupted, StopFlag, catch_signals
+from tinyzero_trainer.utils.signals import StopFlag, catch_signals
 
 
 @pytest.mark.parametrize("number", interrupts.SIGNALS)
@@ -67,16 +67,6 @@ def test_outside_the_main_thread_the_flag_stays_down():
     thread.start()
     thread.join()
     assert seen == [(False, former)]
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_says_how_to_go_on(number, code):
-    error = Interrupted(number, 40, "runs/my run")
-    assert error.exit_code == code
-    assert str(error) == (
-        f"stopped by {number.name} after step 40, which is saved; "
-        "resume with: tinyzero train --output 'runs/my run' --resume"
-    )
 
 
 def test_a_real_process_finishes_its_step_and_exits_with_143():
