@@ -1,4 +1,4 @@
-"""`tinyzero eval` with a model on this machine: the same problems as in training, and going on where it was."""
+"""`tinyzero eval` with a model on this machine: the same problems as in training, and resuming where it stopped."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Several tasks in one stream: proportions, and going on where it stopped."""
+"""Several tasks in one stream: proportions, and resuming where it stopped."""
 
 from collections.abc import Iterator
 
@@ -50,7 +50,7 @@ def mixture(progress: dict[str, StreamState] | None = None, curriculum: Curricul
 @pytest.mark.parametrize("buckets", [0, 3])
 @settings(max_examples=20)
 @given(st.integers(0, 70))
-def test_a_resumed_mixture_goes_on_as_one_that_never_stopped(buckets: int, stopped: int) -> None:
+def test_a_resumed_mixture_continues_as_one_that_never_stopped(buckets: int, stopped: int) -> None:
     curriculum = CurriculumConfig(buckets=buckets)
     whole = mixture(curriculum=curriculum)
     take(whole, stopped)
@@ -59,7 +59,7 @@ def test_a_resumed_mixture_goes_on_as_one_that_never_stopped(buckets: int, stopp
     assert resumed.progress() == whole.progress()
 
 
-def test_each_task_has_epochs_of_its_own() -> None:
+def test_each_task_has_its_own_epochs() -> None:
     stream = mixture()
     drawn = take(stream, 60)
     large, small = ([problem for name, problem, _ in drawn if name == of] for of in ("large", "small"))

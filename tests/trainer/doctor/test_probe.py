@@ -47,7 +47,7 @@ def test_a_probe_that_hangs_is_an_error_of_its_stage() -> None:
     ("failing", "expected"),
     [("", {"one": 1, "two": 2}), ("one", {"one_error": "broken"}), ("two", {"one": 1, "two_error": "broken"})],
 )
-def test_stages_go_on_after_an_error_but_for_the_first(failing: str, expected: dict[str, object]) -> None:
+def test_stages_continue_after_an_error_except_after_the_first(failing: str, expected: dict[str, object]) -> None:
     code = (
         "from tinyzero_trainer.doctor.child import run_stages\n"
         "def stage(name, number):\n"

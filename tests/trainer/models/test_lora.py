@@ -366,7 +366,7 @@ def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(configure, cap
     assert exported.parameters == row["model/parameters"] - row["model/trained_parameters"]
 
 
-def test_the_critic_has_weights_of_its_own_and_no_adapter(configure: Configure) -> None:
+def test_the_critic_has_its_own_weights_and_no_adapter(configure: Configure) -> None:
     config = configure("run", algorithm__advantage_estimator="gae")
     with roles.build_workers(config, display=Progress(), training=True) as built:
         names = {name for name, _ in built.critic.model.named_parameters()}
@@ -382,7 +382,7 @@ def test_without_peft_one_line_says_what_to_install(configure: Configure, monkey
     assert "\n" not in str(refused.value)
 
 
-def test_an_evaluation_is_not_told_of_adapters(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_has_no_adapter(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)  # nor does it need peft
     with roles.build_workers(configure("run"), display=Progress(), training=False) as built:
         assert built.language_model.adapter is None

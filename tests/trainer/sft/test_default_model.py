@@ -226,20 +226,20 @@ def test_what_suits_it_yields_where_the_users_settings_contradict_it(words: tupl
 
 
 @pytest.mark.usefixtures("gpu", "cache")
-def test_what_the_user_contradicts_himself_is_his_to_mend(toy_task: str) -> None:
+def test_users_settings_that_contradict_each_other_are_refused(toy_task: str) -> None:
     with pytest.raises(SettingsError, match=r"optimizer.num_mini_batches=8 is more than data.prompts_per_step=2"):
         own(toy_task, "data.prompts_per_step=2", "optimizer.num_mini_batches=8")
 
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_the_plan_is_asked_before_the_model_is_made(toy_task, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(advice, "present_gpu", lambda device: TargetGpu("a small card", GIB, None))
+    monkeypatch.setattr(advice, "present_gpu", lambda device: TargetGpu("a small GPU", GIB, None))
     monkeypatch.setattr(loop, "train", lambda config, **_: None)
     copy_instead(monkeypatch)
     _, out, told = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))
     lines = (told + out).splitlines()
     (warned,) = [place for place, line in enumerate(lines) if line.startswith("warning: ")]
-    assert "a small card has 1.0 GiB" in lines[warned]
+    assert "a small GPU has 1.0 GiB" in lines[warned]
     assert warned < next(place for place, line in enumerate(lines) if line.startswith("loading PyTorch"))
 
 
