@@ -1,7 +1,7 @@
 """Losses, gradients and advantages of TRL's GRPOTrainer and of this trainer on one batch; printed as JSON.
 
 Run in an environment with TRL by `test_against_trl.py`. TRL's side is its own code from the tokens on: it pads, asks
-its reference model, compares the rewards and computes the loss. Ours is given the advantages that TRL made.
+its reference model, compares the rewards and computes the loss. This trainer gets the advantages that TRL computed.
 """
 
 import copy
@@ -14,26 +14,23 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.trainer.samples import ragged_samples
+from tests.trainer.samples import build_policy, ragged_samples
 from tinyzero_trainer.algorithms.advantages import ESTIMATORS
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, token_weights
 from tinyzero_trainer.algorithms.schedules import StepSettings
-from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
+from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.training.logprobs import PolicyModel
-from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
-from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
 
-PROMPTS, SAMPLES, MAX_TOKENS, KL = 4, 6, 32, 0.04
-OWN = "a loss of one's own"
+PROMPTS, SAMPLES, MAX_TOKENS, TEMPERATURE, KL = 4, 6, 32, 0.8, 0.04
+OWN = "a custom loss"
 PAGE = Path(__file__).parents[3] / "docs/algorithms.md"
 
-# Ours, and the same in TRL's words. Its epsilon_high is the bound itself with cispo, and cispo has no lower one.
+# This trainer's settings, and TRL's. With cispo its epsilon_high is the bound itself, and there is no lower one.
 ALGORITHMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": (
         {"loss_aggregation": "seq-mean-token-mean"},
@@ -85,29 +82,25 @@ def main(folder: Path) -> None:
     weights = {name: value + 0.05 * torch.randn(value.shape, generator=generator) for name, value in named(start.model)}
     lengths = completion_lengths(samples)
     noise = 0.3 * torch.randn(int(lengths.sum()), generator=generator)
-    noise += jagged.repeat_to_tokens(0.3 * (rewards - rewards.mean()), lengths)  # else the losses come to nearly 0
-    results = [
-        compare(name, folder / "start", samples, rewards, weights, noise, kl=kl, temperature=temperature)
-        for name in ALGORITHMS
-        for kl, temperature in ((0.0, 1.0), (KL, 0.8))
-    ]
+    noise += jagged.repeat_to_tokens(0.3 * (rewards - rewards.mean()), lengths)  # or the losses are nearly 0
+    # The KL is added in one place for all; with `dapo` it is reported with the weights of the loss.
+    cases = [*((name, 0.0) for name in ALGORITHMS), ("dapo", KL)]
+    results = [compare(name, kl, folder / "start", samples, rewards, weights, noise) for name, kl in cases]
     print(json.dumps(results))
 
 
 def compare(
     name: str,
+    kl: float,
     start: Path,
     samples: list[Rollout],
     rewards: torch.Tensor,
     weights: dict[str, torch.Tensor],
     noise: torch.Tensor,
-    *,
-    kl: float,
-    temperature: float,
 ) -> dict[str, Any]:
-    """What both make of the batch, as relative differences, with what shows that the comparison is not an easy one."""
+    """Both sides' results for the batch, their relative differences, and what shows that these could be large."""
     settings, in_trl = ALGORITHMS[name]
-    trainer = make_trainer(start, samples, rewards, kl=kl, temperature=temperature, **in_trl)
+    trainer = make_trainer(start, samples, rewards, kl=kl, temperature=TEMPERATURE, **in_trl)
     trainer.model.load_state_dict(weights, strict=False)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
@@ -125,22 +118,34 @@ def compare(
     experience = TrainingBatch.of(
         samples, SAMPLES, old_logprobs=old, advantages=jagged.repeat_to_tokens(advantages, lengths)
     )
-    algorithm = AlgorithmConfig(**settings, kl_coefficient=kl)
-    loss, clipped, gradient = ours(start, weights, experience, algorithm, kl=kl, temperature=temperature)
-    estimated = ESTIMATORS[algorithm.advantage_estimator](TrainingBatch(rewards, lengths, SAMPLES))[
+    initial = AutoModelForCausalLM.from_pretrained(start).requires_grad_(False)
+    model = from_parts("ours", copy.deepcopy(initial).requires_grad_(True), build_tokenizer())
+    model.model.load_state_dict(weights, strict=False)
+    policy = build_policy(
+        model,
+        reference=initial if kl else None,
+        optimizer=OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=100),
+        max_tokens=MAX_TOKENS,
+        kl_coefficient=kl,
+        **settings,
+    )
+    metrics = policy.update(experience, StepSettings(1e-9, TEMPERATURE, kl))
+    loss = metrics["actor/pg_loss"] + kl * metrics.get("actor/kl_loss", 0.0)
+    gradient, expected = (
+        torch.cat([parameter.grad.flatten() for _, parameter in named(each)]) for each in (model.model, trainer.model)
+    )
+    estimated = ESTIMATORS[policy._algorithm.advantage_estimator](TrainingBatch(rewards, lengths, SAMPLES))[
         jagged.last_tokens(lengths)
     ]
-    expected = torch.cat([parameter.grad.flatten() for _, parameter in named(trainer.model)])
     return {
         "algorithm": name,
         "kl": kl,
-        "temperature": temperature,
         "loss": loss,
         "trl_loss": theirs.item(),
         "loss_error": abs(loss - theirs.item()) / abs(theirs.item()),
         "gradient_error": ((gradient - expected).norm() / expected.norm()).item(),
         "gradient_norm": expected.norm().item(),
-        "clipped": clipped,
+        "clipped": metrics["actor/pg_clipfrac"],
         "scaled": in_trl.get("scale_rewards") != "none",
         "std": rewards.view(-1, SAMPLES).std(dim=1).repeat_interleave(SAMPLES).tolist(),
         "advantages": estimated.tolist(),
@@ -149,7 +154,7 @@ def compare(
 
 
 def make_trainer(start: Path, samples: list[Rollout], rewards: torch.Tensor, *, kl: float, **settings: Any) -> Any:
-    """TRL's trainer, whose rollouts and rewards are given."""
+    """TRL's trainer with these rollouts and rewards."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -177,56 +182,12 @@ def make_trainer(start: Path, samples: list[Rollout], rewards: torch.Tensor, *, 
             num_generations=SAMPLES,
             max_completion_length=MAX_TOKENS,
             beta=kl,
-            use_bias_correction_kl=False,  # the estimator itself, as everybody else has it
+            use_bias_correction_kl=False,  # the estimator itself
             report_to=[],
             use_cpu=True,
             bf16=False,
             **settings,
         ),
-    )
-
-
-def ours(
-    start: Path,
-    weights: dict[str, torch.Tensor],
-    experience: TrainingBatch,
-    algorithm: AlgorithmConfig,
-    *,
-    kl: float,
-    temperature: float,
-) -> tuple[float, float, torch.Tensor]:
-    """The loss and the clipped share from the pure functions, and the gradient of a whole update in micro-batches."""
-    beginning = AutoModelForCausalLM.from_pretrained(start).requires_grad_(False)
-    model = from_parts("ours", copy.deepcopy(beginning).requires_grad_(True), build_tokenizer())
-    model.model.load_state_dict(weights, strict=False)
-    reference = PolicyModel(beginning) if kl else None
-    [batch] = micro_batches(experience.rollouts, token_budget=10**6, pad_id=model.pad_id, device=torch.device("cpu"))
-    part = experience.select(batch.indices)
-    found = PolicyModel(model.model)(batch, temperature=temperature, reference=reference)
-    given = LossInputs(
-        part.old_logprobs,
-        part.advantages,
-        batch.lengths,
-        algorithm.clip_ratio_low,
-        algorithm.clip_ratio_high,
-        algorithm.dual_clip_c,
-    )
-    surrogate = find_policy_loss(algorithm.policy_loss)(found.logprobs, given)
-    each = surrogate.loss if found.divergence is None else surrogate.loss + kl * found.divergence
-    weight = token_weights(part.lengths, algorithm.loss_aggregation, max_tokens=MAX_TOKENS)
-    policy = Policy(
-        model,
-        algorithm=algorithm,
-        optimizer=OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=100),
-        max_tokens=MAX_TOKENS,
-        reference=reference,
-    )
-    policy.update(experience, StepSettings(1e-9, temperature, kl))
-    gradient = torch.cat([parameter.grad.flatten() for _, parameter in named(model.model)])
-    return (
-        (jagged.repeat_to_tokens(weight, part.lengths) * each).sum().item(),
-        surrogate.clipped.float().mean().item(),
-        gradient,
     )
 
 

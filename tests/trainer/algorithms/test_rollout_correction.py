@@ -1,4 +1,4 @@
-"""When the engine's log-probabilities are asked for, what they are used for, and how they are corrected for."""
+"""The engine's log-probabilities: when they are requested, what they are used for, and the correction for them."""
 
 import json
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from tests.trainer.configurations import changed
 from tests.trainer.samples import ragged_samples
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms import rollout_correction as mismatch
@@ -29,7 +30,6 @@ from tinyzero_trainer.config import (
     RolloutCorrectionConfig,
     TrainConfig,
 )
-from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.models.loading import LanguageModel
@@ -39,7 +39,7 @@ TOKEN = RolloutCorrectionConfig(is_level="token")
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("never", []), ("sample", [1, 11, 21]), ("always", list(range(1, 31)))])
-def test_the_engine_is_asked_in_no_step_in_one_of_ten_or_in_all(mode: Any, steps: list[int]) -> None:
+def test_the_engine_returns_them_in_no_step_in_one_of_ten_or_in_all(mode: Any, steps: list[int]) -> None:
     config = TrainConfig(rollout=RolloutConfig(return_logprobs=mode))
     assert [step for step in range(1, 31) if engine_returns_logprobs(config, step)] == steps
 
@@ -119,7 +119,7 @@ def test_weights_are_those_of_the_definition(
     assert masked == (None if mask is None else pytest.approx(outside / count, abs=1e-6))
 
 
-def test_a_ratio_beyond_all_numbers_stays_finite() -> None:
+def test_an_overflowing_ratio_stays_finite() -> None:
     far = torch.tensor([-2000.0, 0.0])
     found, metrics = importance_weights(
         far, far.flip(0), torch.tensor([1, 1]), RolloutCorrectionConfig(is_level="token", is_threshold=1e6)
@@ -129,7 +129,7 @@ def test_a_ratio_beyond_all_numbers_stays_finite() -> None:
 
 
 def test_the_metrics_estimate_the_divergence_of_the_engine_from_the_policy() -> None:
-    """On tokens that come as often as the engine draws them, the mean of k1, and of k3, is KL(π_engine ‖ π)."""
+    """On tokens with the engine's frequencies the means of k1 and of k3 are KL(π_engine ‖ π)."""
     engine, policy = [0.25, 0.75], [0.5, 0.5]
     tokens = [0, 1, 1, 1]
     metrics = mismatch_metrics(*(torch.tensor([log(each[token]) for token in tokens]) for each in (policy, engine)))
@@ -140,34 +140,29 @@ def test_the_metrics_estimate_the_divergence_of_the_engine_from_the_policy() -> 
     assert metrics["training/rollout_logprobs_diff_mean"] == pytest.approx((log(2) + 3 * log(1.5)) / 4)
 
 
+ENGINE = {"rollout__return_logprobs": "always"}
+BOUNDS = {"rollout_correction__rejection_bounds": [0.5, 2]}
+
+
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("settings", "reason"),
     [
-        ({"rollout_correction": {"is_level": "token"}}, "rollout.return_logprobs='sample'"),
+        ({"rollout_correction__is_level": "token"}, "rollout.return_logprobs='sample'"),
+        ({**BOUNDS, "rollout__return_logprobs": "never"}, "rollout.return_logprobs='never'"),
+        ({**ENGINE, "rollout_correction__is_threshold": 3}, "is_level=none"),
         (
-            {"rollout_correction": {"rejection_bounds": [0.5, 2]}, "rollout": {"return_logprobs": "never"}},
-            "rollout.return_logprobs='never'",
-        ),
-        ({"rollout_correction": {"is_threshold": 3}, "rollout": {"return_logprobs": "always"}}, "is_level=none"),
-        (
-            {
-                "rollout_correction": {"is_level": "token", "is_threshold": 3, "rejection_bounds": [0.5, 2]},
-                "rollout": {"return_logprobs": "always"},
-            },
+            {**ENGINE, **BOUNDS, "rollout_correction__is_level": "token", "rollout_correction__is_threshold": 3},
             "leaves out all that it would cut",
         ),
-        (
-            {"rollout_correction": {"rejection_bounds": [1.5, 2]}, "rollout": {"return_logprobs": "always"}},
-            "low < 1 < high",
-        ),
+        ({**ENGINE, "rollout_correction__rejection_bounds": [1.5, 2]}, "low < 1 < high"),
     ],
 )
-def test_what_would_have_no_effect_is_refused(words: dict[str, Any], reason: str) -> None:
+def test_settings_without_effect_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(SettingsError, match=reason):
-        make_config({"run": {"task": "none"}, "model": {"path": "some/model"}, **words})
+        changed({"run": {"task": "none"}, "model": {"path": "some/model"}}, settings)
 
 
-def test_a_cut_distribution_is_spoken_of_in_one_line() -> None:
+def test_a_truncated_distribution_is_noted_in_one_line() -> None:
     assert mismatch.notes(TrainConfig()) == []
     (line,) = mismatch.notes(TrainConfig(rollout=RolloutConfig(top_p=0.9, top_k=5)))
     assert "rollout.top_p=0.9 and rollout.top_k=5" in line
@@ -181,33 +176,27 @@ def run(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.Mon
     """A run of two steps: its metrics, step by step, and its last weights."""
     monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
 
-    def make(
-        name: str, *, resume: bool = False, **changes: dict[str, Any]
-    ) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    def make(mode: str, **changes: Any) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
         values: dict[str, Any] = {
-            "run": {"task": toy_task, "output": str(tmp_path / name), "steps": 2, "device": "cpu", "seed": 1},
+            "run": {"task": toy_task, "output": str(tmp_path / mode), "steps": 2, "device": "cpu", "seed": 1},
             "task": {"limit": 5},
             "model": {"path": str(warm_model)},
             "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
-            "rollout": {"group_size": 4, "max_completion_tokens": 8},
+            "rollout": {"group_size": 4, "max_completion_tokens": 8, "return_logprobs": mode},
             "optimizer": {"learning_rate": 1e-3},
-            "algorithm": {},
             "eval": {"num_problems": 4, "num_problems_during": 4, "greedy": False},
         }
-        for group, settings in changes.items():
-            values[group] = {**values.get(group, {}), **settings}
-        output = train(make_config(values), resume=resume).output
+        output = train(changed(values, changes)).output
         lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()][1:]
-        return lines, load_file(output / "checkpoints" / f"step_{len(lines)}" / "model.safetensors")
+        return lines, load_file(output / "checkpoints" / "step_2" / "model.safetensors")
 
     return make
 
 
 @pytest.mark.parametrize("mini_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_what_is_learnt_does_not_depend_on_which_steps_are_sampled(mini_batches: int, run: Run) -> None:
-    optimizer = {"num_mini_batches": mini_batches}
+def test_training_does_not_depend_on_the_steps_that_request_them(mini_batches: int, run: Run) -> None:
     (never, left), (sample, right) = (
-        run(mode, rollout={"return_logprobs": mode}, optimizer=optimizer) for mode in ("never", "sample")
+        run(mode, optimizer__num_mini_batches=mini_batches) for mode in ("never", "sample")
     )
     assert all(torch.equal(left[name], right[name]) for name in left)
     for lines, asked in ((never, [False, False]), (sample, [True, False])):
@@ -222,16 +211,15 @@ def test_what_is_learnt_does_not_depend_on_which_steps_are_sampled(mini_batches:
 
 @pytest.mark.slow
 def test_always_takes_them_as_the_old_ones_and_saves_the_pass(run: Run) -> None:
-    lines, _ = run("always", rollout={"return_logprobs": "always"}, optimizer={"num_mini_batches": 2})
+    lines, _ = run("always", optimizer__num_mini_batches=2)
     for line in lines:
         assert "timing_s/old_log_prob" not in line
         assert line["training/rollout_logprobs_diff_mean"] < 1e-4
 
 
 @pytest.mark.parametrize("weights", [pytest.param("token", marks=pytest.mark.slow), "sequence"])
-def test_a_correction_says_what_it_did(weights: str, run: Run) -> None:
-    correction = {"is_level": weights, "rejection_bounds": [0.5, 3.0]}
-    lines, _ = run("corrected", rollout={"return_logprobs": "always"}, rollout_correction=correction)
+def test_a_correction_is_reported(weights: str, run: Run) -> None:
+    lines, _ = run("always", rollout_correction__is_level=weights, rollout_correction__rejection_bounds=[0.5, 3.0])
     for line in lines:
         assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-3)
         assert line["rollout_corr/rollout_is_ratio_fraction_high"] == 0
@@ -241,24 +229,8 @@ def test_a_correction_says_what_it_did(weights: str, run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_kl_in_the_reward_needs_no_engine(run: Run) -> None:
-    kl = {"kl_coefficient": 0.1, "kl_placement": "reward"}
-    (never, left), (always, right) = (
-        run(mode, rollout={"return_logprobs": mode}, algorithm=kl) for mode in ("never", "always")
-    )
+    kl = {"algorithm__kl_coefficient": 0.1, "algorithm__kl_placement": "reward"}
+    (never, left), (always, right) = (run(mode, **kl) for mode in ("never", "always"))
     assert "timing_s/old_log_prob" in never[0]
     assert never[1]["actor/reward_kl_penalty"] == pytest.approx(always[1]["actor/reward_kl_penalty"], abs=1e-4)
     assert all(torch.allclose(left[name], right[name], atol=1e-3) for name in left)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_old_logprobs_of_a_resumed_run_are_those_of_one_never_stopped(layout: str, run: Run) -> None:
-    common = {"rollout": {"return_logprobs": "sample"}, "optimizer": {"num_mini_batches": 2, "packing": layout}}
-    whole, left = run("whole", **common, run={"steps": 4})
-    run("stopped", **common)
-    resumed, right = run("stopped", resume=True, **common, run={"steps": 4})
-    assert len(whole) == len(resumed) == 4
-    for one, other in zip(whole, resumed, strict=True):
-        names = [name for name in one if name.startswith(("actor/", "critic/", "training/", "rollout_corr/"))]
-        assert [one[name] for name in names] == [other[name] for name in names]
-    assert all(torch.equal(left[name], right[name]) for name in left)

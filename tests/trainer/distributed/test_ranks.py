@@ -149,7 +149,7 @@ REPLICAS: dict[str, int] = {"replicas": 2}
 DIVISIONS: dict[str, tuple[int, dict[str, int], Sequence[str]]] = {
     "2": (2, {}, ALL),
     "2 replicas": (2, REPLICAS, ("all weights",)),
-    "2 slices": (2, SLICES, ALL),
+    "2 slices": (2, SLICES, ("LoRA, exact KL to itself",)),
     "2 replicas of 2 slices": (4, REPLICAS | SLICES, ("exact KL",)),
     "3": (3, {}, ALL),
     "2 replicas of 2": (4, REPLICAS, ("exact KL",)),
