@@ -1,4 +1,4 @@
-"""Settings of the GPU's allocator; nothing is allocated on one."""
+"""Settings of the GPU allocator; no GPU is used."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +16,7 @@ EXPANDING = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2],expanda
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
-    """Those of the allocator, which are expanding, whatever torch can do with them here."""
+    """The allocator's settings, with expandable segments."""
     monkeypatch.setattr(allocator, "_set_here", [])
     get, change = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
     before = get()
@@ -38,7 +38,7 @@ def test_a_bucket_lies_in_no_expandable_segment(settings: Callable[[], str], mon
     assert seen == [EXPANDING.replace("True", "False")]
 
 
-def test_the_users_settings_come_back_after_an_error_too(settings: Callable[[], str]) -> None:
+def test_the_users_settings_return_after_an_error(settings: Callable[[], str]) -> None:
     with pytest.raises(MemoryError), allocator.fixed_segments():
         raise MemoryError
     assert settings() == EXPANDING
@@ -52,17 +52,6 @@ def test_settings_that_do_not_expand_are_left_alone(given: str, settings: Callab
     assert settings() == given
 
 
-def test_a_torch_that_does_not_tell_its_settings_has_those_of_the_environment(
-    settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    with allocator.fixed_segments():
-        assert settings() == "expandable_segments:False"
-    assert settings() == "expandable_segments:True"
-
-
 @pytest.mark.parametrize(
     ("words", "given", "expected"),
     [
@@ -72,7 +61,7 @@ def test_a_torch_that_does_not_tell_its_settings_has_those_of_the_environment(
         ((), "max_split_size_mb:64", ""),
     ],
 )
-def test_segments_expand_where_nobody_else_says_how(
+def test_segments_expand_unless_the_settings_are_given(
     words: tuple[str, ...],
     given: str | None,
     expected: str,
@@ -88,14 +77,18 @@ def test_segments_expand_where_nobody_else_says_how(
     assert settings() == expected
 
 
-def test_they_are_off_for_a_bucket_with_a_torch_too_that_does_not_tell_its_settings(
-    settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("given", [None, "expandable_segments:True"])
+def test_without_a_getter_the_settings_are_those_made_here_or_in_the_environment(
+    given: str | None, settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
     for name in allocator.VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    torch._C._accelerator_setAllocatorSettings("")
-    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
-    allocator.expand_segments(config_of())
+    if given is not None:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
+    else:
+        torch._C._accelerator_setAllocatorSettings("")
+        allocator.expand_segments(config_of())
     with allocator.fixed_segments():
         assert settings() == "expandable_segments:False"
     assert settings() == "expandable_segments:True"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.configurations import call, changed
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed.parallel_dims import ParallelDims, ParallelError, parallel_dims
@@ -52,11 +53,36 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
         ),
         (2, {"ray__gpus": 3}, r"vllm\.tensor_parallel=2 does not divide ray\.gpus=3"),
         (2, {"parallel__world_size": 3}, r"vllm\.tensor_parallel=2 does not divide the 3 ranks"),
+        (
+            1,
+            {"parallel__world_size": 3, "parallel__dp_replicate": 2},
+            r"parallel\.dp_replicate=2 does not divide the 3 ranks",
+        ),
+        (
+            1,
+            {"parallel__world_size": 4, "parallel__sequence_parallel": 3},
+            r"parallel\.sequence_parallel=3 does not divide the 4 ranks of a replica",
+        ),
+        (
+            1,
+            {"parallel__world_size": 4, "parallel__dp_replicate": 2, "parallel__sequence_parallel": 4},
+            "does not divide the 2 ranks of a replica",
+        ),
+        (
+            1,
+            {"ray__gpus": 4, "rollout__num_engines": 1, "parallel__dp_replicate": 2},
+            "does not divide the 3 ranks",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(tensor_parallel: int, settings: dict[str, int], message: str) -> None:
     with pytest.raises(ParallelError, match=message):
         dims(tensor_parallel, **settings)
+
+
+def test_padded_rows_cannot_be_shared() -> None:
+    with pytest.raises(TinyZeroError, match=r"parallel\.sequence_parallel=2 divides packed rows"):
+        dims(parallel__world_size=2, parallel__sequence_parallel=2, optimizer__packing="padded")
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cpu", "cuda:0", "cuda:1"])

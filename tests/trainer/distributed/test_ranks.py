@@ -1,6 +1,5 @@
-"""Several ranks learn what one learns: the same gradients, norms, bounds and metrics from the same rollouts."""
+"""Several ranks train as one does: the same gradients, norms, weights and metrics from the same rollouts."""
 
-import copy
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, num_mini_batches=2, weight_decay=0.1, max_grad_norm=0.05)
 TOLERANCE = 1e-5
-"""Of a gradient, as a share of the norm of all."""
+"""Of a gradient, as a fraction of the norm of all."""
 
 
 def gradients(policy: Policy, experience: TrainingBatch, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
@@ -68,34 +67,7 @@ def test_the_gradients_of_the_ranks_add_up_to_those_of_one(
         torch.testing.assert_close(total[name], value, rtol=0, atol=float(TOLERANCE * norm))
 
 
-def told(shares: list[MetricAccumulator], name: str) -> list[Any]:
-    return [getattr(share, name) for share in shares]
-
-
-def test_what_the_ranks_measured_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = []
-    for values in ([1.0, 2.0], [], [6.0]):
-        metrics = MetricAccumulator()
-        if values:
-            metrics.add(each=torch.tensor(values))
-            metrics.add_weighted_sum(loss=torch.tensor(values))
-            metrics.extend(column=torch.tensor(values))
-        metrics.end_mini_batch(torch.tensor(1.0))
-        shares.append(metrics)
-
-    for index in range(3):
-        metrics, asked = copy.deepcopy(shares[index]), iter(["_sums", "_totals", "_columns", "_counts"])
-        with monkeypatch.context() as patch:
-            patch.setattr(DataParallelGroup, "all_gather", lambda ranks, own, asked=asked: told(shares, next(asked)))
-            metrics.gather(DataParallelGroup(3, index))
-        assert metrics.means() == {"each": 3.0}
-        assert metrics.weighted_sums() == {"loss": 9.0}
-        column = metrics.column("column")
-        assert column is not None
-        assert column.tolist() == [1.0, 2.0, 6.0]
-
-
-# ---- in processes of their own ---------------------------------------------------------------------------------------
+# ---- in processes ---------------------------------------------------------------------------------------------------
 
 
 ALL = ("all weights", "exact KL", "LoRA, exact KL to itself")
@@ -122,7 +94,7 @@ def learn(
 
 
 def watched(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Will hold the whole gradients of the first update, as the ranks have added them up, before they are clipped."""
+    """The full gradients of the first update, summed over the ranks and not yet clipped; filled by the update."""
     found: dict[str, Tensor] = {}
     gather = optimizer._gather_gradients
 
@@ -155,7 +127,7 @@ DIVISIONS: dict[str, tuple[int, dict[str, int], Sequence[str]]] = {
     "2 replicas of 2": (4, REPLICAS, ("exact KL",)),
     "2 shards of 2 slices": (4, SLICES, ("LoRA, exact KL to itself",)),
 }
-"""Ranks, how they are divided, and the policies that are trained so."""
+"""World size, its division, and the policies that are trained with it."""
 COMBINED = pytest.mark.nightly(reason="combinations of divisions that are tested one by one")
 NIGHTLY = ["3", "2 replicas of 2", "2 shards of 2 slices"]
 

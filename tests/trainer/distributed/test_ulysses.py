@@ -1,5 +1,4 @@
-"""DataParallelGroup that share a line: their slices are the line, and they compute what one computes that has all
-of it."""
+"""Ranks of a sequence-parallel group: their shards make up the packed row, and they compute what one rank does."""
 
 import copy
 from dataclasses import replace
@@ -16,10 +15,8 @@ from tests.trainer.conftest import random_model
 from tests.trainer.distributed.sharded import CPU, PLAIN
 from tests.trainer.processes import in_slices
 from tests.trainer.samples import make_sample, mixed_lengths
-from tinyzero_trainer.config import OptimizerConfig, ParallelConfig, RayConfig, RolloutConfig, RunConfig, TrainConfig
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
-from tinyzero_trainer.distributed.parallel_dims import ParallelError, parallel_dims
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.logprobs import PolicyModel
@@ -35,7 +32,7 @@ from tinyzero_trainer.utils import jagged
     st.integers(2, 7),
     st.integers(1, 40),
 )
-def test_the_slices_of_a_line_are_the_line(shapes: list[tuple[int, int]], count: int, budget: int) -> None:
+def test_the_shards_of_a_row_are_the_row(shapes: list[tuple[int, int]], count: int, budget: int) -> None:
     made = [make_sample(prompt, completion) for prompt, completion in shapes]
     laid = {"pad_id": 7, "device": CPU, "layout": "packed"}
     wholes = list(micro_batches(made, token_budget=budget * count, **laid))
@@ -112,19 +109,18 @@ QUICK = [("qwen2", 4), ("llama, exact KL", 2)]
         for count in (2, 4)
     ],
 )
-def test_ranks_that_share_a_line_compute_what_one_does(case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_share_a_row_compute_what_one_does(case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four heads, of which two have keys and values of their own; sequences of two tokens and more."""
     kind, estimator = CASES[case]
     model = random_model(kind)
     models = [model, copy.deepcopy(model)]
     assert use_kernel(models[1], torch.float32, CPU, or_plain=True)
+    references: list[PolicyModel | None] = [None, None]
     if estimator is not None:
-        anchors = copy.deepcopy(models)
-        with torch.no_grad():
-            for anchor in anchors:
-                for parameter in anchor.parameters():
-                    parameter.mul_(1.05)
-    references = [None, None] if estimator is None else list(map(PolicyModel, anchors))
+        for index, other in enumerate(copy.deepcopy(models)):
+            with torch.no_grad():
+                torch._foreach_mul_(list(other.parameters()), 1.05)
+            references[index] = PolicyModel(other)
     expected, gradients = measured(models[0], ALONE, "padded", references[0], estimator or "k3")
 
     def work(line: SequenceParallelGroup) -> tuple[Tensor, list[Tensor]]:
@@ -158,58 +154,22 @@ def test_each_query_meets_its_own_key(heads: int, count: int, monkeypatch: pytes
         assert torch.equal(back, torch.arange(queries).expand(3, queries)[..., None])
 
 
-def test_a_model_that_attends_to_its_own_slice_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_attends_to_its_own_shard_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model("qwen2")
     assert not any(in_slices(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
     assert use_kernel(model, torch.float32, CPU, or_plain=True)
     assert all(in_slices(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
 
 
-def test_heads_that_cannot_be_divided_are_refused(toy_model_path: Path) -> None:
+def test_indivisible_heads_are_refused(toy_model_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"parallel\.sequence_parallel=3 does not divide the 2 attention heads .* 1, 2$"
     ):
         _load(str(toy_model_path), replace(PLAIN, sequence_parallel=3))
 
 
-def test_a_model_that_attends_in_its_own_way_is_refused(toy_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_its_own_attention_is_refused(toy_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinyzero_trainer.training.varlen_attention._is_plain", lambda model: False)
     _load(str(toy_model_path), PLAIN)
     with pytest.raises(ModelError, match="has its own attention"):
         _load(str(toy_model_path), replace(PLAIN, sequence_parallel=2))
-
-
-@pytest.mark.parametrize(
-    ("parallel", "rollout", "message"),
-    [
-        ({"world_size": 3, "dp_replicate": 2}, {}, r"parallel\.dp_replicate=2 does not divide the 3 ranks"),
-        (
-            {"world_size": 4, "sequence_parallel": 3},
-            {},
-            r"parallel\.sequence_parallel=3 does not divide the 4 ranks of a replica",
-        ),
-        ({"world_size": 4, "dp_replicate": 2, "sequence_parallel": 4}, {}, "does not divide the 2 ranks of a replica"),
-        ({"dp_replicate": 2}, {"num_engines": 1}, "does not divide the 3 ranks"),
-    ],
-)
-def test_ranks_that_cannot_be_divided_are_refused(
-    parallel: dict[str, int], rollout: dict[str, int], message: str
-) -> None:
-    ray = RayConfig(gpus=4) if rollout else RayConfig()
-    config = TrainConfig(
-        run=RunConfig(executor="ray"),
-        ray=ray,
-        parallel=ParallelConfig(**parallel),
-        rollout=RolloutConfig(**rollout),
-    )
-    with pytest.raises(ParallelError, match=message):
-        parallel_dims(config)
-
-
-def test_padded_lines_cannot_be_shared() -> None:
-    with pytest.raises(ValueError, match=r"parallel\.sequence_parallel=2 divides packed rows"):
-        TrainConfig(
-            run=RunConfig(executor="ray"),
-            parallel=ParallelConfig(world_size=2, sequence_parallel=2),
-            optimizer=OptimizerConfig(packing="padded"),
-        )
