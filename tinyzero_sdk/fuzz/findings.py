@@ -64,7 +64,13 @@ class Finding:
         return Case(self.completion, self.ground_truth, self.right, f"fuzz: {DESCRIPTIONS[self.kind]}{traits}{note}")
 
 
+MOST_GROUPS = 12
+"""Groups kept of one kind: a reward with more is broken altogether."""
+
+
 class FindingSet:
+    """Findings of all processes, grouped by what sets them apart from right answers."""
+
     def __init__(self) -> None:
         self._groups: dict[tuple[str, frozenset[str]], Finding] = {}
 
@@ -76,8 +82,8 @@ class FindingSet:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def count(self, kind: str) -> int:
-        return sum(known == kind for known, _ in self._groups)
+    def is_full(self, kind: str) -> bool:
+        return sum(known == kind for known, _ in self._groups) >= MOST_GROUPS
 
     def is_known(self, kind: str, traits: frozenset[str]) -> bool:
         """Whether a group explains such a finding: all that sets the group apart sets the finding apart too."""
@@ -86,10 +92,12 @@ class FindingSet:
         return any(known == kind and group and group <= traits for known, group in self._groups)
 
     def lacks(self, finding: Finding) -> bool:
-        """Whether a finding would be the first or the smallest of its group."""
+        """Whether a finding would be the first of a group for which there is room, or the smallest of its group."""
         traits = frozenset(finding.traits)
         own = self._groups.get((finding.kind, traits))
-        return not self.is_known(finding.kind, traits) if own is None else finding.size < own.size
+        if own is not None:
+            return finding.size < own.size
+        return not self.is_full(finding.kind) and not self.is_known(finding.kind, traits)
 
     def add(self, finding: Finding) -> bool:
         """Keep a finding, if it is the first or the smallest of its group; whether it was."""

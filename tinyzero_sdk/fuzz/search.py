@@ -33,7 +33,6 @@ BATCH = 256
 BATCH_MARK = b"B"
 """First byte of a message with a pickled `AttemptBatch`, which the parent unpickles only if the worker fails."""
 
-MOST_GROUPS = 12  # groups recorded of one type: a reward with more is broken altogether
 _FITTED = 0.7  # fraction of the wrong answers that are tried on the problem that they would solve
 _DEEP = 0.15  # fraction of the mutated answers that start from one that reached a new line, on any problem
 _MOST_DEEP = 8
@@ -259,7 +258,7 @@ class _FuzzSearch:
         traits = frozenset(finding.traits)
         if self.found.is_known(finding.kind, traits) or (finding.kind, traits) in self.known:
             return True
-        return self.found.count(finding.kind) >= MOST_GROUPS
+        return self.found.is_full(finding.kind)
 
     def _note(self, item: FuzzItem, attempt: Attempt, fault: ScoringFault) -> None:
         finding = make_finding(attempt, item.truth, fault, self.usual)

@@ -128,7 +128,7 @@ def cluster_of_one_node(directory: str) -> RayCluster:
     """What is seen of a Ray that has counted the GPUs itself."""
     from ray.cluster_utils import Cluster
 
-    given = {"num_cpus": 16, "object_store_memory": 2**28, "include_dashboard": False}
+    given = {"num_cpus": 16, "num_gpus": None, "object_store_memory": 2**28, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=given)
     try:
         return look(Path(directory), cluster.address)

@@ -157,6 +157,7 @@ def scalars(directory):
 @pytest.mark.slow
 def test_the_real_wandb_with_an_unreachable_server_records_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 120.0)  # on a busy machine, too
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     messages = run(tmp_path, "wandb")
@@ -168,6 +169,7 @@ def test_the_real_wandb_with_an_unreachable_server_records_offline(tmp_path, mon
 @pytest.mark.slow
 def test_the_real_wandb_does_not_prompt_for_a_key(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 120.0)  # on a busy machine, too
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     messages = run(tmp_path, "wandb")

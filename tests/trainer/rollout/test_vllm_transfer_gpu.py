@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu
 
 SCRIPT = """
 import subprocess, sys, torch
-from tinyzero_trainer.distributed.cuda_allocator import expand_segments, expands, _settings
+from tinyzero_trainer.distributed.cuda_allocator import current_settings, expand_segments, expands
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.rollout.vllm.weight_transfer import packed
 
@@ -28,7 +28,6 @@ def kinds(size):
 
 
 expand_segments(make_config({"run": {"task": "countdown"}}))  # leaves alone what the environment says
-print("settings", _settings(), flush=True)
 kept = torch.ones(2**24, device="cuda")
 free = torch.ones(2**26, device="cuda")
 del free  # a free block of an expandable segment, large enough for the bucket
@@ -37,13 +36,13 @@ for size in (2**24, 2**4):  # of large blocks, and of small ones
     ones, twos = torch.ones(size), torch.full((8,), 2.0)
     weights = [(name, tensor.to("cuda", torch.bfloat16)) for name, tensor in (("a", ones), ("b", twos))]
     with packed(weights) as bucket:
-        assert expands(_settings())
+        assert expands(current_settings())
         if size == 2**24:
             assert kinds(2**24) == {False, True}, kinds(2**24)
         done = subprocess.run([sys.executable, "-c", RECEIVE], input=bucket, capture_output=True)
     print(size, done.stdout.decode(), done.stderr.decode()[-2000:], flush=True)
     assert eval(done.stdout) == [("a", True, float(size)), ("b", True, 16.0)]
-assert expands(_settings())
+assert expands(current_settings())
 print("passed")
 """
 

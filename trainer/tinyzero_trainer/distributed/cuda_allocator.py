@@ -54,15 +54,17 @@ def expand_segments(config: TrainConfig) -> None:
         getattr(torch._C, _SET)(*_set_here)
 
 
+def current_settings() -> str:
+    """The allocator's settings in this process."""
+    if hasattr(torch._C, _GET):
+        return str(getattr(torch._C, _GET)())
+    return next(iter(_set_here), None) or next((os.environ[name] for name in VARIABLES if name in os.environ), "")
+
+
 @contextmanager
 def fixed_segments() -> Iterator[None]:
     """Within, GPU memory is allocated outside of expandable segments, cached ones included."""
-    if hasattr(torch._C, _GET):
-        settings = getattr(torch._C, _GET)()
-    else:
-        settings = next(iter(_set_here), None) or next(
-            (os.environ[name] for name in VARIABLES if name in os.environ), ""
-        )
+    settings = current_settings()
     if not expands(settings):
         yield
         return
