@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +106,8 @@ def test_weights_gathered_without_a_gradient_are_gathered_again_after_a_step(toy
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
-def test_compiled_layers_compute_the_same(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Forward and backward are traced as usual, but code for them is not generated, which takes most of the time.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+def test_compiled_layers_compute_the_same(toy_model: LanguageModel) -> None:
+    del toy_model.model.model.layers[1:]  # each layer is compiled by itself, which takes seconds
     results = []
     for options in (PLAIN, replace(PLAIN, compile=True, activation_checkpointing=True)):
         policy = make_policy(toy_model, Case(), options)
