@@ -14,8 +14,8 @@ from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.fuzz import Finding, fuzz, runner
 from tinyzero_sdk.fuzz.confirm import Confirmation
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
-from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.fuzz.findings import MOST_GROUPS
+from tinyzero_sdk.fuzz.presentations import Attempt
 
 SOLVE = """
 @hookimpl
