@@ -17,8 +17,9 @@ train: $(READY)  ## train the tiny model on countdown, into a new directory unde
 test: $(READY)  ## run the fast tests (under a minute)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
+# One more worker than cores: many of these wait for processes that start.
 slow: $(READY)  ## run the slow tests (several minutes)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not nightly and not gpu"
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal -m "slow and not nightly and not gpu"
 
 nightly: $(READY)  ## run the tests that take too long for every change; required for a release
 	@PYTHONDONTWRITEBYTECODE= HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --dist worksteal -m "nightly and not gpu"

@@ -19,7 +19,7 @@ TRANSCRIPT = ROOT / "docs/tutorial.md"  # test_tutorial.py runs it, and compares
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-NOT_RUN = re.compile(r"(make|pip|tinyzero (train|warmstart|eval|doctor))\b")
+NOT_RUN = re.compile(r"(make|pip|pytest --tinyzero-task|tinyzero (train|warmstart|eval|doctor))\b")
 
 
 def each(documents: list) -> pytest.MarkDecorator:
@@ -29,6 +29,7 @@ def each(documents: list) -> pytest.MarkDecorator:
 WITH_CODE = [document for document in DOCUMENTS if BLOCK.search(document.read_text(encoding="utf-8"))]
 
 
+GUIDES = pytest.mark.nightly(reason="the code of the guides runs with each change, and README's task is checked")
 LONG = [ROOT / name for name in ("README.md", "docs/conformance.md", "docs/fuzzing.md", "docs/scoring.md")]
 SHORT = [document for document in WITH_CODE if document not in (TRANSCRIPT, *LONG)]
 
@@ -54,7 +55,9 @@ def run_in_bash(code: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["README.md", "docs/hooks.md", "docs/symbolic.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", *(pytest.param(name, marks=GUIDES) for name in ("docs/hooks.md", "docs/symbolic.md"))]
+)
 def test_complete_tasks_fail_no_check(name: str, tmp_path: Path) -> None:
     codes = [
         code for language, code in BLOCK.findall((ROOT / name).read_text(encoding="utf-8")) if language == "python"

@@ -9,7 +9,6 @@ import typer
 from typer.core import TyperCommand
 
 from tinyzero_sdk.console import stderr, stdout
-from tinyzero_trainer.config.model_defaults import TINY_MODEL
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below.")]
 TrainOverrides = Annotated[
@@ -36,7 +35,7 @@ ModelOption = Annotated[
         "--model",
         metavar="MODEL",
         help="Directory or Hugging Face Hub name of a transformers causal LM.",
-        show_default=f"{TINY_MODEL}; on a GPU, one made for the task",
+        show_default="the tiny model that comes with the trainer; on a GPU, one made for the task",
     ),
 ]
 GpusOption = Annotated[

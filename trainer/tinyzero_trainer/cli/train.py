@@ -23,7 +23,6 @@ from tinyzero_trainer.cli.options import (
     TaskOptions,
     exit_by_signal,
 )
-from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of, other_task
 from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
 if TYPE_CHECKING:
@@ -125,6 +124,8 @@ def _with_output(overrides: Mapping[str, Any]) -> dict[str, Any]:
 def _announce(config: "TrainConfig", composition: "Composition | None") -> None:
     """Print at once what is about to happen, since loading takes seconds; no composition = the run is resumed."""
     verb = "resuming the training of" if composition is None else "training"
+    from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of, other_task
+
     where, specs = directory_of(config.model.path), config.task_specs
     model = TINY_MODEL if where is None else config.model.path
     names = (f"{spec.name} (weight {spec.weight:g})" if len(specs) > 1 else spec.task for spec in specs)
