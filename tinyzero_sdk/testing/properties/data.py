@@ -61,7 +61,7 @@ def _difference(first: Sequence[str], other: Sequence[str]) -> tuple[int, str, s
 SAME_SEED_SAME_DATA = Property(
     name="same-seed-same-data",
     text="The same seed gives the same items: again, in blocks of another size, and in another process.",
-    reason="Worker processes each make a block; if an item depends on anything but split, seed and its number, the data"
+    reason="Worker processes each make a block; if an item depends on anything but split, seed and its index, the data"
     " change with the machine, and no result can be reproduced.",
     examine=_examine_same_seed,
 )
@@ -97,7 +97,7 @@ def _examine_other_seed(subject: TaskUnderTest) -> Failure | None:
 OTHER_SEED_OTHER_DATA = Property(
     name="other-seed-other-data",
     text="Another seed gives other items, or another order, and not the same items shifted.",
-    reason="If an item's number is added to the seed, runs with the seeds 1 and 2 share all but one of their items.",
+    reason="If an item's index is added to the seed, runs with the seeds 1 and 2 share all but one of their items.",
     examine=_examine_other_seed,
 )
 

@@ -38,7 +38,7 @@ EVERY_ITEM_SOLVABLE = Property(
 GOLD_SCORES_FULL = Property(
     name="gold-scores-full",
     text="Every gold completion is correct and gets the greatest reward.",
-    reason="If the right answer does not score full, nothing a model learns from the reward can be trusted.",
+    reason="If the right answer does not get the full score, nothing a model learns from the reward can be trusted.",
     needs=("solve",),
     test=must_be_full,
     completions=lambda subject: [
@@ -73,8 +73,8 @@ FORMATTING_IS_FREE = Property(
     name="formatting-is-free",
     text="Spaces around the answer or the completion, line breaks around the answer, and special tokens at the end do"
     " not change the score.",
-    reason="A line break must not cost a model its reward: rewards that read only the last line, or no line breaks,"
-    " have taught models to write everything in one line.",
+    reason="A line break must not cost a model its reward: rewards that read only the last line, or fail at line"
+    " breaks, have taught models to write everything in one line.",
     needs=("solve",),
     test=must_be_full,
     completions=_variants,

@@ -105,7 +105,7 @@ def _contradicts_label(subject: TaskUnderTest, sample: TestCompletion, outcome: 
 LABELLED_CASES = Property(
     name="labelled-cases",
     text="Every labelled completion is scored as its label says, without an error.",
-    reason="What was wrong once is kept as a case, so that it cannot come back unnoticed.",
+    reason="A mistake that was found is kept as a case, so that it cannot come back unnoticed.",
     test=_contradicts_label,
     needs_label=True,
     completions=_cases,

@@ -45,7 +45,7 @@ def _empty(subject: TaskUnderTest) -> Iterator[TestCompletion]:
 EMPTINESS_PAYS_NOTHING = Property(
     name="emptiness-pays-nothing",
     text="No answer, and an empty one, score 0 at most.",
-    reason="Empty tags are the first thing a model finds if they are rewarded, and it never leaves them again.",
+    reason="Empty tags are the first thing a model finds if they are rewarded, and it never gives them up again.",
     test=_is_rewarded_at_all,
     completions=_empty,
 )
@@ -113,9 +113,9 @@ def _sprays(subject: TaskUnderTest) -> Iterator[TestCompletion]:
 
 SPRAYING_PAYS_NOTHING = Property(
     name="spraying-pays-nothing",
-    text="Several answers in the place of one are not correct and score no more than a wrong answer, even if the right"
+    text="Several answers in place of one are not correct and score no more than a wrong answer, even if the right"
     " one is among them.",
-    reason="Naming every number names the right one too.",
+    reason="A completion that names every number also names the right one.",
     needs=("solve",),
     test=_is_rewarded,
     completions=_sprays,

@@ -68,7 +68,7 @@ def _takes_too_long(subject: TaskUnderTest, sample: TestCompletion, outcome: Out
 BOUNDED_TIME = Property(
     name="bounded-time",
     text=f"No text of up to a megabyte takes the scorer more than {TIMEOUT:g} s.",
-    reason="One `9**9**9`, or a pattern that backtracks, stalls a training run: all wait for the slowest answer.",
+    reason="One `9**9**9`, or a pattern that backtracks, stalls a training run: the step waits for the slowest answer.",
     test=_takes_too_long,
     completions=lambda subject: itertools.chain(_runs(subject), _heavy_pieces(subject)),
     strategy=_heavy_text,
@@ -110,8 +110,7 @@ def _leak(subject: TaskUnderTest) -> Failure | None:
 
 BOUNDED_MEMORY: Property = Property(
     name="bounded-memory",
-    text=f"No text of up to a megabyte takes the scorer more than {MEMORY_LIMIT >> 20} MiB, and no call leaves memory"
-    " behind.",
+    text=f"No text of up to a megabyte takes the scorer more than {MEMORY_LIMIT >> 20} MiB, and no call leaks memory.",
     reason="A number with a billion digits takes ten characters to write; the machine that scores has other work too.",
     test=_takes_too_much,
     completions=_heavy_pieces,
@@ -173,8 +172,9 @@ def _acts(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> F
 
 RUNS_NO_CODE = _of_any_text(
     name="runs-no-code",
-    text="Scoring compiles, runs, imports, opens, starts and connects to nothing (after a first call to warm up).",
-    reason="A model's text that is evaluated can do anything: one completion can forge every later reward of its"
+    text="Scoring compiles, runs and imports no code, opens no file, and starts or connects to nothing (after a first"
+    " call to warm up).",
+    reason="Model text that is evaluated can do anything: one completion can forge every later reward of its"
     " process.",
     test=_acts,
     completions=lambda subject: _noticed_first(subject, lambda outcome: outcome.actions),
