@@ -1,4 +1,8 @@
-"""Chooses and builds the rollout engine of a run."""
+"""Chooses and builds the rollout engine of a run.
+
+A new engine implements `RolloutEngine` (engine.py), is built here, and has its name in `RolloutConfig.engine`
+(config/rollout.py). What it cannot do is refused in config/unused.py, and what it takes of a GPU is in estimate/.
+"""
 
 from collections.abc import Callable
 from functools import partial
