@@ -174,8 +174,7 @@ RUNS_NO_CODE = _of_any_text(
     name="runs-no-code",
     text="Scoring compiles, runs and imports no code, opens no file, and starts or connects to nothing (after a first"
     " call to warm up).",
-    reason="Model text that is evaluated can do anything: one completion can forge every later reward of its"
-    " process.",
+    reason="Model text that is evaluated can do anything: one completion can forge every later reward of its process.",
     test=_acts,
     completions=lambda subject: _noticed_first(subject, lambda outcome: outcome.actions),
 )

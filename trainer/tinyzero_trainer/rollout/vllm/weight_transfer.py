@@ -1,6 +1,7 @@
 """Weights from the trainer's process to the engine's: through CUDA IPC, or through shared memory on a CPU.
 
-Both ends of a message are here; client.py sends it, and engine.py says when. A bucket of weights is one flat tensor; a message says where it is and what is in it.
+Both ends of a message are here; client.py sends it, and engine.py says when. A bucket of weights is one flat tensor; a
+message says where it is and what is in it.
 """
 
 import pickle

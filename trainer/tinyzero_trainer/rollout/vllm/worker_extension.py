@@ -1,6 +1,7 @@
 """An extension of vLLM's worker that loads new weights. Imported only in the engine's process.
 
-client.py sends them, in the messages of weight_transfer.py. vLLM mixes the class into its own worker, hence the prefix of the methods' names.
+client.py sends them, in the messages of weight_transfer.py. vLLM mixes the class into its own worker, hence the prefix
+of the methods' names.
 """
 
 from typing import Any
