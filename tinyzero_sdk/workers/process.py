@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Self
@@ -33,11 +34,11 @@ Service = Callable[["Task", Connection, "SharedTimer"], None]
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class ClosesOnExit:
+class ClosesOnExit(ABC):
     """A context manager that closes with its block."""
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
