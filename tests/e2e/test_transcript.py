@@ -16,52 +16,6 @@ def console(*lines: str, rest: str = "") -> str:
     return "\n".join([f"```console{rest}", *lines, "```\n"])
 
 
-@pytest.mark.slow
-def test_files_are_written_added_to_and_changed_in_place(shell):
-    document = """
-```python
-# a.py
-import functools
-
-ONE = 1
-
-
-@functools.cache
-def two():
-    return 2
-```
-```python
-# a.py, at the end
-print(ONE + two())
-```
-```console
-$ python3 a.py
-3
-```
-```python
-# a.py, in place of two
-def two():
-    return 20
-```
-```python
-# a.py, in place of ONE
-ONE = 10
-```
-Save as `b.json`:
-```json
-{}
-```
-```console
-$ grep -c cache a.py b.json; python3 a.py; cat b.json
-a.py:0
-b.json:0
-30
-{}
-```
-"""
-    assert run_document(document, shell) == document
-
-
 def test_another_output_is_found_and_written(shell):
     with pytest.raises(TranscriptError, match=r"(?s)echo new.*-old.*\+new"):
         run_document(console("$ echo new", "old"), shell)

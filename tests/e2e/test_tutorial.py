@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.transcript import WIDTH, Shell, blocks, make_environment, run_document
+from tests.e2e.transcript import BLOCK, WIDTH, Shell, make_environment, run_document
 
 TUTORIAL = Path(__file__).parents[2] / "docs/tutorial.md"
 
@@ -25,7 +25,7 @@ def new_shell() -> Iterator[Shell]:
 
 
 def test_code_and_commands_fit_a_terminal() -> None:
-    for language, body in blocks(TUTORIAL.read_text(encoding="utf-8")):
+    for language, _, body in BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
         typed = [line for line in body.splitlines() if language == "python" or line.startswith("$ ")]
         assert max(map(len, typed), default=0) <= WIDTH, typed
 

@@ -12,17 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_distributions import FOLDERS, ROOT
 from tinyzero_trainer.config.recipes import recipe_names
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = {
-    "tinyzero_sdk": ROOT,
-    "tinyzero_trainer": ROOT / "trainer",
-    "tinyzero_countdown": ROOT / "plugins/countdown",
-    "tinyzero_multiply": ROOT / "plugins/multiply",
-    "tinyzero_gsm8k": ROOT / "plugins/gsm8k",
-    "tinyzero_reasoning_gym": ROOT / "plugins/reasoning_gym",
-}
+PACKAGES = {name.replace("-", "_"): folder for name, folder in FOLDERS.items()}
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 OUTPUT = {"completion": "<answer>(7 - 3) * 12</answer>", "ground_truth": {"target": 48, "numbers": [3, 7, 12]}}
 
@@ -63,20 +56,21 @@ def light(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
-@pytest.mark.parametrize("package", FOLDERS)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_a_wheel_holds_its_package_its_licence_and_its_readme(package: str, wheels: Path) -> None:
     [path] = wheels.glob(f"{package}-*.whl")
     with zipfile.ZipFile(path) as wheel:
         names = wheel.namelist()
         info = next(name.split("/")[0] for name in names if name.endswith(".dist-info/METADATA"))
         metadata = wheel.read(f"{info}/METADATA").decode()
-    sources = {file.relative_to(FOLDERS[package]).as_posix() for file in (FOLDERS[package] / package).rglob("*.py")}
-    if package.removeprefix("tinyzero_") in ("countdown", "multiply", "gsm8k"):
-        sources.add(f"{package}/cases.jsonl")
+    folder = PACKAGES[package]
+    patterns = ("*.py", "cases.jsonl", "templates/*")
+    files = [file for pattern in patterns for file in (folder / package).rglob(pattern)]
+    sources = {file.relative_to(folder).as_posix() for file in files}
     assert sources <= set(names)
     assert {f"{package}/py.typed", f"{info}/licenses/LICENSE"} <= set(names)
     assert {name.split("/")[0] for name in names} == {package, info}
-    assert (FOLDERS[package] / "README.md").read_text().strip() in metadata
+    assert (folder / "README.md").read_text().strip() in metadata
 
 
 def test_the_trainer_carries_the_tiny_model_and_the_recipes(wheels: Path) -> None:

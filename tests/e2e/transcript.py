@@ -2,7 +2,7 @@
 
 Such a document has three types of blocks, and no others:
 - ```python, which begins with a comment: `# FILE` writes the file, `# FILE, at the end` adds to it, and
-  `# FILE, in place of NAME` replaces the function, class or constant NAME;
+  `# FILE, in place of NAME` replaces the function or class NAME;
 - ```json, the content of the last file named in backticks;
 - ```console, `$ command` lines, each followed by its output. ```console exit=1 gives the exit code of the last command.
 """
@@ -23,7 +23,7 @@ WIDTH = 80
 HOME = "/home/you"
 """Shown in place of the directory in which the commands run."""
 
-_BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"# ([\w./-]+\.\w+)(?:, (?:(at the end)|in place of (\w+)))?\n")
 _FILE_NAME = re.compile(r"`([\w./-]+\.\w+)`")
 
@@ -64,13 +64,10 @@ class TranscriptError(AssertionError):
 
 @dataclass(frozen=True)
 class Shell:
-    """Where the commands of a document run."""
+    """Where the commands of a document run: in `directory`, at first empty, with variables of `make_environment`."""
 
     directory: Path
-    """Empty at first."""
-
     environment: Mapping[str, str]
-    """From `make_environment`."""
 
     def run(self, command: str) -> tuple[str, int]:
         """The output of a command (stdout and stderr, interleaved) and its exit code."""
@@ -88,12 +85,6 @@ class Shell:
         return "".join(f"{line}\n" for line in lines), done.returncode
 
 
-def blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Language and content of each block of a document."""
-    for language, _, body in _BLOCK.findall(text):
-        yield language, body
-
-
 def run_document(text: str, shell: Shell, *, compare: bool = True) -> str:
     """Run every block of a document; returns the document with the present outputs.
 
@@ -104,7 +95,7 @@ def run_document(text: str, shell: Shell, *, compare: bool = True) -> str:
             prints something else.
     """
     pieces, end = [], 0
-    for block in _BLOCK.finditer(text):
+    for block in BLOCK.finditer(text):
         language, rest, body = block.groups()
         before = text[end : block.start()]
         if language == "python":
@@ -158,19 +149,19 @@ def _write_python(directory: Path, code: str) -> None:
     if at_the_end:
         code = (directory / name).read_text(encoding="utf-8") + "\n\n" + added
     elif replaced:
-        code = _replace(name, (directory / name).read_text(encoding="utf-8"), replaced, added)
+        code = _replace(directory / name, replaced, added)
     _write(directory, name, code)
 
 
-def _replace(file: str, code: str, name: str, added: str) -> str:
-    """The code with `added` in place of the top-level definition of `name` and its decorators."""
+def _replace(file: Path, name: str, added: str) -> str:
+    """The code of a file with `added` in place of the top-level definition of `name` and its decorators."""
+    code = file.read_text(encoding="utf-8")
     lines = code.splitlines(keepends=True)
     for node in ast.parse(code).body:
-        names = [getattr(node, "name", None), *(getattr(target, "id", None) for target in getattr(node, "targets", ()))]
-        if name in names:
-            start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             return "".join([*lines[: start - 1], added, *lines[node.end_lineno :]])
-    raise TranscriptError(f"{file} defines no {name} at its top level")
+    raise TranscriptError(f"{file.name} defines no {name} at its top level")
 
 
 def _write(directory: Path, name: str, content: str) -> None:
@@ -188,19 +179,13 @@ def make_environment(folder: Path) -> dict[str, str]:
     """
     venv.create(folder, with_pip=False, symlinks=True)
     programs = folder / "bin"
-    python = programs / "python"
-    purelib = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    [packages] = folder.glob("lib/python*/site-packages")
     below = [path for path in sys.path if path.endswith("site-packages")]
-    Path(purelib, "below.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in below))
+    (packages / "below.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in below))
     for point in entry_points(group="console_scripts"):
         if point.name in ("tinyzero", "pip", "pytest"):
             code = f"import sys\nfrom {point.module} import {point.attr} as main\nsys.exit(main())\n"
-            (programs / point.name).write_text(f"#!{python}\n{code}")
+            (programs / point.name).write_text(f"#!{programs / 'python'}\n{code}")
             (programs / point.name).chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if name in ("HOME", "TMPDIR", "LD_LIBRARY_PATH")}
     return kept | {

@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from benchmarks import score
 from benchmarks.scoring import rewards
 from benchmarks.scoring.outcomes import judge_cases, rewards_of
 from benchmarks.scoring.workloads import LENGTH, MIX, OPTIONS, make_workloads
@@ -84,16 +83,3 @@ def test_our_countdown_of_reasoning_gym_scores_as_the_package_does():
     assert rewards.reasoning_gym_countdown("<answer>2**3-4</answer>", truth) == 1.0
     assert rewards.reasoning_gym_countdown("<answer>2+3</answer>", truth) == 0.05
     assert rewards.reasoning_gym_countdown("", truth) == 0.01
-
-
-@pytest.mark.parametrize(("answer", "numbers", "target"), score.EXPLOITS)
-def test_no_exploit_is_rewarded(answer, numbers, target):
-    for reward in ("binary", "tinyzero"):
-        graded = load_task("countdown", options={"reward": reward})
-        result = graded.score_completion(f"<answer>{answer}</answer>", {"target": target, "numbers": numbers})
-        assert result.value == (0.1 if result.reason == "wrong" and reward == "tinyzero" else 0.0)
-
-
-@pytest.mark.parametrize("completion", [completion for completion, _ in score.HONEST])
-def test_right_answers_are_rewarded(completion):
-    assert load_task("countdown").score_completion(completion, {"target": 15, "numbers": [17, 5, 3]}).value == 1.0

@@ -44,6 +44,12 @@ def task_source(**changes):
     return header + "from tinyzero_sdk.text import last_tagged\n" + "\n".join(code for code in hooks.values() if code)
 
 
+def options_source(*fields):
+    """The code of the hook `options`, with these fields."""
+    options = "\n    ".join(["@dataclasses.dataclass(frozen=True)\nclass Options:", *fields])
+    return f"import dataclasses\n\n{options}\n\n@hookimpl\ndef options(): return Options\n"
+
+
 @pytest.fixture(autouse=True)
 def _one_worker(monkeypatch):
     """Start a worker where a command would start one for each core; tests of many say how many."""

@@ -25,17 +25,6 @@ def test_last_tagged_equals_its_definition(text):
     assert last_tagged(text) == slow_last_tagged(text)
 
 
-@given(st.text(), TANGLES)
-def test_what_is_wrapped_last_comes_back(answer, before):
-    if not any(tag in answer for tag in ("<answer>", "</answer>", "</think>")):
-        assert last_tagged(f"{before}<answer>{answer}</answer>") == answer.strip()
-
-
-@given(st.text(st.characters(exclude_characters="<")))
-def test_thinking_without_tags_changes_nothing(thought):
-    assert last_tagged(f"{thought}</think>{thought}<answer>7</answer>{thought}") == "7"
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [

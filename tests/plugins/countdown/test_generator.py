@@ -144,17 +144,6 @@ def test_options_that_fit_no_puzzle_are_refused(options):
     assert "CountdownOptions" not in str(error.value)
 
 
-@pytest.mark.slow
-def test_the_whole_data_set_is_solvable_and_split_by_key():
-    task = load_task("countdown")
-    splits = {split: list(task.dataset(split, 300)) for split in ("train", "test")}
-    for items in splits.values():
-        assert all(task.score_completion(task.solve(item), item.ground_truth).value == 1.0 for item in items)
-    keys = [{task.item_key(item) for item in items} for items in splits.values()]
-    assert len(keys[0]) == len(keys[1]) == 300
-    assert not keys[0] & keys[1]
-
-
 few_numbers = st.lists(st.integers(1, 30), min_size=2, max_size=4)
 
 

@@ -18,7 +18,6 @@ from tinyzero_reasoning_gym.library import find_classes
 from tinyzero_reasoning_gym.names import find_names
 from tinyzero_reasoning_gym.unsupported import UNSUPPORTED
 from tinyzero_sdk import Completion, load_task
-from tinyzero_sdk.cli import main
 from tinyzero_sdk.data.rows import item_to_row, row_to_item
 from tinyzero_sdk.errors import SettingsError, TaskNotFoundError
 from tinyzero_sdk.scoring.pool import ScoringPool
@@ -231,13 +230,3 @@ def test_the_list_of_tasks_does_not_import_reasoning_gym():
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
     assert f"{len(find_names())} tasks; to list them: tinyzero tasks rg" in done.stdout
-
-
-def test_the_list_of_the_family_says_which_scorers_are_unsafe(capsys):
-    with pytest.raises(SystemExit):
-        main(["tasks", "rg", "--json"])
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert set(rows) == set(task_names())
-    assert {name for name, row in rows.items() if row.get("unsafe_scorer")} == {f"rg/{name}" for name in UNSAFE}
-    assert {name for name, row in rows.items() if row.get("unsupported")} == {f"rg/{name}" for name in UNSUPPORTED}
-    assert not any(row["broken"] for row in rows.values())

@@ -6,17 +6,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-OPTIONS = """
-from dataclasses import dataclass
+from tests.sdk.conftest import options_source
 
-@dataclass(frozen=True)
-class Options:
-    step: int = 1
-
-@hookimpl
-def options():
-    return Options
-
+MULTIPLES = """
 @hookimpl
 def generate_dataset(start, size, options):
     return (Item(number * options.step, {"number": number * options.step}) for number in range(start, start + size))
@@ -40,7 +32,7 @@ def generate_dataset(start, size, split):
 
 @pytest.fixture
 def task(write_task):
-    return write_task(generate_dataset=OPTIONS)
+    return write_task(extra=options_source("step: int = 1"), generate_dataset=MULTIPLES)
 
 
 def test_data_writes_both_splits_and_keeps_what_is_there(run, task, tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests.sdk.conftest import options_source
+
 pytestmark = pytest.mark.usefixtures("scored_here")
 
 GOOD = {"completion": "<answer>1</answer>", "ground_truth": 1}
@@ -103,7 +105,7 @@ def test_summary_has_prompts_difficulty_and_tokens(score):
     assert "no row at the start of the file has 'nothing'" in err
 
 
-def test_rescore_shows_what_flipped(run, score, write_task, source, tmp_path):
+def test_rescore_shows_what_flipped(run, score, write_task, tmp_path):
     score(SEVERAL)
     scored = tmp_path / "out.jsonl"
     code, out, _ = run("rescore", scored, "-t", write_task())
@@ -123,23 +125,9 @@ def test_rescore_shows_what_flipped(run, score, write_task, source, tmp_path):
     changes = [("wrong", "ok", 5), ("ok", "wrong", 3)]
     assert code == 1
     assert [tuple(change.values()) for change in json.loads(out)["reasons"]] == changes
-    code, _, err = run("rescore", source, "-t", task)
-    assert code == 2
-    assert "does not say what scored it" in err
 
 
-TUNABLE = """
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Options:
-    wanted: int = 1
-    colour: str = "red"
-
-@hookimpl
-def options():
-    return Options
-"""
+TUNABLE = options_source("wanted: int = 1", 'colour: str = "red"')
 WANTED = "@hookimpl\ndef score(answer, options):\n    return float(answer == str(options.wanted))\n"
 
 
@@ -233,8 +221,6 @@ def test_wrappers_may_be_several_and_one_needs_to_know_the_end(score, tmp_path):
         ({}, "overlong(limit=9)", "has no token_count, which the score wrapper 'overlong' needs; add that column, or"),
         ({"finished": "end"}, "cosine(limit=9)", "has no token_count, which the score wrapper 'cosine' needs"),
         ({"token_count": "count"}, "mask_truncated", "has no finished, which the score wrapper 'mask_truncated' needs"),
-        ({"token_count": "count"}, "overlong", "the score wrapper 'overlong' needs limit: overlong(limit=…)"),
-        ({"token_count": "count"}, "overlon", "no score wrapper 'overlon'; did you mean 'overlong'?"),
     ],
 )  # fmt: skip
 def test_what_a_wrapper_lacks_is_one_line(score, tmp_path, columns, wrapper, problem):

@@ -10,22 +10,17 @@ import sys
 import pytest
 
 import tinyzero_sdk
+from tests.sdk.conftest import options_source
 
 CALL = "from tinyzero_sdk.cli import main; main()"
 PROMPT = "@hookimpl\ndef make_prompt(): return 'say it'"
-DESCRIBED = """
-import dataclasses
-@dataclasses.dataclass(frozen=True)
-class Options:
-    size: int = 3
-    \"\"\"How many [digits].\"\"\"
-    pair: tuple[int, int] = (1, 2)
-@hookimpl
-def options(): return Options
+FIELDS = ("size: int = 3", '"""How many [digits]."""', "pair: tuple[int, int] = (1, 2)")
+DESCRIBED = f"""
+{options_source(*FIELDS)}
 @hookimpl
 def info(): return TaskInfo("Say a [number].")
 @hookimpl
-def solve(item): return f"<answer>{item.ground_truth}</answer>"
+def solve(item): return f"<answer>{{item.ground_truth}}</answer>"
 """
 
 

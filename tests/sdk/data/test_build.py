@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sdk.conftest import options_source
 from tinyzero_sdk import Item, load_task
 from tinyzero_sdk.data.build import write_dataset
 from tinyzero_sdk.data.files import read_rows
@@ -15,21 +16,10 @@ from tinyzero_sdk.errors import DataError, ExhaustedError, SettingsError, TinyZe
 from tinyzero_sdk.seeds import split_of_key
 from tinyzero_sdk.tasks.splits import iterate_split
 
-OPTIONS = """
-import os
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Options:
-    keys: int = 10**9
-    shape: str = "same"
-    fault: str = ""
-
-@hookimpl
-def options():
-    return Options
-"""
+OPTIONS = options_source("keys: int = 10**9", 'shape: str = "same"', 'fault: str = ""')
 PROBLEMS = """
+import os
+
 @hookimpl
 def generate_dataset(start, size, options):
     for number in range(start, start + size):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_sdk import Completion, Item, TaskInfo
-from tinyzero_sdk.data.rows import completion_of, ground_truth_of, item_to_row, plain, row_to_item
+from tinyzero_sdk import Item, TaskInfo
+from tinyzero_sdk.data.rows import ground_truth_of, item_to_row, plain, row_to_item
 from tinyzero_sdk.errors import DataError
 
 # Rows as TinyZero's own preprocessing writes them and pandas reads them.
@@ -106,18 +106,3 @@ def test_numpy_becomes_plain(value, expected):
 )
 def test_ground_truth_is_found(row, expected):
     assert ground_truth_of(row) == expected
-
-
-@pytest.mark.parametrize(
-    ("read", "row", "problem"),
-    [
-        *((ground_truth_of, row, "no ground truth") for row in ({}, {"ground_truth": None}, {"reward_model": {}})),
-        (ground_truth_of, {"reward_model": "rule"}, "no ground truth"),
-        (completion_of, {"completion": None}, "no completion"),
-        (completion_of, {"completion": ["a"]}, "of type list"),
-    ],
-)
-def test_missing_ground_truth_or_completion_is_reported(read, row, problem):
-    with pytest.raises(DataError, match=problem):
-        read(row)
-    assert completion_of({"completion": ""}) == Completion("")

@@ -6,6 +6,7 @@ import ssl
 
 import pytest
 
+from tests.sdk.conftest import options_source
 from tests.sdk.evaluation.fake_endpoint import serve
 
 CHAT = """
@@ -13,14 +14,6 @@ CHAT = """
 def make_prompt(item, template):
     text = f"say {item.data['number']}"
     return [{"role": "user", "content": text}] if template == "chat" else text
-"""
-OPTIONS = """
-import dataclasses
-@dataclasses.dataclass(frozen=True)
-class Options:
-    digits: int = 3
-@hookimpl
-def options(): return Options
 """
 
 
@@ -36,7 +29,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def task(write_task):
-    return write_task(make_prompt=CHAT, extra=OPTIONS)
+    return write_task(make_prompt=CHAT, extra=options_source("digits: int = 3"))
 
 
 def rows_of(path):

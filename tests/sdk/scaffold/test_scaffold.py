@@ -165,18 +165,6 @@ def test_mypy_finds_nothing_however_strict(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
-def test_the_templates_are_in_the_wheel(tmp_path):
-    import zipfile
-
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(build, capture_output=True, check=True)
-    [wheel] = tmp_path.iterdir()
-    there = {name for name in zipfile.ZipFile(wheel).namelist() if "/templates/" in name}
-    templates = ROOT / "tinyzero_sdk/scaffold/templates"
-    assert there == {path.relative_to(ROOT).as_posix() for path in templates.iterdir()}
-
-
 # ---- the example
 
 

@@ -81,6 +81,8 @@ BAD_LINES = {
     "null completion": '{"completion": null, "ground_truth": 1}',
     "wrong type": '{"completion": ["a"], "ground_truth": 1}',
     "no ground truth": '{"completion": "a"}',
+    "null ground truth": '{"completion": "a", "ground_truth": null, "reward_model": {}}',
+    "odd reward model": '{"completion": "a", "reward_model": "rule"}',
     "lone surrogate": '{"completion": "\\ud800", "ground_truth": 1}',
     "raw NUL": '{"completion": "\0", "ground_truth": 1}',
     "NaN": '{"completion": "a", "ground_truth": NaN}',
@@ -244,23 +246,6 @@ def test_ground_truths_in_both_columns_and_of_types_that_json_lacks(task, tmp_pa
     report = score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert bad_numbers(report) == [1, 2]
     assert "datetime" in report.bad[0].problem
-
-
-def test_wrappers_receive_length_and_finished(write_task, tmp_path):
-    shape = """
-@hookimpl(wrapper=True)
-def score_completion(completion):
-    yield
-    return Score(0.0, False, "wrong", f"{completion.token_count} {completion.finished}")
-"""
-    task = load_task(write_task(whole=shape), wrappers=["trace"])
-    rows = [OUTPUTS[0] | {"token_count": 7, "finished": False}, OUTPUTS[0], OUTPUTS[0] | {"token_count": "x"}]
-    for source in FORMATS:
-        some = rows if source == "jsonl" else rows[:1]
-        score_file(task, write_rows(tmp_path / f"in.{source}", some), tmp_path / "out.jsonl")
-        answers = [row["answer"] for row in read_rows(tmp_path / "out.jsonl")]
-        assert answers == ["7 False", "None True", "None True"][: len(some)]
-        assert next(read_rows(tmp_path / "out.jsonl"))["task_wrappers"] == '["trace"]'
 
 
 def of(source, version=None, **columns):

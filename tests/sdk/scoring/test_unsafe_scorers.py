@@ -5,9 +5,8 @@ import pickle
 
 import pytest
 
-from tinyzero_sdk import Completion, load_task
+from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import UnsafeScorerError
-from tinyzero_sdk.scoring.pool import ScoringPool
 
 EVALUATES = """
 @hookimpl
@@ -48,14 +47,6 @@ def test_it_never_runs_in_this_process(unsafe, allowed, wrappers, tmp_path):
     with pytest.raises(UnsafeScorerError, match=message):
         task.score(f"open({str(mark)!r}, 'w')", 1)
     assert not mark.exists()
-
-
-def test_a_pool_runs_it_only_if_allowed(unsafe):
-    with pytest.raises(UnsafeScorerError, match=r"\(it evaluates it\).*--allow-unsafe-scorers"):
-        ScoringPool(load_task(unsafe))
-    with ScoringPool(load_task(unsafe, allow_unsafe_scorers=True)) as pool:
-        [score] = pool.score([Completion(WHERE)], [True])
-    assert score.correct, "it ran, and in a worker"
 
 
 def test_score_refuses_it_in_one_line_unless_allowed(run, unsafe, tmp_path):
