@@ -3,55 +3,29 @@
 It says what to run, not how: no torch, no model and no plan in here.
 """
 
-from tinyzero_trainer.config.algorithm import Advantage, Aggregation, AlgorithmConfig, Estimator
-from tinyzero_trainer.config.optimizer import CriticConfig, Decay, Layout, LoraConfig, OptimizerConfig
-from tinyzero_trainer.config.rollout import (
-    CurriculumConfig,
-    DataConfig,
-    LengthControlConfig,
-    RolloutConfig,
-    RolloutCorrectionConfig,
-    VllmConfig,
-)
-from tinyzero_trainer.config.run import (
-    CheckpointConfig,
-    EvalConfig,
-    LogConfig,
-    MemoryConfig,
-    ModelConfig,
-    ParallelConfig,
-    RayConfig,
-    RewardConfig,
-    RunConfig,
-)
-from tinyzero_trainer.config.sft import DefaultModelConfig
-from tinyzero_trainer.config.train_config import TrainConfig
-
-__all__ = [
-    "Advantage",
-    "Aggregation",
-    "AlgorithmConfig",
-    "CheckpointConfig",
-    "CriticConfig",
-    "CurriculumConfig",
-    "DataConfig",
-    "Decay",
-    "DefaultModelConfig",
-    "Estimator",
-    "EvalConfig",
-    "Layout",
-    "LengthControlConfig",
-    "LogConfig",
-    "LoraConfig",
-    "MemoryConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "ParallelConfig",
-    "RayConfig",
-    "RewardConfig",
-    "RolloutConfig",
-    "RolloutCorrectionConfig",
-    "RunConfig",
-    "TrainConfig",
-    "VllmConfig",
-]
+from tinyzero_trainer.config.algorithm import Advantage as Advantage
+from tinyzero_trainer.config.algorithm import Aggregation as Aggregation
+from tinyzero_trainer.config.algorithm import AlgorithmConfig as AlgorithmConfig
+from tinyzero_trainer.config.algorithm import Estimator as Estimator
+from tinyzero_trainer.config.optimizer import CriticConfig as CriticConfig
+from tinyzero_trainer.config.optimizer import Decay as Decay
+from tinyzero_trainer.config.optimizer import Layout as Layout
+from tinyzero_trainer.config.optimizer import LoraConfig as LoraConfig
+from tinyzero_trainer.config.optimizer import OptimizerConfig as OptimizerConfig
+from tinyzero_trainer.config.rollout import CurriculumConfig as CurriculumConfig
+from tinyzero_trainer.config.rollout import DataConfig as DataConfig
+from tinyzero_trainer.config.rollout import LengthControlConfig as LengthControlConfig
+from tinyzero_trainer.config.rollout import RolloutConfig as RolloutConfig
+from tinyzero_trainer.config.rollout import RolloutCorrectionConfig as RolloutCorrectionConfig
+from tinyzero_trainer.config.rollout import VllmConfig as VllmConfig
+from tinyzero_trainer.config.run import CheckpointConfig as CheckpointConfig
+from tinyzero_trainer.config.run import EvalConfig as EvalConfig
+from tinyzero_trainer.config.run import LogConfig as LogConfig
+from tinyzero_trainer.config.run import MemoryConfig as MemoryConfig
+from tinyzero_trainer.config.run import ModelConfig as ModelConfig
+from tinyzero_trainer.config.run import ParallelConfig as ParallelConfig
+from tinyzero_trainer.config.run import RayConfig as RayConfig
+from tinyzero_trainer.config.run import RewardConfig as RewardConfig
+from tinyzero_trainer.config.run import RunConfig as RunConfig
+from tinyzero_trainer.config.sft import DefaultModelConfig as DefaultModelConfig
+from tinyzero_trainer.config.train_config import TrainConfig as TrainConfig

@@ -43,15 +43,11 @@ RENAMED_KEYS = {
     "mismatch.weights": "rollout_correction.is_level",
     "mismatch.cap": "rollout_correction.is_threshold",
     "mismatch.mask": "rollout_correction.rejection_bounds",
-    "window.mode": "length_control.mode",
     "window.tokens": "length_control.max_tokens",
     "window.least": "length_control.min_tokens",
-    "window.warmup_steps": "length_control.warmup_steps",
-    "window.every": "length_control.every",
     "window.change": "length_control.step_tokens",
     "window.gap": "length_control.slack_tokens",
     "window.target": "length_control.target_success_rate",
-    "window.tolerance": "length_control.tolerance",
     "window.truncated_limit": "length_control.max_truncated_fraction",
     "window.hold_steps": "length_control.patience",
     "window.decay": "length_control.ema_decay",
@@ -76,15 +72,14 @@ RENAMED_KEYS = {
     "curriculum.target": "curriculum.target_pass_rate",
     "curriculum.decay": "curriculum.ema_decay",
     "curriculum.floor": "curriculum.min_probability",
-    "own_model.hidden_size": "default_model.hidden_size",
-    "own_model.layers": "default_model.layers",
-    "own_model.head_size": "default_model.head_size",
-    "own_model.kv_heads": "default_model.kv_heads",
-    "own_model.mlp_size": "default_model.mlp_size",
-    "own_model.seconds": "default_model.seconds",
-    "own_model.directory": "default_model.directory",
 }
 """The new name of each old key."""
+
+for _old, _new, _keys in (
+    ("window", "length_control", "mode warmup_steps every tolerance"),
+    ("own_model", "default_model", "hidden_size layers head_size kv_heads mlp_size seconds directory"),
+):
+    RENAMED_KEYS |= {f"{_old}.{key}": f"{_new}.{key}" for key in _keys.split()}
 
 
 def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -> None:

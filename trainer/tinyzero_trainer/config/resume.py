@@ -14,44 +14,21 @@ from tinyzero_trainer.config.tasks import with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
 from tinyzero_trainer.config.unused import unused_settings
 
-RESUMABLE = (
-    "run.output",
-    "run.steps",
-    "run.device",
-    "run.executor",
-    "ray.address",
-    "ray.gpus",
-    "parallel.world_size",
-    "rollout.num_engines",
-    "rollout.chunks_per_engine",
-    "parallel.dp_replicate",
-    "parallel.sequence_parallel",
-    "ray.max_restarts",
-    "model.compile",
-    "memory.activation_checkpointing",
-    "memory.cpu_offload",
-    "rollout.max_num_seqs",
-    "vllm.gpu_memory_gb",
-    "vllm.sleep_mode",
-    "vllm.tensor_parallel",
-    "vllm.separate_process",
-    "vllm.cuda_graphs",
-    "vllm.max_restarts",
-    "vllm.timeout",
-    "vllm.verify_weights",
-    "optimizer.micro_batch_tokens",
-    "optimizer.packing",
-    "reward.num_workers",
-    "reward.memory_limit_gb",
-    "eval.every",
-    "eval.num_problems_during",
-    "checkpoint.every",
-    "checkpoint.keep",
-    "log.trackers",
-    "log.project",
-    "log.rollouts_every",
-    "log.rollouts_count",
-)
+_RESUMABLE = {
+    "run": "output steps device executor",
+    "parallel": "world_size dp_replicate sequence_parallel",
+    "ray": "address gpus max_restarts",
+    "model": "compile",
+    "memory": "activation_checkpointing cpu_offload",
+    "rollout": "num_engines chunks_per_engine max_num_seqs",
+    "vllm": "gpu_memory_gb sleep_mode tensor_parallel separate_process cuda_graphs max_restarts timeout verify_weights",
+    "optimizer": "micro_batch_tokens packing",
+    "reward": "num_workers memory_limit_gb",
+    "eval": "every num_problems_during",
+    "checkpoint": "every keep",
+    "log": "trackers project rollouts_every rollouts_count",
+}
+RESUMABLE = frozenset(f"{group}.{name}" for group, names in _RESUMABLE.items() for name in names.split())
 """Keys that --resume may change: they affect speed, memory and records, not what is learned."""
 
 
@@ -69,19 +46,18 @@ def resume_config(directory: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     if not file.exists():
         raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")
     saved = build(TrainConfig, with_new_names(read_toml(file)))
-    before = to_mapping(saved)
+    before, fixed = _flat(saved), unflatten(_learned_from(saved))
     overrides = with_task_table({"tasks": saved.tasks, **overrides})
+    typed = dict(flatten(overrides))
     try:
         # A resumable setting that a change leaves without effect returns to its default.
-        resumable = {key: value for key, value in flatten(before) if key in RESUMABLE}
-        kept = {key: value for key, value in flatten(before) if key not in RESUMABLE}
-        values = merge(drop_unused(unflatten(resumable), merge(unflatten(kept), overrides)), overrides)
-        config = build(TrainConfig, merge(merge(unflatten(kept), values), {"run": {"output": str(directory)}}))
+        resumable = unflatten({key: value for key, value in before.items() if key in RESUMABLE})
+        values = merge(fixed, merge(drop_unused(resumable, merge(fixed, overrides)), overrides))
+        config = build(TrainConfig, merge(values, {"run": {"output": str(directory)}}))
     except SettingsError:
-        _refuse_changes(saved, _flat(saved) | dict(flatten(overrides)))  # the reason, if there is such a change
+        _reject_changes(before, before | typed)  # the reason, if there is such a change
         raise
-    _refuse_changes(saved, _flat(config))
-    typed = dict(flatten(overrides))
+    _reject_changes(before, _flat(config))
     for key, value, reason in unused_settings(config):
         if key in typed:
             raise SettingsError(f"{key}={value!r} has no effect: {reason}")
@@ -95,8 +71,7 @@ def resume_config(directory: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     return config
 
 
-def _refuse_changes(saved: TrainConfig, after: Mapping[str, Any]) -> None:
-    before = _flat(saved)
+def _reject_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     for key in sorted(before.keys() | after.keys()):
         old, new = before.get(key), after.get(key)
         if old != new and key not in RESUMABLE:
@@ -106,17 +81,13 @@ def _refuse_changes(saved: TrainConfig, after: Mapping[str, Any]) -> None:
 
 def fingerprint(config: TrainConfig) -> str:
     """A hash of everything that affects what is learned, i.e. all but `RESUMABLE`."""
-    return _hash({key: value for key, value in _flat(config).items() if key not in RESUMABLE})
+    return _hash(_learned_from(config))
 
 
 def check_fingerprint(config: TrainConfig, saved: str) -> None:
-    """Refuse to resume from a checkpoint of another configuration; release 0.1 hashed the old keys.
-
-    Raises:
-        SettingsError: `saved` is not the fingerprint of `config`.
-    """
+    """Raise a SettingsError if `saved` is not the fingerprint of `config`; release 0.1 hashed the old keys."""
     old = {new: key for key, new in RENAMED_KEYS.items()}
-    by_old_keys = {old.get(key, key): value for key, value in _flat(config).items() if key not in RESUMABLE}
+    by_old_keys = {old.get(key, key): value for key, value in _learned_from(config).items()}
     of_one_task = {key: value for key, value in by_old_keys.items() if not key.startswith("tasks.")}
     for spec in config.task_specs[:1]:
         of_one_task |= {"run.task": spec.task, **dict(flatten(spec.options, "task."))}
@@ -132,6 +103,10 @@ def _hash(settings: Mapping[str, Any]) -> str:
 
 def _flat(config: TrainConfig) -> dict[str, Any]:
     return dict(flatten(to_mapping(config)))
+
+
+def _learned_from(config: TrainConfig) -> dict[str, Any]:
+    return {key: value for key, value in _flat(config).items() if key not in RESUMABLE}
 
 
 def ending_schedules(config: TrainConfig) -> list[str]:
