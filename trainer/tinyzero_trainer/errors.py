@@ -23,22 +23,12 @@ class WorkerDiedError(TinyZeroError):
     """A worker's process has died."""
 
     def __init__(self, worker: str, end: str, *, policy_intact: bool) -> None:
-        """
-        Args:
-            worker: its name.
-            end: how it ended: "has died".
-            policy_intact: whether all training ranks are alive, with the weights from before the step.
-        """
+        """`policy_intact`: whether all training ranks are alive, with the weights from before the step."""
         super().__init__(f"{worker} {end}")
         self.worker, self.policy_intact = worker, policy_intact
 
     def with_resume_hint(self, saved_step: int | None, output: str) -> TinyZeroError:
-        """The error for the user, with what to do next.
-
-        Args:
-            saved_step: of the newest checkpoint; None if there is none.
-            output: the run directory.
-        """
+        """The error for the user, with what to do next; `saved_step` is of the newest checkpoint, if there is one."""
         if saved_step is None:
             return TinyZeroError(f"{self}; nothing has been saved yet: start again, with a smaller checkpoint.every")
         resume = f"resume with: tinyzero train --output {shlex.quote(output)} --resume"

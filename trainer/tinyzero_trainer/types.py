@@ -10,8 +10,6 @@ class Prompt:
     """A problem as the model sees it."""
 
     item: Item
-    """The problem."""
-
     text: str
     """The prompt as text, after the chat template."""
 
@@ -44,13 +42,8 @@ class Rollout:
     """A completion with its text and its score."""
 
     prompt: Prompt
-    """What it answers."""
-
     generation: Generation
-    """Its tokens."""
-
     text: str
-    """Its text, without special tokens."""
+    """Without special tokens."""
 
     score: Score
-    """The verdict."""

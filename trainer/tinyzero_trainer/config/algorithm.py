@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -34,7 +33,7 @@ class AlgorithmConfig:
     """From rewards to a loss."""
 
     advantage_estimator: Advantage = "grpo"
-    """Advantage estimator: the function of that name in `algorithms/advantages.py`, where its paper is named."""
+    """Function of that name in `algorithms/advantages.py`, where its paper is named."""
 
     gamma: Annotated[float, Gt(0), Le(1)] = 1.0
     """γ: discount of a reward per token."""
@@ -43,12 +42,11 @@ class AlgorithmConfig:
     """λ of `gae`: 1 relies on the rewards alone, 0 on the critic's next value."""
 
     policy_loss: str = "ppo"
-    """`ppo` (clipped surrogate), `gspo` (one ratio a completion), `cispo` (clipped weights), `reinforce`; or a function
-    of your own, by its file or module, such as ./my_loss.py:my_loss."""
+    """`ppo` (clipped surrogate), `gspo` (one ratio a completion), `cispo` (clipped weights), `reinforce`; or your own
+    function, such as ./my_loss.py:my_loss or my_package.losses:my_loss."""
 
     loss_aggregation: Aggregation = "token-mean"
-    """How the tokens of a mini-batch are weighted; `-norm` divides by rollout.max_completion_tokens instead of the
-    length."""
+    """Weights of a mini-batch's tokens; `-norm` divides by rollout.max_completion_tokens instead of the length."""
 
     clip_ratio_low: Annotated[float, Gt(0), Le(1)] = 0.2
     """The ratio is clipped below 1 - clip_ratio_low."""
@@ -81,7 +79,12 @@ class AlgorithmConfig:
     """Weight of the entropy bonus."""
 
     def __post_init__(self) -> None:
-        check_loss_name(self.policy_loss)
+        place, _, function = self.policy_loss.rpartition(":")
+        if self.policy_loss not in BUILT_IN_LOSSES and not (place and function.isidentifier()):
+            raise ValueError(
+                f"algorithm.policy_loss={self.policy_loss!r} is unknown; known: {', '.join(BUILT_IN_LOSSES)}, or your "
+                "own function by its file or module, such as ./my_loss.py:my_loss"
+            )
 
     @property
     def kl_in_reward(self) -> bool:
@@ -92,16 +95,6 @@ class AlgorithmConfig:
     def needs_critic(self) -> bool:
         """Whether the advantages need a value model."""
         return self.advantage_estimator == "gae"
-
-
-def check_loss_name(name: str) -> None:
-    """Raise a ValueError if this cannot be the name of a policy loss."""
-    place, _, function = name.rpartition(":")
-    if name not in BUILT_IN_LOSSES and not (place and function.isidentifier()):
-        raise ValueError(
-            f"algorithm.policy_loss={name!r} is unknown; known: {', '.join(BUILT_IN_LOSSES)}, or your own function by "
-            "its file or module, such as ./my_loss.py:my_loss"
-        )
 
 
 def check_loss_place(name: str) -> None:
@@ -124,15 +117,14 @@ def load_policy_loss(name: str) -> Callable[..., Any]:
     check_loss_place(name)
     place, _, attribute = name.rpartition(":")
     try:
-        module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        if place.endswith(".py"):
+            module_name = f"tinyzero_losses_{Path(place).stem}_{abs(hash(str(Path(place).resolve())))}"
+            module = sys.modules.get(module_name) or execute(module_name, Path(place))
+        else:
+            module = importlib.import_module(place)
     except Exception as error:  # a user's module may raise anything
         raise SettingsError(f"algorithm.policy_loss={name} cannot be imported: {error!r}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise SettingsError(f"algorithm.policy_loss={name}: {place} has no function {attribute!r}")
     return function
-
-
-def _import_file(path: Path) -> ModuleType:
-    name = f"tinyzero_losses_{path.stem}_{abs(hash(str(path.resolve())))}"
-    return sys.modules.get(name) or execute(name, path)

@@ -1,8 +1,6 @@
 """One configuration from all its sources: defaults <- recipe <- model defaults <- file <- overrides.
 
-`gather` reads what the user typed, `compose` merges all sources and builds the configuration, once. A setting without
-effect is refused where the user or the recipe gives it, and dropped where it is a default. The configuration of a
-resumed run is in resume.py, that of an evaluation in controller/eval_config.py.
+The configuration of a resumed run is in resume.py, that of an evaluation in controller/eval_config.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,13 +42,9 @@ class Composition:
 
 
 def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path | None = None) -> dict[str, Any]:
-    """What the user typed, as a nested mapping: the file, and on top of it the overrides and flags.
+    """What the user typed for the dataclass `cls`: a TOML file, and on top of it flags and `key=value` words.
 
-    Args:
-        cls: the configuration's dataclass.
-        flags: by the key they stand for, e.g. `{"model.path": "gpt2"}`; None = not given.
-        words: `key=value` overrides.
-        file: a TOML file, or None.
+    Flags are by the key they stand for, e.g. `{"model.path": "gpt2"}`; None = not given.
 
     Raises:
         SettingsError: a key is unknown, renamed or given twice, or a file cannot be read.
@@ -69,10 +63,11 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
     if file is None:
         return with_task_table(typed)
     content = read_toml(file)
-    if (made_with := get(content, "run.recipe")) and get(typed, "run.recipe") not in (None, made_with):
+    made_with, recipe = get(content, "run.recipe"), get(typed, "run.recipe")
+    if made_with and recipe not in (None, made_with):
         raise SettingsError(
             f"{file} was made with the recipe {made_with}, and a file's settings override a recipe's; give the recipe "
-            f"{get(typed, 'run.recipe')} without the file, or leave the recipe out"
+            f"{recipe} without the file, or leave the recipe out"
         )
     check_keys(cls, content, file)
     return with_task_table(merge(content, typed))
@@ -96,11 +91,10 @@ def compose(
     Args:
         overrides: what the user set, as a nested mapping.
         model_defaults: settings that suit a model yet to be made; None = those recorded with the model.
-        needs_task: refuse overrides that name no task.
+        needs_task: reject overrides that name no task.
 
     Raises:
-        SettingsError: an unknown key, a wrong type, an impossible combination, a setting of the user or the recipe
-            without effect, no task, or a model that does not exist.
+        SettingsError: what `build` raises, a setting of the user or the recipe without effect, no task, or no model.
     """
     overrides = with_task_table(overrides)
     if not overrides.get("tasks") and (needs_task or overrides.get("task")):
@@ -118,9 +112,8 @@ def compose(
     values = merge(merge(requested, defaults), requested)  # in the order requested
     config = build(TrainConfig, values)
 
-    typed, of_recipe, used, by_default = (
-        dict(flatten(layer)) for layer in (overrides, recipe.settings, values, default_settings())
-    )
+    layers = (overrides, recipe.settings, recipe.full_size, values, default_settings())
+    typed, of_recipe, full_size, used, by_default = (dict(flatten(layer)) for layer in layers)
     for key, value, reason in unused_settings(config):
         if key in typed:
             raise SettingsError(f"{key}={value!r} has no effect: {reason}")
@@ -129,15 +122,14 @@ def compose(
                 f"{key}={format_value(value)} of the recipe {name} has no effect: {reason}; "
                 f"give {key}={format_value(by_default[key])} too, or leave the recipe out"
             )
-    full_size, of_model = dict(flatten(recipe.full_size)), dict(flatten(model_defaults))
+    of_model = dict(flatten(model_defaults)).keys() - typed.keys() - of_recipe.keys()
     return Composition(
         config,
         recipe={key: value for key, value in {**full_size, **of_recipe}.items() if used.get(key) == value},
         model_defaults={
             key: value
             for key, value in flatten(defaults)
-            if key in of_model.keys() - typed.keys() - of_recipe.keys()
-            and format_value(value) != format_value(by_default.get(key))
+            if key in of_model and format_value(value) != format_value(by_default.get(key))
         },
     )
 

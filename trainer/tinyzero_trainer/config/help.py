@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
-    """A panel for each group of keys, in the style of the command line's own.
-
-    Args:
-        cls: the configuration's dataclass.
-        only: keys to show; all if empty.
-    """
+    """A panel for each group of keys of `cls`, or of `only` some, in the style of the command line's own."""
     from rich import box
     from rich.markup import escape
     from rich.panel import Panel

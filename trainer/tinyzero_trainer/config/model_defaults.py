@@ -23,12 +23,7 @@ PRESET_FILE = "tinyzero.toml"
 
 
 def recorded_defaults(model: str | None, tasks: Any) -> dict[str, Any]:
-    """Settings recorded with a model, with the options of those tasks of a run that it was warm-started on.
-
-    Args:
-        model: `model.path`.
-        tasks: the table `tasks`, not yet checked.
-    """
+    """Settings recorded with a `model.path`, and the options of those tasks (still unchecked) it was trained on."""
     content = _read(directory_of(model))
     recorded = {key: value for key, value in content["settings"].items() if key != "task"}
     warmed_on = _warmed_on(content)
@@ -50,12 +45,7 @@ def directory_of(path: str | None) -> Path | None:
 
 
 def recorded_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a warm start writes.
-
-    Args:
-        options: of each task, by its name or file.
-        settings: defaults for training the model.
-    """
+    """What a warm start writes: the options of each task, by its name or file, and defaults for training the model."""
     tables = [{"task": identity(task), "options": dict(own)} for task, own in options.items()]
     return {"warmed_on": tables, "settings": dict(settings)}
 

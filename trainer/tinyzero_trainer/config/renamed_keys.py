@@ -83,15 +83,12 @@ for _old, _new, _keys in (
 
 
 def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -> None:
-    """Refuse keys that a configuration does not have; an old name is answered with the new one.
+    """Reject keys that a configuration does not have; an old name is answered with the new one.
 
     Args:
         cls: the configuration's dataclass.
         values: a nested mapping.
         file: where they were read, named in the message.
-
-    Raises:
-        SettingsError: names the key, and what to write instead.
 
     Example:
         >>> from tinyzero_trainer.config import TrainConfig

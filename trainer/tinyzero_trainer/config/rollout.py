@@ -26,8 +26,7 @@ class DataConfig:
     """Problems in a batch."""
 
     max_refill_rounds: NonNegativeInt = 0
-    """Dynamic sampling: groups whose completions all score the same are replaced, in at most this many extra rounds; 0
-    = they are trained on."""
+    """Dynamic sampling: extra rounds in which groups of equal scores are replaced; 0 = they are trained on."""
 
     test_fraction: TestShare = 1 / 16
     """Fraction of all problems, by the hash of their key, that is held out."""
@@ -65,9 +64,8 @@ class RolloutConfig:
     """How completions are generated."""
 
     engine: Literal["torch", "vllm"] = "torch"
-    """`torch` = in this process, for Llama-like models (Llama, Mistral, Qwen2, Qwen3) on a GPU with CUDA graphs: the
-    fastest at the sizes measured on one GPU. `vllm` = vLLM on the same GPU: for other architectures, tensor
-    parallelism, very long contexts, and prompts that share long prefixes."""
+    """`torch` = in this process, with CUDA graphs for Llama, Mistral, Qwen2 and Qwen3: the fastest on one GPU at the
+    sizes measured. `vllm` = for other models, tensor parallelism, very long contexts and long shared prefixes."""
 
     group_size: PositiveInt = 8
     """Completions of each prompt: the group that advantages compare."""
@@ -92,21 +90,18 @@ class RolloutConfig:
     elsewhere and for models without CUDA graphs. Random numbers do not depend on it."""
 
     ignore_eos: bool = False
-    """Generate up to rollout.max_completion_tokens past any end token: for measuring speed and memory, not for
-    training."""
+    """Generate up to rollout.max_completion_tokens past any end token: to measure speed and memory, not to train."""
 
     return_logprobs: Literal["never", "sample", "always"] = "sample"
     """Whether the engine returns log-probabilities, which costs throughput: `sample` = in one step of ten, for metrics
     only; `always` = in every step, as the old log-probabilities of the loss."""
 
     max_async_level: Literal[0, 1] = 0
-    """Batches that rollouts are ahead of the update. 1 = the next batch is sampled during the update, with weights one
-    step older: needs dedicated engines (rollout.num_engines) and a correction (rollout.return_logprobs=always,
-    rollout_correction.is_level)."""
+    """Batches that rollouts are ahead of the update. 1 = the next batch is sampled during the update, from weights a
+    step old: needs rollout.num_engines, return_logprobs=always and for some losses rollout_correction.is_level."""
 
     num_engines: NonNegativeInt = 0
-    """Dedicated rollout engines, each on vllm.tensor_parallel GPUs; 0 = engines are colocated with the ranks and
-    time-share their GPUs."""
+    """Dedicated rollout engines, each on vllm.tensor_parallel GPUs; 0 = engines time-share the ranks' GPUs."""
 
     chunks_per_engine: PositiveInt = 1
     """Chunks of a batch for each engine. With more, an engine that finishes early takes over chunks of the others; with
@@ -193,8 +188,7 @@ class LengthControlConfig:
     """Limit on the length of completions in training; evaluation always uses rollout.max_completion_tokens."""
 
     mode: Literal["full", "fixed", "adaptive"] = "full"
-    """`full` = rollout.max_completion_tokens; `fixed` = length_control.max_tokens; `adaptive` = shorter while the
-    model succeeds."""
+    """`full` = rollout.max_completion_tokens; `fixed` = length_control.max_tokens; `adaptive` = less after success."""
 
     max_tokens: PositiveInt = 256
     """The limit with mode=fixed."""

@@ -32,15 +32,21 @@ class TinyShape:
     """Longest sequence, prompt and completion together."""
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.head_size:
-            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of head_size={self.head_size}")
-        if self.kv_heads and self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} does not divide the {self.heads} heads")
+        _check_heads(self)
 
     @property
     def heads(self) -> int:
         """Number of attention heads."""
         return self.hidden_size // self.head_size
+
+
+def _check_heads(shape: "TinyShape | DefaultModelConfig", group: str = "") -> None:
+    if shape.hidden_size % shape.head_size:
+        raise ValueError(
+            f"{group}hidden_size={shape.hidden_size} is not a multiple of {group}head_size={shape.head_size}"
+        )
+    if shape.kv_heads and (heads := shape.hidden_size // shape.head_size) % shape.kv_heads:
+        raise ValueError(f"{group}kv_heads={shape.kv_heads} does not divide the {heads} heads; 1 always does")
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,8 @@ class SftTrainingConfig:
     """Optimizer steps."""
 
     seconds: PositiveFloat | None = None
-    """Train for this many seconds from the end of the first step, instead of a number of steps. The learning rate
-    follows the elapsed time, so no two such models are identical."""
+    """Train for this many seconds from the end of the first step, instead of steps. The learning rate follows the
+    elapsed time, so no two such models are identical."""
 
     batch_size: PositiveInt = 256
     """Examples per step; no example is repeated."""
@@ -90,8 +96,8 @@ class SftTrainingConfig:
     """Fraction of problems held out, as in reinforcement learning."""
 
     workers: NonNegativeInt | None = None
-    """Processes that make examples; 0 = the training process makes them. none = 0 on the CPU, and on a GPU one for each
-    other core, at most 12. Examples do not depend on it."""
+    """Processes that make examples, which do not depend on it; 0 = the training process. none = 0 on the CPU, and on a
+    GPU one for each other core, at most 12."""
 
     compile: bool = False
     """Compile the layers with torch.compile, which takes a while before the first step."""
@@ -151,11 +157,4 @@ class DefaultModelConfig:
     """Directory of these models; none = tinyzero/models in the user's cache."""
 
     def __post_init__(self) -> None:
-        if self.hidden_size % self.head_size:
-            raise ValueError(
-                f"default_model.hidden_size={self.hidden_size} is not a multiple of "
-                f"default_model.head_size={self.head_size}"
-            )
-        heads = self.hidden_size // self.head_size
-        if heads % self.kv_heads:
-            raise ValueError(f"default_model.kv_heads={self.kv_heads} does not divide the {heads} heads; 1 always does")
+        _check_heads(self, "default_model.")

@@ -43,9 +43,6 @@ def with_task_table(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Options stay where they are if no task is named, since a saved run may name it.
 
-    Raises:
-        SettingsError: several tasks are named, or another than the table's.
-
     Example:
         >>> with_task_table({"run": {"task": "countdown"}, "task": {"numbers": [3]}})
         {'tasks': {'countdown': {'task': 'countdown', 'options': {'numbers': [3]}}}}
@@ -55,11 +52,10 @@ def with_task_table(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: group for name, group in values.items() if name != "task" or group}
     if task and not isinstance(task, str):
         raise SettingsError(f"run.task: got {task!r}, expected the name of a task or the path of its file")
-    if not tasks:
-        if not task:
-            return dict(values)
-        # The same name as the task gives itself.
-        tasks = {(Path(task).stem if is_path(task) else task).replace(".", "_"): {"task": task}}
+    if not tasks and not task:
+        return dict(values)
+    # Where the table names none, the task has the name that it gives itself.
+    tasks = tasks or {(Path(task).stem if is_path(task) else task).replace(".", "_"): {"task": task}}
     name, entry = next(iter(tasks.items()))
     if task and (len(tasks) > 1 or identity(task) != identity(task_of(name, entry))):
         raise SettingsError(
@@ -71,16 +67,13 @@ def with_task_table(values: Mapping[str, Any]) -> dict[str, Any]:
         raise SettingsError(f"task.{key} is ambiguous with several tasks; write tasks.{name}.options.{key}")
     rest = {group: given for group, given in values.items() if group != "task"}
     if task:
-        run = {key: value for key, value in values["run"].items() if key != "task"}
-        rest = {group: given for group, given in rest.items() if group != "run"} | ({"run": run} if run else {})
+        rest["run"] = {key: value for key, value in values["run"].items() if key != "task"}
+    rest = {group: given for group, given in rest.items() if given or group != "run"}
     return merge(rest, {"tasks": merge(tasks, {name: {"options": options}}) if options else tasks})
 
 
 def read_task_specs(tasks: Mapping[str, Any]) -> tuple[TaskSpec, ...]:
-    """The tasks of the table `tasks`; empty if it names none.
-
-    Raises:
-        ValueError: an entry is not what it must be.
+    """The tasks of the table `tasks`; a ValueError if an entry is not what it must be.
 
     Example:
         >>> read_task_specs({"countdown": {"weight": 2}, "multiply": {}})[0].weight
@@ -113,19 +106,16 @@ def complete_table(specs: Sequence[TaskSpec]) -> dict[str, Any]:
 def flag_settings(tasks: Sequence[str]) -> dict[str, Any]:
     """The settings that `--task`, given once or several times, stands for.
 
-    Raises:
-        SettingsError: a weight is no number, or a task is named twice.
-
     Example:
         >>> flag_settings(["countdown"]), flag_settings(["rg/chain_sum:2", "multiply"])
         ({'run.task': 'countdown'}, {'tasks.chain_sum.task': 'rg/chain_sum', 'tasks.chain_sum.weight': 2.0, \
 'tasks.multiply.task': 'multiply'})
     """
-    parsed = [_parse_flag(text) for text in tasks]
-    if len(parsed) == 1 and parsed[0][1] is None:
-        return {"run.task": parsed[0][0]}
     settings: dict[str, Any] = {}
-    for task, weight in parsed:
+    for text in tasks:
+        task, weight = _parse_flag(text)
+        if len(tasks) == 1 and weight is None:
+            return {"run.task": task}
         # A name that can be typed in tasks.NAME.options.KEY=….
         name = "".join(letter if letter.isalnum() else "_" for letter in Path(task).stem)
         name = name if name.isidentifier() else f"_{name}"
@@ -143,16 +133,7 @@ def flag_settings(tasks: Sequence[str]) -> dict[str, Any]:
 def load_tasks(
     specs: Sequence[TaskSpec], *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
 ) -> dict[str, "Task"]:
-    """Load the tasks; the keys are what the run calls them.
-
-    Args:
-        specs: of the configuration.
-        wrappers: names of score wrappers to put around each, innermost first.
-        allow_unsafe_scorers: see `tinyzero_sdk.load_task`.
-
-    Raises:
-        TinyZeroError: as `load_task`.
-    """
+    """The tasks by what the run calls them; the options and errors are those of `tinyzero_sdk.load_task`."""
     from tinyzero_sdk import load_task
 
     tasks = {}
@@ -165,8 +146,7 @@ def load_tasks(
             if len(specs) == 1:
                 raise
             # `load_task` knows options by the short way of writing them.
-            message = re.sub(r"\btask\.(?=\w)", f"tasks.{spec.name}.options.", str(error))
-            raise SettingsError(message) from error
+            raise SettingsError(re.sub(r"\btask\.(?=\w)", f"tasks.{spec.name}.options.", str(error))) from error
     return tasks
 
 
@@ -192,7 +172,6 @@ def _expect(fine: object, key: str, value: object, expected: str) -> None:
 
 
 def _parse_flag(text: str) -> tuple[str, float | None]:
-    """The task and its weight, if one is given."""
     task, colon, number = text.rpartition(":")
     if not colon or (is_path(text) and number.endswith(".py")):
         return text, None

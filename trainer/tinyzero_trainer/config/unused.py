@@ -1,15 +1,15 @@
 """Which settings have no effect under the others, each with the reason.
 
-compose.py asks once for each run: it refuses such a setting where the user or the recipe gives it, and drops it where
-it is a default. A new case is an entry of `RULES`. What is impossible, rather than without effect, is refused where the
-configuration is built.
+compose.py rejects such a setting where the user or the recipe gives it, and drops it where it is a default. What is
+impossible, rather than without effect, is rejected where the configuration is built.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
+from tinyzero_sdk.settings import merge
 from tinyzero_trainer.config.train_config import TrainConfig
 
 DISCOUNTS = ("reinforce_pp", "remax", "gae")
@@ -85,10 +85,7 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
      and (c.algorithm.kl_estimator == "exact" or c.algorithm.kl_estimator.endswith("+")),
      "with algorithm.kl_placement='reward' only the value counts, and it is that of a sampled token; take k1, abs, k2 "
      "or k3"),
-    ("algorithm", "clip_ratio_low clip_ratio_high",
-     lambda c: _ratio_of_one(c) and c.algorithm.policy_loss != "reinforce", _NOT_MOVED),
-    ("algorithm", "dual_clip_c",
-     lambda c: _ratio_of_one(c) and c.algorithm.policy_loss not in ("reinforce", "cispo"), _NOT_MOVED),
+    ("algorithm", "clip_ratio_low clip_ratio_high dual_clip_c", _ratio_of_one, _NOT_MOVED),
     ("optimizer", "min_lr_ratio", lambda c: c.optimizer.lr_schedule == "constant",
      "optimizer.lr_schedule='constant' stays at the peak"),
     ("optimizer", "min_lr_ratio", lambda c: c.optimizer.min_lr_ratio == 1,
@@ -123,7 +120,7 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
     ("memory", "cpu_offload", lambda c: c.run.device == "cpu",
      "run.device='cpu' has no GPU whose memory it would save"),
 )  # fmt: skip
-"""(group, its keys or all of them, condition, reason), the reason with settings in braces."""
+"""(group, its keys or `*`, condition, reason with settings in braces); of two that hold the first is reported."""
 
 
 def unused_settings(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
@@ -136,27 +133,21 @@ def unused_settings(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
 
 def unused_keys(values: Mapping[str, Any]) -> set[str]:
     """The settings that have no effect, or cannot stand, going by `values` on top of the defaults."""
-    merged = SimpleNamespace()
-    for name, group in default_settings().items():
-        given = values.get(name, {})
-        setattr(merged, name, SimpleNamespace(**{**group, **(given if isinstance(given, Mapping) else {})}))
+    defaults = default_settings()
+    groups = {name: group for name, group in merge(defaults, values).items() if name in defaults}
     try:
+        merged = SimpleNamespace(**{name: SimpleNamespace(**group) for name, group in groups.items()})
         unused = {f"{group}.{name}" for group, name, _ in _unused(merged)}
-        if merged.optimizer.num_mini_batches > merged.data.prompts_per_step:
-            unused.add("optimizer.num_mini_batches")
+        too_many = merged.optimizer.num_mini_batches > merged.data.prompts_per_step
     except (TypeError, AttributeError, LookupError):
-        return set()  # a value is of a wrong type, which `build` refuses
-    return unused
+        return set()  # a value is of a wrong type, which `build` rejects
+    return unused | {"optimizer.num_mini_batches"} if too_many else unused
 
 
 def default_settings() -> dict[str, dict[str, Any]]:
     """The trainer's defaults, by group; the table of tasks is left out."""
-    groups = {field.name: field.default_factory for field in fields(TrainConfig)}
-    return {
-        name: {field.name: field.default for field in fields(group)}  # type: ignore[arg-type]  # mypy does not narrow
-        for name, group in groups.items()
-        if isinstance(group, type) and is_dataclass(group)
-    }
+    config = TrainConfig()
+    return {field.name: vars(getattr(config, field.name)).copy() for field in fields(config) if field.name != "tasks"}
 
 
 def _unused(config: Any) -> Iterator[tuple[str, str, str]]:

@@ -24,14 +24,10 @@ class Recipe:
     """Its name, or the path of its file."""
 
     about: str = ""
-    """What it is, in a line."""
-
     source: str = ""
     """The paper or script it is taken from."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    """The settings that define it."""
-
     full_size: dict[str, Any] = field(default_factory=dict)
     """Settings for a model of the size that it was published with."""
 
@@ -42,11 +38,7 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of a name, or of a TOML file (a path that ends in `.toml`).
-
-    Raises:
-        SettingsError: there is none, or it is no recipe; says what there is.
-    """
+    """The recipe of a name, or of a TOML file (a path that ends in `.toml`)."""
     if name.endswith(".toml"):
         return _read(name, Path(name))
     names = recipe_names()
