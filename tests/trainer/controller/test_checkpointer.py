@@ -71,12 +71,12 @@ def test_a_log_probability_that_is_no_number_is_saved_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "pending", [None, {"critic/score/mean": 0.1, "actor/grad_norm": math.inf, "actor/pg_loss": math.nan}]
+    "metrics", [None, {"critic/score/mean": 0.1, "actor/grad_norm": math.inf, "actor/pg_loss": math.nan}]
 )
-def test_the_state_survives_a_checkpoint(pending: dict[str, float] | None, tmp_path: Path) -> None:
+def test_the_state_survives_a_checkpoint(metrics: dict[str, float] | None, tmp_path: Path) -> None:
     progress = {"toy": StreamState(7, 1, 5, (2, 1), (0.25, None)), "other": StreamState()}
     adapted = {"kl_coefficient": 0.1 + 0.2, "window": LengthControlState(max_tokens=64, success_rate=1 / 3)}
-    state = TrainerState(3, pending, 1e-7, cumulative_reward=-7 / 9, progress=progress, **adapted)
+    state = TrainerState(3, metrics, 1e-7, cumulative_reward=-7 / 9, progress=progress, **adapted)
     state.save(tmp_path)
     assert repr(TrainerState.load(tmp_path)) == repr(state)  # where NaN equals NaN
 

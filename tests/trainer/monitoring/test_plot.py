@@ -12,7 +12,7 @@ from tinyzero_trainer.monitoring.metrics_log import (
     MetricsLog,
     held_out_key,
     size_key,
-    task_accuracy_key,
+    task_key,
 )
 from tinyzero_trainer.monitoring.plot import PlotError, plot_curve, smooth
 
@@ -79,7 +79,7 @@ def test_everything_is_labelled_with_its_unit(metrics, tmp_path, drawn):
 
 def test_several_tasks_have_a_colour_and_labels_each(metrics, tmp_path, drawn):
     held_out = {held_out_key("multiply"): 0.4, size_key("multiply"): 64, **before()}
-    row = {ACCURACY: 0.3, task_accuracy_key("countdown"): 0.2, task_accuracy_key("multiply"): 0.5}
+    row = {ACCURACY: 0.3, task_key("countdown", "acc"): 0.2, task_key("multiply", "acc"): 0.5}
     path = metrics([held_out, *[row] * 4, row | held_out])
     plot_curve(path, tmp_path / "curve.png", tasks=["countdown", "multiply"], model="m")
     top = drawn[0].axes[0]

@@ -181,9 +181,9 @@ def test_the_cursor_comes_back_after_an_error(terminal):
 
 
 def test_the_outcome_is_one_line():
-    of_task = outcome_line(0.231, 0.49, problems=1024, temperature=1.0, task="multiply")
+    of_task = outcome_line("multiply", 0.231, 0.49, problems=1024, temperature=1.0)
     assert of_task == "multiply: 23.1 % -> 49.0 % (+25.9 points; 1,024 problems at T=1)"
-    assert "(-1.0 points; 8 problems at T=0.6)" in outcome_line(0.5, 0.49, problems=8, temperature=0.6)
+    assert "(-1.0 points; 8 problems at T=0.6)" in outcome_line(None, 0.5, 0.49, problems=8, temperature=0.6)
 
 
 @given(st.lists(st.floats(-1e9, 1e9), max_size=200), st.integers(1, 50))

@@ -15,7 +15,7 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
 from tinyzero_trainer.controller.collector import RolloutCollector
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch, load_batch
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, load_batch, save_batch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
@@ -27,12 +27,7 @@ STATE_DIRECTORY = "training_state"
 
 
 def newest_checkpoint(config: TrainConfig, run: RunDirectory, log: Callable[[str], None]) -> store.Checkpoint | None:
-    """The newest intact checkpoint of a run; None if it has not saved one.
-
-    Raises:
-        SettingsError: it is of another configuration.
-        CheckpointError: all of them are damaged.
-    """
+    """The newest intact checkpoint of a run, None if it has not saved one; refuses that of another configuration."""
     checkpoint = store.latest(run.checkpoints)
     if checkpoint is not None:
         check_fingerprint(config, str(checkpoint.meta["config"]))
@@ -51,14 +46,14 @@ class Checkpointer:
         self._timing: dict[str, float] = {}
 
     def restore(self, checkpoint: store.Checkpoint | None) -> tuple[TrainerState, RolloutBatch | None]:
-        """The state of a checkpoint, or of a new run, and the next step's batch, if the checkpoint holds it.
+        """The state of a checkpoint or of a new run, and the prefetched batch; loads the optimizers' states too.
 
-        The workers were built with the checkpoint's weights; here they get their optimizers' state.
+        The workers were built with the checkpoint's weights.
         """
         if checkpoint is None:
             model = self.workers.language_model
             sizes = {"parameters": model.parameters, "trained_parameters": model.trained_parameters}
-            return TrainerState(pending={f"model/{name}": float(size) for name, size in sizes.items()}), None
+            return TrainerState(pending_metrics={f"model/{name}": float(size) for name, size in sizes.items()}), None
         directory = checkpoint.path / STATE_DIRECTORY
         with catch_out_of_memory("the checkpoint was loaded"):
             self.policy.load(directory)
@@ -84,7 +79,8 @@ class Checkpointer:
                 if workers.critic is not None:
                     workers.critic.save(state_directory)
             state.save(state_directory)
-            collector.save(state_directory)
+            if collector.prefetched is not None:
+                save_batch(collector.prefetched, state_directory)
 
         weights, trained = model.parameters * 4, model.trained_parameters * 4  # float32
         store.save(
@@ -111,12 +107,7 @@ class Checkpointer:
 
     @contextmanager
     def saving_at_the_end(self, state: TrainerState, step: TrainingStep, stop: StopFlag) -> Iterator[None]:
-        """Save when the block ends, also where a signal or a dead worker ends it with an intact policy.
-
-        Raises:
-            Interrupted: `StopRequested` ended the block.
-            WorkerDiedError, VllmError: ended the block; the former says how to resume.
-        """
+        """Save when the block ends, also where a signal or a dead worker ends it with an intact policy."""
         try:
             yield
             self.save(state, step.collector)

@@ -8,14 +8,13 @@ what was sampled.
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.algorithms.length_control import LengthStatistics, adapt, max_tokens_at
 from tinyzero_trainer.algorithms.rollout_correction import engine_returns_logprobs
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch, save_batch
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
@@ -40,43 +39,31 @@ class RolloutCollector:
         stop: Stop,
         prefetched: RolloutBatch | None = None,
     ) -> None:
-        """
-        Args:
-            config: of the run.
-            workers: engine, tasks and reward pools.
-            state: has the positions of the training streams, and the length limit.
-            stop: polled while generating.
-            prefetched: the next step's batch, if a checkpoint holds it, with the streams and limit after it.
-        """
+        """Continue from `state`, or from what `prefetched`, a checkpoint's batch for the next step, left after it."""
         self.config, self.workers, self.stop = config, workers, stop
         progress = state.progress if prefetched is None else prefetched.progress
         self.stream = training_stream(config, workers.tasks, progress)
         self._window = state.window if prefetched is None else prefetched.window_after
         self._timer = StepTimer()  # of the present batch
-        self._next: Future[RolloutBatch] | None = None
-        if prefetched is not None:
-            self._next = Future()
-            self._next.set_result(prefetched)
-
-    @property
-    def prefetched(self) -> RolloutBatch | None:
+        self.prefetched = prefetched
         """The next step's batch; None if it has not been collected."""
-        return None if self._next is None or self._next.exception() else self._next.result()
+        self._error: BaseException | None = None  # which ended prefetching
 
     @property
     def failure(self) -> WorkerDiedError | VllmError | None:
         """The worker failure that interrupted prefetching, if any."""
-        error = None if self._next is None else self._next.exception()
-        return error if isinstance(error, WorkerDiedError | VllmError) else None
+        return self._error if isinstance(self._error, WorkerDiedError | VllmError) else None
 
     def next_batch(self, step: int) -> RolloutBatch:
         """The batch of a step (1-based): prefetched during the step before, or collected now.
 
         Raises:
-            StopRequested: `stop` was requested while generating; the policy has not been touched.
+            StopRequested: `stop` was requested while generating.
             TinyZeroError: a worker or a task failed.
         """
-        batch = self.collect(step, step - 1, self.stop) if self._next is None else self._next.result()
+        if self._error is not None:
+            raise self._error
+        batch = self.prefetched or self.collect(step, step - 1, self.stop)
         assert batch.step == step
         return batch
 
@@ -88,17 +75,13 @@ class RolloutCollector:
         """
         if not self.config.rollout.max_async_level or step > self.config.run.steps:
             yield None
-            self._next = None
+            self.prefetched = None
             return
         version = step - 2  # the update of the step before is under way, and the engine has not seen it
         with run_in_background(lambda stop: self.collect(step, version, stop)) as prefetch:
             yield prefetch
-        self._next = prefetch
-
-    def save(self, directory: Path) -> None:
-        """Write the prefetched batch, if there is one."""
-        if self.prefetched is not None:
-            save_batch(self.prefetched, directory)
+        self._error = prefetch.exception()
+        self.prefetched = None if self._error else prefetch.result()
 
     def collect(self, step: int, version: int, stop: Stop) -> RolloutBatch:
         """The batch of a step (1-based), by weights that have completed `version` steps; raises as `next_batch`."""

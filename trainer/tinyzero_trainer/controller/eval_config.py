@@ -47,11 +47,7 @@ class LocalModels:
     """See `tinyzero_sdk.evaluation.protocol.LocalModels`."""
 
     def plan(self, request: EvaluationRequest) -> EvaluationPlan:
-        """How to evaluate a transformers model, or the tiny one that comes with the trainer.
-
-        Raises:
-            SettingsError: a setting is unknown, has no effect here, or does not fit.
-        """
+        """How to evaluate a transformers model, or the tiny one that comes with the trainer."""
         flags = {
             "run.task": request.task,
             "run.seed": request.seed,

@@ -14,7 +14,7 @@ from tinyzero_sdk.scoring.statistics import standard_error
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.monitoring.metrics_log import greedy_key, held_out_key, size_key
+from tinyzero_trainer.monitoring.metrics_log import held_out_key, size_key
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.generate import generate
@@ -26,12 +26,6 @@ class HeldOutEvaluation:
     """Accuracy of the present policy on the same held-out problems each time."""
 
     def __init__(self, config: TrainConfig, workers: Workers, stop: StopFlag) -> None:
-        """
-        Args:
-            config: of the run; see `eval`.
-            workers: engine, tasks and reward pools.
-            stop: polled while generating.
-        """
         self.config, self.workers, self.stop = config, workers, stop
         progress, count = workers.display, config.eval.num_problems
         progress.phase("sampling held-out problems")
@@ -46,11 +40,7 @@ class HeldOutEvaluation:
         return step in (0, self.config.run.steps) or bool(every and step % every == 0)
 
     def run(self, step: int) -> dict[str, float]:
-        """Metrics of all tasks; before the first step and after the last on all problems, and greedily too.
-
-        Raises:
-            StopRequested: a signal requested a stop meanwhile.
-        """
+        """Metrics of all tasks; before the first step and after the last on all problems, and greedily too."""
         started, metrics = perf_counter(), dict[str, float]()
         for name in self.prompts:
             metrics |= self._evaluate_task(name, thorough=step in (0, self.config.run.steps))
@@ -64,7 +54,7 @@ class HeldOutEvaluation:
         of_task = "" if len(self.prompts) == 1 else f" of {name}"
         modes = {held_out_key(name): config.temperature}
         if thorough and config.greedy:
-            modes[greedy_key(name)] = 0.0
+            modes[f"val-aux/{name}/acc_greedy/mean@1"] = 0.0
         metrics = {size_key(name): float(len(prompts))}
         for key, temperature in modes.items():
             how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"

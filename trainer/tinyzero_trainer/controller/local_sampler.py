@@ -19,22 +19,11 @@ from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 
 class LocalSampler:
-    """See `tinyzero_sdk.evaluation.protocol.Sampler`.
-
-    Problems are sampled in groups, each with a seed derived from its place, so a resumed evaluation gives the same
-    completions as one that was never stopped.
-    """
+    """A `Sampler` of problems in groups, each with a seed derived from its place: resuming changes no completion."""
 
     def __init__(
         self, config: TrainConfig, task: Task, request: EvaluationRequest, report: Callable[[str], None]
     ) -> None:
-        """
-        Args:
-            config: names the model and its device; sampling derives from `run.seed`.
-            task: makes the prompts.
-            request: temperature, top-p and samples of each problem.
-            report: receives messages for the user.
-        """
         with catch_out_of_memory("the model was loaded", "take a smaller model or a GPU with more memory"):
             self._model = load_model(config.model.path, choose_device(config.run.device))
             self._engine = build_local_engine(config, self._model, report)
@@ -49,7 +38,7 @@ class LocalSampler:
         max_num_seqs = config.rollout.max_num_seqs or FEW_SEQUENCES
         self._group_size = max(1, max_num_seqs // request.samples)
         self.template = self._prompts.template
-        # Besides its own seed a problem's completions depend on which others are sampled with it.
+        # A problem's completions depend on its seed and on which others are sampled with it.
         self.settings: Mapping[str, Json] = {"max_num_seqs": max_num_seqs}
 
     def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:

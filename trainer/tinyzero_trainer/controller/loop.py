@@ -38,20 +38,17 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a finished run leaves behind."""
+    """A finished run's directory, and its accuracy on each task, by the task's name in the run."""
 
     output: Path
-    """The run directory."""
-
     accuracy: Mapping[str, Change]
-    """Of each task, by its name in the run."""
 
 
 def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task] | None = None) -> TrainResult:
     """Train a model on a task, or several.
 
     Args:
-        config: the whole configuration; `tasks` and `run.output` are required.
+        config: with `tasks` and `run.output`.
         resume: continue from the newest intact checkpoint in `run.output`.
         tasks: of the run, if they are loaded already.
 
@@ -91,44 +88,44 @@ def _train(
     checkpoint: Checkpoint | None,
 ) -> TrainResult:
     """From the start or a checkpoint to the last step; a signal or a dead worker ends it earlier, with a checkpoint."""
-    progress, steps = workers.display, config.run.steps
+    progress = workers.display
     run.save_config(config)  # also when resumed: run.steps may have been raised
     checkpointer = Checkpointer(config, run, workers)
     state, prefetched = checkpointer.restore(checkpoint)
-    log.cut_after(state.step if state.pending is None else state.step - 1)
+    log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
     for line in (workers.language_model.trained, *rollout_correction.notes(config)):
         progress.log(line)
     evaluation = HeldOutEvaluation(config, workers, stop)
-    step = TrainingStep(config, workers, state, stop, run.rollouts, prefetched)
+    training_step = TrainingStep(config, workers, state, stop, run.rollouts, prefetched)
 
-    def close_step() -> None:
+    def evaluate_and_log() -> None:
         """Evaluate if it is due, then write the step's line; a stop meanwhile leaves both to the resumed run."""
-        assert state.pending is not None
-        metrics = state.pending | (evaluation.run(state.step) if evaluation.is_due(state.step) else {})
+        assert state.pending_metrics is not None
+        metrics = state.pending_metrics | (evaluation.run(state.step) if evaluation.is_due(state.step) else {})
         log.append(state.step, metrics)
         trackers.log(state.step, metrics)
         if state.step:
             progress.step(state.step, metrics)
-        state.pending = None
+        state.pending_metrics = None
 
-    with checkpointer.saving_at_the_end(state, step, stop):
-        if state.pending is not None:
-            close_step()
-        progress.train(steps, done=state.step)
-        while state.step < steps:
-            rollouts, metrics = step.take(state.step + 1)
+    with checkpointer.saving_at_the_end(state, training_step, stop):
+        if state.pending_metrics is not None:  # of step 0, or of the last one before the run was stopped
+            evaluate_and_log()
+        progress.train(config.run.steps, done=state.step)
+        for step in range(state.step + 1, config.run.steps + 1):
+            rollouts, metrics = training_step.take(step)
             metrics |= state.add_totals(rollouts, metrics["timing_s/step"]) | checkpointer.timing()
-            state.step, state.pending = state.step + 1, metrics
-            if config.log.rollouts_every and state.step % config.log.rollouts_every == 0:
+            state.step, state.pending_metrics = step, metrics
+            if config.log.rollouts_every and step % config.log.rollouts_every == 0:
                 chosen = some_of_each(rollouts, len(workers.tasks), config.log.rollouts_count)
-                write_samples(run.rollouts_file(state.step), chosen)
-            if step.collector.failure is not None:
-                raise step.collector.failure
-            close_step()
+                write_samples(run.rollouts_file(step), chosen)
+            if training_step.collector.failure is not None:
+                raise training_step.collector.failure
+            evaluate_and_log()
             if stop.requested:
                 raise StopRequested
-            if config.checkpoint.every and state.step % config.checkpoint.every == 0:
-                checkpointer.save(state, step.collector)
+            if config.checkpoint.every and step % config.checkpoint.every == 0:
+                checkpointer.save(state, training_step.collector)
     return _report(config, run, workers, {name: len(prompts) for name, prompts in evaluation.prompts.items()})
 
 
@@ -137,14 +134,9 @@ def _report(config: TrainConfig, run: RunDirectory, workers: Workers, held_out: 
     lines = {int(line["step"]): line for line in read_metrics(run.metrics)}
     first, last = lines[0], lines[config.run.steps]
     accuracy = {name: Change(first[held_out_key(name)], last[held_out_key(name)]) for name in held_out}
+    several, temperature = len(accuracy) > 1, config.eval.temperature
     outcomes = [
-        outcome_line(
-            change.before,
-            change.after,
-            problems=held_out[name],
-            temperature=config.eval.temperature,
-            task=name if len(accuracy) > 1 else None,
-        )
+        outcome_line(name if several else None, change.before, change.after, held_out[name], temperature)
         for name, change in accuracy.items()
     ]
     try:

@@ -45,7 +45,7 @@ class RolloutBatch:
     """Metrics of how the problems were chosen."""
 
     seconds: dict[str, float]
-    """Wall-clock seconds of each phase."""
+    """Wall-clock time of each phase."""
 
 
 _BATCH, _PROMPTS = TypeAdapter(RolloutBatch), TypeAdapter(list[Prompt])

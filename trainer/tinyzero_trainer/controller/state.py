@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
@@ -26,8 +26,8 @@ class TrainerState:
     step: int = 0
     """Completed steps."""
 
-    pending: dict[str, float] | None = field(default_factory=dict)
-    """Metrics of this step until its evaluation is done and its line written; None afterwards."""
+    pending_metrics: Annotated[dict[str, float] | None, Field(alias="pending")] = field(default_factory=dict)
+    """Metrics of this step until its evaluation is done and its line in `metrics.jsonl` is written; None afterwards."""
 
     elapsed_s: float = 0.0
     """Wall-clock seconds of training, over all sessions."""
@@ -64,7 +64,7 @@ class TrainerState:
 
     def save(self, directory: Path) -> None:
         """Write `state.json`."""
-        values: dict[str, Any] = _STATE.dump_python(self, mode="json")
+        values: dict[str, Any] = _STATE.dump_python(self, mode="json", by_alias=True)
         values["carried"] = {name: values.pop(name) for name in CARRIED}
         (directory / STATE_FILE).write_text(json.dumps(values), encoding="utf-8")
 

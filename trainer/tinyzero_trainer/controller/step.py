@@ -45,21 +45,13 @@ class TrainingStep:
         workers: Workers,
         state: TrainerState,
         stop: StopFlag,
-        rollouts: Path,
+        rollouts_directory: Path,
         prefetched: RolloutBatch | None = None,
     ) -> None:
-        """
-        Args:
-            config: of the run.
-            workers: policy, critic, engine and reward pools.
-            state: after the previous step.
-            stop: polled while generating.
-            rollouts: directory for the completions of a step that failed.
-            prefetched: the next step's batch, if a checkpoint holds it.
-        """
+        """`rollouts_directory` is for the completions of a step that failed; `prefetched` is a checkpoint's batch."""
         assert workers.policy is not None
         self.config, self.workers, self.policy, self.state = config, workers, workers.policy, state
-        self.stop, self.rollouts = stop, rollouts
+        self.stop, self.rollouts_directory = stop, rollouts_directory
         self.collector = RolloutCollector(config, workers, state, stop, prefetched)
         self._timer = StepTimer()  # of the present step
         self.policy_intact = True
@@ -68,24 +60,21 @@ class TrainingStep:
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """Take a step (1-based); with `rollout.max_async_level=1` the next batch is collected during the update.
 
-        Between steps no thread is running, and the engine has the newest weights.
-
-        Returns:
-            all completions sampled, and the step's metrics, `timing_s/step` among them.
+        Between steps no thread is running, and the engine has the newest weights. The result is all completions
+        sampled, and the step's metrics.
 
         Raises:
             StopRequested: a signal requested a stop while generating; nothing has changed.
             UpdateError: too many updates in a row were not finite.
             TinyZeroError: a worker or a task failed; if that was while its batch was collected, nothing has changed.
         """
-        config, settings = self.config, self.settings_at(step)
-        self._timer = StepTimer()
+        settings, self._timer = self.settings_at(step), StepTimer()
         collected = self.collector.next_batch(step)
-        if config.rollout.max_async_level:
+        if self.config.rollout.max_async_level:
             self._timer.record(WAITED)
         else:
             self.workers.engine.sleep()
-            self._timer.skip()
+            self._timer.skip()  # the collector has measured it
         with self.collector.prefetching(step + 1) as prefetch:
             batch, metrics = self.learn(collected, settings)
             if prefetch is not None and self.stop.requested and not prefetch.done():
@@ -120,7 +109,7 @@ class TrainingStep:
             with catch_out_of_memory("the weights were updated"):
                 return batch, metrics | self.update(batch, settings, collected.step)
         except UpdateError:
-            write_samples(self.rollouts / f"bad_step_{collected.step:06d}.jsonl", collected.rollouts)
+            write_samples(self.rollouts_directory / f"bad_step_{collected.step:06d}.jsonl", collected.rollouts)
             raise
 
     def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:

@@ -9,7 +9,7 @@ import torch
 from tinyzero_sdk import ItemColumns, Task
 from tinyzero_sdk.records import Reason
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.monitoring.metrics_log import ACCURACY, task_accuracy_key, task_key
+from tinyzero_trainer.monitoring.metrics_log import ACCURACY, task_key
 from tinyzero_trainer.training.seqlen_balancing import seqlen_metrics
 from tinyzero_trainer.types import Rollout
 
@@ -22,7 +22,7 @@ def batch_metrics(
     """Metrics of a step's completions.
 
     Args:
-        tasks: by name in the run; for the problems' difficulties.
+        tasks: by name in the run.
         samples: all that were sampled, group after group.
         batch: those that are trained on, with advantages; `critic/rewards` is over these alone, KL penalties deducted.
         ranks: data-parallel ranks.
@@ -60,13 +60,7 @@ def batch_metrics(
 def timing_metrics(
     seconds: Mapping[str, float], samples: Sequence[Rollout], kept: Sequence[Rollout]
 ) -> dict[str, float]:
-    """Times of a step, in seconds and in milliseconds per token.
-
-    Args:
-        seconds: of each phase of the step, and of the whole as `step`.
-        samples: all that were sampled.
-        kept: those that are trained on; the update skips masked ones.
-    """
+    """Times of a step, in seconds of each phase (`step` is the whole) and in milliseconds per token."""
     response_tokens = sum(len(sample.generation.token_ids) for sample in samples)
     tokens = sum(map(_length, samples))
     divisors = {"gen": response_tokens, "update_actor": trained_tokens(kept), "reward": response_tokens}
@@ -80,7 +74,7 @@ def timing_metrics(
 
 
 def trained_tokens(kept: Sequence[Rollout]) -> int:
-    """Prompt and completion tokens in one pass of the update."""
+    """Prompt and completion tokens in one pass of the update, which skips masked completions."""
     return sum(_length(sample) for sample in kept if not sample.score.masked)
 
 
@@ -114,7 +108,7 @@ def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: 
         own = [sample for sample in samples if sample.prompt.task == name]
         metrics[task_key(name, "prompts")] = float(len(own) // group_size)
         if own:
-            metrics[task_accuracy_key(name)] = fmean(sample.score.correct for sample in own)
+            metrics[task_key(name, "acc")] = fmean(sample.score.correct for sample in own)
             metrics[task_key(name, "score")] = fmean(sample.score.value for sample in own)
         metrics |= _by_difficulty(task, own, f"train/acc_by_difficulty/{name}")
     return metrics

@@ -27,24 +27,14 @@ def held_out_key(task: str) -> str:
     return f"val-core/{task}/acc/mean@1"
 
 
-def greedy_key(task: str) -> str:
-    """Fraction of held-out problems solved by greedy decoding."""
-    return f"val-aux/{task}/acc_greedy/mean@1"
-
-
 def size_key(task: str) -> str:
     """Number of held-out problems in that evaluation."""
     return f"val-aux/{task}/size"
 
 
 def task_key(task: str, what: str) -> str:
-    """A metric of one task in a training step, where there are several tasks."""
+    """A metric of one task in a training step, where there are several tasks; `acc` is what `ACCURACY` is of all."""
     return f"task/{task}/{what}"
-
-
-def task_accuracy_key(task: str) -> str:
-    """Fraction of the completions sampled for one task in a training step that are correct."""
-    return task_key(task, "acc")
 
 
 class MetricsError(TinyZeroError):
@@ -52,13 +42,12 @@ class MetricsError(TinyZeroError):
 
 
 class MetricsLog:
-    """Appends lines to `metrics.jsonl`; the operating system has each before `append` returns."""
+    """Appends lines to `metrics.jsonl`; the operating system has each before `append` returns.
+
+    Every method raises a `MetricsError` if the file cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
-        """
-        Raises:
-            MetricsError: the file cannot be opened for writing.
-        """
         self.path = path
         with self._errors_in_one_line():
             self._file = path.open("ab", buffering=0)
@@ -69,9 +58,6 @@ class MetricsLog:
         Args:
             step: the training step, 0 for the evaluation before it.
             metrics: numbers: int, float, NumPy's, or tensors of one element.
-
-        Raises:
-            MetricsError: the line cannot be written.
         """
         row = {"step": step} | {name: plain_number(metrics[name]) for name in sorted(metrics)}
         line = json.dumps(row).encode() + b"\n"
@@ -80,10 +66,7 @@ class MetricsLog:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def cut_after(self, step: int) -> int:
-        """Drop the lines past `step` and a line torn by a kill, when a run resumes from `step`.
-
-        Returns:
-            Number of lines dropped.
+        """Drop the lines past `step` and a line torn by a kill, when a run resumes from `step`; returns their number.
 
         Raises:
             MetricsError: a line up to `step` is missing or damaged, or the file cannot be rewritten.

@@ -37,16 +37,11 @@ def utilization(
 
 @dataclass(frozen=True, slots=True)
 class GpuMemoryUsage:
-    """A rank's GPU, and its process's peak memory so far."""
+    """A rank's GPU, and its process's peak memory so far: bytes of tensors, and all that PyTorch's allocator holds."""
 
     name: str
-    """From the driver."""
-
     allocated: int
-    """Bytes of tensors."""
-
     reserved: int
-    """Bytes that PyTorch's allocator holds, those of tensors included."""
 
 
 def memory_usage(device: torch.device) -> GpuMemoryUsage | None:
@@ -79,18 +74,14 @@ class StepTimer:
 
     def __init__(self) -> None:
         self._started = self._last = perf_counter()
-        self._seconds: dict[str, float] = {}
-
-    @property
-    def seconds(self) -> dict[str, float]:
+        self.seconds: dict[str, float] = {}
         """Of all phases so far."""
-        return dict(self._seconds)
 
     def record(self, name: str) -> None:
         """Charge the time since the last record to `name`."""
         last = self._last
         self.skip()
-        self._seconds[name] = self._seconds.get(name, 0.0) + self._last - last
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._last - last
 
     def skip(self) -> None:
         """Charge the time since the last record to nothing: another timer measures it."""
@@ -100,4 +91,4 @@ class StepTimer:
 
     def stop(self) -> dict[str, float]:
         """All phases, and the whole as `step`."""
-        return {**self._seconds, "step": perf_counter() - self._started}
+        return {**self.seconds, "step": perf_counter() - self._started}

@@ -1,6 +1,7 @@
 """The plot of a run, drawn from its `metrics.jsonl`: accuracy, reward and length of completions over the steps."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +13,17 @@ from tinyzero_trainer.monitoring.metrics_log import (
     held_out_key,
     read_metrics,
     size_key,
-    task_accuracy_key,
+    task_key,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ALL_COLOR = "#555555"
-"""For several tasks together."""
-
 TASK_COLORS = ("#4477aa", "#cc3311", "#228833", "#aa3377", "#ccbb44", "#66ccee")
 """For several tasks, in a cycle; distinguishable with any colour vision (P. Tol's schemes)."""
 
 TRAIN_COLOR, HELD_OUT_COLOR = TASK_COLORS[:2]
+ALL_COLOR = "#555555"  # for several tasks together
 MAX_TITLE = 70
 Series = Sequence[tuple[int, float]]
 """(step, value), in the order of steps."""
@@ -35,13 +34,7 @@ class PlotError(TinyZeroError):
 
 
 def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str) -> None:
-    """Draw a run as PNG.
-
-    Args:
-        metrics: the run's `metrics.jsonl`.
-        output: the PNG.
-        tasks: names of the tasks, as in the metrics' names; with several, each has a colour.
-        model: for the title.
+    """Draw a run's `metrics.jsonl` as PNG; `model` is for the title, and of several tasks each has a colour.
 
     Raises:
         PlotError: the plot cannot be written.
@@ -60,10 +53,10 @@ def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
     axes = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[2, 1, 1][:panels])[:, 0]
     if len(tasks) == 1:
         _draw_accuracy(axes[0], accuracy, _held_out(rows, tasks[0]), (TRAIN_COLOR, HELD_OUT_COLOR))
-    for index, task in enumerate(tasks if len(tasks) > 1 else ()):
-        color = TASK_COLORS[index % len(TASK_COLORS)]
-        trained = series(rows, task_accuracy_key(task))
-        _draw_accuracy(axes[0], trained, _held_out(rows, task), (color, color), of=f"{task}, ")
+    else:
+        for task, color in zip(tasks, cycle(TASK_COLORS), strict=False):
+            trained = series(rows, task_key(task, "acc"))
+            _draw_accuracy(axes[0], trained, _held_out(rows, task), (color, color), of=f"{task}, ")
     axes[0].set_ylabel("accuracy (%)")
     axes[0].margins(y=0.15)
     if axes[0].get_legend_handles_labels()[0]:
@@ -103,7 +96,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 
 def _held_out(rows: Sequence[dict[str, Any]], task: str) -> Sequence[tuple[int, float, float | None]]:
-    """(step, accuracy, its standard error if it is known)."""
+    """(step, accuracy, its standard error if known)."""
     sizes = dict(series(rows, size_key(task)))
     return [
         (step, accuracy, (accuracy * (1 - accuracy) / sizes[step]) ** 0.5 if step in sizes else None)

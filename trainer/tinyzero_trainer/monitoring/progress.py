@@ -17,7 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Column
 from rich.text import Text
 
-from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, REWARD, THROUGHPUT, task_accuracy_key
+from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, REWARD, THROUGHPUT, task_key
 
 STEP_SECONDS = 2.0
 """Plain output: shortest time between two lines about steps."""
@@ -28,7 +28,7 @@ PHASE_SECONDS = 5.0
 LINE_WIDTH = 80
 """Plain output: largest width of a line about a step."""
 
-ACCURACY_OF_TASK = re.compile(re.escape(task_accuracy_key("NAME")).replace("NAME", "(.+)"))
+ACCURACY_OF_TASK = re.compile(task_key("(.+)", "acc"))
 SPARKLINE_WIDTH = 40
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -44,11 +44,7 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            console: where progress goes; None = stderr, so that stdout has results only.
-            clock: seconds.
-        """
+        """`console` is where progress and results go; None = stderr for progress, so that stdout has results only."""
         self._console = console or Console(stderr=True, highlight=False, emoji=False)
         self._results = console or Console(highlight=False, emoji=False)
         self._clock = clock
@@ -59,13 +55,7 @@ class Progress:
         self._bars = _Bars(self._console, clock, live=self._live)
 
     def phase(self, name: str, total: int | None = None, unit: str = "") -> None:
-        """Begin a phase, such as "loading the model", and end the one before.
-
-        Args:
-            name: of the phase.
-            total: None if it is not known.
-            unit: of the total, such as "problems".
-        """
+        """Begin a phase, such as "loading the model", and end the one before; `unit` of the total: "problems"."""
         self.end_phase()
         self._phase = self._bars.add(name, total, unit=unit)
         self._log_phase(self._phase, 0.0)
@@ -78,18 +68,12 @@ class Progress:
             self._log_phase(phase, PHASE_SECONDS)
 
     def end_phase(self) -> None:
-        """End the phase, if there is one."""
         phase, self._phase = self._phase, None
         if phase is not None:
             self._bars.remove_task(phase.id)
 
     def train(self, steps: int, done: int = 0) -> None:
-        """Begin training.
-
-        Args:
-            steps: of the whole run.
-            done: steps of earlier sessions.
-        """
+        """Begin training: of `steps` in the whole run, earlier sessions have done some."""
         self.end_phase()
         self._training = self._bars.add("training", steps, first=done, updated=self._clock(), metrics={}, rewards=[])
         self._bars.update(self._training.id, completed=done)
@@ -113,7 +97,6 @@ class Progress:
         self.log(f"held-out accuracy {when}: {', '.join(shown)}")
 
     def log(self, text: str) -> None:
-        """Print a line that stays."""
         self._console.print(text, soft_wrap=True, markup=False)
 
     def done(self, *lines: str) -> None:
@@ -123,7 +106,6 @@ class Progress:
             self._results.print(line, soft_wrap=True, markup=False)
 
     def close(self) -> None:
-        """End the bars."""
         self.end_phase()
         self._bars.stop()
 
@@ -154,12 +136,10 @@ class _Bars(Bars):
         super().__init__(*columns, console=console, get_time=clock, refresh_per_second=4, expand=True, disable=not live)
 
     def add(self, name: str, total: int | None, **fields: Any) -> Task:
-        """Add a task; returns rich's record of it."""
         number = self.add_task(name, total=total, **fields)
         return next(task for task in self.tasks if task.id == number)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The steps, their metrics, the reward so far, and below them the phase."""
         for task in self.tasks:
             if "metrics" not in task.fields:
                 self._spinner.update(text=Text(f"{task.description}  {_duration(task.elapsed or 0.0)}"))
@@ -193,11 +173,11 @@ def _count(task: Task) -> str:
     return f"{text}  {_duration(max(0.0, mean * (total - done) - (task.get_time() - updated)))} left"
 
 
-def outcome_line(before: float, after: float, *, problems: int, temperature: float, task: str | None = None) -> str:
-    """The result of a run in one line; `task` names the task, where there are several.
+def outcome_line(task: str | None, before: float, after: float, problems: int, temperature: float) -> str:
+    """The result of a run on its only task (None) or on one of several, in one line.
 
     Example:
-        >>> outcome_line(0.231, 0.49, problems=1024, temperature=1.0)
+        >>> outcome_line(None, before=0.231, after=0.49, problems=1024, temperature=1.0)
         'held-out accuracy: 23.1 % -> 49.0 % (+25.9 points; 1,024 problems at T=1)'
     """
     gain = f"{100 * (after - before):+.1f} points; {problems:,} problems at T={temperature:g}"
@@ -220,7 +200,6 @@ def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
 
 
 def _summary(metrics: Mapping[str, Any]) -> str:
-    """The main metrics of a step; missing ones are left out."""
     shown = {
         REWARD: lambda value: f"reward {value:.3f}",
         ACCURACY: lambda value: f"accuracy {_percent(value)}",

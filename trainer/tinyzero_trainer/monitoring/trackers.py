@@ -47,8 +47,8 @@ class Trackers:
         Args:
             names: any of `wandb` and `tensorboard`.
             directory: of the run.
-            project: W&B project.
-            name: of the run, for W&B.
+            project: of W&B.
+            name: of the run there.
             config: plain JSON.
             report: called from other threads with one-line messages for the user.
         """
@@ -85,12 +85,7 @@ class _Tracker:
     """One tracker's queue and thread."""
 
     def __init__(self, name: str, observe: Callable[[Iterable[Row], Report], None], report: Report) -> None:
-        """
-        Args:
-            name: for messages.
-            observe: records rows until there are no more.
-            report: see `Trackers`.
-        """
+        """`observe` records rows until there are no more."""
         self._observe, self._dropped = observe, 0
         self._report: Report = lambda text: report(f"{name}: {text}")
         self._queue: SimpleQueue[Row | None] = SimpleQueue()
@@ -98,7 +93,7 @@ class _Tracker:
         self._thread.start()
 
     def put(self, row: Row | None) -> None:
-        """Queue a step, or drop it if the queue is full; None = there are no more."""
+        """Queue a step (None = there are no more), or drop it if the queue is full."""
         if not self._thread.is_alive():
             return  # it has reported why it stopped
         if row is None or self._queue.qsize() < QUEUE_SIZE:
@@ -107,7 +102,6 @@ class _Tracker:
             self._dropped += 1
 
     def join(self, deadline: float) -> None:
-        """Wait for the thread until the deadline (of `time.monotonic`)."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self._report("did not finish in time; metrics.jsonl has everything")
