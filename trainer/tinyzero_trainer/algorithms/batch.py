@@ -103,7 +103,7 @@ class TrainingBatch:
     def token_rewards(self) -> Tensor:
         """[tokens] the negative KL penalty, plus the score at a completion's last token."""
         at_end = torch.zeros(int(self.lengths.sum()), dtype=self.rewards.dtype, device=self.rewards.device)
-        at_end[jagged.last_tokens(self.lengths)] = self.rewards
+        at_end[self.lengths.cumsum(0) - 1] = self.rewards
         return at_end if self.kl_penalties is None else at_end - self.kl_penalties
 
     def select(self, indices: Sequence[int]) -> Self:

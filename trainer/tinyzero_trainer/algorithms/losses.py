@@ -136,7 +136,8 @@ def gspo(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
     advantage per token its GSPO-token (eq. 14).
     """
     delta = logprobs - inputs.old_logprobs
-    mean = jagged.repeat_to_tokens(jagged.means(delta.detach(), inputs.lengths), inputs.lengths, len(delta))
+    means = jagged.sums(delta.detach(), inputs.lengths) / inputs.lengths
+    mean = jagged.repeat_to_tokens(means, inputs.lengths, len(delta))
     return _clipped(bounded_ratio(mean + logprobs - logprobs.detach()), inputs)
 
 

@@ -38,7 +38,6 @@ class RunDirectory:
         self.rollouts, self.checkpoints = path / "rollouts", path / "checkpoints"
 
     def rollouts_file(self, step: int) -> Path:
-        """Where the samples of a step go."""
         return self.rollouts / f"step_{step:06d}.jsonl"
 
     @classmethod
@@ -78,11 +77,7 @@ class RunDirectory:
             lock.release()
 
     def check(self, *, resume: bool) -> None:
-        """Refuse a directory that cannot be used, without touching it.
-
-        Raises:
-            RunDirectoryError: as for `open`, except for another process.
-        """
+        """Refuse a directory that cannot be used, without touching it: as `open`, except for another process."""
         with _errors_in_one_line(self.path):
             if resume and not self.config.exists():
                 raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
@@ -97,11 +92,7 @@ class RunDirectory:
                 )
 
     def save_config(self, config: TrainConfig) -> None:
-        """Write `config.toml`, whole or not at all.
-
-        Raises:
-            RunDirectoryError: it cannot be written.
-        """
+        """Write `config.toml`, whole or not at all."""
         import tomli_w
 
         text = "# Resolved configuration of this run; `tinyzero train --help` explains every key.\n"

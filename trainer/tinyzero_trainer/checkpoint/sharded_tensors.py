@@ -20,14 +20,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 
 def save_sharded(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors; a collective of all ranks.
+    """Write tensors to a directory that every rank sees; a collective of all ranks.
 
-    Args:
-        directory: visible to every rank; created if it is missing.
-        tensors: each rank writes its shards of DTensors; others, which are equal on all ranks, are written once.
-
-    Raises:
-        OSError: one of the ranks cannot write.
+    Each writes its shards of DTensors; other tensors, which are equal on all ranks, are written once. All raise an
+    OSError if one of them cannot write.
     """
     from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
@@ -36,12 +32,7 @@ def save_sharded(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_sharded(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read what `save_sharded` wrote on any number of ranks; a collective of all ranks, each reads what it needs.
-
-    Args:
-        directory: of `save_sharded`.
-        tensors: written to in place; all of them must be stored.
-    """
+    """Read what `save_sharded` wrote on any number of ranks into `tensors`; a collective of all ranks."""
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
     with _errors_of_any_rank(), torch.no_grad():

@@ -29,11 +29,8 @@ PIECE_BYTES, BLOCK_BYTES = 2**28, 2**20
 """What a thread hashes of a file, and what it reads at a time."""
 
 HASHING_THREADS = min(16, os.cpu_count() or 1)
-
 MANIFEST = "manifest.json"
-FORMAT = 1
-"""Raised when the layout changes; other formats are refused."""
-
+FORMAT = 1  # other formats are refused
 MIN_KEEP = 2
 """One remains intact while another is being written, or turns out to be damaged."""
 
@@ -51,11 +48,9 @@ class DamagedCheckpointError(CheckpointError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An intact checkpoint: every byte is as it was written."""
+    """An intact checkpoint, saved after a training step: every byte is as it was written."""
 
     step: int
-    """Training step after which it was saved."""
-
     path: Path
     meta: Mapping[str, Json]
     """As given to `save`: configuration, versions, world size, …"""
@@ -82,12 +77,9 @@ def save(
         root: existing directory of all checkpoints.
         step: training step, >= 0.
         fill: writes the files into the empty directory that it is given.
-        meta: plain JSON, stored in the manifest.
+        meta: stored in the manifest.
         keep: number of checkpoints to keep, at least 2.
         expected_bytes: what `fill` will write, to refuse a disk that is too full; 0 = not known.
-
-    Returns:
-        The directory of the checkpoint.
 
     Raises:
         CheckpointError: it cannot be written; what was there before is intact, and nothing is left behind.
@@ -139,10 +131,7 @@ def latest(root: Path) -> Checkpoint | None:
 
 
 def verify(path: Path) -> Mapping[str, Json]:
-    """Read every byte of a checkpoint and compare it with the manifest; other files are ignored.
-
-    Returns:
-        The meta that was given to `save`.
+    """Compare every byte of a checkpoint with the manifest, and return the meta; other files are ignored.
 
     Raises:
         DamagedCheckpointError: names the file and what is wrong with it.
@@ -216,10 +205,10 @@ def _failure(final: Path, error: Exception, expected_bytes: int) -> str:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     need = f"{expected_bytes:,} bytes needed, " if expected_bytes else ""
     try:
-        room = f"{need}{shutil.disk_usage(final.parent).free:,} free"
+        space = f"{need}{shutil.disk_usage(final.parent).free:,} free"
     except OSError:
-        room = "the directory is gone"
-    return f"cannot save {final}: {reason} ({room}); earlier checkpoints are intact"
+        space = "the directory is gone"
+    return f"cannot save {final}: {reason} ({space}); earlier checkpoints are intact"
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -229,11 +218,11 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         descriptor = file.fileno()
 
         def digest(start: int) -> bytes:
-            found, place, end = hashlib.sha256(), start, min(size, start + PIECE_BYTES)
+            sha256, place, end = hashlib.sha256(), start, min(size, start + PIECE_BYTES)
             while place < end and (block := os.pread(descriptor, min(BLOCK_BYTES, end - place), place)):
-                found.update(block)
+                sha256.update(block)
                 place += len(block)
-            return found.digest()
+            return sha256.digest()
 
         with ThreadPoolExecutor(HASHING_THREADS) as pool:
             pieces = list(pool.map(digest, range(0, max(size, 1), PIECE_BYTES)))

@@ -11,7 +11,7 @@ from tinyzero_trainer.utils.bounds import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    TestShare,
+    TestFraction,
 )
 
 
@@ -28,7 +28,7 @@ class DataConfig:
     max_refill_rounds: NonNegativeInt = 0
     """Dynamic sampling: extra rounds in which groups of equal scores are replaced; 0 = they are trained on."""
 
-    test_fraction: TestShare = 1 / 16
+    test_fraction: TestFraction = 1 / 16
     """Fraction of all problems, by the hash of their key, that is held out."""
 
     max_prompt_tokens: PositiveInt = 1024

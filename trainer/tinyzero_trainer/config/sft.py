@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from annotated_types import Gt
 
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
-from tinyzero_trainer.utils.bounds import NonNegativeInt, PositiveFloat, PositiveInt, TestShare
+from tinyzero_trainer.utils.bounds import NonNegativeInt, PositiveFloat, PositiveInt, TestFraction
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class SftTrainingConfig:
     max_tokens: PositiveInt = 256
     """Longest completion in that evaluation; longer examples are skipped."""
 
-    test_fraction: TestShare = 1 / 16
+    test_fraction: TestFraction = 1 / 16
     """Fraction of problems held out, as in reinforcement learning."""
 
     workers: NonNegativeInt | None = None

@@ -10,9 +10,7 @@ from tinyzero_trainer.utils.signals import Stop
 Result = TypeVar("Result")
 
 
-class Unwanted:
-    """A `Stop` that is requested once the result is no longer needed."""
-
+class _Stop:
     requested = False
 
 
@@ -28,12 +26,12 @@ def run_in_background(work: Callable[[Stop], Result]) -> Iterator["Future[Result
         >>> answer.result()
         42
     """
-    unwanted = Unwanted()
+    stop = _Stop()
     with ThreadPoolExecutor(1, thread_name_prefix="background") as pool:
-        future = pool.submit(work, unwanted)
+        future = pool.submit(work, stop)
         try:
             yield future
             wait([future])
         except BaseException:
-            unwanted.requested = True
+            stop.requested = True
             raise

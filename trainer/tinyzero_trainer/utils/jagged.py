@@ -18,11 +18,6 @@ def sums(values: Tensor, lengths: Tensor) -> Tensor:
     return torch.zeros(len(lengths), dtype=values.dtype, device=values.device).index_add(0, owners, values)
 
 
-def means(values: Tensor, lengths: Tensor) -> Tensor:
-    """[completions] the mean over each completion's tokens, from [tokens]."""
-    return sums(values, lengths) / lengths
-
-
 def to_matrix(values: Tensor, lengths: Tensor) -> Tensor:
     """[completions, longest] with zeros after a completion's end, from [tokens]."""
     matrix = values.new_zeros(len(lengths), int(lengths.max()))
@@ -33,11 +28,6 @@ def to_matrix(values: Tensor, lengths: Tensor) -> Tensor:
 def from_matrix(matrix: Tensor, lengths: Tensor) -> Tensor:
     """[tokens] from [completions, longest], without what follows a completion's end."""
     return matrix[_present(lengths)]
-
-
-def last_tokens(lengths: Tensor) -> Tensor:
-    """[completions] the index of each completion's last token among all tokens."""
-    return lengths.cumsum(0) - 1
 
 
 def _present(lengths: Tensor) -> Tensor:
@@ -61,5 +51,5 @@ def token_indices(lengths: Tensor, rows: Sequence[int]) -> "np.ndarray | slice":
     chosen_lengths = all_lengths[chosen]
     # A token's index among all is that among the chosen ones plus its completion's offset.
     offsets = ends[chosen] - chosen_lengths.cumsum()
-    found: np.ndarray = np.arange(chosen_lengths.sum()) + offsets.repeat(chosen_lengths)
-    return found
+    indices: np.ndarray = np.arange(chosen_lengths.sum()) + offsets.repeat(chosen_lengths)
+    return indices

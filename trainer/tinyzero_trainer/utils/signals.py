@@ -28,8 +28,7 @@ class Stopped(TinyZeroError):
     """A signal ended the work."""
 
     def __init__(self, stopped_by: signal.Signals, outcome: str) -> None:
-        self.exit_code = 128 + stopped_by
-        """As in a shell: 130 for SIGINT and 143 for SIGTERM."""
+        self.exit_code = 128 + stopped_by  # as in a shell
         super().__init__(f"stopped by {stopped_by.name} {outcome}")
 
 
@@ -78,11 +77,7 @@ def catch_signals() -> Iterator[StopFlag]:
 
 @contextmanager
 def left_at_once(outcome: str) -> Iterator[None]:
-    """End the work in the block at once on SIGINT or SIGTERM: for work that cannot be saved.
-
-    Raises:
-        Stopped: a signal came.
-    """
+    """End the work in the block at once on SIGINT or SIGTERM, with `Stopped`: for work that cannot be saved."""
     stop = StopFlag()
 
     def leave(number: int, frame: FrameType | None) -> None:

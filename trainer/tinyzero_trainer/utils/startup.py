@@ -14,10 +14,10 @@ def calm_threads() -> None:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Import torch without garbage collection, and exempt whatever exists at the end from it.
+    """Import torch without garbage collection, and exempt from it whatever exists at the end.
 
-    Torch and transformers create 600,000 objects that stay. To scan them again and again, and once more when the
-    process ends, takes two of the seven seconds of a short command. Where torch is already imported, nothing changes.
+    Scanning the 600,000 lasting objects of torch and transformers, again when the process ends, takes two of the seven
+    seconds of a short command. Where torch is already imported, nothing changes.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
