@@ -14,7 +14,7 @@ from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig, RewardConf
 from tinyzero_trainer.data import PromptSource
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import load_model
-from tinyzero_trainer.rewards.pool import scoring_pool
+from tinyzero_trainer.rewards.reward_pool import scoring_pool
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine, generate
 from tinyzero_trainer.training import Policy

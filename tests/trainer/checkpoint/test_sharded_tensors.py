@@ -20,7 +20,7 @@ from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER
 from tinyzero_trainer.models.lora import Adapter
-from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.logprobs import PolicyModel

@@ -14,7 +14,7 @@ from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.types import Generation
 
 

@@ -19,7 +19,7 @@ from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.lora import Adapter
-from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.policy import Policy

@@ -19,7 +19,7 @@ from tinyzero_trainer.config import CriticConfig
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.models.loading import from_parts, save_model
-from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic

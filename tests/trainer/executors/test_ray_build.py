@@ -42,7 +42,7 @@ def test_ranks_that_share_an_engine_are_in_one_bundle(
 def test_a_scorer_does_not_wait_for_torch() -> None:
     code = "import sys; from tinyzero_trainer.executors.ray import reward_actor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "tinyzero_trainer.rewards.pool" in (loaded := done.stdout.split())
+    assert "tinyzero_trainer.rewards.reward_pool" in (loaded := done.stdout.split())
     assert not {"torch", "transformers"} & set(loaded)
 
 

@@ -20,7 +20,7 @@ from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine, chunks
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.restart import Restartable
-from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.engine import Groups, PromptBatch, SamplingParams
 from tinyzero_trainer.types import Generation
 
 PARAMS = SamplingParams(4)
@@ -50,17 +50,15 @@ class FakeActor:
     def record(self, name: str) -> None:
         self.calls.append(name)
 
-    def work(
-        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
-    ) -> list[list[Generation]]:
+    def work(self, batch: PromptBatch) -> Groups:
         if self.fails:
             self.failed.set()
             raise self.fails.pop(0)
         assert self.waits_for is None or self.waits_for.wait(WAIT)
-        self.generated += len(prompts)
+        self.generated += len(batch.prompts)
         return [
-            [Generation([*prompt, first + index, sample, seed], None, True) for sample in range(samples)]
-            for index, prompt in enumerate(prompts)
+            [Generation([*prompt, index, sample, batch.seed], None, True) for sample in range(batch.samples)]
+            for index, prompt in enumerate(batch.prompts, batch.first)
         ]
 
     def wait_for_stop(self, *_: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.types import Generation
 
 ENDS = range(0, 97, 11)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,6 +26,8 @@ Fault = tuple[str, int, str | Callable[[], None]]
 
 class FakeClient(VllmClient):
     """One engine. A completion of n tokens takes n steps; its tokens are made of the prompt's seed."""
+
+    separate_process = False  # weights are sent as they are
 
     def __init__(self, log: list[str], fault: Fault | None = None) -> None:
         self.log, self.fault = log, fault
@@ -96,10 +98,7 @@ class FakeClient(VllmClient):
         for name in names:
             self.requests.pop(name, None)
 
-    def buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-        return ([each] for each in weights)
-
-    def send(self, bucket: list[tuple[str, Tensor]]) -> None:
+    def call_workers(self, method: str, bucket: list[tuple[str, Tensor]]) -> None:
         self._enter("send")
         self.weights |= {name: tensor.clone() for name, tensor in bucket}
 
@@ -143,7 +142,9 @@ class Engines:
         """One that is not restarted."""
         self.log.append("start")
         self.clients.append(FakeClient(self.log, self.faults.pop(0) if self.faults else None))
-        return VllmEngine(self.clients[-1], lambda: iter(self.weights.items()), eos_ids={3, END}, **self.settings)
+        return VllmEngine(
+            self.clients[-1], lambda: ([each] for each in self.weights.items()), eos_ids={3, END}, **self.settings
+        )
 
     def restarting(self) -> RestartingEngine:
         """One that is restarted, as in a run."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tinyzero_trainer.errors import EngineDiedError
 from tinyzero_trainer.rollout.vllm import client, engine
@@ -37,7 +36,6 @@ class Started:
         self.then, self.closed = then, False
         self.process: Any = None
         self.engine_core = self
-        self.model_config = type("Model", (), {"dtype": torch.float32})
 
     def __call__(self, arguments: Any, *, separate_process: bool) -> "Started":
         self.process = sleeping_process()

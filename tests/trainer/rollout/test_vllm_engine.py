@@ -5,7 +5,6 @@ import gc
 import time
 import weakref
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +17,10 @@ from tests.trainer.rollout.fake_vllm import END, PROMPTS, Engines, expected
 from tests.trainer.rollout.fake_vllm import _quick as _quick
 from tinyzero_trainer.errors import EngineDiedError, VllmError
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.engine import Groups, PromptBatch, SamplingParams
 from tinyzero_trainer.rollout.vllm import engine
 from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
-from tinyzero_trainer.rollout.vllm.engine import VllmEngine
-from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, check_weights, completion_logprobs, probes
+from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, SyncCheck, completion_logprobs
 from tinyzero_trainer.types import Generation
 
 
@@ -40,7 +38,7 @@ def test_completions_come_in_order_with_their_end_and_logprobs() -> None:
 
 def test_seeds_of_a_prompts_completions_never_meet_those_of_another() -> None:
     vllm = Engines().start()
-    requests, again = (vllm._requests([[1]] * 50, 8, SamplingParams(4), seed=3, first=0) for _ in range(2))
+    requests, again = (vllm._requests(PromptBatch([[1]] * 50, 8, SamplingParams(4), seed=3)) for _ in range(2))
     starts = sorted(request.seed for request in requests)
     assert all(later - earlier > 8 for earlier, later in pairwise(starts))
     assert max(starts) + 8 < 2**63
@@ -267,12 +265,13 @@ def test_an_error_that_has_been_handled_is_gone(no_collection: None) -> None:
 def test_the_check_follows_each_sync_and_its_error_ends_the_run() -> None:
     checked = []
 
-    def check(vllm: VllmEngine) -> None:
-        checked.append(len(vllm.probe([[1], [2]], SamplingParams(2, ignore_eos=True))))
+    def compare(groups: Groups) -> None:
+        checked.append(len(groups))
         if len(checked) >= 3:
             raise VllmError("they differ")
 
-    fake = Engines(sleep_mode=True, check=check)
+    batch = PromptBatch([[1], [2]], 1, SamplingParams(2, ignore_eos=True), seed=0)
+    fake = Engines(sleep_mode=True, check=SimpleNamespace(batch=batch, compare=compare))
     vllm = fake.start()
     vllm.load_weights()
     vllm.sleep()
@@ -285,19 +284,13 @@ def test_the_check_follows_each_sync_and_its_error_ends_the_run() -> None:
 
 
 def test_the_check_distinguishes_other_weights_from_the_policys(toy_model: LanguageModel) -> None:
-    def probe(prompts: list[list[int]], params: SamplingParams) -> list[Generation]:
-        return [Generation(tokens, row, False) for row in rows.tolist()]
-
-    tokens = list(range(5, 5 + PARAMS.max_tokens))
-    sampled = [(prompt, Generation(tokens, None, False)) for prompt in probes(len(toy_model.tokenizer))]
+    check, tokens = SyncCheck(toy_model, torch.float32), list(range(5, 5 + PARAMS.max_tokens))
+    sampled = [(prompt, Generation(tokens, None, False)) for prompt in check.batch.prompts]
     rows = completion_logprobs(toy_model, sampled).view(len(sampled), -1)
-    vllm: Any = SimpleNamespace(probe=probe)
-    check = partial(check_weights, toy_model, torch.float32)
-    check(vllm)
+    check.compare([[Generation(tokens, row, False)] for row in rows.tolist()])
+    with pytest.raises(VllmError, match="by nan a token"):
+        check.compare([[Generation(tokens, row, False)] for row in (rows * float("nan")).tolist()])
     with torch.no_grad():
         toy_model.model.model.norm.weight.mul_(1.5)
     with pytest.raises(VllmError, match="differ from the policy's by"):
-        check(vllm)
-    rows = rows * float("nan")
-    with pytest.raises(VllmError, match="by nan a token"):
-        check(vllm)
+        check.compare([[Generation(tokens, row, False)] for row in rows.tolist()])

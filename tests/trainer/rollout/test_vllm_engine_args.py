@@ -66,9 +66,7 @@ def test_settings_that_vllm_does_not_support_are_refused_before_a_model_is_loade
 
 
 def arguments(toy: LanguageModel, **changes: object) -> dict[str, object]:
-    config = changed(BASE, changes)
-    vllm = settled(config, toy, CPU)
-    return engine_arguments(config, vllm, toy, directory="d", device=CPU, dtype="float32")
+    return engine_arguments(settled(changed(BASE, changes), toy, CPU), toy, "d", CPU)
 
 
 def test_the_configuration_becomes_vllms_arguments(toy_model: LanguageModel) -> None:
@@ -92,8 +90,7 @@ def test_the_gpus_memory_is_shared_as_planned(toy_model: LanguageModel, monkeypa
     cuda = torch.device("cuda")
     for changes, sleep in [({}, False), ({"vllm__sleep_mode": True, "vllm__gpu_memory_gb": 6.0}, True)]:
         config = changed(BASE | {"run": {"task": "countdown", "device": "cuda"}}, changes)
-        vllm = settled(config, toy_model, cuda)
-        found = engine_arguments(config, vllm, toy_model, directory="d", device=cuda, dtype="bfloat16")
+        found = engine_arguments(settled(config, toy_model, cuda), toy_model, "d", cuda)
         assert found["enable_sleep_mode"] is sleep
         if config.vllm.gpu_memory_gb is not None:
             assert found["gpu_memory_utilization"] == pytest.approx(6e9 / gpu.total_memory)
@@ -107,7 +104,7 @@ def test_the_environment_hides_expandable_segments(toy_model: LanguageModel, mon
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     monkeypatch.setattr(engine_args, "find_spec", lambda _: None)
     config = changed(BASE, {})
-    found = environment(config, config.vllm, toy_model, CPU)
+    found = environment(config, toy_model, CPU)
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == " max_split_size_mb:64"
     assert found["PYTORCH_ALLOC_CONF"] is None
     assert found["VLLM_USE_FLASHINFER_SAMPLER"] == "0"

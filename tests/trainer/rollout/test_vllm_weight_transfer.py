@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tinyzero_trainer.rollout.vllm import weight_transfer
-from tinyzero_trainer.rollout.vllm.weight_transfer import buckets, packed, unpacked
+from tinyzero_trainer.rollout.vllm.weight_transfer import packed, unpacked
 from tinyzero_trainer.rollout.vllm.worker_extension import WeightReceiver
+from tinyzero_trainer.rollout.weight_source import buckets
 
 
 @given(sizes=st.lists(st.integers(1, 9), max_size=12), limit=st.integers(2, 60))

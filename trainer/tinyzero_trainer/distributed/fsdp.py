@@ -2,7 +2,7 @@
 
 Wraps a model in place, once its modules and parameters are final: activations are checkpointed, layers compiled,
 weights sharded. Passes over a sharded model run within `on_device`; its weights are read through
-`rollout/weight_sync.py`.
+`rollout/weight_source.py`.
 """
 
 import copy

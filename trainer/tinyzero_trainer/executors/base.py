@@ -13,7 +13,7 @@ from tinyzero_trainer.executors.tasks import RunTask
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.rewards.pool import RewardPool
+from tinyzero_trainer.rewards.reward_pool import RewardPool
 from tinyzero_trainer.rollout import RolloutEngine
 from tinyzero_trainer.types import Rollout
 

@@ -1,12 +1,11 @@
 """Restarting workers that died: the one mechanism for vLLM, and for engines and scorers in Ray's actors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, NoCapacityError
-from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
-from tinyzero_trainer.types import Generation
+from tinyzero_trainer.rollout.engine import Groups, OnProgress, PromptBatch, RolloutEngine
 
 Worker = TypeVar("Worker")
 Result = TypeVar("Result")
@@ -97,27 +96,17 @@ class RestartingEngine(RolloutEngine):
     def close(self) -> None:
         self._engine.worker.close()
 
-    def generate(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        first: int = 0,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Generation]]:
-        """See `RolloutEngine`; `on_progress` gets a negative number when a batch is repeated."""
-        report, finished = on_progress or (lambda _: None), 0
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+        finished = 0
 
         def count(more: int) -> None:
             nonlocal finished
             finished += more
-            report(more)
+            on_progress(more)
 
-        def work(engine: RolloutEngine) -> list[list[Generation]]:
+        def work(engine: RolloutEngine) -> Groups:
             if finished:
                 count(-finished)
-            return engine.generate(prompts, samples, params, seed=seed, first=first, on_progress=count)
+            return engine.generate_batch(batch, count)
 
         return self._engine.do(work)

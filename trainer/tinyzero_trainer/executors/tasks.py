@@ -10,7 +10,7 @@ from tinyzero_sdk import Task
 from tinyzero_trainer.config import RewardConfig, TrainConfig
 from tinyzero_trainer.data.mixture import Mixture
 from tinyzero_trainer.data.prompts import PromptSource, StreamState
-from tinyzero_trainer.rewards.pool import RewardPool, scoring_pool
+from tinyzero_trainer.rewards.reward_pool import RewardPool, scoring_pool
 
 
 @dataclass(frozen=True, slots=True)

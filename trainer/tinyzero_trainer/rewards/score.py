@@ -9,7 +9,7 @@ from tinyzero_sdk import Completion
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Reason
 from tinyzero_trainer.data.tokenization import decode_texts
-from tinyzero_trainer.rewards.pool import RewardPool
+from tinyzero_trainer.rewards.reward_pool import RewardPool
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")

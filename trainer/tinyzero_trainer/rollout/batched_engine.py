@@ -4,45 +4,37 @@ How the model runs is up to the subclasses: torch_engine.py, cuda_graph/engine.p
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.engine import RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.engine import Groups, OnProgress, PromptBatch, RolloutEngine, SamplingParams
 from tinyzero_trainer.types import Generation
 
 
 class BatchedEngine(RolloutEngine, ABC):
     """Generates batch by batch; finished sequences leave the batch every few steps."""
 
-    def generate(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        first: int = 0,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Generation]]:
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+        prompts, samples = batch.prompts, batch.samples
         rows = len(prompts) * samples
         if not rows:
             return [[] for _ in prompts]
         flat: list[Generation] = []
         with self._session():
-            state, size = self._reserve(prompts, samples, params)
+            state, size = self._reserve(batch)
             for start in range(0, rows, size):
                 prompt_indices = [row // samples for row in range(start, min(rows, start + size))]
-                state.reset([len(prompts[index]) for index in prompt_indices], first * samples + start, params, seed)
-                self._prefill(state, prompts, prompt_indices, params)
-                self._decode(state, len(prompt_indices), params, on_progress or (lambda _: None))
-                flat += state.generations(len(prompt_indices), params)
+                lengths, first = [len(prompts[index]) for index in prompt_indices], batch.first * samples + start
+                state.reset(lengths, first, batch.params, batch.seed)
+                self._prefill(state, batch, prompt_indices)
+                self._decode(state, len(prompt_indices), batch.params, on_progress)
+                flat += state.generations(len(prompt_indices), batch.params)
         return [flat[row : row + samples] for row in range(0, rows, samples)]
 
-    def _decode(self, state: BatchState, rows: int, params: SamplingParams, on_progress: Callable[[int], None]) -> None:
+    def _decode(self, state: BatchState, rows: int, params: SamplingParams, on_progress: OnProgress) -> None:
         """Everything after the first token of each row."""
         active = torch.arange(rows)  # slots, on the CPU
         for index in range(1, params.max_tokens):
@@ -63,14 +55,12 @@ class BatchedEngine(RolloutEngine, ABC):
         """The context in which the model runs."""
 
     @abstractmethod
-    def _reserve(self, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> tuple[BatchState, int]:
+    def _reserve(self, batch: PromptBatch) -> tuple[BatchState, int]:
         """Allocate buffers; returns the state and the number of rows (prompts × samples) per batch."""
 
     @abstractmethod
-    def _prefill(
-        self, state: BatchState, prompts: Sequence[list[int]], prompt_indices: list[int], params: SamplingParams
-    ) -> None:
-        """Start a batch, row i with prompt `prompt_indices[i]`; samples the first token of each row."""
+    def _prefill(self, state: BatchState, batch: PromptBatch, prompt_indices: list[int]) -> None:
+        """Start rows, row i with prompt `prompt_indices[i]`; samples the first token of each."""
 
     @abstractmethod
     def _finished(self, state: BatchState, index: int) -> Tensor | None:

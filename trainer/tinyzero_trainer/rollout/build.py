@@ -18,7 +18,7 @@ from tinyzero_trainer.rollout.decoder import FusedDecoder
 from tinyzero_trainer.rollout.engine import RolloutEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
 from tinyzero_trainer.rollout.vllm.version import require_vllm
-from tinyzero_trainer.rollout.weight_sync import WeightSource, named_weights
+from tinyzero_trainer.rollout.weight_source import WeightSource, named_weights
 
 
 def require_engine(config: TrainConfig, device: torch.device, *, here: bool = True) -> None:

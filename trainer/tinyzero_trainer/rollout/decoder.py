@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from tinyzero_trainer.distributed.fsdp import options_of
 from tinyzero_trainer.models.spec import has_graphs
 from tinyzero_trainer.rollout.fused_weights import FusedWeights
-from tinyzero_trainer.rollout.weight_sync import engine_weights, plain_twin
+from tinyzero_trainer.rollout.weight_source import engine_weights, plain_twin
 
 CACHE_BLOCK = 64
 """Positions by which the cache grows, so that short completions do not pay for the longest allowed."""
@@ -108,7 +108,7 @@ class FusedDecoder(Decoder):
 
     def __init__(self, model: PreTrainedModel) -> None:
         inner: Any = model
-        self._rotary, self._eps = inner.model.rotary_emb, inner.config.rms_norm_eps
+        self._rotary = inner.model.rotary_emb
         options = options_of(model)
         dtype, device = (model.dtype, model.device) if options is None else (options.dtype, options.device)
         source = partial(engine_weights, model)
@@ -174,7 +174,8 @@ class FusedDecoder(Decoder):
         cos, sin = (table[:, None] for table in self._rotary(hidden, positions))  # [batch, 1, length, head size]
         end = self._length + tokens.shape[1]
         for layer, cache in enumerate(self._caches):
-            query, key, value = self._project(layer, hidden)
+            fused = weights.project(layer, hidden).transpose(1, 2)  # [batch, all heads, length, head size]
+            query, key, value = fused.split([weights.heads, weights.kv_heads, weights.kv_heads], dim=1)
             cache[:, 0, :, self._length : end] = _rotate(key, cos, sin)
             cache[:, 1, :, self._length : end] = value
             attended = F.scaled_dot_product_attention(
@@ -187,25 +188,11 @@ class FusedDecoder(Decoder):
             )
             attended = attended.transpose(1, 2).flatten(2)
             hidden = hidden + F.linear(attended, weights[f"{layer}.out"], weights.get(f"{layer}.out_bias"))
-            gate_up = F.linear(self._norm(hidden, f"{layer}.norm2"), weights[f"{layer}.gate_up"])
+            gate_up = F.linear(weights.norm(f"{layer}.norm2", hidden), weights[f"{layer}.gate_up"])
             gate, up = gate_up.chunk(2, dim=-1)
             hidden = hidden + F.linear(F.silu(gate) * up, weights[f"{layer}.down"])
         self._length = end
-        return self._norm(hidden, "norm")
-
-    def _project(self, layer: int, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, each [batch, heads, length, head size], before rotation."""
-        weights = self._weights
-        normed = self._norm(hidden, f"{layer}.norm1")
-        fused = F.linear(normed, weights[f"{layer}.qkv"], weights.get(f"{layer}.qkv_bias"))
-        fused = fused.unflatten(-1, (-1, weights.head_size)).transpose(1, 2)
-        query, key, value = fused.split([weights.heads, weights.kv_heads, weights.kv_heads], dim=1)
-        if weights.get(f"{layer}.q_norm") is not None:
-            query, key = self._norm(query, f"{layer}.q_norm"), self._norm(key, f"{layer}.k_norm")
-        return query, key, value
-
-    def _norm(self, hidden: Tensor, name: str) -> Tensor:
-        return F.rms_norm(hidden, (hidden.shape[-1],), self._weights[name], self._eps)
+        return weights.norm("norm", hidden)
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

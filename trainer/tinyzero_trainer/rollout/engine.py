@@ -30,6 +30,33 @@ class SamplingParams:
     """Whether the log-probabilities of the sampled tokens are returned; some engines are slower with them."""
 
 
+OnProgress = Callable[[int], None]
+"""Called now and then with the number of newly finished completions, negative if a batch is repeated; may raise."""
+
+Groups = list[list[Generation]]
+"""The completions of each prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBatch:
+    """What to generate."""
+
+    prompts: Sequence[list[int]]
+    """Token ids, none of them empty."""
+
+    samples: int
+    """Completions of each prompt."""
+
+    params: SamplingParams
+
+    seed: int
+    """Equal seeds, weights and prompts give equal completions."""
+
+    first: int = 0
+    """Index of the first of these prompts in the whole batch; the samples of a prompt depend on its index, and not on
+    which engine generates them."""
+
+
 class RolloutEngine(Protocol):
     """Generates completions under the current weights."""
 
@@ -49,20 +76,10 @@ class RolloutEngine(Protocol):
         params: SamplingParams,
         *,
         seed: int,
-        first: int = 0,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Generation]]:
-        """`samples` completions of each prompt.
+        on_progress: OnProgress = lambda _: None,
+    ) -> Groups:
+        """`samples` completions of each prompt, in the order of the prompts; see `PromptBatch`."""
+        return self.generate_batch(PromptBatch(prompts, samples, params, seed), on_progress)
 
-        Args:
-            prompts: token ids, none of them empty.
-            samples: completions of each.
-            params: how to sample.
-            seed: equal seeds, weights and prompts give equal completions.
-            first: index of the first of these prompts in the whole batch; the samples of a prompt depend on its index,
-                and not on which engine generates them.
-            on_progress: called now and then with the number of newly finished completions; may raise to stop.
-
-        Returns:
-            For each prompt, in order, a list of `samples` completions.
-        """
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+        """What `generate` returns; an error raised by `on_progress` ends it."""

@@ -4,14 +4,15 @@ import re
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tinyzero_trainer.rollout.weight_sync import WeightSource
+from tinyzero_trainer.rollout.weight_source import WeightSource
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
-class FusedWeights:
+class FusedWeights(dict[str, Tensor]):
     """Tensors `embed`, `head`, `norm`, and for each layer `0.qkv`, `0.qkv_bias`, `0.gate_up` and so on."""
 
     def __init__(
@@ -30,24 +31,12 @@ class FusedWeights:
         self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self._source, self._dtype, self._device, self._share = source, dtype, device, share
         self._tied = bool(config.tie_word_embeddings)
+        self._eps: float = config.rms_norm_eps
         self._targets = self._find_targets(config.intermediate_size)
-        self._tensors: dict[str, Tensor] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def get(self, name: str) -> Tensor | None:
-        """The tensor; None if the model has none of this name."""
-        return self._tensors.get(name)
-
-    @property
-    def loaded(self) -> bool:
-        """Whether there are any."""
-        return bool(self._tensors)
 
     @torch.no_grad()
     def load(self) -> None:
-        """Take over the source's current weights."""
+        """Take over the source's current weights; after `clear`, in new memory."""
         for name, tensor in self._source():
             if name == "lm_head.weight" and self._tied:
                 continue
@@ -55,19 +44,28 @@ class FusedWeights:
             target, rows = self._targets[name if layer is None else layer[2]]
             target = target if layer is None else f"{layer[1]}.{target}"
             if rows is None and self._share:
-                self._tensors[target] = tensor
+                self[target] = tensor
                 continue
-            if target not in self._tensors:
+            if target not in self:
                 shape = (len(tensor) if rows is None else rows[2], *tensor.shape[1:])
-                self._tensors[target] = torch.empty(shape, dtype=self._dtype, device=self._device)
-            whole = self._tensors[target]
+                self[target] = torch.empty(shape, dtype=self._dtype, device=self._device)
+            whole = self[target]
             (whole if rows is None else whole[rows[0] : rows[1]]).copy_(tensor)
         if self._tied:
-            self._tensors["head"] = self._tensors["embed"]
+            self["head"] = self["embed"]
 
-    def drop(self) -> None:
-        """Free their memory, until they are loaded again."""
-        self._tensors.clear()
+    def norm(self, name: str, hidden: Tensor) -> Tensor:
+        """RMSNorm over the last dimension."""
+        return F.rms_norm(hidden, (hidden.shape[-1],), self[name], self._eps)
+
+    def project(self, layer: int, hidden: Tensor) -> Tensor:
+        """Query, key and value [..., heads + 2 × kv heads, head size], normalized if the model does so, not rotated."""
+        fused = F.linear(self.norm(f"{layer}.norm1", hidden), self[f"{layer}.qkv"], self.get(f"{layer}.qkv_bias"))
+        fused = fused.unflatten(-1, (-1, self.head_size))
+        if f"{layer}.q_norm" not in self:
+            return fused
+        query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=-2)
+        return torch.cat([self.norm(f"{layer}.q_norm", query), self.norm(f"{layer}.k_norm", key), value], dim=-2)
 
     def _find_targets(self, mlp_size: int) -> dict[str, tuple[str, tuple[int, int, int] | None]]:
         """For each name in transformers: the tensor here, and its first row, the one after its last, and all rows."""

@@ -1,6 +1,6 @@
 """The rollout engine for any causal LM on any device; nothing to install, the weights are the policy's own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,7 +11,7 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.decoder import build_decoder
-from tinyzero_trainer.rollout.engine import SamplingParams
+from tinyzero_trainer.rollout.engine import PromptBatch, SamplingParams
 
 DROP_EVERY = 8
 """Steps between removals of finished sequences: copying the cache costs about as much as a step."""
@@ -56,21 +56,19 @@ class TorchEngine(BatchedEngine):
             self._decoder.end()
             self._model.train(was_training)
 
-    def _reserve(self, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> tuple[BatchState, int]:
-        size = samples * min(len(prompts), max(1, self._max_num_seqs // samples))
-        return BatchState(size, params.max_tokens, self._eos_ids, self._device), size
+    def _reserve(self, batch: PromptBatch) -> tuple[BatchState, int]:
+        size = batch.samples * min(len(batch.prompts), max(1, self._max_num_seqs // batch.samples))
+        return BatchState(size, batch.params.max_tokens, self._eos_ids, self._device), size
 
-    def _prefill(
-        self, state: BatchState, prompts: Sequence[list[int]], prompt_indices: list[int], params: SamplingParams
-    ) -> None:
-        batch = prompts[prompt_indices[0] : prompt_indices[-1] + 1]
-        longest = max(map(len, batch))
-        tokens = [[self._pad_id] * (longest - len(prompt)) + prompt for prompt in batch]
-        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in batch]
+    def _prefill(self, state: BatchState, batch: PromptBatch, prompt_indices: list[int]) -> None:
+        prompts = batch.prompts[prompt_indices[0] : prompt_indices[-1] + 1]
+        longest = max(map(len, prompts))
+        tokens = [[self._pad_id] * (longest - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         tensors = torch.tensor(tokens, device=self._device), torch.tensor(mask, device=self._device)
         self._rows = len(prompt_indices)
         state.set_rows(torch.arange(self._rows), self._rows)
-        state.sample(self._decoder.start(*tensors, len(prompt_indices) // len(batch)), self._rows, params)
+        state.sample(self._decoder.start(*tensors, self._rows // len(prompts)), self._rows, batch.params)
 
     def _finished(self, state: BatchState, index: int) -> Tensor | None:
         return None if index % DROP_EVERY else state.finished.cpu()

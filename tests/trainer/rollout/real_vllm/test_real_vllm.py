@@ -21,7 +21,7 @@ from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
-from tinyzero_trainer.rollout.weight_sync import named_weights
+from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.types import Generation
 
 STEPS = 3
@@ -147,11 +147,9 @@ def test_new_weights_arrive_and_a_missing_head_is_noticed(engine, tiny, prompts,
         greedy(engine, tiny, prompts)
         change(2)
 
-        def without():
-            return (each for each in named_weights(tiny.model) if each[0] != "lm_head.weight")
-
+        without = [each for each in named_weights(tiny.model) if each[0] != "lm_head.weight"]
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "_weights", without)
+            patch.setattr(engine, "_weights", lambda: iter([without]))
             with pytest.raises(VllmError, match="differ from the policy's by"):
                 engine.load_weights()
         engine.load_weights()

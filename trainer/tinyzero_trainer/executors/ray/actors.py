@@ -30,13 +30,12 @@ with without_collector():
     from tinyzero_trainer.models.device import choose_device
     from tinyzero_trainer.models.loading import LanguageModel, load_model
     from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
-    from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
     from tinyzero_trainer.rollout.build import build_engine
+    from tinyzero_trainer.rollout.engine import Groups, PromptBatch, RolloutEngine
     from tinyzero_trainer.rollout.vllm.engine import START_SECONDS
-    from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, compare, probes
-    from tinyzero_trainer.rollout.weight_sync import named_weights
+    from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
+    from tinyzero_trainer.rollout.weight_source import named_weights
     from tinyzero_trainer.training.build import TrainedModels, build_trained_models
-    from tinyzero_trainer.types import Generation
     from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 JOIN_SECONDS = 300
@@ -86,9 +85,7 @@ class EngineActor(BaseActor):
             self.weight_group.abort()
             self.weight_group = None
 
-    def generate(
-        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
-    ) -> list[list[Generation]]:
+    def generate(self, batch: PromptBatch) -> Groups:
         """See `RolloutEngine`.
 
         Raises:
@@ -102,7 +99,7 @@ class EngineActor(BaseActor):
 
         self._stopped = False
         try:
-            return self.engine.generate(prompts, samples, params, seed=seed, first=first, on_progress=on_progress)
+            return self.engine.generate_batch(batch, on_progress)
         finally:
             self._finished = 0
 
@@ -131,6 +128,7 @@ class TrainerActor(EngineActor):
     """
 
     _models: TrainedModels
+    _sync_check: SyncCheck
     _pass: Iterator[tuple[str, Tensor]] | None = None
 
     def __init__(self, config: TrainConfig, index: int, count: int, device: str) -> None:
@@ -167,6 +165,7 @@ class TrainerActor(EngineActor):
         with catch_out_of_memory("the models were loaded"):
             options = FsdpOptions.of(self._config, self._device)
             self._models = build_trained_models(self._config, options, checkpoint=checkpoint)
+        self._sync_check = SyncCheck(self._models.language_model, options.dtype)
         if self._device.type == "cuda":
             with catch_out_of_memory("the largest micro-batch was tried out"):
                 work = workload_of(self._config, self._config.data.max_prompt_tokens)
@@ -234,15 +233,13 @@ class TrainerActor(EngineActor):
 
     # ---- vllm.verify_weights -----------------------------------------------------------------------------------------
 
-    def probe_engine(self) -> list[Generation]:
-        """The probes' completions by its engine, for `check_engine`."""
-        prompts = probes(len(self._models.language_model.tokenizer))
-        return [group[0] for group in self.engine.generate(prompts, 1, PARAMS, seed=0)]
+    def probe_engine(self) -> Groups:
+        """Its engine's completions for `check_engine`."""
+        return self.engine.generate_batch(self._sync_check.batch, lambda _: None)
 
-    def check_engine(self, completions: list[Generation]) -> None:
+    def check_engine(self, completions: Groups) -> None:
         """Together with all other ranks: whether the engine of these completions has the policy's weights."""
-        dtype = compute_dtype(self._config.model.dtype, self._device)
-        compare(self._models.language_model, dtype, completions)
+        self._sync_check.compare(completions)
 
 
 class RolloutActor(EngineActor):

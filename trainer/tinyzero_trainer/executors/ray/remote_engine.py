@@ -7,6 +7,7 @@ dedicated, in processes of their own, to which the weights are sent.
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from threading import Event
 from typing import Any
@@ -15,10 +16,7 @@ from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
 from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, ActorHandle, gather
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.restart import Restartable
-from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
-from tinyzero_trainer.types import Generation
-
-Groups = list[list[Generation]]
+from tinyzero_trainer.rollout.engine import Groups, OnProgress, PromptBatch, RolloutEngine
 
 
 class RemoteEngine(RolloutEngine):
@@ -47,41 +45,30 @@ class RemoteEngine(RolloutEngine):
             with suppress(Exception):  # it may have died
                 gather([(engine.worker, engine.worker.handle.close.remote())])
 
-    def generate(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        first: int = 0,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> Groups:
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
         """See `RolloutEngine`; each engine takes one chunk after another until none is left."""
-        assert first == 0, "a whole batch"
-        pending = iter(chunks(len(prompts), len(self.engines) * self._chunks_per_engine))
+        pending = iter(chunks(len(batch.prompts), len(self.engines) * self._chunks_per_engine))
         results: dict[int, Groups] = {}  # by the index of a chunk's first prompt
         stopped = Event()
         reported = 0
 
         def serve(engine: Restartable[ActorHandle]) -> None:
             for chunk in pending:  # which all engines share
+                part = replace(batch, prompts=batch.prompts[chunk], first=chunk.start)
 
-                def work(actor: ActorHandle, chunk: slice = chunk) -> Groups:
+                def work(actor: ActorHandle, part: PromptBatch = part) -> Groups:
                     if stopped.is_set():  # perhaps while the engine was restarted
                         return []
-                    call = actor.handle.generate.remote(prompts[chunk], samples, params, seed, chunk.start)
-                    groups: Groups = gather([(actor, call)], policy_intact=True)[0]
+                    groups: Groups = gather([(actor, actor.handle.generate.remote(part))], policy_intact=True)[0]
                     return groups
 
                 results[chunk.start] = engine.do(work)
 
         def report(serving: Sequence[Future[None]]) -> None:
             nonlocal reported
-            if on_progress is not None:
-                finished = samples * sum(map(len, results.values())) + self._unfinished_progress(serving)
-                on_progress(finished - reported)  # negative when a chunk begins again
-                reported = finished
+            finished = batch.samples * sum(map(len, results.values())) + self._unfinished_progress(serving)
+            on_progress(finished - reported)
+            reported = finished
 
         with ThreadPoolExecutor(len(self.engines)) as pool:
             serving = [pool.submit(serve, engine) for engine in self.engines]

@@ -8,7 +8,7 @@ from pathlib import Path
 from tinyzero_sdk import Completion, Score, Task
 from tinyzero_sdk.records import Json
 from tinyzero_trainer.config import RewardConfig
-from tinyzero_trainer.rewards.pool import scoring_pool
+from tinyzero_trainer.rewards.reward_pool import scoring_pool
 
 VISIBLE_SECONDS = 5.0
 """For a file that was just written to appear on another machine."""

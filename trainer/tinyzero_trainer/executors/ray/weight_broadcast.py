@@ -5,14 +5,13 @@ If a member dies, the others wait in the group until `abort` is called from anot
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tinyzero_trainer.rollout.vllm.weight_transfer import Weights, buckets
+from tinyzero_trainer.rollout.weight_source import Weights, buckets, split_flat
 
 JOIN_TIMEOUT = timedelta(seconds=300)
 """For all members to join."""
@@ -55,11 +54,12 @@ class WeightGroup:
 
     def receive(self, shapes: Shapes) -> Iterator[Weights]:
         """Weights of these shapes, a bucket at a time."""
-        for bucket in split(shapes, self._dtype):
-            sizes = [prod(shape) for _, shape in bucket]
-            flat = torch.empty(sum(sizes), dtype=self._dtype, device=self._device)
+        outlines = ((name, torch.empty(shape, device="meta")) for name, shape in shapes)
+        for bucket in buckets(outlines, self._dtype, BUCKET_BYTES):
+            size = sum(outline.numel() for _, outline in bucket)
+            flat = torch.empty(size, dtype=self._dtype, device=self._device)
             self._broadcast(flat)
-            yield [(name, piece.view(shape)) for (name, shape), piece in zip(bucket, flat.split(sizes), strict=True)]
+            yield split_flat(flat, [name for name, _ in bucket], [outline.shape for _, outline in bucket])
 
     def abort(self) -> None:
         """Raise an error in all waiting members; the group cannot be used again."""
@@ -67,15 +67,3 @@ class WeightGroup:
 
     def _broadcast(self, tensor: Tensor) -> None:
         self._group.broadcast([tensor], dist.BroadcastOptions()).wait()
-
-
-def split(shapes: Shapes, dtype: torch.dtype) -> Iterator[Shapes]:
-    """The buckets in which weights of these shapes are sent.
-
-    Example:
-        >>> list(split([("a", (2**27,)), ("b", (3,)), ("c", ())], torch.bfloat16))
-        [[('a', (134217728,))], [('b', (3,)), ('c', ())]]
-    """
-    weights = ((name, torch.empty(shape, device="meta")) for name, shape in shapes)
-    for bucket in buckets(weights, dtype, BUCKET_BYTES):
-        yield [(name, tuple(tensor.shape)) for name, tensor in bucket]

@@ -18,9 +18,9 @@ from tinyzero_trainer.rollout.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, fitting_sequences
 from tinyzero_trainer.rollout.cuda_graph.model import Cache, GraphModel
-from tinyzero_trainer.rollout.engine import SamplingParams
+from tinyzero_trainer.rollout.engine import PromptBatch, SamplingParams
 from tinyzero_trainer.rollout.fused_weights import FusedWeights
-from tinyzero_trainer.rollout.weight_sync import WeightSource
+from tinyzero_trainer.rollout.weight_source import WeightSource
 
 CHECK_EVERY = 4
 """Steps between two checks of the host for finished sequences."""
@@ -124,7 +124,7 @@ class GraphEngine(BatchedEngine):
 
     def close(self) -> None:
         self._drop_buffers()
-        self._weights.drop()
+        self._weights.clear()
         self._allocated = 0
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -134,17 +134,18 @@ class GraphEngine(BatchedEngine):
 
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> tuple[BatchState, int]:
+    def _reserve(self, batch: PromptBatch) -> tuple[BatchState, int]:
         """See `BatchedEngine`; keeps the present buffers if they are large enough.
 
         Raises:
             KvCacheError: the GPU's memory does not hold even a few sequences.
         """
-        if not self._weights.loaded:
+        if not self._weights:
             self._weights.load()
-        rows, longest, steps = len(prompts) * samples, max(map(len, prompts)), params.max_tokens
+        prompts, steps = batch.prompts, batch.params.max_tokens
+        rows, longest = len(prompts) * batch.samples, max(map(len, prompts))
         state, wanted, length = self._state, min(rows, self._max_num_seqs or 2**62), longest + steps
-        sampling = self._sampling_bytes(params)
+        sampling = self._sampling_bytes(batch.params)
         large_enough = (
             state is not None
             and length <= self._cache.length
@@ -205,11 +206,9 @@ class GraphEngine(BatchedEngine):
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def _prefill(
-        self, state: BatchState, prompts: Sequence[list[int]], prompt_indices: list[int], params: SamplingParams
-    ) -> None:
+    def _prefill(self, state: BatchState, batch: PromptBatch, prompt_indices: list[int]) -> None:
         """See `BatchedEngine`; in parts of a bounded number of tokens and logits."""
-        start = 0
+        prompts, params, start = batch.prompts, batch.params, 0
         while start < len(prompt_indices):
             end = _part_end(prompts, prompt_indices, start, self._model.vocabulary)
             distinct, copies = torch.tensor(prompt_indices[start:end]).unique_consecutive(return_counts=True)

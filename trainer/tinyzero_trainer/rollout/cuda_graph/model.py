@@ -44,7 +44,6 @@ class GraphModel:
         self.vocabulary: int = config.vocab_size
         self.mlp_size: int = config.intermediate_size
         self.hidden_size: int = config.hidden_size
-        self._eps: float = config.rms_norm_eps
         self._rotary = copy.deepcopy(inner.model.rotary_emb).to(device)
         self._ops: Any = reference_ops
 
@@ -90,7 +89,7 @@ class GraphModel:
         group = self.heads // self.kv_heads
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
-            fused = self._project(layer, hidden).view(prompts, longest, -1, self.head_size)
+            fused = self._weights.project(layer, hidden).unflatten(0, (prompts, longest))
             query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
             query, key = (rotate(part, cos, sin).transpose(1, 2) for part in (query, key))
             value = value.transpose(1, 2)
@@ -107,22 +106,11 @@ class GraphModel:
         """Append the newest token of each sequence; logits [rows, vocabulary] of the next."""
         hidden = F.embedding(state.last_token[state.slot_ids[:rows]], self._weights["embed"])  # [rows, hidden]
         for layer in range(self.layers):
-            fused = self._project(layer, hidden)
+            fused = self._weights.project(layer, hidden).flatten(1)
             keys, values = cache.keys[layer], cache.values[layer]
             attended = self._ops.attend(fused, cache.tables, state, rows, keys, values, self.heads)
             hidden = self._finish_layer(layer, hidden, attended)
         return self._logits(hidden)
-
-    def _project(self, layer: int, hidden: Tensor) -> Tensor:
-        """Query, key and value [tokens, all heads × head size], normalized if the model does so, not rotated yet."""
-        weights = self._weights
-        normed = self._norm(hidden, f"{layer}.norm1")
-        fused = F.linear(normed, weights[f"{layer}.qkv"], weights.get(f"{layer}.qkv_bias"))
-        if weights.get(f"{layer}.q_norm") is None:
-            return fused
-        parts = fused.unflatten(-1, (-1, self.head_size)).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-        query, key = self._norm(parts[0], f"{layer}.q_norm"), self._norm(parts[1], f"{layer}.k_norm")
-        return torch.cat([query, key, parts[2]], dim=1).flatten(1)
 
     def _finish_layer(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         """What follows the attention; overwrites `hidden`."""
@@ -131,11 +119,8 @@ class GraphModel:
         bias = weights.get(f"{layer}.out_bias")
         if bias is not None:
             hidden += bias
-        gate_up = F.linear(self._norm(hidden, f"{layer}.norm2"), weights[f"{layer}.gate_up"])
+        gate_up = F.linear(weights.norm(f"{layer}.norm2", hidden), weights[f"{layer}.gate_up"])
         return hidden.addmm_(self._ops.gated(gate_up), weights[f"{layer}.down"].T)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(self._norm(hidden, "norm"), self._weights["head"])
-
-    def _norm(self, hidden: Tensor, name: str) -> Tensor:
-        return F.rms_norm(hidden, (hidden.shape[-1],), self._weights[name], self._eps)
+        return F.linear(self._weights.norm("norm", hidden), self._weights["head"])

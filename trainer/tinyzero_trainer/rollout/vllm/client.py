@@ -4,25 +4,18 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.vllm.log import EngineLog, quiet_logger
-from tinyzero_trainer.rollout.vllm.weight_transfer import Weights, buckets, packed
 from tinyzero_trainer.types import Generation
-
-BUCKET_BYTES = 2**29
-"""Of weights per message, which take that much GPU memory once more: few round trips matter more than memory, which
-vLLM's cache does not use yet."""
 
 END_SECONDS = 10.0
 """For a start whose processes were killed to end, and for a killed process to end."""
@@ -54,7 +47,7 @@ class VllmClient:
         log: EngineLog,
     ) -> None:
         self._arguments, self._environment = arguments, environment
-        self._separate_process, self._log = separate_process, log
+        self.separate_process, self._log = separate_process, log
         self._had_process_group = torch.distributed.is_initialized()
         self._engine: Any = None
         self._processes: list[Any] = []
@@ -69,11 +62,11 @@ class VllmClient:
         self._other_children = set(multiprocessing.active_children())
         self._started.clear()
         quiet_logger()
-        output = self._log.captured() if self._separate_process else contextlib.nullcontext()
+        output = self._log.captured() if self.separate_process else contextlib.nullcontext()
         try:
             with output, _environment(self._environment), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # advice to vLLM's authors
-                self._engine = start_engine(self._arguments, separate_process=self._separate_process)
+                self._engine = start_engine(self._arguments, separate_process=self.separate_process)
         finally:
             self._processes = self._new_children()
             self._started.set()
@@ -82,7 +75,7 @@ class VllmClient:
             raise RuntimeError("it was ended while it started")
 
     def _new_children(self) -> list[Any]:
-        children = multiprocessing.active_children() if self._separate_process else []
+        children = multiprocessing.active_children() if self.separate_process else []
         return [child for child in children if child not in self._other_children]
 
     def add(self, request: Request) -> None:
@@ -99,20 +92,9 @@ class VllmClient:
     def abort(self, names: list[str]) -> None:
         self._engine.abort_request(names)
 
-    def buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Weights]:
-        """Weights in buckets for `send`, which take effect when all of them are sent."""
-        # Only a GPU's worker can load some of them at a time.
-        from vllm.platforms import current_platform
-
-        limit = sys.maxsize if current_platform.is_cpu() else BUCKET_BYTES
-        return buckets(weights, self._engine.model_config.dtype, limit)
-
-    def send(self, bucket: Weights) -> None:
-        if self._separate_process:
-            with packed(bucket) as message:
-                self._engine.collective_rpc("tinyzero_receive", args=(message,))
-        else:
-            self._engine.collective_rpc("tinyzero_load", args=(bucket,))
+    def call_workers(self, method: str, argument: Any) -> None:
+        """Call a method of worker_extension.py in each of vLLM's workers."""
+        self._engine.collective_rpc(method, args=(argument,))
 
     def reset_prefix_cache(self) -> None:
         if not self._engine.reset_prefix_cache():
@@ -145,7 +127,7 @@ class VllmClient:
     def close(self) -> None:
         self._engine.engine_core.shutdown()
         self._engine = None
-        if not self._separate_process:
+        if not self.separate_process:
             _leave_process(destroy_group=not self._had_process_group)
 
 

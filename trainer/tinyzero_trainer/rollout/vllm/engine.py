@@ -4,7 +4,7 @@ client.py talks to vLLM, call_timeout.py limits how long a call may take, engine
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from time import monotonic, sleep
 from typing import TypeVar
 
@@ -13,10 +13,12 @@ import torch
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.errors import EngineDiedError, VllmError
-from tinyzero_trainer.rollout.engine import RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.engine import Groups, OnProgress, PromptBatch, RolloutEngine
 from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
 from tinyzero_trainer.rollout.vllm.client import Request, VllmClient
-from tinyzero_trainer.rollout.weight_sync import WeightSource
+from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
+from tinyzero_trainer.rollout.vllm.weight_transfer import send
+from tinyzero_trainer.rollout.weight_source import Weights
 from tinyzero_trainer.types import Generation
 
 START_SECONDS = 1200.0
@@ -45,21 +47,22 @@ class VllmEngine(RolloutEngine):
     def __init__(
         self,
         client: VllmClient,
-        weights: WeightSource,
+        weights: Callable[[], Iterator[Weights]],
         *,
         eos_ids: Collection[int],
         timeout: float | None = None,
         sleep_mode: bool = False,
         log_reason: Callable[[], str | None] = lambda: None,
-        check: Callable[["VllmEngine"], None] | None = None,
+        check: SyncCheck | None = None,
     ) -> None:
         """Start vLLM with the current weights.
 
         Args:
+            weights: yields the policy's, in buckets.
             timeout: seconds for a batch and for any other call; None = no limit, as vLLM runs in this process.
             sleep_mode: whether `sleep` frees its memory.
             log_reason: the last error in the log of the engine's process.
-            check: called after each weight sync; raises if the weights did not arrive.
+            check: made after each weight sync.
 
         Raises:
             EngineDiedError: vLLM did not start.
@@ -100,46 +103,31 @@ class VllmEngine(RolloutEngine):
                 self._call(self._client.close, timeout=CLOSE_SECONDS)
             self._discard()
 
-    def generate(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        first: int = 0,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> list[list[Generation]]:
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
         """See `RolloutEngine`; a sleeping engine wakes up with the policy's current weights."""
-        if params.temperature > MAX_TEMPERATURE:
-            raise VllmError(f"vLLM samples at temperatures up to {MAX_TEMPERATURE:g}, not {params.temperature:g}")
+        if (temperature := batch.params.temperature) > MAX_TEMPERATURE:
+            raise VllmError(f"vLLM samples at temperatures up to {MAX_TEMPERATURE:g}, not {temperature:g}")
 
-        def run() -> list[list[Generation]]:
+        def run() -> Groups:
             if self._asleep:
                 self._sync()
-            return self._complete(self._requests(prompts, samples, params, seed, first), on_progress)
+            return self._complete(batch, on_progress)
 
         return self._attempt(run)
 
-    def probe(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[Generation]:
-        """One completion of each prompt, for `check`."""
-        return [completions[0] for completions in self._complete(self._requests(prompts, 1, params, seed=0, first=0))]
-
-    def _requests(
-        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, seed: int, first: int
-    ) -> list[Request]:
+    def _requests(self, batch: PromptBatch) -> list[Request]:
         self._batches += 1  # the engine may still return an output of an earlier one
         return [
             Request(
                 f"{self._batches}-{index}",
                 prompt,
-                samples,
-                params,
+                batch.samples,
+                batch.params,
                 # Hashed: vLLM gives a prompt's completions consecutive seeds.
-                derive_seed("vllm", seed, index) & SEED_MASK,
+                derive_seed("vllm", batch.seed, index) & SEED_MASK,
                 self._eos_ids,
             )
-            for index, prompt in enumerate(prompts, first)
+            for index, prompt in enumerate(batch.prompts, batch.first)
         ]
 
     # ---- calls to vLLM -----------------------------------------------------------------------------------------------
@@ -150,8 +138,8 @@ class VllmEngine(RolloutEngine):
         if self._asleep:
             torch.cuda.empty_cache()  # vLLM's process cannot use what this one caches
             self._call(lambda: client.wake("weights"))
-        for bucket in client.buckets(self._weights()):
-            self._call(lambda: client.send(bucket))  # noqa: B023  # called at once
+        for bucket in self._weights():
+            self._call(lambda: send(client, bucket))  # noqa: B023  # called at once
         if self._asleep:
             torch.cuda.empty_cache()  # of the buckets
             self._call(lambda: client.wake("kv_cache"))
@@ -166,13 +154,11 @@ class VllmEngine(RolloutEngine):
                     raise
             sleep(CACHE_PAUSE)
         if self._check is not None:
-            self._check(self)
+            self._check.compare(self._complete(self._check.batch))
 
-    def _complete(
-        self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None
-    ) -> list[list[Generation]]:
-        """The completions of some requests; if `on_progress` raises, the rest is aborted."""
-        client, since = self._running, monotonic()
+    def _complete(self, batch: PromptBatch, on_progress: OnProgress = lambda _: None) -> Groups:
+        """The completions of a batch; if `on_progress` raises, the rest is aborted."""
+        client, requests, since = self._running, self._requests(batch), monotonic()
         waiting = {request.name: request for request in requests}
         completions: dict[str, list[Generation]] = {}
 
@@ -192,8 +178,7 @@ class VllmEngine(RolloutEngine):
                 for name, each in finished.items():
                     _check_complete(waiting.pop(name), each)
                 completions |= finished
-                if on_progress is not None:
-                    on_progress(sum(map(len, finished.values())))
+                on_progress(sum(map(len, finished.values())))
         except EngineDiedError:
             raise
         except BaseException:

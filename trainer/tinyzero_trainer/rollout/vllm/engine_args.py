@@ -60,19 +60,22 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
         )
 
 
-def settled(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> VllmConfig:
-    """`vllm.*` with the defaults resolved: whether it sleeps, and on a GPU how much memory it has."""
+def settled(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> TrainConfig:
+    """The configuration with the defaults of `vllm.*` resolved: whether it sleeps, and how much of a GPU it takes."""
     if device.type == "cpu":
-        return replace(config.vllm, sleep_mode=False)
+        return replace(config, vllm=replace(config.vllm, sleep_mode=False))
     total = torch.cuda.get_device_properties(device).total_memory
     model = language_model.model.config
     spec = spec_from_config(language_model.name, model.to_dict(), language_model.parameters)
-    dtype = str(compute_dtype(config.model.dtype, device)).removeprefix("torch.")
-    found = settle(spec, with_settings(config, {"model.dtype": dtype}), usable(total)).vllm
+    found = settle(spec, with_settings(config, {"model.dtype": _dtype(config, device)}), usable(total)).vllm
     assert found.gpu_memory_gb is not None
     if config.vllm.gpu_memory_gb is None:
         found = replace(found, gpu_memory_gb=min(found.gpu_memory_gb, constants.VLLM_SHARE * total / GB))
-    return found
+    return replace(config, vllm=found)
+
+
+def _dtype(config: TrainConfig, device: torch.device) -> str:
+    return str(compute_dtype(config.model.dtype, device)).removeprefix("torch.")
 
 
 def longest_sequence(config: TrainConfig, language_model: LanguageModel) -> int:
@@ -88,25 +91,20 @@ def sequences_at_a_time(config: TrainConfig, device: torch.device) -> int:
 
 
 def engine_arguments(
-    config: TrainConfig,
-    vllm: VllmConfig,
-    language_model: LanguageModel,
-    *,
-    directory: str,
-    device: torch.device,
-    dtype: str,
+    config: TrainConfig, language_model: LanguageModel, directory: str, device: torch.device
 ) -> dict[str, Any]:
+    """Of vLLM, for a `settled` configuration and a model whose description is in `directory`."""
     # Our log-probabilities are those before top-p and top-k, with the temperature applied. vLLM's processed ones have
     # all three applied, its raw ones none: the latter are ours at temperature 1, and config/ refuses the other cases.
     restricted = config.rollout.top_p < 1 or config.rollout.top_k
-    longest = longest_sequence(config, language_model)
+    vllm, longest = config.vllm, longest_sequence(config, language_model)
     arguments: dict[str, Any] = {
         "model": directory,
         "skip_tokenizer_init": True,  # tokens in, tokens out
         "generation_config": "vllm",  # only our sampling settings
         "load_format": "dummy",
         "use_tqdm_on_load": False,
-        "dtype": dtype,
+        "dtype": _dtype(config, device),
         "seed": 0,
         "max_model_len": longest,
         "max_num_seqs": sequences_at_a_time(config, device),
@@ -121,10 +119,8 @@ def engine_arguments(
     }
     if device.type == "cpu":
         # A chunked prompt rewinds the random generator of its completion, which is impossible on a CPU.
-        return arguments | {
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, longest),
-        }
+        batched_tokens = max(CPU_BATCHED_TOKENS, longest)
+        return arguments | {"enable_chunked_prefill": False, "max_num_batched_tokens": batched_tokens}
     assert vllm.gpu_memory_gb is not None
     total = torch.cuda.get_device_properties(device).total_memory
     arguments |= {
@@ -136,9 +132,7 @@ def engine_arguments(
     return arguments
 
 
-def environment(
-    config: TrainConfig, vllm: VllmConfig, language_model: LanguageModel, device: torch.device
-) -> Mapping[str, str | None]:
+def environment(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> Mapping[str, str | None]:
     """Variables for vLLM's start; None = unset. vLLM's own stay as the user has set them."""
     wanted = {LEVEL: "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     if find_spec("flashinfer") is None:
@@ -149,7 +143,7 @@ def environment(
     found: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in os.environ}
     found |= {
         TRAINER: str(os.getpid()),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(vllm.separate_process)),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(config.vllm.separate_process)),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would inherit the trainer's CUDA
     }
     for name in allocator.VARIABLES:

@@ -5,7 +5,6 @@ Weights that are a few small updates old are not noticed: they differ by less th
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +13,10 @@ from tinyzero_sdk import Item, Score
 from tinyzero_trainer.distributed.fsdp import device_of, on_device
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout.engine import SamplingParams
+from tinyzero_trainer.rollout.engine import Groups, PromptBatch, SamplingParams
 from tinyzero_trainer.training.logprobs import PolicyModel, evaluating
 from tinyzero_trainer.training.micro_batches import completion_lengths, in_batch_order, micro_batches
 from tinyzero_trainer.types import Generation, Prompt, Rollout
-
-if TYPE_CHECKING:
-    from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 
 PROBES, PROBE_TOKENS, COMPLETION_TOKENS = 4, 4, 8
 """Number of prompts, their tokens, and the tokens generated after each."""
@@ -32,26 +28,30 @@ learning rate of 1e-6 far less."""
 PARAMS = SamplingParams(COMPLETION_TOKENS, temperature=1.0, ignore_eos=True, logprobs=True)
 
 
-def check_weights(language_model: LanguageModel, dtype: torch.dtype, engine: "VllmEngine") -> None:
-    """See `compare`."""
-    compare(language_model, dtype, engine.probe(probes(len(language_model.tokenizer)), PARAMS))
+class SyncCheck:
+    """Compares an engine with the policy, by the engine's completions of some prompts."""
 
+    def __init__(self, language_model: LanguageModel, dtype: torch.dtype) -> None:
+        """Of the policy; `dtype` is the engine's."""
+        self._language_model, self._tolerance = language_model, TOLERANCE[dtype]
+        self.batch = PromptBatch(probes(len(language_model.tokenizer)), 1, PARAMS, seed=0)
 
-def compare(language_model: LanguageModel, dtype: torch.dtype, completions: Sequence[Generation]) -> None:
-    """Compare an engine's completions of the probes with the policy. All ranks must call this at the same time.
+    def compare(self, groups: Groups) -> None:
+        """Compare an engine's completions of `batch` with the policy. All ranks must call this at the same time.
 
-    Raises:
-        VllmError: the engine has different weights.
-    """
-    prompts = probes(len(language_model.tokenizer))
-    theirs = torch.tensor([value for completion in completions for value in completion.logprobs or ()])
-    gap = (theirs - completion_logprobs(language_model, list(zip(prompts, completions, strict=True)))).abs().mean()
-    if not gap <= TOLERANCE[dtype]:  # also if it is NaN
-        raise VllmError(
-            f"vLLM's log-probabilities differ from the policy's by {gap:.3g} a token after its weights were sent, "
-            f"expected at most {TOLERANCE[dtype]:g}: this vLLM does not take over all weights of "
-            f"{type(language_model.model).__name__}; take rollout.engine=torch, or another version of vLLM"
-        )
+        Raises:
+            VllmError: the engine has different weights.
+        """
+        completions = [completion for (completion,) in groups]
+        theirs = torch.tensor([value for completion in completions for value in completion.logprobs or ()])
+        ours = completion_logprobs(self._language_model, list(zip(self.batch.prompts, completions, strict=True)))
+        gap = (theirs - ours).abs().mean()
+        if not gap <= self._tolerance:  # also if it is NaN
+            raise VllmError(
+                f"vLLM's log-probabilities differ from the policy's by {gap:.3g} a token after its weights were sent, "
+                f"expected at most {self._tolerance:g}: this vLLM does not take over all weights of "
+                f"{type(self._language_model.model).__name__}; take rollout.engine=torch, or another version of vLLM"
+            )
 
 
 def probes(vocabulary: int) -> list[list[int]]:

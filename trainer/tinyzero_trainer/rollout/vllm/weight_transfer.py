@@ -1,12 +1,12 @@
-"""Weights from the trainer's process to the engine's: through CUDA IPC, or through shared memory on a CPU.
+"""Sends weights to vLLM's process: through CUDA IPC, or through shared memory on a CPU; engine.py says when.
 
-Both ends of a message are here; client.py sends it, and engine.py says when. A bucket of weights is one flat tensor; a
+Both ends of a message are here; worker_extension.py loads what arrives. A bucket of weights is one flat tensor; a
 message says where it is and what is in it.
 """
 
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from multiprocessing.shared_memory import SharedMemory
@@ -18,30 +18,23 @@ from torch import Tensor
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.distributed.cuda_allocator import fixed_segments
+from tinyzero_trainer.rollout.vllm.client import VllmClient
+from tinyzero_trainer.rollout.weight_source import Weights, split_flat
 
 SHARED_MEMORY = Path("/dev/shm")
 
-Weights = list[tuple[str, Tensor]]
+BUCKET_BYTES = 2**29
+"""Of weights per message, which take that much GPU memory once more: few round trips matter more than memory, which
+vLLM's cache does not use yet."""
 
 
-def buckets(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, limit: int) -> Iterator[Weights]:
-    """Weights in the engine's dtype, in order, in buckets of about `limit` bytes.
-
-    Example:
-        >>> weights = [("a", torch.ones(2, 3)), ("b", torch.ones(4)), ("c", torch.ones(1))]
-        >>> [[name for name, _ in bucket] for bucket in buckets(weights, torch.bfloat16, limit=12)]
-        [['a'], ['b', 'c']]
-    """
-    bucket: Weights = []
-    size = 0
-    for name, tensor in weights:
-        size += tensor.numel() * dtype.itemsize
-        bucket.append((name, tensor.detach().to(dtype)))
-        if size >= limit:
-            yield bucket
-            bucket, size = [], 0
-    if bucket:
-        yield bucket
+def send(client: VllmClient, bucket: Weights) -> None:
+    """Load some weights into vLLM's workers; they take effect when all of them are sent."""
+    if client.separate_process:
+        with packed(bucket) as message:
+            client.call_workers("tinyzero_receive", message)
+    else:
+        client.call_workers("tinyzero_load", bucket)
 
 
 @contextmanager
@@ -87,7 +80,7 @@ def unpacked(message: bytes) -> Iterator[Weights]:
     """The weights of a message, in the sender's memory; not valid after the context."""
     (names, shapes, dtype), kind, place = pickle.loads(message)  # from the process that started this one
     if kind == "cuda":
-        yield _split(_rebuild(*place), names, shapes)
+        yield split_flat(_rebuild(*place), names, shapes)
         return
     memory = SharedMemory(place)
     try:
@@ -95,12 +88,7 @@ def unpacked(message: bytes) -> Iterator[Weights]:
         flat = _view(memory, dtype, sum(map(prod, shapes))).clone()
     finally:
         memory.close()
-    yield _split(flat, names, shapes)
-
-
-def _split(flat: Tensor, names: list[str], shapes: list[tuple[int, ...]]) -> Weights:
-    pieces = flat.split([prod(shape) for shape in shapes])
-    return [(name, piece.view(shape)) for name, piece, shape in zip(names, pieces, shapes, strict=True)]
+    yield split_flat(flat, names, shapes)
 
 
 def _view(memory: SharedMemory, dtype: torch.dtype, count: int) -> Tensor:

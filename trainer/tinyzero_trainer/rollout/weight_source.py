@@ -1,7 +1,8 @@
 """A model's weights as rollout engines take them: full tensors under the names of a plain transformers model."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from transformers import PreTrainedModel
 
 from tinyzero_trainer.distributed.fsdp import device_of, on_device, options_of
 from tinyzero_trainer.models.lora import merged_weights
+
+Weights = list[tuple[str, Tensor]]
 
 WeightSource = Callable[[], Iterator[tuple[str, Tensor]]]
 """Yields names and full tensors, float32, on the model's device; valid until the weights change."""
@@ -33,6 +36,32 @@ def engine_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     options = options_of(model)
     for name, tensor in named_weights(model):
         yield name, tensor if options is None else tensor.to(options.device, options.dtype)
+
+
+def buckets(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, limit: int) -> Iterator[Weights]:
+    """Weights in the engine's dtype, in order, in buckets of about `limit` bytes.
+
+    Example:
+        >>> weights = [("a", torch.ones(2, 3)), ("b", torch.ones(4)), ("c", torch.ones(1))]
+        >>> [[name for name, _ in bucket] for bucket in buckets(weights, torch.bfloat16, limit=12)]
+        [['a'], ['b', 'c']]
+    """
+    bucket: Weights = []
+    size = 0
+    for name, tensor in weights:
+        size += tensor.numel() * dtype.itemsize
+        bucket.append((name, tensor.detach().to(dtype)))
+        if size >= limit:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
+
+
+def split_flat(flat: Tensor, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Weights:
+    """The weights of a bucket that was flattened for sending, as views."""
+    pieces = flat.split([prod(shape) for shape in shapes])
+    return [(name, piece.view(shape)) for name, piece, shape in zip(names, pieces, shapes, strict=True)]
 
 
 def plain_twin(model: PreTrainedModel) -> PreTrainedModel:
