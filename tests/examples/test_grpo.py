@@ -108,16 +108,16 @@ def test_logprobs_do_not_depend_on_padding_or_on_the_rest_of_the_batch(policy, r
 def test_the_update_does_not_depend_on_the_size_of_micro_batches(rollouts) -> None:
     rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
     updated = []
-    for size in ("12", "5", "1"):
+    for size in ("5", "12"):
         model, _ = grpo.load_model(str(TINY_MODEL))
         args = grpo.parser.parse_args(["--model", "-", "--output", "-", "--micro-batch-size", size])
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)  # unlike AdamW, as large a step as the gradient is
         metrics = grpo.update(model, optimizer, rollouts, grpo.group_advantages(rewards), args)
         updated.append((metrics["loss"], metrics["grad_norm"], model.model.layers[0].mlp.up_proj.weight.detach()))
-    for loss, norm, weight in updated[1:]:
-        assert loss == pytest.approx(updated[0][0], abs=1e-5)
-        assert norm == pytest.approx(updated[0][1], rel=1e-3)
-        torch.testing.assert_close(weight, updated[0][2], rtol=1e-3, atol=1e-5)
+    (loss, norm, weight), whole = updated
+    assert loss == pytest.approx(whole[0], abs=1e-5)
+    assert norm == pytest.approx(whole[1], rel=1e-3)
+    torch.testing.assert_close(weight, whole[2], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow

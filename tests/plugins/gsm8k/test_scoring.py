@@ -69,7 +69,7 @@ def test_any_text_gets_a_score(text):
 def test_hostile_answers_take_no_time(piece):
     for text in (piece * (LONGEST // len(piece)), "1" + piece * ((LONGEST - 2) // len(piece)) + "x", piece * 400_000):
         # Without the bound on the length it would be hours.
-        assert relative_time(lambda text=text: (read_number(text), task.oracle(text, "1"))) < 15
+        assert relative_time(lambda text=text: (read_number(text), task.oracle(text, "1")), attempts=1) < 15
 
 
 def test_scoring_is_fast():

@@ -300,7 +300,7 @@ def test_stream_holds_no_more_than_it_may(mild, monkeypatch):
             held.append(1)
             yield CompletionBatch([Completion("x" * 60)], [0])
 
-    with ScoringPool(mild, workers=4) as pool:
+    with ScoringPool(mild, workers=2) as pool:
         for _ in pool.stream(batches()):
             assert sum(held) <= 2
             held.pop()

@@ -37,6 +37,12 @@ def task(write_task):
     return load_task(write_task())
 
 
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(files, "_BLOCK_ROWS", 100)
+    monkeypatch.setattr(files, "_TABLE_ROWS", 100)
+
+
 def write_rows(path, rows):
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(list(rows)), path)
@@ -200,10 +206,10 @@ def test_impossible_names_are_refused(task, tmp_path, source, output, problem):
     assert (tmp_path / "in.jsonl").read_bytes() == before
 
 
-def test_progress_goes_up_to_one(task, tmp_path):
+def test_progress_goes_up_to_one(task, tmp_path, small_blocks):
     for source in FORMATS:
         fractions: list[float] = []
-        path = write_rows(tmp_path / f"in.{source}", OUTPUTS * 1400)
+        path = write_rows(tmp_path / f"in.{source}", OUTPUTS * 140)
         score_file(task, path, tmp_path / "out.jsonl", ScoringOptions(on_progress=fractions.append))
         assert fractions == sorted(fractions)
         assert fractions[-1] == 1.0 > fractions[0]
@@ -300,16 +306,16 @@ def test_batches_of_large_rows_are_small(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("source", FORMATS)
-def test_many_blocks_and_several_workers_keep_every_row_in_order(write_task, tmp_path, source):
+def test_many_blocks_and_several_workers_keep_every_row_in_order(write_task, tmp_path, source, small_blocks):
     """Rows on which the scorer raises are among them, and are written like any other."""
     code = "@hookimpl\ndef score(answer, ground_truth): return 1 / (answer != '7') * (answer == str(ground_truth))"
     task = load_task(write_task(score=code))
-    rows = [{"id": n, "completion": f"<answer>{n % 10}</answer>", "ground_truth": n % 5} for n in range(4200)]
+    rows = [{"id": n, "completion": f"<answer>{n % 10}</answer>", "ground_truth": n % 5} for n in range(420)]
     path = write_rows(tmp_path / f"in.{source}", rows)
     for workers in (1, 3):
         score_file(task, path, tmp_path / f"{workers}.{source}", ScoringOptions(workers=workers))
     assert (tmp_path / f"1.{source}").read_bytes() == (tmp_path / f"3.{source}").read_bytes()
-    reasons = [(n, "error" if n % 10 == 7 else "ok" if n % 10 < 5 else "wrong") for n in range(4200)]
+    reasons = [(n, "error" if n % 10 == 7 else "ok" if n % 10 < 5 else "wrong") for n in range(420)]
     assert [(row["id"], row["reason"]) for row in read_rows(tmp_path / f"3.{source}")] == reasons
 
 
