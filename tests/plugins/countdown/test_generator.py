@@ -14,6 +14,7 @@ from tinyzero_sdk import Item, TinyZeroError, load_task
 from tinyzero_sdk.errors import SettingsError
 
 DEFAULT = CountdownOptions()
+SLOW = pytest.mark.slow
 
 
 def read_tree(sizes, operators, numbers, node=0, first=0):
@@ -131,12 +132,8 @@ def test_difficulty_range_is_kept():
     "options",
     [
         CountdownOptions(difficulty_range=(20, 30)),
-        pytest.param(
-            CountdownOptions(numbers=(3,), number_range=(7, 7), target_range=(31, 31)), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            CountdownOptions(operators="-", target_range=(100, 100)), marks=pytest.mark.slow
-        ),  # 99 - (1 - 2) would do
+        pytest.param(CountdownOptions(numbers=(3,), number_range=(7, 7), target_range=(31, 31)), marks=SLOW),
+        pytest.param(CountdownOptions(operators="-", target_range=(100, 100)), marks=SLOW),  # 99 - (1 - 2) would do
     ],
     ids=str,
 )
