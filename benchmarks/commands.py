@@ -6,7 +6,6 @@ Not a benchmark: `step.py`, `memory.py` and others use it. Detached processes ar
 import itertools
 import math
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,18 +15,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from tinyzero_trainer.hardware.nvml import count_gpus, nvidia_driver
 
 ROOT = Path(__file__).parents[1]
-KILLED = 124
-"""Exit code of a command that reached its limit."""
-
+KILLED = 124  # exit code of a command that reached its limit
 MARK = "TINYZERO_BENCHMARK"
 """Environment variable by which all processes of a command are found, even those that lost their parent."""
 
-BUSY_BYTES = 2**30
-"""A GPU that holds more than this is in use; the driver itself takes less."""
-
+BUSY_BYTES = 2**30  # a GPU that holds more than this is in use; the driver itself takes less
 _numbers = itertools.count()
 
 
@@ -35,9 +32,7 @@ _numbers = itertools.count()
 class Finished:
     """A command that has ended."""
 
-    lines: list[tuple[float, str]]
-    """Seconds since its start, and what it printed then."""
-
+    lines: list[tuple[float, str]]  # seconds since its start, and what it printed then
     code: int
     seconds: float
 
@@ -104,16 +99,13 @@ def run(
 
 def kill_marked(mark: str) -> None:
     """Kill all processes with this mark, until none is left."""
-    entry = f"{MARK}={mark}".encode()
     for _ in range(100):
-        found = False
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended, or is another user's
-                if entry in (folder / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(folder.name), signal.SIGKILL)
-                    found = True
-        if not found:
+        processes = [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(MARK) == mark]
+        if not processes:
             return
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         time.sleep(0.05)
 
 
@@ -156,8 +148,7 @@ class MemoryReadings:
     """The memory of the first visible GPU over time, by all processes."""
 
     readings: list[tuple[float, int]] = field(default_factory=list)
-    before: int = 0
-    """Bytes in use at the beginning: by the driver and by other processes."""
+    before: int = 0  # bytes in use at the beginning: by the driver and by other processes
 
     def peak(self, start: float = 0.0, end: float = math.inf) -> int | None:
         """Most bytes in use between two times, minus those in use before; None = there are no readings."""

@@ -22,6 +22,7 @@ import typer
 from benchmarks.commands import run
 from benchmarks.common import TINYZERO, machine, print_machine, print_table, table, with_content
 from benchmarks.training import SECONDS, TASK, TOKENS, metrics_of
+from tinyzero_sdk.scoring.statistics import student_t
 from tinyzero_sdk.workers.process import count_cores
 from tinyzero_trainer.config.recipes import recipe_names
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, REWARD, held_out_key, size_key
@@ -39,8 +40,7 @@ Output = Annotated[
 VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers")
 EVALUATION = ("eval.every=0", "eval.greedy=false")
 DOCS = Path(__file__).parents[1] / "docs"
-ENDS = 5
-"""Steps at the beginning and the end of a run whose mean reward is compared."""
+ENDS = 5  # steps at the beginning and the end of a run whose mean reward is compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +226,6 @@ CLAIMS = {
 }
 """What users of TinyZero reported at 3B, with the setting that reached a higher accuracy, and the other."""
 
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Student's t at 97.5 %, by the number of seeds."""
-
 
 @app.command()
 def ablations(
@@ -261,7 +258,7 @@ def verdict(better: Sequence[Run], worse: Sequence[Run]) -> dict[str, str]:
     if len(gaps) == 1:
         return {"difference": f"{gaps[0]:+.1f} points", **cells, "result": "none: one seed"}
     gap, error = mean_and_error(gaps)
-    half = T_95[min(len(gaps), max(T_95))] * error
+    half = student_t(len(gaps) - 1) * error
     result = "agrees" if gap > half else "contradicts" if gap < -half else "no difference seen"
     return {"difference": f"{gap:+.1f} points, 95 % interval ± {half:.1f}", **cells, "result": result}
 

@@ -29,9 +29,7 @@ from tinyzero_sdk import Item, load_task
 SIZES = {"train": 327_680, "test": 1_024}
 TARGET_SECONDS = 12
 WORKERS = (1, 2, 3)
-SAMPLE = 4_096
-"""Puzzles whose gold answer is checked."""
-
+SAMPLE = 4_096  # puzzles whose gold answer is checked
 Puzzle = tuple[tuple[int, ...], int]
 """The sorted numbers and the target, so that puzzles compare equal in any order of numbers."""
 

@@ -46,12 +46,9 @@ class Load:
     """The completions of a step."""
 
     prompts: int
-    samples: int
-    """Completions per prompt."""
-
+    samples: int  # completions per prompt
     shortest: int
-    longest: int
-    """Tokens of a completion; lengths are uniform."""
+    longest: int  # tokens of a completion; lengths are uniform
 
 
 LOADS = {

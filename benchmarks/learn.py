@@ -28,8 +28,7 @@ from benchmarks.common import print_machine, print_table
 from benchmarks.training import ENDS, TASK, metrics_of, outcome, plot_curves, train, with_error
 
 VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers")
-GRACE_SECONDS = 30.0
-"""In which a run that reaches the limit may save a checkpoint."""
+GRACE_SECONDS = 30.0  # in which a run that reaches the limit may save a checkpoint
 
 
 def learning(rows: list[dict[str, Any]], command: Finished, minutes: float) -> dict[str, Any]:

@@ -36,12 +36,9 @@ CHILD = "--child"
 class Case:
     """A run to measure."""
 
-    shape: str
-    """Of the model; see shapes.py."""
-
+    shape: str  # of the model; see shapes.py
     arguments: tuple[str, ...]
-    gpu_memory: str | None = None
-    """Of the GPU to plan for; None = the one present."""
+    gpu_memory: str | None = None  # of the GPU to plan for; None = the one present
 
 
 _GRPO = ("--recipe", "tinyzero-grpo", "data.prompts_per_step=32", "rollout.group_size=8")

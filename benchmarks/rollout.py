@@ -25,8 +25,7 @@ from benchmarks.shapes import write_model
 ENGINES = ("torch", "vllm")
 KINDS = ("without", "with log-probs")
 DISTRIBUTIONS = ("torch", "transformers", "tinyzero-trainer")
-VOCABULARY = 1000
-"""Prompts are random tokens below this number."""
+VOCABULARY = 1000  # prompts are random tokens below this number
 
 
 def main(
@@ -67,7 +66,6 @@ def main(
         for name in engine or ENGINES:
             found["engines"][name] = measure(name, {**job, "model": str(Path(folder, "model"))}, limit)
             print(json.dumps({name: found["engines"][name]}), flush=True)
-            found["ratio"] = ratio_of(found["engines"])
             if output is not None:
                 output.write_text(json.dumps(found, indent=2))
     show(found)
@@ -160,13 +158,6 @@ def start_vllm(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict
     return generate, {"version": vllm.__version__, "settings": settings}
 
 
-def ratio_of(engines: dict[str, Any]) -> dict[str, float]:
-    """The rate of `torch` over that of vLLM, if both are known."""
-    ours, theirs = (engines.get(name, {}) for name in ENGINES)
-    known = [kind for kind in KINDS if kind in ours and kind in theirs]
-    return {kind: ours[kind]["tokens_per_s"] / theirs[kind]["tokens_per_s"] for kind in known}
-
-
 def show(found: dict[str, Any]) -> None:
     """Print a table, and the errors."""
     rows = {}
@@ -181,8 +172,9 @@ def show(found: dict[str, Any]) -> None:
         }
     if not rows:
         raise typer.Exit(1)
-    if found["ratio"]:
-        times = {kind: f"{ratio:.2f}×" for kind, ratio in found["ratio"].items()}
+    if len(rows) == len(ENGINES):
+        rates = {kind: [found["engines"][name][kind]["tokens_per_s"] for name in ENGINES] for kind in KINDS}
+        times = {kind: f"{ours / theirs:.2f}×" for kind, (ours, theirs) in rates.items()}
         rows["torch over vllm"] = {**times, "starts in": "", "first batch": ""}
     job = found["job"]
     load = f"{job['prompts']} × {job['samples']} × ({job['prompt_tokens']} + {job['new_tokens']})"

@@ -4,8 +4,8 @@
     python benchmarks/scaling.py --write-docs     # writes the tables of the default run to docs/scaling.md
     python benchmarks/scaling.py --measure        # measures the constants that depend on this machine's processor
 
-The speed of one GPU is the prediction of `tinyzero plan`; `benchmarks/cluster/` models links, engines and driver, with
-the source of each constant. The same seed gives the same tables.
+The speed of one GPU is the prediction of `tinyzero plan`; `benchmarks/cluster/` models links, engines and controller,
+with the source of each constant. The same seed gives the same tables.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,9 +72,7 @@ def by_nodes(cell: Callable[[T], str], values: Mapping[int, T]) -> dict[str, str
 class Tables:
     """The tables of docs/scaling.md."""
 
-    run: Run
-    """On the largest of `NODES`."""
-
+    run: Run  # on the largest of `NODES`
     _steps: dict[tuple[int, bool], Step] = field(default_factory=dict)
 
     def all(self) -> dict[str, str]:
@@ -131,7 +129,7 @@ class Tables:
 
     def sharding(self) -> Rows:
         """Bytes and seconds of full and hybrid sharding, with the default NICs and with slower ones."""
-        gpus, lengths, rows = self.run.cluster.gpus, self.run.drawn(), {}
+        gpus, lengths, rows = self.run.cluster.gpus, self.run.sample_lengths(), {}
         nics = (self.run.cluster.nic, 0.9 * 50 * GB / gpus, 0.9 * 12.5 * GB / gpus)
         names = ("400 Gb/s per GPU", "400 Gb/s per node", "100 Gb/s per node")
         for sharding in SHARDINGS:
@@ -150,7 +148,7 @@ class Tables:
         run, steps = self.run, {nodes: self.step(nodes, weak=False) for nodes in NODES}
         vllm = {"rollout.engine": "vllm", "vllm.sleep_mode": True}
         split = {**vllm, "vllm.tensor_parallel": 4}
-        even = replace(run.lengths, spread=0.0, median=fmean(run.drawn()))
+        even = replace(run.lengths, spread=0.0, median=fmean(run.sample_lengths()))
         variants = {
             "refilling slots": replace(run, refills=True),
             "refilling slots, from one queue": replace(run, refills=True, queue=True),
@@ -166,7 +164,7 @@ class Tables:
         rows = {"in rounds, as in the engine `torch`": by_nodes(cell, default)}
         for name, variant in variants.items():
             runs = {nodes: Tables(variant).on(nodes, weak=False) for nodes in NODES}
-            rows[name] = by_nodes(cell, {nodes: generation(run, run.drawn()) for nodes, run in runs.items()})
+            rows[name] = by_nodes(cell, {nodes: generation(run, run.sample_lengths()) for nodes, run in runs.items()})
         longest = run.lengths.most
         alone = longest * engines_of(run).step(1, run.prompt + longest / 2)
         return rows | {"one completion of full length, alone": by_nodes(lambda _: f"{alone:.0f}", steps)}
@@ -235,7 +233,7 @@ class Tables:
         """What is written by which process, and how long each phase takes."""
         written = failures.checkpoint_bytes(self.run.spec)
         seconds = failures.checkpoint_seconds(self.run.spec, self.run.cluster.size)
-        who = {"weights": "rank 0", "moments": "all ranks", "seal": "the driver"}
+        who = {"weights": "rank 0", "moments": "all ranks", "seal": "the controller"}
         sizes = {name: f"{written.get(name, sum(written.values())) / GB:.0f}" for name in seconds}
         rows = {name: {"who": who[name], "GB": sizes[name], "seconds": f"{of:.0f}"} for name, of in seconds.items()}
         return rows | {"all": {"who": "", "GB": "", "seconds": f"{sum(seconds.values()):.0f}"}}

@@ -24,9 +24,7 @@ from tinyzero_sdk.testing.cases import cases_path, read_cases
 OURS = "this project"
 ABSENT = "not installed"
 
-RUN_SECONDS = 1.0
-"""A scorer goes through a workload for at most this long."""
-
+RUN_SECONDS = 1.0  # a scorer goes through a workload for at most this long
 EXPLOITS: list[tuple[str, list[int], int]] = [
     ("2**3-4", [2, 3, 4], 4),
     ("7//2+1", [7, 2, 1], 4),

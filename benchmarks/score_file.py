@@ -31,21 +31,11 @@ import typer
 from benchmarks.common import TINYZERO, print_machine, print_table
 from tinyzero_sdk import Item, load_task
 
-LENGTH = 600
-"""Characters of a completion."""
-
-SAMPLES = 8
-"""Completions per prompt."""
-
-PROBLEMS = 20_000
-"""Different problems; further prompts repeat a problem with another key."""
-
-HANG_EVERY = 10_000
-"""The second task hangs on one row in this many."""
-
-MARK = "I am stuck"
-"""The answer of such a row."""
-
+LENGTH = 600  # characters of a completion
+SAMPLES = 8  # completions per prompt
+PROBLEMS = 20_000  # different problems; further prompts repeat a problem with another key
+HANG_EVERY = 10_000  # the second task hangs on one row in this many
+MARK = "I am stuck"  # the answer of such a row
 MIX = {"right": 0.6, "wrong": 0.25, "no answer": 0.1, "not a number": 0.05}
 
 HANGING_TASK = f"""
@@ -70,11 +60,8 @@ class Run:
 
     seconds: float
     cpu_seconds: float
-    pss: int
-    """Peak bytes, with shared pages counted once."""
-
-    rss: int
-    """Peak bytes, with shared pages counted for each process."""
+    pss: int  # peak bytes, with shared pages counted once
+    rss: int  # peak bytes, with shared pages counted for each process
 
 
 def make_file(path: Path, rows: int) -> None:

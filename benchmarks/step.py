@@ -17,9 +17,7 @@ from benchmarks.common import TINYZERO, fixed_workload, print_machine, print_tab
 from benchmarks.shapes import write_model
 from benchmarks.training import mean_timings, metrics_of
 
-CEILING = 790e12
-"""bf16 FLOP/s that a matrix product reaches on an H200."""
-
+CEILING = 790e12  # bf16 FLOP/s that a matrix product reaches on an H200
 TRL = {
     "measured": (16, {}),
     "liger": (32, {"use_liger_kernel": True, "vllm_importance_sampling_correction": False}),
@@ -27,8 +25,7 @@ TRL = {
 }
 """Micro-batch size and settings: a plain configuration, and the faster ones that were found."""
 
-Job = dict[str, int]
-"""A step's work: prompts, samples, prompt_tokens, new_tokens; and the number of steps."""
+Job = dict[str, int]  # a step's work: prompts, samples, prompt_tokens, new_tokens; and the number of steps
 
 
 def main(

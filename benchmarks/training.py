@@ -23,8 +23,7 @@ SECONDS, TOKENS = "time/elapsed_s", "tokens/response_total"
 """Metrics: seconds of training so far, without loading and evaluations, and tokens generated in training so far."""
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")  # safe for colour-blind readers
-ENDS = 30
-"""Steps at the beginning and the end of a run whose times are compared."""
+ENDS = 30  # steps at the beginning and the end of a run whose times are compared
 
 
 def train(

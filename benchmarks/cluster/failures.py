@@ -13,9 +13,7 @@ GPU_MTBF = 54 * 24 * 3600 * 16_384 / 419
 DISK, FILE_SYSTEM = 2e9, 20e9
 """Bytes per second that one process, and all together, write to the shared file system. Assumed."""
 
-HASHING_THREADS = 16
-"""Of the driver; the maximum that `tinyzero_trainer.checkpoint.store` uses."""
-
+HASHING_THREADS = 16  # of the controller; the maximum that `tinyzero_trainer.checkpoint.store` uses
 RESTART = 300.0
 """Seconds from a failure to the first step after it, for a run that is restarted at once. Assumed."""
 
@@ -26,7 +24,7 @@ def checkpoint_bytes(spec: ModelSpec) -> dict[str, int]:
 
 
 def checkpoint_seconds(spec: ModelSpec, gpus: int) -> dict[str, float]:
-    """Of each part: rank 0 writes the weights, then each rank its shard of the moments, then the driver seals it.
+    """Of each part: rank 0 writes the weights, then each rank its shard of the moments, then the controller seals it.
 
     Sealing computes the SHA-256 of every file on all cores, so the file system is the limit.
     """

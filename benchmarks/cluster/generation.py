@@ -18,18 +18,15 @@ class Lengths:
     """Lengths of completions in tokens: lognormal, cut off at a limit."""
 
     median: float
-    spread: float
-    """Standard deviation of the logarithm; 0 = equal lengths."""
-
-    most: int
-    """The limit."""
+    spread: float  # standard deviation of the logarithm; 0 = equal lengths
+    most: int  # the limit
 
     @cache  # noqa: B019 - records are few
-    def draw(self, count: int, seed: int) -> tuple[int, ...]:
+    def sample(self, count: int, seed: int) -> tuple[int, ...]:
         """`count` lengths, which depend on the seed alone."""
         random = Random(seed)
-        drawn = (self.median * math.exp(self.spread * random.gauss(0.0, 1.0)) for _ in range(count))
-        return tuple(min(self.most, max(1, round(length))) for length in drawn)
+        sampled = (self.median * math.exp(self.spread * random.gauss(0.0, 1.0)) for _ in range(count))
+        return tuple(min(self.most, max(1, round(length))) for length in sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +34,11 @@ class Engines:
     """Equal engines, each with a copy of the model."""
 
     count: int
-    slots: int
-    """Sequences that each generates at a time."""
-
-    refills: bool
-    """Whether a slot is refilled while others still generate."""
-
-    step: Callable[[int, float], float]
-    """Seconds of a decoding step by the number of sequences and their mean length."""
-
-    prompt: int
-    """Tokens of a prompt."""
-
-    prefill: float
-    """Seconds to prefill the prompt of a sequence, which it shares with its group."""
+    slots: int  # sequences that each generates at a time
+    refills: bool  # whether a slot is refilled while others still generate
+    step: Callable[[int, float], float]  # seconds of a decoding step by the number of sequences and their mean length
+    prompt: int  # tokens of a prompt
+    prefill: float  # seconds to prefill the prompt of a sequence, which it shares with its group
 
     def generate(self, lengths: Sequence[int], *, shared: bool = False) -> list[float]:
         """Seconds after which each engine is done.
@@ -86,12 +74,10 @@ class _Engine:
     spec: Engines
     queue: deque[int]
     slots: int
-    steps: int = 0
-    """Decoding steps so far."""
+    steps: int = 0  # decoding steps so far
     ends: list[tuple[int, int]] = field(default_factory=list)
     """Of each active sequence, the step after which it ends, and its length; a heap."""
-    tokens: int = 0
-    """In the cache: of the active sequences, with their prompts."""
+    tokens: int = 0  # in the cache: of the active sequences, with their prompts
 
     def until_next_end(self) -> float | None:
         """Work until a sequence ends; the seconds that it took, or None if there is nothing left to do."""

@@ -1,4 +1,4 @@
-"""Work on processors, all measured: the driver's work per completion, pickles, and checksums."""
+"""Work on processors, all measured: the controller's work per completion, pickles, and checksums."""
 
 import hashlib
 import pickle
@@ -10,21 +10,20 @@ from tinyzero_trainer.types import Generation
 
 HOST = {
     "reward": ((60, 65.4e-3 / 4096), (1024, 154.1e-3 / 1024)),
-    "driver": ((60, 37.0e-3 / 4096), (1024, 61.2e-3 / 1024)),
+    "controller": ((60, 37.0e-3 / 4096), (1024, 61.2e-3 / 1024)),
 }
-"""The driver's seconds per completion at two lengths (`benchmarks/host.py`), interpolated linearly: decoding and
+"""The controller's seconds per completion at two lengths (`benchmarks/host.py`), interpolated linearly: decoding and
 scoring; and sampling prompts, advantages, metrics and saved samples. Building micro-batches is in the plan's update."""
 
 WIRE_BYTES, DUMPS, LOADS = 8.2, 27e-9, 60e-9
 """Bytes of a generated token with its text in a pickle, and seconds to write and read it, without log-probabilities:
 `benchmarks/scaling.py --measure`, the fastest of several runs on the machine of `HOST`, which was not idle."""
 
-SHA256 = 1.6e9
-"""Bytes per second of SHA-256 in one process, measured the same way."""
+SHA256 = 1.6e9  # bytes per second of SHA-256 in one process, measured the same way
 
 
 def host_seconds(work: str, lengths: Sequence[int]) -> float:
-    """The driver's seconds of an entry of `HOST` for completions of these lengths."""
+    """The controller's seconds of an entry of `HOST` for completions of these lengths."""
     (short, least), (long, most) = HOST[work]
     slope = (most - least) / (long - short)
     return (least - slope * short) * len(lengths) + slope * sum(lengths)

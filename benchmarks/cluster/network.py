@@ -13,11 +13,8 @@ NIC = 45e9
 """Bytes per second, each way, of a GPU's NIC: 90 % of 400 Gb/s. One NIC per GPU:
 https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-h100/latest/. 90 % is assumed."""
 
-NIC_HOP = 9.6e-6
-"""Seconds of a ring per hop between nodes; see `LINK_HOP`."""
-
-NVLINK = 450e9 * NVLINK_SHARE
-"""Bytes per second, each way, of a GPU's NVLink."""
+NIC_HOP = 9.6e-6  # seconds of a ring per hop between nodes; see `LINK_HOP`
+NVLINK = 450e9 * NVLINK_SHARE  # bytes per second, each way, of a GPU's NVLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +23,9 @@ class Cluster:
 
     gpu: GpuSpec
     nodes: int = 1
-    gpus: int = 8
-    """Of each node."""
-
-    nvlink: float = NVLINK
-    """Bytes per second that a GPU sends to others of its node."""
-
-    nic: float = NIC
-    """Bytes per second that a GPU sends to other nodes."""
+    gpus: int = 8  # of each node
+    nvlink: float = NVLINK  # bytes per second that a GPU sends to others of its node
+    nic: float = NIC  # bytes per second that a GPU sends to other nodes
 
     @property
     def size(self) -> int:
@@ -46,11 +38,8 @@ class Traffic:
 
     seconds: float = 0.0
     nvlink: float = 0.0
-    nic: float = 0.0
-    """Bytes from GPU to GPU over NICs."""
-
-    hosts: float = 0.0
-    """Bytes from node to node through the hosts, by Ray's object store."""
+    nic: float = 0.0  # bytes from GPU to GPU over NICs
+    hosts: float = 0.0  # bytes from node to node through the hosts, by Ray's object store
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -65,8 +54,7 @@ class Group:
 
     cluster: Cluster
     nodes: int
-    gpus: int
-    """Of each of these nodes."""
+    gpus: int  # of each of these nodes
 
     @property
     def size(self) -> int:

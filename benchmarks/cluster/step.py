@@ -1,7 +1,7 @@
 """Seconds and bytes of each phase of a GRPO step on a cluster.
 
-On one GPU there are no links: a step is the plan's prediction and the driver's measured work (`benchmarks/README.md`,
-"One GPU" and "Host work per step").
+On one GPU there are no links: a step is the plan's prediction and the controller's measured work
+(`benchmarks/README.md`, "One GPU" and "Host work per step").
 """
 
 import math
@@ -45,30 +45,19 @@ class Run:
     """What is trained, and where."""
 
     spec: ModelSpec
-    config: TrainConfig
-    """Accepted by `refuse`."""
-
+    config: TrainConfig  # accepted by `refuse`
     cluster: Cluster
     lengths: Lengths
-    prompt: int = 256
-    """Tokens of a prompt."""
-
-    sharding: Sharding = "full"
-    """Of policy and optimizer states."""
-
+    prompt: int = 256  # tokens of a prompt
+    sharding: Sharding = "full"  # of policy and optimizer states
     way: Way = "colocated"
-    refills: bool | None = None
-    """Whether engines refill slots; None = as the configured engine does."""
+    refills: bool | None = None  # whether engines refill slots; None = as the configured engine does
+    queue: bool = False  # whether engines take completions from one queue, instead of an equal number each
+    seed: int = 0  # of the lengths
 
-    queue: bool = False
-    """Whether engines take completions from one queue, instead of an equal number each."""
-
-    seed: int = 0
-    """Of the lengths."""
-
-    def drawn(self) -> tuple[int, ...]:
+    def sample_lengths(self) -> tuple[int, ...]:
         """The lengths of a step's completions."""
-        return self.lengths.draw(workload_of(self.config, self.prompt).completions, self.seed)
+        return self.lengths.sample(workload_of(self.config, self.prompt).completions, self.seed)
 
     def on(self, cluster: Cluster) -> "Run":
         """The same on other GPUs."""
@@ -88,15 +77,10 @@ class Step:
     phases: Mapping[str, Traffic]
     """In order, by their names in `timing_s/*`; `object_store` is the transfer of completions."""
 
-    seconds: float
-    """In total; phases may overlap."""
-
-    tokens: int
-    """Of prompts and completions."""
-
+    seconds: float  # in total; phases may overlap
+    tokens: int  # of prompts and completions
     gpus: int
-    idle: float
-    """Fraction of the generation in which the mean engine waits for the last."""
+    idle: float  # fraction of the generation in which the mean engine waits for the last
 
     @property
     def rate(self) -> float:
@@ -124,11 +108,11 @@ def refuse(config: TrainConfig) -> None:
 
 def synchronous(run: Run) -> Step:
     """One phase after another on the same GPUs."""
-    lengths = run.drawn()
+    lengths = run.sample_lengths()
     gen, idle = generation(run, lengths)
-    back, there = object_store(run, lengths)
-    reward, driver = (Traffic(host_seconds(work, lengths)) for work in ("reward", "driver"))
-    phases = {"gen": gen, "reward": reward, "driver": driver, "object_store": back + there}
+    to_controller, to_ranks = object_store(run, lengths)
+    reward, controller = (Traffic(host_seconds(work, lengths)) for work in ("reward", "controller"))
+    phases = {"gen": gen, "reward": reward, "controller": controller, "object_store": to_controller + to_ranks}
     phases |= {**passes(run, lengths), "update_weights": weights(run)}
     tokens = sum(lengths) + run.prompt * len(lengths)
     return Step(phases, sum(phase.seconds for phase in phases.values()), tokens, run.cluster.size, idle)
@@ -136,17 +120,17 @@ def synchronous(run: Run) -> Step:
 
 def one_step_off(run: Run, engines: Cluster, ranks: Cluster) -> Step:
     """Completions of the next step are generated and scored on other nodes while this one's are trained on."""
-    lengths = run.drawn()
+    lengths = run.sample_lengths()
     gen, idle = generation(run.on(engines), lengths, alone=True)
-    back, there = object_store(run, lengths)
+    to_controller, to_ranks = object_store(run, lengths)
     size = number_bytes(run.config) * run.spec.parameters
     sent = broadcast(engines, engines.nodes, size)
-    reward, driver = (Traffic(host_seconds(work, lengths)) for work in ("reward", "driver"))
-    rollout = {"gen": gen, "reward": reward, "object_store": back}
-    training = {"driver": driver, "object_store": there, **passes(run.on(ranks), lengths)}
+    reward, controller = (Traffic(host_seconds(work, lengths)) for work in ("reward", "controller"))
+    rollout = {"gen": gen, "reward": reward, "object_store": to_controller}
+    training = {"controller": controller, "object_store": to_ranks, **passes(run.on(ranks), lengths)}
     sync = {"update_weights": weights(run.on(ranks)) + sent}
     lanes = [sum(phase.seconds for phase in lane.values()) for lane in (rollout, training, sync)]
-    phases = rollout | training | sync | {"object_store": back + there}
+    phases = rollout | training | sync | {"object_store": to_controller + to_ranks}
     tokens = sum(lengths) + run.prompt * len(lengths)
     return Step(phases, max(lanes[:2]) + lanes[2], tokens, engines.size + ranks.size, idle)
 
@@ -186,16 +170,16 @@ def generation(run: Run, lengths: Sequence[int], *, alone: bool = False) -> tupl
 
 
 def object_store(run: Run, lengths: Sequence[int]) -> tuple[Traffic, Traffic]:
-    """Completions from engines to the driver, and from it to all ranks, each of which gets the whole batch."""
+    """Completions from engines to the controller, and from it to all ranks, each of which gets the whole batch."""
     if run.cluster.size == 1:
         return Traffic(), Traffic()  # one process
     others, tokens = run.cluster.nodes - 1, sum(lengths)
     size = WIRE_BYTES * tokens
     calls = 2 if run.config.old_logprobs_source == "policy" else 1
     from_others = size * others / run.cluster.nodes
-    back = Traffic(LOADS * tokens + from_others / STORE_OUT, hosts=from_others)
-    there = Traffic((DUMPS + LOADS) * tokens + size * others / STORE_OUT, hosts=size * others)
-    return back, there * calls
+    to_controller = Traffic(LOADS * tokens + from_others / STORE_OUT, hosts=from_others)
+    to_ranks = Traffic((DUMPS + LOADS) * tokens + size * others / STORE_OUT, hosts=size * others)
+    return to_controller, to_ranks * calls
 
 
 def passes(run: Run, lengths: Sequence[int]) -> dict[str, Traffic]:

@@ -12,9 +12,7 @@ from typing import Any
 from benchmarks.scoring.rewards import Reward
 from tinyzero_sdk.testing.cases import Case
 
-TIMEOUT = 2.0
-"""Seconds for one answer."""
-
+TIMEOUT = 2.0  # seconds for one answer
 MEMORY_BYTES = 8 * 2**30
 
 

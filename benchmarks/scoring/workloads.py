@@ -8,17 +8,12 @@ from tinyzero_countdown.second_opinion import is_right
 from tinyzero_sdk import Item, load_task
 from tinyzero_sdk.text import last_tagged
 
-Workload = list[tuple[str, Any]]
-"""Completions with their ground truths."""
-
+Workload = list[tuple[str, Any]]  # completions with their ground truths
 OPTIONS: dict[str, dict[str, Any]] = {"countdown": {}, "multiply": {}, "gsm8k": {"source": "synthetic"}}
 """The tasks, with the options with which they generate problems."""
 
-LENGTH = 1300
-"""Characters of a completion."""
-
-MIX = {"right": 0.5, "wrong": 0.3, "malformed": 0.1, "no tag": 0.1}
-"""Fractions of the workload `mix`."""
+LENGTH = 1300  # characters of a completion
+MIX = {"right": 0.5, "wrong": 0.3, "malformed": 0.1, "no tag": 0.1}  # fractions of the workload `mix`
 
 
 def make_workloads(count: int, name: str = "countdown") -> dict[str, Workload]:

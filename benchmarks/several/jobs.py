@@ -11,11 +11,8 @@ from typing import Any
 
 from benchmarks.commands import KILLED, run, wait_until_idle
 
-LEAST_SECONDS = 15.0
-"""A job is not started if less time is left."""
-
-SHOWN_LINES = 12
-"""Of the output of a job that failed."""
+LEAST_SECONDS = 15.0  # a job is not started if less time is left
+SHOWN_LINES = 12  # of the output of a job that failed
 
 
 class Failed(Exception):
@@ -27,18 +24,13 @@ class RunningJob:
     """A job at work, which runs commands on its GPUs until its deadline."""
 
     name: str
-    gpus: Sequence[str]
-    """The GPUs that its commands see, as CUDA_VISIBLE_DEVICES names them."""
-
-    deadline: float
-    """By `time.monotonic`."""
-
+    gpus: Sequence[str]  # the GPUs that its commands see, as CUDA_VISIBLE_DEVICES names them
+    deadline: float  # by `time.monotonic`
     lines: list[str] = field(default_factory=list)
     """The output of its commands, after the seconds since its start; it also goes to standard error."""
 
     began: float = field(default_factory=time.monotonic)
-    failed: str | None = None
-    """Why a command failed whose results are usable."""
+    failed: str | None = None  # why a command failed whose results are usable
 
     def run(
         self,
@@ -78,17 +70,10 @@ class Job:
     """Something to measure."""
 
     name: str
-    gpus: int
-    """On the CPU: processes."""
-
-    work: Callable[[RunningJob], Mapping[str, Any]]
-    """Measures it; the result must be plain JSON."""
-
-    needs: str | None = None
-    """Name of a job that must succeed before."""
-
-    limit: float = 300.0
-    """Seconds, after which it is killed."""
+    gpus: int  # on the CPU: processes
+    work: Callable[[RunningJob], Mapping[str, Any]]  # measures it; the result must be plain JSON
+    needs: str | None = None  # name of a job that must succeed before
+    limit: float = 300.0  # seconds, after which it is killed
 
 
 def run_jobs(

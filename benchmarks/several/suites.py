@@ -71,12 +71,9 @@ class Setup:
     """Where and on what the jobs run."""
 
     folder: Path
-    gpus: int
-    """On the CPU: processes that train or generate."""
-
+    gpus: int  # on the CPU: processes that train or generate
     cpu: bool
-    learning: float
-    """Seconds for each run of `one_step_off`."""
+    learning: float  # seconds for each run of `one_step_off`
 
     @property
     def counts(self) -> list[int]:

@@ -12,13 +12,9 @@ from tinyzero_trainer.monitoring.metrics_log import LENGTH, REWARD
 
 Results = Mapping[str, Mapping[str, Any]]
 
-RECORDED = "1 (samples the rollouts)"
-"""The run that the other jobs of suite `parity` are compared with."""
-
+RECORDED = "1 (samples the rollouts)"  # the run that the other jobs of suite `parity` are compared with
 DEFAULT_MODEL = "one_step_off: model"
-TOLERANCE = 1e-3
-"""Largest relative difference of a loss that rounding may cause."""
-
+TOLERANCE = 1e-3  # largest relative difference of a loss that rounding may cause
 SETTLED = 10
 """Steps of suite `one_step_off` before the second rate: the first have short completions, and may compile kernels."""
 

@@ -58,7 +58,7 @@ def test_one_gpu_takes_as_long_as_was_measured() -> None:
     assert step.phases["gen"].seconds == pytest.approx(4.88, rel=0.1)
     assert step.phases["update_actor"].seconds == pytest.approx(9.56, rel=0.1)
     assert step.rate == pytest.approx(81_188, rel=0.1)
-    assert step.phases["reward"].seconds + step.phases["driver"].seconds == pytest.approx(0.254 - 0.0384, abs=1e-3)
+    assert step.phases["reward"].seconds + step.phases["controller"].seconds == pytest.approx(0.254 - 0.0384, abs=1e-3)
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
@@ -148,11 +148,11 @@ def test_a_place_that_is_taken_again_and_a_queue_shorten_a_wait() -> None:
 
 
 def test_lengths_depend_on_the_seed_alone_and_keep_to_the_limit() -> None:
-    drawn = Lengths(1200, 0.8, 8192).draw(20_000, seed=1)
-    assert drawn == Lengths(1200, 0.8, 8192).draw(20_000, seed=1) != Lengths(1200, 0.8, 8192).draw(20_000, seed=2)
-    assert sorted(drawn)[10_000] == pytest.approx(1200, rel=0.03)
-    assert max(drawn) == 8192
-    assert sum(length == 8192 for length in drawn) / 20_000 == pytest.approx(0.0082, rel=0.2)
+    sampled = Lengths(1200, 0.8, 8192).sample(20_000, seed=1)
+    assert sampled == Lengths(1200, 0.8, 8192).sample(20_000, seed=1) != Lengths(1200, 0.8, 8192).sample(20_000, seed=2)
+    assert sorted(sampled)[10_000] == pytest.approx(1200, rel=0.03)
+    assert max(sampled) == 8192
+    assert sum(length == 8192 for length in sampled) / 20_000 == pytest.approx(0.0082, rel=0.2)
 
 
 def test_engines_over_several_gpus_add_up_in_every_layer() -> None:
@@ -183,7 +183,7 @@ ACCUMULATING = run_of("data.prompts_per_step=96", "optimizer.num_mini_batches=2"
 @given(MODELS, st.sampled_from([2, 4, 8]))
 def test_hybrid_sharding_moves_fewer_bytes_between_nodes_and_holds_more(model: str, nodes: int) -> None:
     run = replace(ACCUMULATING, spec=SPECS[model], cluster=Cluster(H200, nodes))
-    full, hybrid, once = (passes(replace(run, sharding=way), run.drawn()) for way in scaling.SHARDINGS)
+    full, hybrid, once = (passes(replace(run, sharding=way), run.sample_lengths()) for way in scaling.SHARDINGS)
     assert hybrid["old_log_prob"].nic == once["old_log_prob"].nic == 0 < full["old_log_prob"].nic
     assert once["update_actor"].nic < min(hybrid["update_actor"].nic, full["update_actor"].nic)
     assert once["update_actor"].seconds <= hybrid["update_actor"].seconds
@@ -200,7 +200,7 @@ def test_hybrid_sharding_is_full_sharding_on_one_node() -> None:
 def test_a_slower_nic_costs_nothing_until_it_is_the_limit() -> None:
     run = run_of("data.prompts_per_step=256", "optimizer.num_mini_batches=1", model="Qwen/Qwen2.5-7B", nodes=4)
     slower = [run.on(replace(run.cluster, nic=NIC / by)) for by in (1, 2, 50, 100)]
-    seconds = [passes(one, one.drawn())["update_actor"].seconds for one in slower]
+    seconds = [passes(one, one.sample_lengths())["update_actor"].seconds for one in slower]
     assert seconds == sorted(seconds)
     assert seconds[1] == pytest.approx(seconds[0], rel=0.05)
     assert seconds[3] == pytest.approx(2 * seconds[2], rel=0.05)
@@ -223,7 +223,8 @@ def test_a_step_ahead_takes_as_long_as_the_slower_half() -> None:
     seconds = {name: phase.seconds for name, phase in step.phases.items()}
     assert max(seconds["gen"], seconds["update_actor"] + seconds["old_log_prob"]) < step.seconds < sum(seconds.values())
     assert step.gpus == run.cluster.size
-    assert seconds["gen"] == generation(run.on(replace(run.cluster, nodes=1)), run.drawn(), alone=True)[0].seconds
+    alone, _ = generation(run.on(replace(run.cluster, nodes=1)), run.sample_lengths(), alone=True)
+    assert seconds["gen"] == alone.seconds
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -305,5 +306,5 @@ def test_a_gpu_that_nobody_knows_is_refused() -> None:
         scaling.make_run(gpu="abacus")
 
 
-def test_what_the_driver_takes_is_measured() -> None:
+def test_what_the_controller_takes_is_measured() -> None:
     assert set(measure(tokens=8, completions=8, block=2**16)) >= {"writing it", "reading it", "SHA-256"}
