@@ -1,36 +1,18 @@
 """Findings on memory, disk, limits and the model of this machine. And `examine`, which collects all findings."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from tinyzero_trainer.doctor.cluster_checks import (
-    ENOUGH_FILES,
-    ENOUGH_SHARED,
-    check_layout,
-    check_nodes,
-    check_ray,
-    check_same_versions,
-    check_shared_directory,
-)
+from tinyzero_trainer.doctor import cluster_checks, gpu_checks, package_checks
+from tinyzero_trainer.doctor.cluster_checks import ENOUGH_FILES, ENOUGH_SHARED, SHARED_FOR
 from tinyzero_trainer.doctor.facts import Facts, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level, as_size
-from tinyzero_trainer.doctor.gpu_checks import check_driver, check_gpus, check_links, check_visibility
-from tinyzero_trainer.doctor.package_checks import check_imports, check_versions
 from tinyzero_trainer.hardware.gpu import GIB
 
-WEIGHT_BYTES = 4
-"""Master weights are float32."""
-
-TRAINED_COPIES = 4
-"""Of the weights, in memory: themselves, their gradients and AdamW's two moments."""
-
-SAVED_COPIES = 3
-"""Of the weights, in a checkpoint: themselves and AdamW's two moments."""
-
-LOW_DISK = 2 * GIB
-"""Below it there is a warning even if the model's size is not known."""
-
-FEW_FILES = 1024
-"""Open files that suffice without Ray."""
+WEIGHT_BYTES = 4  # master weights are float32
+TRAINED_COPIES = 4  # of the weights, in memory: themselves, their gradients and AdamW's two moments
+SAVED_COPIES = 3  # of the weights, in a checkpoint: themselves and AdamW's two moments
+LOW_DISK = 2 * GIB  # below it there is a warning even if the model's size is not known
+FEW_FILES = 1024  # open files that suffice without Ray
 
 
 def check_cores(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
@@ -49,13 +31,10 @@ def check_memory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         yield Finding("memory", "ok", what)
         return
     what += f"; {purpose} {facts.model.name} takes at least {as_size(need)}"
-    fits_alone = machine.memory >= need
-    level: Level = "warning"
+    fits_alone, pinned = machine.memory >= need, purpose.startswith("memory.cpu_offload")
     do = "end other programs, or take a smaller --model" if fits_alone else "take a smaller --model"
-    if purpose.startswith("memory.cpu_offload"):
-        level = "warning" if fits_alone else "error"  # such memory cannot be swapped out
-        do += ", train an adapter (lora.rank=16), or leave memory.cpu_offload out"
-    yield Finding("memory", level, what, do)
+    do += ", train an adapter (lora.rank=16), or leave memory.cpu_offload out" if pinned else ""
+    yield Finding("memory", "error" if pinned and not fits_alone else "warning", what, do)  # pinned: never swapped out
 
 
 def _host_memory(facts: Facts, requirements: Requirements) -> tuple[int, str]:
@@ -104,19 +83,16 @@ def check_shared_memory(facts: Facts, requirements: Requirements) -> Iterator[Fi
     if machine.shared_memory is None:
         return
     what = f"{as_size(machine.shared_memory)} of shared memory (/dev/shm)"
-    level: Level = "note"
     if machine.shared_memory >= ENOUGH_SHARED:
         if not several or machine.shared_memory_free >= ENOUGH_SHARED:
             yield Finding("shared memory", "ok", what)
             return
-        what += f", {as_size(machine.shared_memory_free)} free: too little for NCCL between several GPUs"
+        what += f", {as_size(machine.shared_memory_free)} free: too little for {SHARED_FOR['error']}"
         do = "delete the files that ended programs left there"
         yield Finding("shared memory", "warning", what, do, ("ls -lh /dev/shm",))
         return
-    if several:
-        level, what = "error", f"{what}, too little for NCCL between several GPUs"
-    elif facts.installed.keys() & {"ray", "vllm"}:
-        level, what = "warning", f"{what}, too little for Ray and vLLM"
+    level: Level = "error" if several else "warning" if facts.installed.keys() & {"ray", "vllm"} else "note"
+    what += f", too little for {SHARED_FOR[level]}" if level in SHARED_FOR else ""
     do, command = "make it larger", "sudo mount -o remount,size=16G /dev/shm"
     if machine.container:
         do, command = "start the container with more", "docker run --shm-size=16g …"
@@ -155,32 +131,19 @@ def check_model(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         do = "allow them, or copy the cache from a machine that has it"
         yield Finding("model", "error", what, do, ("unset HF_HUB_OFFLINE", f"hf download {model.name}"))
     elif not cache.writable:
-        do = "name a directory that is"
-        yield Finding("model", "error", f"{cache.path} is not writable", do, ("export HF_HOME=DIR",))
+        what = f"{cache.path} is not writable"
+        yield Finding("model", "error", what, "name a directory that is", ("export HF_HOME=DIR",))
     else:
         what = f"{model.name} will be downloaded into {cache.path} ({as_size(cache.free)} free)"
         do = "download it now to see whether the Hugging Face Hub can be reached"
         yield Finding("model", "note", what, do, (f"hf download {model.name}",))
 
 
-CHECKS: tuple[Callable[[Facts, Requirements], Iterator[Finding]], ...] = (
-    check_imports,
-    check_versions,
-    check_driver,
-    check_visibility,
-    check_gpus,
-    check_links,
-    check_cores,
-    check_memory,
-    check_shared_memory,
-    check_open_files,
-    check_disk,
-    check_model,
-    check_ray,
-    check_nodes,
-    check_same_versions,
-    check_shared_directory,
-    check_layout,
+CHECKS = (
+    *package_checks.CHECKS,
+    *gpu_checks.CHECKS,
+    *(check_cores, check_memory, check_shared_memory, check_open_files, check_disk, check_model),
+    *cluster_checks.CHECKS,
 )
 """In the order in which they are shown."""
 

@@ -13,12 +13,7 @@ from typing import Any
 
 
 def ask_child(command: Sequence[str], timeout: float, first: str) -> dict[str, Any]:
-    """What a probe found; where it crashed or hung, the reason is under `STAGE_error`.
-
-    Args:
-        command: arguments of `python`: a module that calls `run_stages`.
-        first: its first stage.
-    """
+    """What a module that calls `run_stages` found, `first` first; why it crashed or hung is under `STAGE_error`."""
     try:
         # -P: no file in the working directory can replace a library.
         done = subprocess.run((sys.executable, "-P", *command), capture_output=True, timeout=timeout, check=False)

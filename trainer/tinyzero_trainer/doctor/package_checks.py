@@ -88,3 +88,6 @@ def _fix(package: Package, requirement: Requirement, torch: str) -> tuple[str, t
 
 def _reinstall(package: str) -> str:
     return f"pip install --force-reinstall --no-cache-dir {package}"
+
+
+CHECKS = (check_imports, check_versions)

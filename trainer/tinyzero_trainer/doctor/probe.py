@@ -7,7 +7,8 @@ import os
 import platform
 import resource
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -25,13 +26,11 @@ from tinyzero_trainer.models.files import find_model, hub_cache
 TORCH_SECONDS = 120.0
 """Importing torch and transformers from a cold disk may take most of it."""
 
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-"""Either forbids downloads from the Hugging Face Hub."""
-
 
 def look(*, output: Path, model: str, model_path: Path) -> Facts:
     """All facts about this machine."""
     driver, cache = nvidia_driver(), hub_cache()
+    offline = (os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     return Facts(
         machine=machine(),
         torch=with_usage(installed_torch(), driver),
@@ -40,7 +39,7 @@ def look(*, output: Path, model: str, model_path: Path) -> Facts:
         packages=packages(),
         output=folder(output),
         hub_cache=folder(cache),
-        offline=any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in OFFLINE),
+        offline=any(value in ("1", "ON", "YES", "TRUE") for value in offline),
         model=find_model(model, model_path, cache),
     )
 
@@ -50,36 +49,25 @@ def installed_torch(
 ) -> Torch:
     """The installed torch, and the GPUs it sees."""
     seen = ask_child(command, timeout, "torch")
-    return Torch(
-        version=seen.get("version", ""),
-        cuda=seen.get("cuda"),
-        hip=seen.get("hip", False),
-        archs=tuple(seen.get("archs", ())),
-        gpus=tuple(GpuInfo(**gpu | {"capability": tuple(gpu["capability"])}) for gpu in seen.get("gpus", ())),
-        error=seen.get("torch_error", ""),
-        cuda_error=seen.get("cuda_error", ""),
-        transformers_error=seen.get("transformers_error", ""),
-    )
+    gpus = tuple(GpuInfo(**gpu | {"capability": tuple(gpu["capability"])}) for gpu in seen.get("gpus", ()))
+    error, archs = seen.pop("torch_error", ""), tuple(seen.get("archs", ()))
+    return Torch(**seen | {"error": error, "archs": archs, "gpus": gpus})
 
 
 def with_usage(torch: Torch, driver: Driver | None) -> Torch:
     """Torch's GPUs, with their memory and processes as the driver reports them."""
     known = {gpu.uuid: gpu for gpu in driver.gpus if gpu.uuid} if driver else {}
-    gpus = (
-        replace(gpu, free=same.free, used=same.used, processes=same.processes) if (same := known.get(gpu.uuid)) else gpu
-        for gpu in torch.gpus
-    )
+    by_driver = ((gpu, known.get(gpu.uuid, gpu)) for gpu in torch.gpus)
+    gpus = (replace(gpu, free=same.free, used=same.used, processes=same.processes) for gpu, same in by_driver)
     return replace(torch, gpus=tuple(gpus))
 
 
-def packages(names: Iterable[str] = WATCHED) -> tuple[Package, ...]:
+def packages() -> tuple[Package, ...]:
     found = []
-    for name in names:
-        try:
+    for name in WATCHED:
+        with suppress(metadata.PackageNotFoundError):
             distribution = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue
-        found.append(Package(canonicalize_name(name), distribution.version, tuple(distribution.requires or ())))
+            found.append(Package(canonicalize_name(name), distribution.version, tuple(distribution.requires or ())))
     return tuple(found)
 
 

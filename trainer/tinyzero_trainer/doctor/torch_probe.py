@@ -41,8 +41,7 @@ def look_at_transformers(seen: dict[str, Any]) -> None:
     """Whether its models can be imported; they are lazy, and import torchvision wherever it is installed."""
     import transformers
 
-    for name in ("AutoModelForCausalLM", "PreTrainedModel"):
-        getattr(transformers, name)
+    _ = transformers.AutoModelForCausalLM, transformers.PreTrainedModel
 
 
 def root_cause(error: BaseException) -> str:

@@ -29,16 +29,16 @@ _PCIE = {
 
 @dataclass(frozen=True, slots=True)
 class Interconnect:
-    """What connects the GPUs of a node."""
+    """What connects the GPUs of a node; rates in bytes a second that a GPU sends."""
 
     kind: str
     """`NVLink` or `PCIe`."""
 
     rated: float
-    """Bytes a second that a GPU sends, by the data sheet."""
+    """By the data sheet."""
 
     reached: float
-    """Bytes a second that collectives reach."""
+    """By collectives."""
 
     @classmethod
     def of(cls, gpu: GpuSpec) -> "Interconnect":

@@ -8,26 +8,16 @@ from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.workload import Workload, number_bytes
 from tinyzero_trainer.models.spec import ModelSpec
 
-GB = 1e9
-"""Unit of vllm.gpu_memory_gb."""
-
-CACHE_BLOCK = 64
-"""Tokens by which the KV cache of the engine `torch` grows."""
-
-PREFILL_TOKENS = 32768
-"""Prompt tokens that the engine `torch` reads at a time."""
-
-FEW_SEQUENCES = 512
-"""Sequences that the engine `torch` generates at a time without CUDA graphs, where the configuration leaves it open."""
+GB = 1e9  # unit of vllm.gpu_memory_gb
+CACHE_BLOCK = 64  # tokens by which the KV cache of the engine `torch` grows
+PREFILL_TOKENS = 32768  # of prompts, which the engine `torch` reads at a time
+FEW_SEQUENCES = 512  # that it generates at a time without CUDA graphs, where the configuration leaves it open
 
 
 def sampling_bytes(number: int, *, by_kernel: bool, greedy: bool) -> int:
     """Bytes that the engine `torch` takes for each logit of a step: once for its graph, once where it was prepared.
 
-    Args:
-        number: bytes of a logit.
-        by_kernel: whether tokens are sampled by the Triton kernel.
-        greedy: whether the most probable token is taken.
+    A logit has `number` bytes. Tokens are sampled by the Triton kernel or by plain torch, which takes less if `greedy`.
     """
     return 2 * (number + (0 if by_kernel else 4 if greedy else 26))
 
@@ -44,11 +34,7 @@ class Engine:
 def engine_of(spec: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bool = False) -> Engine:
     """The engine of a configuration; where vllm.gpu_memory_gb is not set, all its sequences fit.
 
-    Args:
-        spec: the model.
-        config: of the run.
-        work: of a step.
-        keeps: whether the engine `torch` keeps its memory during the update, as it does if that fits.
+    With `keeps` the engine `torch` keeps its memory during the update, as it does if that fits.
     """
     if config.rollout.engine == "vllm":
         return _vllm(spec, config, work)

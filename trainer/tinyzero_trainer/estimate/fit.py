@@ -14,17 +14,10 @@ from tinyzero_trainer.estimate.memory import Memory, predict_memory
 from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.models.spec import ModelSpec
 
-LEAST_TOKENS = 2048
-"""Smallest proposed micro-batch: below it a GPU waits more than it computes."""
-
-LEAST_SEQUENCES = 16
-"""Fewest sequences proposed to be generated at a time."""
-
-AWAKE = ("gen", "gen_greedy", "update_weights")
-"""Phases in which the rollout engine cannot sleep."""
-
-Settings = Mapping[str, Any]
-"""Values by the full names of settings."""
+LEAST_TOKENS = 2048  # of a proposed micro-batch: below it a GPU waits more than it computes
+LEAST_SEQUENCES = 16  # proposed to be generated at a time
+AWAKE = ("gen", "gen_greedy", "update_weights")  # phases in which the rollout engine cannot sleep
+Settings = Mapping[str, Any]  # values by the full names of settings
 
 
 def usable(memory: int) -> int:
@@ -108,7 +101,6 @@ def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:
 
 
 def setting(config: TrainConfig, key: str) -> Any:
-    """The value that a full name stands for."""
     group, _, name = key.partition(".")
     return getattr(getattr(config, group), name)
 

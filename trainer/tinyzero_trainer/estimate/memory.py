@@ -22,14 +22,13 @@ ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "rollout", "process"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of what is held."""
+    """A part of what is held, in bytes."""
 
     role: Role
     """Its owner; `process` = the CUDA context, NCCL, and what the allocator wastes."""
 
     what: str
     size: int
-    """Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,9 @@ class Phase:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
         return sum(part.size for part in self.parts)
 
     def of(self, role: Role) -> int:
-        """Bytes of a role."""
         return sum(part.size for part in self.parts if part.role == role)
 
 
@@ -58,7 +55,6 @@ class Memory:
 
     @property
     def worst(self) -> Phase:
-        """The phase that needs most."""
         return max(self.phases, key=lambda phase: phase.total)
 
     @property
@@ -78,8 +74,6 @@ def predict_memory(
     """Memory of every phase, with all completions at full length.
 
     Args:
-        spec: the model.
-        config: of the run.
         prompt_tokens: see `workload_of`.
         keeps: see `engine_of`.
         gpu: a rank's or a dedicated engine's; None = in each phase the one that holds more.

@@ -15,8 +15,7 @@ from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
 
-COLLECTING = ("gen", "reward", "gen_greedy")
-"""Phases that overlap with the previous batch's update with `rollout.max_async_level=1`."""
+COLLECTING = ("gen", "reward", "gen_greedy")  # overlap with the previous batch's update if rollout.max_async_level=1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,6 @@ class Speed:
     """Of the step, prompts included."""
 
     generated: int
-    """Of the step, without prompts."""
-
     gpus: int = 1
     overlaps: bool = False
     """Whether the next batch is collected while this one is trained on."""
@@ -130,15 +127,7 @@ def _generation(
 
 
 def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences: int, length: float) -> float:
-    """Seconds in which the rollout engine generates one token of each sequence.
-
-    Args:
-        spec: the model.
-        config: of the run.
-        gpu: its data sheet.
-        sequences: generated at a time.
-        length: mean number of tokens that a sequence has so far, prompt included.
-    """
+    """Seconds in which the rollout engine generates one token of each sequence of this mean length, prompt included."""
     number, cache = number_bytes(config), number_bytes(config) * spec.cache_numbers
     token = 2 * spec.parameters / gpu.flops_in(number)
     if config.rollout.engine == "vllm":

@@ -10,16 +10,11 @@ from tinyzero_trainer.estimate.constants import PROMPT_TOKENS, VLLM_SEQUENCES
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sizes of a step."""
+    """Sizes of a step; `prompt` and `completion` in tokens."""
 
     prompt: int
-    """Tokens of a prompt."""
-
     completion: int
-    """Tokens of a completion."""
-
     completions: int
-
     trained_at_a_time: int
     """Completions of a step that a rollout engine generates at a time."""
 
@@ -27,11 +22,9 @@ class Workload:
     """Completions of an evaluation that it generates at a time, which may be more."""
 
     mini_batches: int
-    """Updates in a pass over the batch."""
+    """Updates in a pass over the batch, of which there are `epochs`."""
 
     epochs: int
-    """Passes over the batch."""
-
     micro_batch: int
     """Tokens of a forward and backward pass on a GPU."""
 
@@ -84,12 +77,7 @@ class Workload:
 
 
 def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Workload:
-    """What a step of a configuration has to do, on each of the GPUs that it names.
-
-    Args:
-        config: of the run.
-        prompt_tokens: of a prompt; None = `PROMPT_TOKENS`, or data.max_prompt_tokens if that is less.
-    """
+    """What a step has to do; `prompt_tokens` = None is `PROMPT_TOKENS`, or data.max_prompt_tokens if that is less."""
     data, rollout, optimizer, dims = config.data, config.rollout, config.optimizer, planned_dims(config)
     prompt = prompt_tokens or min(PROMPT_TOKENS, data.max_prompt_tokens)
     completions = data.prompts_per_step * rollout.group_size
