@@ -9,13 +9,14 @@ import tomli_w
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
+from tinyzero_trainer.cli.options import flag_settings
 from tinyzero_trainer.cli.train import _announce, _with_output
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import compose, gather, make_config
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
 from tinyzero_trainer.config.resume import resume_config as resume
-from tinyzero_trainer.config.tasks import TaskSpec, flag_settings, load_tasks
+from tinyzero_trainer.config.tasks import TaskSpec, load_tasks
 from tinyzero_trainer.controller.eval_config import evaluation_config
 
 TWO = ["countdown:2", "multiply:1"]

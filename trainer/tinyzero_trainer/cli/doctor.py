@@ -1,10 +1,10 @@
 """`tinyzero doctor`: checks whether a run will work on this machine or on a Ray cluster."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import count
 from tinyzero_sdk.console import print_json, stderr, stdout
-from tinyzero_trainer.cli.options import AddressOption, ConfigOption, GpusOption, ModelOption, TrainOverrides
+from tinyzero_trainer.cli import options
 
 if TYPE_CHECKING:
     from tinyzero_trainer.config import TrainConfig
@@ -24,25 +24,27 @@ CHECK_WIDTH = 14
 
 
 def doctor(
-    overrides: TrainOverrides = None,
+    overrides: options.TrainOverrides = None,
     output: Annotated[
         Path, typer.Option("--output", metavar="DIR", help="Run directory; checked for space for checkpoints.")
     ] = Path("runs"),
-    model: ModelOption = None,
-    config: ConfigOption = None,
-    gpus: GpusOption = None,
-    address: AddressOption = None,
+    model: options.ModelOption = None,
+    config: options.ConfigOption = None,
+    gpus: options.GpusOption = None,
+    address: options.AddressOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print findings and facts as JSON.")] = False,
 ) -> None:
     """Check whether a run will work on this machine, or on a Ray cluster: GPUs, versions, memory, disk.
 
     Prints what to do about each problem. Exit code 1 if one of them is an error.
     """
-    from tinyzero_trainer.distributed.parallel_dims import flag_settings
+    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.doctor.checks import examine
 
-    flags = {"model.path": model, **flag_settings(gpus, address)}
-    requirements, facts = _look(flags, overrides or (), output, config)
+    flags = {"model.path": model, **options.flag_settings(None, gpus, address)}
+    resolved = compose(gather(TrainConfig, flags, overrides or (), config), needs_task=False).config
+    requirements, facts = _look(resolved, output)
     findings = examine(facts, requirements)
     ok = all(finding.level != "error" for finding in findings)
     if json:
@@ -70,11 +72,7 @@ def _show(findings: "Sequence[Finding]") -> None:
 
 
 def requirements_of(config: "TrainConfig") -> "Requirements":
-    """What a run with this configuration requires.
-
-    Raises:
-        ParallelError: its processes cannot be laid out.
-    """
+    """What a run with this configuration requires; a ParallelError if its processes do not fit on its GPUs."""
     from tinyzero_trainer.distributed.parallel_dims import parallel_dims
     from tinyzero_trainer.doctor.facts import Requirements
 
@@ -94,17 +92,12 @@ def requirements_of(config: "TrainConfig") -> "Requirements":
     )
 
 
-def _look(
-    flags: Mapping[str, Any], overrides: Sequence[str], output: Path, file: Path | None
-) -> "tuple[Requirements, Facts]":
-    """What the settings require, and what the machine or cluster has."""
-    from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.config.compose import compose, gather
+def _look(config: "TrainConfig", output: Path) -> "tuple[Requirements, Facts]":
+    """What the run requires, and what the machine or cluster has."""
     from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, directory_of
     from tinyzero_trainer.doctor import cluster_probe, probe
     from tinyzero_trainer.estimate.memory import host_bytes
 
-    config = compose(gather(TrainConfig, flags, overrides, file), needs_task=False).config
     requirements = requirements_of(config)
     path, directory = directory_of(config.model.path), Path(config.run.output) if config.run.output else output
     name = str(path) if path else "the tiny model"

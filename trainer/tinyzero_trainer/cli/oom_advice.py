@@ -36,62 +36,46 @@ _MIN_COMPLETION = 16
 
 @contextmanager
 def advise_on_out_of_memory(config: TrainConfig) -> Iterator[None]:
-    """Add advice to an `OutOfMemoryError` of the block that has none.
-
-    Args:
-        config: of the run.
-    """
+    """Add advice to an `OutOfMemoryError` of the block that has none."""
     try:
         yield
     except OutOfMemoryError as error:
-        if not error.advice:
-            error.advice = advice_for(error, config)
+        error.advice = error.advice or advice_for(error, config)
         raise
 
 
 def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
     """What to change to what, and how to resume, in one line."""
+    checkpoints = RunDirectory(Path(config.run.output).expanduser()).checkpoints
+    resumed = bool(config.run.output) and checkpoints.is_dir() and any(sealed(checkpoints))
+    again = "resume from the last checkpoint with --resume" if resumed else "start again with"
     if error.on_host:
-        return _for_host(config)
-    resumed = _has_checkpoint(config)
-    phases = (FEW_SEQUENCES,) if isinstance(error, KvCacheError) else PHASES.get(error.phase, ())
+        return _for_host(config, again)
+    too_few = isinstance(error, KvCacheError)
+    phases = (FEW_SEQUENCES,) if too_few else PHASES.get(error.phase, ())
     with suppress(Exception):  # the driver, and the files it reads, may be broken in any way
-        changes = after_out_of_memory(config, phases, resumed=resumed)
-        if changes:
-            return _again(config, changes)
-        if not isinstance(error, KvCacheError):
+        if changes := after_out_of_memory(config, phases, resumed=resumed):
+            return f"{again} {changes}"
+        if not too_few:
             return without_advice(config, phases, resumed=resumed)
-    return _for_few_sequences(config, error) if isinstance(error, KvCacheError) else LAST_RESORT
-
-
-def _for_few_sequences(config: TrainConfig, error: KvCacheError) -> str:
-    """If there is no room for even a few sequences, and no other setting helps."""
+    if not isinstance(error, KvCacheError):
+        return LAST_RESORT
     if error.fitting:
-        return f"{_again(config, f'rollout.max_num_seqs={error.fitting}')}, which is slow, or {LAST_RESORT}"
+        return f"{again} rollout.max_num_seqs={error.fitting}, which is slow, or {LAST_RESORT}"
     tokens = config.rollout.max_completion_tokens
     while tokens > error.fraction * config.rollout.max_completion_tokens:
         tokens //= 2
     if tokens < _MIN_COMPLETION:
         return LAST_RESORT
-    where = "start a run in another --output with" if _has_checkpoint(config) else "start again with"
-    return f"{where} rollout.max_completion_tokens={tokens}, or {LAST_RESORT}"
+    new_run = "start a run in another --output with" if resumed else again
+    return f"{new_run} rollout.max_completion_tokens={tokens}, or {LAST_RESORT}"
 
 
-def _for_host(config: TrainConfig) -> str:
+def _for_host(config: TrainConfig, again: str) -> str:
     more = "end other programs, or take a smaller model or a machine with more memory"
     if config.memory.cpu_offload is None:
         return more
     with suppress(Exception):  # as above
         if fits_without_offload(config):
-            return f"{_again(config, 'memory.cpu_offload=none')}, which keeps everything on the GPU, or {more}"
+            return f"{again} memory.cpu_offload=none, which keeps everything on the GPU, or {more}"
     return f"memory.cpu_offload={config.memory.cpu_offload} uses it, and the GPU has no room for everything: {more}"
-
-
-def _again(config: TrainConfig, changes: str) -> str:
-    again = "resume from the last checkpoint with --resume" if _has_checkpoint(config) else "start again with"
-    return f"{again} {changes}"
-
-
-def _has_checkpoint(config: TrainConfig) -> bool:
-    found = RunDirectory(Path(config.run.output).expanduser()).checkpoints
-    return bool(config.run.output) and found.is_dir() and any(sealed(found))

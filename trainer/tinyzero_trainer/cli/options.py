@@ -1,6 +1,6 @@
-"""What several commands share: options, help with the configuration's keys, and exit codes of signals."""
+"""What several commands share: options and what they set, help with the keys, and exit codes of signals."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +9,8 @@ import typer
 from typer.core import TyperCommand
 
 from tinyzero_sdk.console import stderr, stdout
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.tasks.local_packages import is_path
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below.")]
 TrainOverrides = Annotated[
@@ -50,6 +52,49 @@ AddressOption = Annotated[
         help="A running Ray cluster, or `auto`; by default Ray starts on this machine.",
     ),
 ]
+
+
+def flag_settings(tasks: Sequence[str] | None, gpus: int | None = None, address: str | None = None) -> dict[str, Any]:
+    """The settings that `--task`, `--gpus` and `--address` stand for, by full names; None = not given.
+
+    Example:
+        >>> flag_settings(["rg/chain_sum:2", "countdown"])
+        {'tasks.chain_sum.task': 'rg/chain_sum', 'tasks.chain_sum.weight': 2.0, 'tasks.countdown.task': 'countdown'}
+        >>> flag_settings(["countdown"], gpus=0)
+        {'run.task': 'countdown', 'run.executor': 'ray', 'ray.address': None, 'ray.gpus': 0, 'run.device': 'cpu'}
+    """
+    settings: dict[str, Any] = {}
+    for flag in tasks or ():
+        task, weight = _parse_task(flag)
+        if weight is None and tasks and len(tasks) == 1:
+            settings["run.task"] = task
+            break
+        # A name that can be typed in tasks.NAME.options.KEY=….
+        name = "".join(letter if letter.isalnum() else "_" for letter in Path(task).stem)
+        name = name if name.isidentifier() else f"_{name}"
+        if f"tasks.{name}.task" in settings:
+            raise SettingsError(
+                f"two of --task would be called {name!r}; give them different names in a file, "
+                f"as [tasks.NAME] with task = {task!r}"
+            )
+        settings[f"tasks.{name}.task"] = task
+        if weight is not None:
+            settings[f"tasks.{name}.weight"] = weight
+    if gpus is not None or address is not None:
+        settings |= {"run.executor": "ray", "ray.address": address}
+    if gpus is not None:  # the device too, since a resumed run may have had another
+        settings |= {"ray.gpus": gpus, "run.device": "auto" if gpus else "cpu"}
+    return settings
+
+
+def _parse_task(text: str) -> tuple[str, float | None]:
+    task, colon, number = text.rpartition(":")
+    if not colon or (is_path(text) and number.endswith(".py")):
+        return text, None
+    try:
+        return task, float(number)
+    except ValueError:
+        raise SettingsError(f"--task {text}: got the weight {number!r}, expected TASK or TASK:WEIGHT") from None
 
 
 class CommandWithKeys(TyperCommand):

@@ -1,31 +1,22 @@
 """`tinyzero plan`: a run's GPU memory and speed, and settings that fit. plan_report.py prints them."""
 
 import shlex
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tinyzero_sdk.console import print_json, warn
-from tinyzero_trainer.cli.options import (
-    AddressOption,
-    ConfigOption,
-    GpusOption,
-    ModelOption,
-    RecipeOption,
-    TaskOptions,
-    TrainOverrides,
-)
+from tinyzero_trainer.cli import options
 
 
 def plan(
-    overrides: TrainOverrides = None,
-    task: TaskOptions = None,
-    model: ModelOption = None,
-    recipe: RecipeOption = None,
-    config: ConfigOption = None,
-    gpus: GpusOption = None,
-    address: AddressOption = None,
+    overrides: options.TrainOverrides = None,
+    task: options.TaskOptions = None,
+    model: options.ModelOption = None,
+    recipe: options.RecipeOption = None,
+    config: options.ConfigOption = None,
+    gpus: options.GpusOption = None,
+    address: options.AddressOption = None,
     gpu: Annotated[
         str | None,
         typer.Option("--gpu", metavar="NAME", help="GPU model, such as 'RTX 4090'.", show_default="this machine's"),
@@ -53,16 +44,13 @@ def plan(
     from tinyzero_trainer.cli.plan_report import as_json, plan_for, show
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
-    from tinyzero_trainer.config.tasks import flag_settings
-    from tinyzero_trainer.distributed.parallel_dims import flag_settings as ray_settings
     from tinyzero_trainer.models.hub import find_spec
     from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_impossible
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.sft.default_model import SETTINGS, default_spec
 
-    flags: dict[str, Any] = {**flag_settings(task or ()), "model.path": model, "run.recipe": recipe}
-    flags |= ray_settings(gpus, address)
-    settings = gather(TrainConfig, flags, overrides or (), config)
+    named = {**options.flag_settings(task, gpus, address), "model.path": model, "run.recipe": recipe}
+    settings = gather(TrainConfig, named, overrides or (), config)
     owned = get(settings, "model.path") is None
     resolved = compose(settings, SETTINGS if owned else None, needs_task=False).config
     refuse_cpu(resolved)
@@ -78,13 +66,7 @@ def plan(
         changed = {change.key for change in report.plan.changes}
         kept = [word for word in overrides or () if word.partition("=")[0] not in changed]
         given = {"--model": model, "--recipe": recipe, "--config": config, "--gpus": gpus, "--address": address}
-        show(report, typed=_typed(task, given, kept))
+        flags = [*(("--task", one) for one in task or ([] if config else ["TASK"])), *given.items()]
+        typed = [str(part) for flag in flags if flag[1] not in (None, "") for part in flag]
+        show(report, typed=shlex.join([*typed, *kept]))
     raise typer.Exit(int(not report.plan.fits))
-
-
-def _typed(task: list[str] | None, flags: Mapping[str, object], words: list[str]) -> str:
-    """What the user typed, as `tinyzero train` takes it."""
-    tasks = task or ([] if flags["--config"] else ["TASK"])
-    pairs = ((flag, str(value)) for flag, value in flags.items() if value is not None and value != "")
-    given = [*(("--task", one) for one in tasks), *pairs]
-    return shlex.join([*(part for pair in given for part in pair), *words])

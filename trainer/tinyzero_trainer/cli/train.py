@@ -13,36 +13,28 @@ import typer
 from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.console import stderr, warn
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.cli.options import (
-    AddressOption,
-    ConfigOption,
-    GpusOption,
-    ModelOption,
-    Overrides,
-    RecipeOption,
-    TaskOptions,
-    exit_by_signal,
-)
+from tinyzero_trainer.cli import options
 from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
 if TYPE_CHECKING:
+    from tinyzero_sdk import Task
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import Composition
     from tinyzero_trainer.models.spec import ModelSpec
 
 
 def train(
-    overrides: Overrides = None,
-    task: TaskOptions = None,
+    overrides: options.Overrides = None,
+    task: options.TaskOptions = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", metavar="DIR", help="Run directory.", show_default="runs/TASK-DATE-TIME"),
     ] = None,
-    recipe: RecipeOption = None,
-    config: ConfigOption = None,
-    model: ModelOption = None,
-    gpus: GpusOption = None,
-    address: AddressOption = None,
+    recipe: options.RecipeOption = None,
+    config: options.ConfigOption = None,
+    model: options.ModelOption = None,
+    gpus: options.GpusOption = None,
+    address: options.AddressOption = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the newest checkpoint in --output, with its config.toml.")
     ] = False,
@@ -52,18 +44,15 @@ def train(
 
     Ctrl-C saves a checkpoint and prints the command that resumes the run.
     """
-    from tinyzero_trainer.cli import preflight
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.resume import resume_config
-    from tinyzero_trainer.config.tasks import flag_settings
-    from tinyzero_trainer.distributed.parallel_dims import flag_settings as ray_settings
 
-    flags: dict[str, Any] = {**flag_settings(task or ()), **ray_settings(gpus, address)}
+    flags = options.flag_settings(task, gpus, address)
     flags |= {"run.output": output and str(output), "run.recipe": recipe, "model.path": model}
     flags["reward.allow_unsafe"] = allow_unsafe_scorers or None
     settings = gather(TrainConfig, flags, overrides or (), config)
-    with exit_by_signal():
+    with options.exit_by_signal():
         composition, is_planned = None, False
         if resume:
             if output is None:
@@ -73,7 +62,7 @@ def train(
             settings, is_planned = _with_model(settings)
             composition = compose(_with_output(settings))
             resolved = composition.config
-        tasks = preflight.check(resolved, resume=resume)
+        tasks = _check(resolved, resume=resume)
         _announce(resolved, composition)
         if not is_planned:
             _warn_of_memory(resolved)
@@ -87,27 +76,53 @@ def train(
 
 
 def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The overrides, on a GPU with a small model made for the task if they name none.
+    """The overrides, on a GPU with a small model made for the task if they name none, and whether they were checked.
 
-    Also whether the user was warned of too little memory: that is before a model is trained for minutes.
+    The check of memory comes before the model is trained for minutes.
     """
-    from tinyzero_trainer.cli import preflight
     from tinyzero_trainer.sft.default_model import default_spec, plan
 
     own = plan(overrides)
     if own is None:
         return overrides, False
-    preflight.check(own.config, resume=False)
+    _check(own.config, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
     _warn_of_memory(own.config, default_spec(own.config.default_model))
     return own.settle(), True
+
+
+def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
+    """The run's tasks, after checks of all that needs no model: a TinyZeroError says what to change."""
+    from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+    from tinyzero_trainer.config.algorithm import check_loss_place
+    from tinyzero_trainer.config.tasks import load_tasks
+    from tinyzero_trainer.plan.limits import refuse_no_prompt
+    from tinyzero_trainer.rollout.vllm.version import require_vllm
+
+    allow_unsafe = config.reward.allow_unsafe
+    tasks = load_tasks(config.task_specs, wrappers=config.wrappers_with_limit(), allow_unsafe_scorers=allow_unsafe)
+    for task in tasks.values():
+        task.check_scoring_allowed()
+    check_loss_place(config.algorithm.policy_loss)
+    if config.run.executor == "ray":
+        from tinyzero_trainer.distributed.parallel_dims import parallel_dims
+        from tinyzero_trainer.executors.ray.cluster import check_address
+
+        parallel_dims(config)
+        check_address(config.ray.address)
+    if config.rollout.engine == "vllm" and config.ray.address is None:  # elsewhere the workers' machines need it
+        require_vllm()
+    refuse_no_prompt(config)
+    if config.run.output:
+        RunDirectory(Path(config.run.output)).check(resume=resume)
+    return tasks
 
 
 def _warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None) -> None:
     """Warn of a run that will not fit into the GPU's memory; `spec` is of a model that does not exist yet."""
     from tinyzero_trainer.plan import advice
 
-    if (warning := advice.warning(config, spec)) is not None:
+    if warning := advice.warning(config, spec):
         warn(warning)
 
 

@@ -103,33 +103,6 @@ def complete_table(specs: Sequence[TaskSpec]) -> dict[str, Any]:
     return {spec.name: {"task": spec.task, "weight": spec.weight, "options": dict(spec.options)} for spec in specs}
 
 
-def flag_settings(tasks: Sequence[str]) -> dict[str, Any]:
-    """The settings that `--task`, given once or several times, stands for.
-
-    Example:
-        >>> flag_settings(["countdown"]), flag_settings(["rg/chain_sum:2", "multiply"])
-        ({'run.task': 'countdown'}, {'tasks.chain_sum.task': 'rg/chain_sum', 'tasks.chain_sum.weight': 2.0, \
-'tasks.multiply.task': 'multiply'})
-    """
-    settings: dict[str, Any] = {}
-    for text in tasks:
-        task, weight = _parse_flag(text)
-        if len(tasks) == 1 and weight is None:
-            return {"run.task": task}
-        # A name that can be typed in tasks.NAME.options.KEY=….
-        name = "".join(letter if letter.isalnum() else "_" for letter in Path(task).stem)
-        name = name if name.isidentifier() else f"_{name}"
-        if f"tasks.{name}.task" in settings:
-            raise SettingsError(
-                f"two of --task would be called {name!r}; give them different names in a file, "
-                f"as [tasks.NAME] with task = {task!r}"
-            )
-        settings[f"tasks.{name}.task"] = task
-        if weight is not None:
-            settings[f"tasks.{name}.weight"] = weight
-    return settings
-
-
 def load_tasks(
     specs: Sequence[TaskSpec], *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
 ) -> dict[str, "Task"]:
@@ -169,13 +142,3 @@ def _read_entry(name: str, entry: Any) -> TaskSpec:
 def _expect(fine: object, key: str, value: object, expected: str) -> None:
     if not fine:
         raise ValueError(f"{key}: got {value!r}, expected {expected}")
-
-
-def _parse_flag(text: str) -> tuple[str, float | None]:
-    task, colon, number = text.rpartition(":")
-    if not colon or (is_path(text) and number.endswith(".py")):
-        return text, None
-    try:
-        return task, float(number)
-    except ValueError:
-        raise SettingsError(f"--task {text}: got the weight {number!r}, expected TASK or TASK:WEIGHT") from None

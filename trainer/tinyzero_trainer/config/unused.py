@@ -5,9 +5,8 @@ impossible, rather than without effect, is rejected where the configuration is b
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 from tinyzero_sdk.settings import merge
 from tinyzero_trainer.config.train_config import TrainConfig
@@ -146,8 +145,7 @@ def unused_keys(values: Mapping[str, Any]) -> set[str]:
 
 def default_settings() -> dict[str, dict[str, Any]]:
     """The trainer's defaults, by group; the table of tasks is left out."""
-    config = TrainConfig()
-    return {field.name: vars(getattr(config, field.name)).copy() for field in fields(config) if field.name != "tasks"}
+    return {name: vars(group()) for name, group in get_type_hints(TrainConfig).items() if name != "tasks"}
 
 
 def _unused(config: Any) -> Iterator[tuple[str, str, str]]:

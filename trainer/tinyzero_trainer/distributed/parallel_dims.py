@@ -5,7 +5,7 @@ in distributed/mesh.py.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.train_config import TrainConfig
@@ -116,22 +116,6 @@ class ParallelDims:
 
 
 SINGLE_PROCESS = ParallelDims()
-
-
-def flag_settings(gpus: int | None, address: str | None) -> dict[str, Any]:
-    """The settings that `--gpus` and `--address` stand for; None = not given.
-
-    Example:
-        >>> flag_settings(0, None)
-        {'ray.gpus': 0, 'ray.address': None, 'run.executor': 'ray', 'run.device': 'cpu'}
-    """
-    executor = None if gpus is None and address is None else "ray"
-    return {
-        "ray.gpus": gpus,
-        "ray.address": address,
-        "run.executor": executor,
-        "run.device": None if gpus is None else "auto" if gpus else "cpu",  # a resumed run may have had another
-    }
 
 
 def parallel_dims(config: TrainConfig) -> ParallelDims:
