@@ -24,7 +24,7 @@ from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.nvml import sees_gpu
 from tinyzero_trainer.plan import advice
 from tinyzero_trainer.plan.target_gpu import TargetGpu
-from tinyzero_trainer.sft import default_model
+from tinyzero_trainer.sft import default_model, model_cache
 from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.sft.default_model import DefaultModel, plan
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
@@ -172,7 +172,7 @@ def test_waiting_for_another_process_is_logged(toy_task: str, monkeypatch: pytes
         shutil.copytree(BUILT_IN_MODEL, planned.directory)
         held.release()
 
-    monkeypatch.setattr(default_model.stderr, "print", make)
+    monkeypatch.setattr(model_cache.stderr, "print", make)
     with FileLock(lock, thread_local=False) as held:
         assert planned.settle()["model"]["path"] == str(planned.directory)
     assert told == [f"waiting for another process that makes the same model (it holds {lock})"]

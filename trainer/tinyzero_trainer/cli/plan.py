@@ -47,7 +47,8 @@ def plan(
     from tinyzero_trainer.models.hub import find_spec
     from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_impossible
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
-    from tinyzero_trainer.sft.default_model import SETTINGS, default_spec
+    from tinyzero_trainer.sft.default_model import SETTINGS
+    from tinyzero_trainer.sft.tiny_model import default_spec
 
     named = {**options.flag_settings(task, gpus, address), "model.path": model, "run.recipe": recipe}
     settings = gather(TrainConfig, named, overrides or (), config)

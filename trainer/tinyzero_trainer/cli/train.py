@@ -80,7 +80,8 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
     The check of memory comes before the model is trained for minutes.
     """
-    from tinyzero_trainer.sft.default_model import default_spec, plan
+    from tinyzero_trainer.sft.default_model import plan
+    from tinyzero_trainer.sft.tiny_model import default_spec
 
     own = plan(overrides)
     if own is None:

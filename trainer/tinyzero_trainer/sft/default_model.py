@@ -8,28 +8,25 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk import Task
-from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
-from tinyzero_sdk.settings import build, get, merge, read_toml, to_mapping
-from tinyzero_trainer.config import DefaultModelConfig, TrainConfig
+from tinyzero_sdk.settings import get, merge, read_toml, to_mapping
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.model_defaults import TINY_NAME
-from tinyzero_trainer.config.sft import SftConfig, SftRunConfig, TinyShape
+from tinyzero_trainer.config.sft import SftConfig, SftRunConfig, SftTrainingConfig
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.hardware import nvml
-from tinyzero_trainer.models.hub import find_spec
-from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.sft.tiny_model import qwen2_sizes
+from tinyzero_trainer.sft.model_cache import make_once
+from tinyzero_trainer.sft.tiny_model import default_shape
 from tinyzero_trainer.utils.signals import StopFlag, left_at_once
 from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
@@ -37,8 +34,7 @@ _PRESET = read_toml(Path(__file__).with_suffix(".toml"))
 SETTINGS: Mapping[str, Any] = _PRESET["settings"]
 """Defaults of its reinforcement learning; the user's settings take precedence."""
 
-TEMPLATES = ("compact", "base")
-"""Where the user names none, the first of these that the task has."""
+TEMPLATES = ("compact", "base")  # the first of these that the task has, unless the user names one
 
 
 @dataclass(frozen=True)
@@ -65,34 +61,18 @@ class DefaultModel:
         """The user's settings with `model.path` set, in place of `default_model`; makes the model if need be."""
         if not self.directory.is_dir():
             try:
-                self.directory.parent.mkdir(parents=True, exist_ok=True)
-                with left_at_once("before the small model was made; nothing is left of it"), self._locked():
-                    self._make(self.directory.with_name(f"{self.directory.name}.tmp"))
+                with left_at_once("before the small model was made; nothing is left of it"):
+                    make_once(self.directory, self._make)
             except OSError as error:
-                raise TinyZeroError(
-                    f"cannot keep a model in {self.directory.parent}: {error.strerror or error}; give "
-                    "default_model.directory"
-                ) from error
+                problem = f"cannot keep a model in {self.directory.parent}: {error.strerror or error}"
+                raise TinyZeroError(f"{problem}; give default_model.directory") from error
         path = str(self.directory) if self.directory.is_dir() else TINY_NAME
         kept = {key: value for key, value in self.overrides.items() if key != "default_model"}
         return merge(kept, {"model": {"path": path}})
 
-    def _locked(self) -> AbstractContextManager[object]:
-        from filelock import FileLock, Timeout
-
-        lock = FileLock(self.directory.with_name(f"{self.directory.name}.lock"))
-        try:
-            return lock.acquire(blocking=False)
-        except Timeout:
-            waiting = f"waiting for another process that makes the same model (it holds {lock.lock_file})"
-            stderr.print(waiting, soft_wrap=True, markup=False)
-            return lock.acquire()
-
-    def _make(self, temporary: Path) -> None:
-        if self.directory.is_dir():  # another process has made it
-            return
+    def _make(self, output: Path) -> None:
+        """Fine-tune the model, unless torch cannot use the GPU."""
         calm_threads()
-        shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
         with Progress() as progress:
             if not on_gpu(self.config.run.device, progress):
                 progress.log("torch cannot use the GPU: using the tiny model that comes with the trainer")
@@ -103,23 +83,23 @@ class DefaultModel:
             from tinyzero_trainer.utils.oom import catch_out_of_memory
 
             smaller = f"give a smaller default_model.layers or default_model.mlp_size, or --model {TINY_NAME}"
-            recipe = replace(self.recipe, run=SftRunConfig(str(temporary), device=self.config.run.device))
-            try:
-                with catch_out_of_memory("the default model was made", smaller):
-                    made = fine_tune(recipe, progress=progress, stop=StopFlag())
-                os.replace(made.output, self.directory)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
-                torch.cuda.empty_cache()  # for Ray actors, which may train it
-            progress.done(made.summary.replace(str(temporary), str(self.directory)))
+            recipe = replace(self.recipe, run=SftRunConfig(str(output), device=self.config.run.device))
+            with catch_out_of_memory("the default model was made", smaller):
+                made = fine_tune(recipe, progress=progress, stop=StopFlag())
+            torch.cuda.empty_cache()  # for Ray actors, which may train it
+            progress.done(made.summary.replace(str(output), str(self.directory)))
+
+
+def on_gpu(device: str, progress: Progress) -> bool:
+    progress.phase("loading PyTorch")
+    with without_collector():
+        from tinyzero_trainer.models.device import choose_device
+
+    return choose_device(device).type == "cuda"
 
 
 def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
-    """The model to train where the user named none and there is a GPU; otherwise None.
-
-    Raises:
-        SettingsError: a setting is unknown, impossible or without effect; a task has no demonstrations.
-    """
+    """The model to train where the user named none and there is a GPU; otherwise None."""
     device = get(overrides, "run.device") or "auto"
     if get(overrides, "model.path") is not None or not isinstance(device, str):
         return None  # the former is for config/unused.py, the latter for `build`
@@ -134,63 +114,37 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
         return None
     config = compose(overrides, merge(SETTINGS, {"data": {"prompt_template": TEMPLATES[0]}})).config
     tasks = load_tasks(config.task_specs, allow_unsafe_scorers=config.reward.allow_unsafe)
-    given = get(overrides, "data.prompt_template")
-    templates = {_prompt_template(name, task, given) for name, task in tasks.items()}
+    templates = {_prompt_template(name, task, get(overrides, "data.prompt_template")) for name, task in tasks.items()}
     if len(templates) > 1:
         raise SettingsError(
             f"the tasks share no template of {' and '.join(TEMPLATES)}; give data.prompt_template or --model"
         )
-    training = {
+    training = SftTrainingConfig(
         **_PRESET["training"],
-        "seconds": config.default_model.seconds,
-        "template": templates.pop(),
-        "test_fraction": config.data.test_fraction,
-        "eval_size": SETTINGS["eval"]["num_problems"],
-    }
-    recipe = build(
-        SftConfig,
-        {"model": _shape(config.default_model), "training": training, "settings": SETTINGS, "tasks": config.tasks},
+        seconds=config.default_model.seconds,
+        template=templates.pop(),
+        test_fraction=config.data.test_fraction,
+        eval_size=SETTINGS["eval"]["num_problems"],
     )
-    depends = {
-        "recipe": to_mapping(recipe),
-        "tasks": {name: task.version for name, task in tasks.items()},
-        "trainer": version("tinyzero-trainer"),
-    }
+    shape = default_shape(config.default_model)
+    recipe = SftConfig(tasks=config.tasks, model=shape, training=training, settings=SETTINGS)
+    versions = {name: task.version for name, task in tasks.items()}
+    depends = {"recipe": to_mapping(recipe), "tasks": versions, "trainer": version("tinyzero-trainer")}
     key = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:12]
     names = re.sub(r"[^A-Za-z0-9+_-]", "_", "+".join(tasks))
     cache = config.default_model.directory or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/tinyzero/models"
     return DefaultModel(overrides, config, recipe, Path(cache).expanduser().absolute() / f"{names}-{key}")
 
 
-def default_spec(config: DefaultModelConfig) -> ModelSpec:
-    """The sizes of the default model, which has the tiny one's vocabulary."""
-    shape = build(TinyShape, _shape(config))
-    sizes = {"model_type": "qwen2", **qwen2_sizes(shape, find_spec(None).vocabulary)}
-    return spec_from_config("the small model that train makes (default_model)", sizes)
-
-
-def _shape(config: DefaultModelConfig) -> dict[str, Any]:
-    return {name: value for name, value in to_mapping(config).items() if name in TinyShape.__dataclass_fields__}
-
-
-def on_gpu(device: str, progress: Progress) -> bool:
-    progress.phase("loading PyTorch")
-    with without_collector():
-        from tinyzero_trainer.models.device import choose_device
-
-    return choose_device(device).type == "cuda"
-
-
-def _prompt_template(name: str, task: Task, template: str | None) -> str:
-    """The user's template, or the first of `TEMPLATES` that the task has."""
+def _prompt_template(name: str, task: Task, given: str | None) -> str:
     item = next(task.dataset("train", 1))
     if task.demonstrate(item, 0) is None:
         raise SettingsError(
             f"task {name!r} has no demonstrations to make a small model from; give --model DIR, or model.path="
             f"{TINY_NAME} for the tiny one that comes with the trainer"
         )
-    if template is None:
+    if given is None:
         with suppress(TinyZeroError):  # it has no such template
             if isinstance(task.make_prompt(item, TEMPLATES[0]), str):
                 return TEMPLATES[0]
-    return template or TEMPLATES[1]
+    return given or TEMPLATES[1]

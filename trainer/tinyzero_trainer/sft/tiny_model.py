@@ -6,7 +6,9 @@ The tokenizer spells any text: numbers up to 999 and the tags of answers are who
 
 from typing import TYPE_CHECKING, Any
 
-from tinyzero_trainer.config.sft import TinyShape
+from tinyzero_trainer.config.sft import DefaultModelConfig, TinyShape
+from tinyzero_trainer.models.hub import find_spec
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
@@ -51,6 +53,17 @@ def qwen2_sizes(shape: TinyShape, vocabulary: int) -> dict[str, Any]:
         "max_position_embeddings": shape.context,
         "tie_word_embeddings": True,
     }
+
+
+def default_shape(config: DefaultModelConfig) -> TinyShape:
+    """The shape of the default model."""
+    return TinyShape(config.hidden_size, config.layers, config.head_size, config.kv_heads, config.mlp_size)
+
+
+def default_spec(config: DefaultModelConfig) -> ModelSpec:
+    """The sizes of the default model, which has the tiny one's vocabulary."""
+    sizes = {"model_type": "qwen2", **qwen2_sizes(default_shape(config), find_spec(None).vocabulary)}
+    return spec_from_config("the small model that train makes (default_model)", sizes)
 
 
 def build_model(shape: TinyShape, tokenizer: "Qwen2Tokenizer", seed: int) -> "Qwen2ForCausalLM":
