@@ -116,5 +116,4 @@ def states_by_completion(model: Any, rollouts: Sequence[Rollout], layout: Any) -
     """[tokens, hidden] last states of the completions, in their order."""
     device = next(model.parameters()).device
     batches = micro_batches(rollouts, token_budget=60, pad_id=0, device=device, layout=layout)
-    lengths = completion_lengths(rollouts)
-    return in_batch_order(batches, lambda batch: completion_states(model, batch).float(), lengths)
+    return in_batch_order(batches, lambda batch: completion_states(model, batch).float(), rollouts)

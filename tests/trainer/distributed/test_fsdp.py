@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,7 @@ def test_warming_up_runs_a_full_micro_batch_and_a_small_one(
     monkeypatch.setattr(
         policy, "_token_losses", lambda batch, *rest: sizes.append(batch.tokens.numel()) or losses(batch, *rest)
     )
-    policy._layout = "packed"
+    policy._micro_batches = partial(policy._micro_batches, layout="packed")
     policy.warm_up(NOW)
     assert sizes == [80, 11]
 

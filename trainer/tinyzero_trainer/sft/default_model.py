@@ -31,7 +31,7 @@ from tinyzero_trainer.utils.signals import StopFlag, left_at_once
 from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
 _PRESET = read_toml(Path(__file__).with_suffix(".toml"))
-SETTINGS: Mapping[str, Any] = _PRESET["settings"]
+SETTINGS: dict[str, Any] = _PRESET["settings"]
 """Defaults of its reinforcement learning; the user's settings take precedence."""
 
 TEMPLATES = ("compact", "base")  # the first of these that the task has, unless the user names one

@@ -13,7 +13,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
-import numpy as np
 import tomli_w
 import torch
 import torch.nn.functional as F
@@ -39,6 +38,7 @@ from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.sft.dataset import BatchSource, PackedBatch, batch_stream
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+from tinyzero_trainer.training.micro_batches import array_to_device
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import StopFlag
 
@@ -186,9 +186,9 @@ def _loss(
 ) -> Tensor:
     """Mean cross-entropy of the target tokens. Nothing is fetched from the device, so that it never waits."""
     tokens, owners, positions, predicts = (
-        _to_device(array, device) for array in (batch.tokens, batch.owners, batch.positions, batch.predicts)
+        array_to_device(array, device) for array in (batch.tokens, batch.owners, batch.positions, batch.predicts)
     )
-    targets = _to_device(batch.tokens.ravel()[batch.predicts + 1], device)  # [trained]
+    targets = array_to_device(batch.tokens.ravel()[batch.predicts + 1], device)  # [trained]
     length = tokens.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     mask = (owners[:, None, :, None] == owners[:, None, None, :]) & causal  # [rows, 1, length, length]
@@ -198,11 +198,6 @@ def _loss(
         ).last_hidden_state
         logits = head(states.flatten(0, 1)[predicts])  # [trained, vocabulary]
     return F.cross_entropy(logits.float(), targets.long())
-
-
-def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def learning_rate(training: SftTrainingConfig, step: int, elapsed: float | None = None) -> float:

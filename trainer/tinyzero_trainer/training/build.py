@@ -16,25 +16,15 @@ from tinyzero_trainer.training.varlen_attention import use_kernel
 
 @dataclass(frozen=True, slots=True)
 class TrainedModels:
-    """The models that are trained on this rank."""
+    """The models that are trained on this rank; the critic with `algorithm.advantage_estimator=gae`."""
 
-    language_model: LanguageModel
-    """The policy's."""
-
+    language_model: LanguageModel  # the policy's
     policy: Policy
-
     critic: Critic | None
-    """With `algorithm.advantage_estimator=gae`."""
 
 
 def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoint: Path | None) -> TrainedModels:
-    """Load and shard all models that the loss needs; requires a process group.
-
-    Args:
-        config: of the run.
-        options: of this rank.
-        checkpoint: directory whose weights replace the starting model's.
-    """
+    """Load and shard all models that the loss needs, from a checkpoint's directory if given; needs a process group."""
     adapted = config.lora.rank > 0
     if adapted:
         import_peft(config.lora)  # fails now rather than minutes later
@@ -54,11 +44,7 @@ def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoin
 
 
 def _load(source: str | None, options: FsdpOptions) -> LanguageModel:
-    """A model to be sharded, with a kernel for packed sequences where there is one.
-
-    Raises:
-        ModelError: its attention cannot be divided by `parallel.sequence_parallel`.
-    """
+    """A model to be sharded, with a kernel for packed sequences where there is one."""
     language_model, slices = load_model(source, options.loading_device), options.sequence_parallel
     model, name = language_model.model, language_model.name
     has_kernel = use_kernel(model, options.dtype, options.device, or_plain=slices > 1)

@@ -1,7 +1,8 @@
 """The critic of PPO: the value of a completion so far, estimated before each of its tokens."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,13 +18,7 @@ from tinyzero_trainer.distributed.dtensor import assign
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, device_of, on_device, ranks_of, shard
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.logprobs import TokenModel, completion_states
-from tinyzero_trainer.training.micro_batches import (
-    MicroBatch,
-    completion_lengths,
-    in_batch_order,
-    micro_batches,
-    to_device,
-)
+from tinyzero_trainer.training.micro_batches import MicroBatch, in_batch_order, micro_batches, to_device
 from tinyzero_trainer.training.optimizer import Optimizer, save_tensors
 from tinyzero_trainer.training.packing import choose_layout
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
@@ -67,24 +62,24 @@ class Critic:
         """
         Args:
             language_model: not yet sharded; its weights are copied.
-            settings: learning rate and clip range.
-            optimizer: everything else about updates, shared with the policy.
+            settings: learning rate and clip range; the optimizer's settings are shared with the policy.
             options: how the value model is sharded; None = it is not.
-
-        Raises:
-            ModelError: see `choose_layout`.
         """
         self.model = ValueModel(language_model)
         if options is not None:
             shard(self.model, options, exact=[self.model.head])
-        self._ranks, self._pad_id = ranks_of(self.model), language_model.pad_id
-        self._settings, self._shared = settings, optimizer
+        self._ranks, self._settings, self._shared = ranks_of(self.model), settings, optimizer
         self._optimizer = Optimizer(self.model, optimizer)
-        self._layout = choose_layout(self.model, optimizer.packing, name=language_model.name)
+        self._micro_batches = partial(
+            micro_batches,
+            token_budget=optimizer.micro_batch_tokens,
+            pad_id=language_model.pad_id,
+            device=device_of(self.model),
+            layout=choose_layout(self.model, optimizer.packing, name=language_model.name),
+        )
 
     @property
     def parameters(self) -> int:
-        """Number of the value model's parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @torch.no_grad()
@@ -92,15 +87,11 @@ class Critic:
         """[tokens] V(s_t) before each token of the completions."""
         self.model.eval()
         with on_device(self.model):
-            lengths = completion_lengths(rollouts)
-            return in_batch_order(self._micro_batches(rollouts), self.model, lengths, self._ranks)
+            batches = self._micro_batches(rollouts, ranks=self._ranks)
+            return in_batch_order(batches, self.model, rollouts, self._ranks)
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
-        """As many passes and mini-batches as the policy's; returns the metrics `critic/*`.
-
-        Raises:
-            UpdateError: see `Optimizer.step`.
-        """
+        """As many passes and mini-batches as the policy's; returns the metrics `critic/*`."""
         metrics = MetricAccumulator()
         with on_device(self.model, changed=True), self._optimizer.on_device(changed=True):
             for mini_batch in batch.mini_batches(self._shared):
@@ -114,7 +105,7 @@ class Critic:
         self._optimizer.zero_grad()
         of_completions = token_weights(mini_batch.lengths, "token-mean", max_tokens=1)
         weights = jagged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
-        for batch in self._micro_batches(mini_batch.rollouts):
+        for batch in self._micro_batches(mini_batch.rollouts, ranks=self._ranks):
             part = mini_batch.select(batch.indices)
             assert part.values is not None
             assert part.returns is not None
@@ -126,16 +117,6 @@ class Critic:
             if not batch.is_padding:
                 metrics.extend(loss=loss, clipped=clipped.float(), values=old, returns=returns)
         metrics.end_mini_batch(self._optimizer.step(self._settings.learning_rate))
-
-    def _micro_batches(self, rollouts: Sequence[Rollout]) -> Iterator[MicroBatch]:
-        return micro_batches(
-            rollouts,
-            token_budget=self._shared.micro_batch_tokens,
-            pad_id=self._pad_id,
-            device=device_of(self.model),
-            layout=self._layout,
-            ranks=self._ranks,
-        )
 
     def save(self, directory: Path) -> None:
         """Write weights and moments."""

@@ -51,10 +51,7 @@ class TokenModel(nn.Module):
         self.body = body
 
     def states(self, batch: MicroBatch) -> Tensor:
-        """Last hidden states [own tokens, hidden] from which the completion tokens are predicted.
-
-        Own tokens are those of `batch.predicts`: all, or those of this rank's slice of the packed row.
-        """
+        """See `completion_states`; outside of a forward pass."""
         return completion_states(self.body, batch)
 
 
@@ -88,10 +85,8 @@ class PolicyModel(TokenModel):
         states, reference_states = completion_states(self.body, batch), None  # [own tokens, hidden]
         if reference is not None:
             with frozen(reference.body):
-                if reference.body is self.body:  # whose weights this pass has gathered
-                    reference_states = completion_states(self.body, batch)
-                else:
-                    reference_states = reference.states(batch)
+                own_body = reference.body is self.body  # whose weights this pass has gathered
+                reference_states = completion_states(self.body, batch) if own_body else reference.states(batch)
         # After the passes, which have gathered them.
         weight, reference_weight = plain_head(self.body), None if reference is None else plain_head(reference.body)
         own: tuple[Tensor, ...]
@@ -173,7 +168,10 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """See `TokenModel.states`."""
+    """Last hidden states [own tokens, hidden] from which the completion tokens are predicted.
+
+    Own tokens are those of `batch.predicts`: all, or those of this rank's slice of the packed row.
+    """
     output = model.base_model(input_ids=batch.tokens, use_cache=False, **attention.arguments(model, batch))
     states: Tensor = output.last_hidden_state.flatten(0, 1).index_select(0, batch.predicts)
     return states

@@ -64,7 +64,6 @@ class MicroBatch:
 
 
 def completion_lengths(rollouts: Sequence[Rollout]) -> Tensor:
-    """[completions] generated tokens of each."""
     return torch.tensor([len(rollout.generation.token_ids) for rollout in rollouts], dtype=torch.long)
 
 
@@ -119,11 +118,6 @@ def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Rol
 
     The last one takes the rest. Without it real micro-batches would be slightly larger than this one, and fit into none
     of the blocks that the allocator keeps from it: a third more memory.
-
-    Args:
-        token_budget: of the micro-batch.
-        max_tokens: of a completion.
-        context: of the model.
     """
     prompt = Prompt(Item(None), "", [0])
     length = max(1, min(max_tokens, token_budget - 1, context - 1))
@@ -136,18 +130,18 @@ def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Rol
 def in_batch_order(
     batches: Iterable[MicroBatch],
     compute: Callable[[MicroBatch], Tensor],
-    lengths: Tensor,
+    rollouts: Sequence[Rollout],
     ranks: DataParallelGroup = ALONE,
 ) -> Tensor:
-    """[tokens, …] on the CPU: the results for the micro-batches of all ranks, in the completions' order.
+    """[tokens, …] on the CPU: what is computed for the micro-batches of all ranks, in the completions' order.
 
     Args:
         batches: this rank's.
         compute: [tokens, …] floats of a micro-batch; [tokens] with several ranks.
-        lengths: [completions] tokens of each.
+        rollouts: the completions of all ranks.
         ranks: of the model.
     """
-    results, indices = list[Tensor](), list[int]()
+    lengths, results, indices = completion_lengths(rollouts), list[Tensor](), list[int]()
     for batch in batches:
         result = compute(batch)
         if not batch.is_padding:
@@ -165,17 +159,10 @@ def in_batch_order(
 class _Sequences:
     """Sequences one after another, as arrays."""
 
-    tokens: np.ndarray
-    """[tokens] int64"""
-
-    starts: np.ndarray
-    """[sequences]"""
-
-    lengths: np.ndarray
-    """[sequences] of prompt and completion."""
-
-    completions: np.ndarray
-    """[sequences] length of the completion."""
+    tokens: np.ndarray  # [tokens] int64
+    starts: np.ndarray  # [sequences]
+    lengths: np.ndarray  # [sequences] of prompt and completion
+    completions: np.ndarray  # [sequences] length of the completion
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout]) -> Self:
@@ -206,15 +193,15 @@ def _pad(rollouts: Sequence[Rollout], indices: list[int], pad_id: int, device: t
     tokens = np.full(present.shape, pad_id)
     tokens[present] = sequences.tokens
     return MicroBatch(
-        tokens=_on(tokens, device),
-        mask=_on(present.astype(np.int64), device),
+        tokens=array_to_device(tokens, device),
+        mask=array_to_device(present.astype(np.int64), device),
         positions=None,
         boundaries=None,
         longest=longest,
-        predicts=_on(np.flatnonzero(present)[sequences.predicts()], device),
-        targets=_on(sequences.targets(), device),
+        predicts=array_to_device(np.flatnonzero(present)[sequences.predicts()], device),
+        targets=array_to_device(sequences.targets(), device),
         indices=indices,
-        lengths=_on(sequences.completions, device),
+        lengths=array_to_device(sequences.completions, device),
     )
 
 
@@ -243,15 +230,15 @@ def _pack(
         tokens, positions = tokens[own], positions[own]
         counts = tuple(np.diff(ends, prepend=0, append=sequences.completions.sum()).tolist())
     return MicroBatch(
-        tokens=_on(tokens[None], device),
+        tokens=array_to_device(tokens[None], device),
         mask=None,
-        positions=_on(positions[None], device),
-        boundaries=_on(boundaries.astype(np.int32), device),
+        positions=array_to_device(positions[None], device),
+        boundaries=array_to_device(boundaries.astype(np.int32), device),
         longest=longest,
-        predicts=_on(predicts, device),
-        targets=_on(targets, device),
+        predicts=array_to_device(predicts, device),
+        targets=array_to_device(targets, device),
         indices=indices,
-        lengths=_on(sequences.completions, device),
+        lengths=array_to_device(sequences.completions, device),
         sequence_group=group,
         counts=counts,
     )
@@ -262,5 +249,5 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def _on(array: np.ndarray, device: torch.device) -> Tensor:
+def array_to_device(array: np.ndarray, device: torch.device) -> Tensor:
     return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)

@@ -15,18 +15,9 @@ def policy_objective(
     kl_coefficient: float,
     is_weights: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of each completion token, to be weighted and summed.
+    """[tokens] loss of each completion token, to be weighted and summed, and metrics, [tokens] each.
 
-    Args:
-        statistics: of the current policy.
-        inputs: old log-probabilities, advantages and clip range.
-        policy_loss: the surrogate.
-        entropy_coefficient: weight of the entropy bonus.
-        kl_coefficient: β of the KL in the loss.
-        is_weights: [tokens] importance-sampling weights; None = 1.
-
-    Returns:
-        [tokens] loss with gradient, and metrics, [tokens] each, the surrogate as `pg_loss`.
+    The importance-sampling weights [tokens] are of the surrogate alone; with them it is the metric `pg_loss`.
     """
     surrogate = policy_loss(statistics.logprobs, inputs)
     loss = surrogate.loss if is_weights is None else is_weights * surrogate.loss

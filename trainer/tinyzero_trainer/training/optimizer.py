@@ -26,11 +26,7 @@ class Optimizer:
     """AdamW over a model's parameters."""
 
     def __init__(self, model: nn.Module, settings: OptimizerConfig) -> None:
-        """
-        Args:
-            model: its parameters that require a gradient are trained; already sharded if it ever is.
-            settings: all but the learning rate, which comes with each step.
-        """
+        """The model is already sharded if it ever is; its parameters that require a gradient are trained."""
         self._settings = settings
         self._nonfinite_updates = 0  # consecutive
         self._parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -51,7 +47,6 @@ class Optimizer:
         self._offload = CpuOffload(self._moments) if options is not None and options.offload == "idle" else None
 
     def zero_grad(self) -> None:
-        """Drop the gradients of the previous mini-batch."""
         for tensor in (*self._parameters.values(), *self._shards.values()):
             tensor.grad = None
 
@@ -61,11 +56,7 @@ class Optimizer:
             self.zero_grad()
 
     def on_device(self, *, changed: bool = False) -> AbstractContextManager[None]:
-        """Within, the moments are on the device of the weights.
-
-        Args:
-            changed: whether steps are made.
-        """
+        """Within, the moments are on the device of the weights; `changed` = steps are made."""
         return nullcontext() if self._offload is None else self._offload.on_device(changed=changed)
 
     def step(self, learning_rate: float) -> Tensor:

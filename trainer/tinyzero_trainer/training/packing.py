@@ -13,17 +13,12 @@ from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, Sequen
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.training import varlen_attention as attention
 from tinyzero_trainer.training.logprobs import TokenModel, evaluating
-from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
+from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 
 def choose_layout(model: TokenModel, layout: Layout, *, name: str) -> Literal["padded", "packed"]:
-    """The layout of micro-batches for a model: `auto` = packed, if a kernel for it keeps the sequences apart.
-
-    Args:
-        model: sharded or not.
-        layout: `optimizer.packing`.
-        name: of the model, for messages.
+    """The layout of a model's micro-batches: `auto` = packed, if a kernel for it keeps the sequences apart.
 
     Raises:
         ModelError: `packed`, and the model does not keep packed sequences apart; or sequence-parallel ranks do not
@@ -41,9 +36,8 @@ def choose_layout(model: TokenModel, layout: Layout, *, name: str) -> Literal["p
     if layout == "padded" or (layout == "auto" and not attention.has_kernel(model.body)):
         return "padded"  # without a kernel, the mask of a packed row is the square of its length
     with on_device(model):
-        apart = keeps_packed_apart(model)
-    if apart:
-        return "packed"
+        if keeps_packed_apart(model):
+            return "packed"
     if layout == "auto":
         return "padded"
     raise ModelError(
@@ -55,14 +49,12 @@ def choose_layout(model: TokenModel, layout: Layout, *, name: str) -> Literal["p
 @torch.no_grad()
 def keeps_packed_apart(model: TokenModel) -> bool:
     """Whether a packed sequence does not affect the next one: some architectures ignore where it ends."""
-    states = []
     with evaluating(model.body):
         try:
-            for first in ([4, 5, 6], [6, 7, 4]):
-                states.append(model.states(_two_sequences(first, [1, 2, 3], device_of(model))))
+            one, other = (_packed_states(model, [first, [2, 3]], ALONE) for first in ([5, 6, 4], [6, 7, 5]))
         except TypeError:  # it takes no positions at all
             return False
-    return torch.equal(*states)
+    return one[-2:].equal(other[-2:])
 
 
 @torch.no_grad()
@@ -71,20 +63,11 @@ def computes_the_same_in_slices(model: TokenModel, group: SequenceParallelGroup)
 
     Not if tokens affect each other in any other way than through attention, or through attention of the model's own.
     """
-    long = [(5 * place) % 7 + 1 for place in range(6 * group.size)]
-    prompt, score = Prompt(Item(None), "", [1]), Score(0.0, False)
-
-    def states(first: int, ranks: DataParallelGroup) -> Tensor:  # [completion tokens, hidden]
-        completions = ([first, *long], [3, 2])  # the first starts in the first slice and ends in another
-        rollouts = [Rollout(prompt, Generation(ids, None, finished=True), "", score) for ids in completions]
-        budget, device = len(long) + 9, device_of(model)
-        (batch,) = micro_batches(rollouts, token_budget=budget, pad_id=0, device=device, layout="packed", ranks=ranks)
-        own = model.states(batch)
-        return torch.stack(ulysses.all_gather(own.unbind(1), batch.counts, batch.sequence_group), dim=1)
-
+    long = [(5 * place) % 7 + 1 for place in range(6 * group.size)]  # starts in the first slice and ends in another
     with evaluating(model.body):
         shared = DataParallelGroup(sequence_group=group)
-        whole, divided, other = states(1, ALONE), states(1, shared), states(2, shared)
+        whole = _packed_states(model, [[1, *long], [3, 2]], ALONE)
+        divided, other = (_packed_states(model, [[first, *long], [3, 2]], shared) for first in (1, 2))
     tolerance = 1e-4 if whole.dtype == torch.float32 else 0.03
     error, size = (part.float().norm(dim=1) for part in (divided - whole, whole))
     affects_own = not divided[len(long)].equal(other[len(long)])
@@ -92,17 +75,11 @@ def computes_the_same_in_slices(model: TokenModel, group: SequenceParallelGroup)
     return bool((error <= tolerance * size).all()) and affects_own and leaves_next
 
 
-def _two_sequences(first: list[int], second: list[int], device: torch.device) -> MicroBatch:
-    """Packed, with every token of the second sequence as a target."""
-    positions = [*range(len(first)), *range(len(second))]
-    return MicroBatch(
-        tokens=torch.tensor([first + second], device=device),
-        mask=None,
-        positions=torch.tensor([positions], device=device),
-        boundaries=torch.tensor([0, len(first), len(positions)], dtype=torch.int32, device=device),
-        longest=max(len(first), len(second)),
-        predicts=torch.arange(len(first), len(positions), device=device),
-        targets=torch.tensor(second, device=device),
-        indices=[0],
-        lengths=torch.tensor([len(second)], device=device),
-    )
+def _packed_states(model: TokenModel, completions: list[list[int]], ranks: DataParallelGroup) -> Tensor:
+    """[completion tokens, hidden] of completions in one packed row, the longest first."""
+    prompt, score = Prompt(Item(None), "", [1]), Score(0.0, False)
+    rollouts = [Rollout(prompt, Generation(ids, None, finished=True), "", score) for ids in completions]
+    budget, device = sum(map(len, completions)) + len(completions), device_of(model)
+    (batch,) = micro_batches(rollouts, token_budget=budget, pad_id=0, device=device, layout="packed", ranks=ranks)
+    own = model.states(batch)
+    return torch.stack(ulysses.all_gather(own.unbind(1), batch.counts, batch.sequence_group), dim=1)

@@ -1,7 +1,7 @@
 """The policy: the trained model with its optimizer, and an update from a batch with advantages."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -14,18 +14,11 @@ from tinyzero_trainer.algorithms.rollout_correction import mismatch_metrics
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
-from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
+from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
 from tinyzero_trainer.training.logprobs import PolicyModel, TokenStatistics, frozen
-from tinyzero_trainer.training.micro_batches import (
-    MicroBatch,
-    completion_lengths,
-    fill_budget,
-    in_batch_order,
-    micro_batches,
-    to_device,
-)
+from tinyzero_trainer.training.micro_batches import MicroBatch, fill_budget, in_batch_order, micro_batches, to_device
 from tinyzero_trainer.training.objective import policy_objective
 from tinyzero_trainer.training.optimizer import Optimizer
 from tinyzero_trainer.training.packing import choose_layout
@@ -64,26 +57,26 @@ class Policy:
             max_tokens: longest completion, the constant divisor of `seq-mean-token-sum-norm`.
             reference: what the KL is measured to, needed if its coefficient is above 0; the policy's own model stands
                 for itself with its adapter off.
-
-        Raises:
-            ModelError: see `choose_layout`.
         """
         assert (reference is not None) == (algorithm.kl_coefficient > 0)
         self.language_model, self.model = language_model, PolicyModel.of(language_model.model)
         self._algorithm, self._settings = algorithm, optimizer
         self._policy_loss = find_policy_loss(algorithm.policy_loss)
-        self._max_tokens, self._reference = max_tokens, reference
-        self._ranks = ranks_of(self.model)
+        self._max_tokens, self._reference, self._ranks = max_tokens, reference, ranks_of(self.model)
         self._optimizer = Optimizer(language_model.model, optimizer)
-        self._layout = choose_layout(self.model, optimizer.packing, name=language_model.name)
+        self._micro_batches = partial(
+            micro_batches,
+            token_budget=optimizer.micro_batch_tokens,
+            pad_id=language_model.pad_id,
+            device=device_of(self.model),
+            layout=choose_layout(self.model, optimizer.packing, name=language_model.name),
+        )
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return self._ranks.world_size
 
     def gpu_memory(self) -> list[GpuMemoryUsage]:
-        """Memory of this rank's GPU; none on the CPU."""
         use = memory_usage(device_of(self.model))
         return [] if use is None else [use]
 
@@ -101,35 +94,15 @@ class Policy:
             return self._logprobs(self._reference, rollouts, temperature)
 
     def _logprobs(self, model: PolicyModel, rollouts: Sequence[Rollout], temperature: float) -> Tensor:
-        def compute(batch: MicroBatch) -> Tensor:
-            statistics: TokenStatistics = model(batch, temperature=temperature)
-            return statistics.logprobs
-
-        batches = self._micro_batches(rollouts, self._ranks)
-        return in_batch_order(batches, compute, completion_lengths(rollouts), self._ranks)
-
-    def _micro_batches(self, rollouts: Sequence[Rollout], ranks: DataParallelGroup = ALONE) -> Iterator[MicroBatch]:
-        return micro_batches(
-            rollouts,
-            token_budget=self._settings.micro_batch_tokens,
-            pad_id=self.language_model.pad_id,
-            device=device_of(self.model),
-            layout=self._layout,
-            ranks=ranks,
+        batches = self._micro_batches(rollouts, ranks=self._ranks)
+        return in_batch_order(
+            batches, lambda batch: model(batch, temperature=temperature).logprobs, rollouts, self._ranks
         )
 
     def update(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
         """`optimizer.update_epochs` passes over a batch, each of `optimizer.num_mini_batches` updates.
 
-        Args:
-            batch: whole groups, with advantages.
-            settings: of this step.
-
-        Returns:
-            Metrics `actor/*`.
-
-        Raises:
-            UpdateError: see `Optimizer.step`.
+        The batch is of whole groups, with advantages. Returns the metrics `actor/*`.
         """
         single_update = self._settings.num_mini_batches == self._settings.update_epochs == 1
         assert batch.old_logprobs is not None or single_update
@@ -144,22 +117,17 @@ class Policy:
     @contextmanager
     def _updating(self, *, changed: bool) -> Iterator[None]:
         """Within, everything an update needs is on the device."""
-        with ExitStack() as stack:
-            stack.enter_context(on_device(self.model, changed=changed))
-            stack.enter_context(self._optimizer.on_device(changed=changed))
-            if self._reference is not None and not self._algorithm.kl_in_reward:
-                stack.enter_context(on_device(self._reference))
+        reference = None if self._algorithm.kl_in_reward else self._reference
+        of_reference = nullcontext() if reference is None else on_device(reference)
+        with on_device(self.model, changed=changed), self._optimizer.on_device(changed=changed), of_reference:
             yield
 
     def warm_up(self, settings: StepSettings, most: int | None = None) -> None:
         """Run the largest micro-batch once, so that the caching allocator reserves its blocks up front.
 
         Forward and backward over synthetic completions, then over a few short ones, so that the update's passes are
-        compiled by then if sequences are packed; nothing is trained.
-
-        Args:
-            settings: of the first step.
-            most: most tokens of a micro-batch, where a mini-batch does not fill the budget; None = it does.
+        compiled by then if sequences are packed; nothing is trained. `most` is the most tokens of a micro-batch, where
+        a mini-batch does not fill the budget.
         """
         self.model.eval()
         group, context = self._ranks.sequence_group, self.language_model.context
@@ -169,11 +137,11 @@ class Policy:
         with self._updating(changed=False):
             for size, longest in ((budget, self._max_tokens), (min(budget, SMALL), short)):
                 rollouts = fill_budget(size, longest, context=context)
-                lengths = completion_lengths(rollouts)
-                whole = TrainingBatch.of(rollouts, advantages=torch.zeros(int(lengths.sum())))
-                for batch in self._micro_batches(rollouts, DataParallelGroup(sequence_group=group)):
-                    weight = torch.zeros(int(lengths[batch.indices].sum()), device=batch.tokens.device)
+                tokens = sum(len(rollout.generation.token_ids) for rollout in rollouts)
+                whole = TrainingBatch.of(rollouts, advantages=torch.zeros(tokens))
+                for batch in self._micro_batches(rollouts, ranks=DataParallelGroup(sequence_group=group)):
                     part = whole.select(batch.indices)
+                    weight = torch.zeros(int(part.lengths.sum()), device=batch.tokens.device)
                     loss = self._token_losses(batch, part, weight, settings, MetricAccumulator())
                     (weight * loss).sum().backward()
             self._optimizer.zero_grad()
@@ -187,7 +155,7 @@ class Policy:
             mini_batch.lengths, self._algorithm.loss_aggregation, max_tokens=self._max_tokens
         )
         weights = jagged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
-        for batch in self._micro_batches(mini_batch.rollouts, self._ranks):
+        for batch in self._micro_batches(mini_batch.rollouts, ranks=self._ranks):
             weight = jagged.select(weights, mini_batch.lengths, batch.indices)
             weight = to_device(torch.zeros_like(weight) if batch.is_padding else weight, batch.tokens.device)
             counted = MetricAccumulator() if batch.is_padding else metrics
@@ -235,7 +203,6 @@ class Policy:
         return loss
 
     def export(self, directory: Path) -> None:
-        """Write the model for other programs; see `save_model`."""
         save_model(directory, self.language_model)
 
     def save(self, directory: Path) -> None:

@@ -4,6 +4,7 @@ Everything stays on the device until the update is done, since each number that 
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,7 @@ class MetricAccumulator:
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Tensor]] = {}
-        self._counts: dict[str, int] = {}
+        self._counts = Counter[str]()
         self._totals: dict[str, list[Tensor]] = {}
         self._columns: dict[str, list[Tensor]] = {}
         self._norms: list[float] = []
@@ -31,7 +32,7 @@ class MetricAccumulator:
         """Add [tokens] values, for their mean."""
         for name, column in values.items():
             self._sums.setdefault(name, []).append(column.detach().sum())
-            self._counts[name] = self._counts.get(name, 0) + len(column)
+            self._counts[name] += len(column)
 
     def add_weighted_sum(self, **values: Tensor) -> None:
         """Add [tokens] values that are already weighted, for their sum over a mini-batch."""
@@ -51,11 +52,11 @@ class MetricAccumulator:
         """Merge the metrics of all ranks after the update; each of them must call it."""
         if ranks.size == 1:
             return
-        self._sums = _merged(ranks.all_gather(_on_cpu(self._sums)))
-        self._totals = _merged(ranks.all_gather(_on_cpu(self._totals)))
-        self._columns = _merged(ranks.all_gather(_on_cpu(self._columns)))
-        counts = ranks.all_gather(self._counts)
-        self._counts = {name: sum(shard.get(name, 0) for shard in counts) for name in self._sums}
+        self._sums, self._totals, self._columns = (
+            _merged(ranks.all_gather({name: [part.cpu() for part in parts] for name, parts in values.items()}))
+            for values in (self._sums, self._totals, self._columns)
+        )
+        self._counts = sum(ranks.all_gather(self._counts), Counter())
 
     def means(self) -> dict[str, float]:
         """Mean over tokens of each value added."""
@@ -75,10 +76,6 @@ class MetricAccumulator:
         made = [norm for norm in self._norms if math.isfinite(norm)]
         norm = {"grad_norm": sum(made) / len(made)} if made else {}
         return {**norm, "skipped_updates": float(len(self._norms) - len(made))}
-
-
-def _on_cpu(values: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
-    return {name: [part.cpu() for part in parts] for name, parts in values.items()}
 
 
 def _merged(shards: Sequence[dict[str, list[Tensor]]]) -> dict[str, list[Tensor]]:

@@ -47,15 +47,10 @@ HALF = (torch.bfloat16, torch.float16)
 def use_kernel(model: PreTrainedModel, dtype: torch.dtype, device: torch.device, *, or_plain: bool = False) -> bool:
     """Make a model attend through a kernel for packed sequences; False if there is none for it.
 
-    Args:
-        model: its attention over padded rows and with a cache stays the same.
-        dtype: that it computes in.
-        device: that it computes on; the model may be elsewhere.
-        or_plain: without a kernel, attend in plain PyTorch, as sequence-parallel ranks need it.
+    Its attention over padded rows and with a cache stays the same. Without a kernel for the device and type that it
+    computes in, `or_plain` makes it attend in plain PyTorch, as sequence-parallel ranks need it.
     """
-    if not or_plain and not _has_kernel(device, dtype):
-        return False
-    if not _is_plain(model):
+    if not _is_plain(model) or not (or_plain or _has_kernel(device, dtype)):
         return False
     AttentionInterface.register(KERNEL, _attend)
     AttentionMaskInterface.register(KERNEL, sdpa_mask)
@@ -114,9 +109,7 @@ def _attend(
     """As transformers calls attention: query [1, heads, tokens, head size], key and value with as many heads or fewer.
 
     With `sequence_group` the tokens are this rank's slice of the row; the boundaries are always of the whole row.
-
-    Returns:
-        [1, tokens, heads, head size], and no attention weights.
+    Returns [1, tokens, heads, head size], and no attention weights.
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
@@ -144,13 +137,8 @@ def one_after_another(
 ) -> Tensor:
     """What the kernels compute, in plain PyTorch and any precision: one sequence after another.
 
-    Args:
-        query: [tokens, heads, size]; key and value with as many heads or fewer.
-        key: of the same tokens.
-        value: of the same tokens.
-        boundaries: [sequences + 1] where each starts, and where the last ends.
-        scale: of the scores; None = 1 / √size.
-        window: tokens before itself that each sees; -1 = all.
+    Query [tokens, heads, size], key and value with as many heads or fewer; boundaries [sequences + 1] are where each
+    sequence starts, and where the last ends; a token sees `window` tokens before itself, -1 = all.
     """
     attended = []
     for start, end in pairwise(boundaries.tolist()):
