@@ -62,7 +62,7 @@ def test_all_groups_have_the_timeout_of_the_world(
         made[group] = given.get("timeout")
         return group
 
-    monkeypatch.setattr(dist, "new_group", watched)
+    monkeypatch.setattr(dist.distributed_c10d, "new_group", watched)
     monkeypatch.setattr(meshes, "_world_timeout", lambda device: timeout)
     for found in on_each(8, 2, 2):
         assert found.ranks.sequence_group is not None

@@ -26,10 +26,9 @@ def grpo(batch: TrainingBatch) -> Tensor:
         tensor([ 0.7071,  0.7071, -0.7071])
     """
     groups = batch.group_rewards()
-    if batch.group_size == 1:
-        return jagged.repeat_to_tokens(groups.flatten(), batch.lengths)
-    scaled = _centred(groups) / (groups.std(dim=1, keepdim=True) + STD_EPSILON)
-    return jagged.repeat_to_tokens(scaled.flatten(), batch.lengths)
+    if batch.group_size > 1:
+        groups = _centred(groups) / (groups.std(dim=1, keepdim=True) + STD_EPSILON)
+    return jagged.repeat_to_tokens(groups.flatten(), batch.lengths)
 
 
 def dr_grpo(batch: TrainingBatch) -> Tensor:
@@ -90,9 +89,7 @@ ESTIMATORS: Mapping[str, AdvantageFunction] = {
 def whiten(values: Tensor, counted: Tensor | None = None) -> Tensor:
     """[tokens] shifted and scaled to mean 0 and unbiased variance 1; a single token is only shifted.
 
-    Args:
-        values: [tokens]
-        counted: [tokens] bool, the tokens for mean and variance; others become 0. None = all.
+    Mean and variance are of the tokens in `counted`, [tokens] bool; others become 0.
     """
     if counted is not None:
         return torch.zeros_like(values).masked_scatter(counted, whiten(values[counted]))

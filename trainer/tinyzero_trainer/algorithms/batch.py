@@ -30,8 +30,6 @@ class TrainingBatch:
     """[completions] tokens of each, at least 1."""
 
     group_size: int = 1
-    """Completions of a prompt."""
-
     rollouts: Sequence[Rollout] = ()
     """[completions]; for the models, not for estimators."""
 
@@ -56,33 +54,21 @@ class TrainingBatch:
     greedy_rewards: Tensor | None = None
     """[groups] score of each prompt's greedy completion; ReMax needs it."""
 
-    advantages: Tensor | None = None
-    """[tokens]"""
-
+    advantages: Tensor | None = None  # [tokens]
     returns: Tensor | None = None
     """[tokens] the critic's target: advantage plus value."""
 
     gamma: float = 1.0
-    """γ, discount per token."""
-
     gae_lambda: float = 1.0
-    """λ of GAE."""
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], group_size: int = 1, **columns: Any) -> Self:
-        """A batch with the rollouts' rewards, lengths, mask and engine log-probabilities.
-
-        Args:
-            rollouts: whole groups, one after another.
-            group_size: completions of a prompt.
-            columns: other fields; they take precedence.
-        """
+        """A batch with the rollouts' rewards, lengths, mask and engine log-probabilities, where `columns` have none."""
         engine = [column for rollout in rollouts if (column := rollout.generation.logprobs) is not None]
         fields = {
             "rewards": torch.tensor([rollout.score.value for rollout in rollouts]),
             "lengths": torch.tensor([len(rollout.generation.token_ids) for rollout in rollouts], dtype=torch.long),
             "mask": torch.tensor([not rollout.score.masked for rollout in rollouts]),
-            "engine_logprobs": None,
         }
         if len(engine) == len(rollouts):
             values = np.fromiter(chain.from_iterable(engine), np.float32, sum(map(len, engine)))

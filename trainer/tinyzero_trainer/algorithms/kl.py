@@ -68,12 +68,7 @@ SAMPLED: Mapping[str, Divergence] = {
 
 
 def exact(log_distribution: Tensor, reference_log_distribution: Tensor) -> Tensor:
-    """Σ_v π(v) · (log π(v) − log π_ref(v)) over the whole vocabulary, [tokens].
-
-    Args:
-        log_distribution: [tokens, vocabulary] log π, with gradient.
-        reference_log_distribution: [tokens, vocabulary] log π_ref.
-    """
+    """Σ_v π(v) · (log π(v) − log π_ref(v)), [tokens], from log π and log π_ref, [tokens, vocabulary] each."""
     return (log_distribution.exp() * (log_distribution - reference_log_distribution)).sum(dim=-1)
 
 
@@ -86,15 +81,8 @@ def adapted_coefficient(coefficient: float, measured: float, *, target: float, h
     """The adaptive KL coefficient after a batch (arXiv 1909.08593, §2.2).
 
     β·(1 + clip(measured/target − 1, ±0.2)·min(1, count/horizon)): raised while the policy is further from the
-    reference than `target`, lowered while it is closer. The bound on count/horizon is ours: above 5, β could become
-    negative.
-
-    Args:
-        coefficient: β so far.
-        measured: mean KL per token of the batch.
-        target: desired KL.
-        horizon: completions over which β may change by up to a fifth.
-        count: completions of the batch.
+    reference than `target`, lowered while it is closer, in a mean over tokens; by up to a fifth over `horizon`
+    completions, of which the batch has `count`. The bound on count/horizon is ours: above 5, β could become negative.
     """
     error = min(0.2, max(-0.2, measured / target - 1))
     return coefficient * (1 + error * min(1.0, count / horizon))

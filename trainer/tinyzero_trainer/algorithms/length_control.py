@@ -6,9 +6,9 @@ longer one. Evaluation always uses the full length. Pure: state and measurements
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
@@ -23,8 +23,6 @@ class LengthStatistics:
     """Success and lengths of a batch."""
 
     success_rate: float
-    """Fraction correct."""
-
     correct_length: float | None
     """Mean tokens of correct completions; None without any."""
 
@@ -56,26 +54,17 @@ class LengthControlState:
     """The limit; None = the full length, during warm-up."""
 
     success_rate: float | None = None
-
     correct_length: float | None = None
-
     length: float | None = None
-
     truncated: float | None = None
-
     unchanged_steps: Annotated[int, Field(validation_alias=AliasChoices("unchanged_steps", "held"))] = 0
     """Steps since the limit last changed."""
 
 
 def max_tokens_at(state: LengthControlState, config: LengthControlConfig, *, full: int, step: int, seed: int) -> int:
-    """The limit of a step.
+    """The limit of a step (1-based), from the state after the previous one.
 
-    Args:
-        state: after the previous step.
-        config: the mode and its settings.
-        full: `rollout.max_completion_tokens`.
-        step: 1-based.
-        seed: of the run; decides in which steps the full length is tried.
+    `full` is `rollout.max_completion_tokens`; the run's seed decides in which steps it is tried.
     """
     if config.mode == "fixed":
         return min(config.max_tokens, full)
@@ -89,13 +78,10 @@ def adapt(
     state: LengthControlState, measured: LengthStatistics, config: LengthControlConfig, *, full: int, step: int
 ) -> LengthControlState:
     """The state after a step: updated averages, and every `every` steps perhaps another limit."""
-    state = replace(
-        state,
-        success_rate=ema(state.success_rate, measured.success_rate, config.ema_decay),
-        correct_length=ema(state.correct_length, measured.correct_length, config.ema_decay),
-        length=ema(state.length, measured.length, config.ema_decay),
-        truncated=ema(state.truncated, measured.truncated, config.ema_decay),
-    )
+    averages: dict[str, Any] = {
+        name: ema(getattr(state, name), value, config.ema_decay) for name, value in asdict(measured).items()
+    }
+    state = replace(state, **averages)
     if config.mode != "adaptive" or step < config.warmup_steps:
         return state
     if state.max_tokens is None:
@@ -105,9 +91,8 @@ def adapt(
         return replace(state, max_tokens=limit, unchanged_steps=0)
     change = _change(state, config) if step % config.every == 0 else 0
     limit = _clipped(state.max_tokens + change, config, full)
-    return replace(
-        state, max_tokens=limit, unchanged_steps=0 if limit != state.max_tokens else state.unchanged_steps + 1
-    )
+    unchanged_steps = 0 if limit != state.max_tokens else state.unchanged_steps + 1
+    return replace(state, max_tokens=limit, unchanged_steps=unchanged_steps)
 
 
 def _change(state: LengthControlState, config: LengthControlConfig) -> int:

@@ -26,17 +26,13 @@ class LossInputs:
     old_logprobs: Tensor
     """[tokens] log π of each token when it was sampled."""
 
-    advantages: Tensor
-    """[tokens]"""
-
+    advantages: Tensor  # [tokens]
     lengths: Tensor
     """[completions] tokens of each, one completion after another."""
 
     clip_ratio_low: float
-    """The ratio is clipped below 1 - clip_ratio_low."""
-
     clip_ratio_high: float
-    """The ratio is clipped above 1 + clip_ratio_high."""
+    """The ratio is clipped to 1 - clip_ratio_low … 1 + clip_ratio_high."""
 
     dual_clip_c: float | None = None
     """c of dual clip; None = without."""
@@ -74,8 +70,7 @@ def find_policy_loss(name: str) -> LossFunction:
     """The policy loss of this name: one registered here, or a user's own by `file.py:function` or `module:function`.
 
     Raises:
-        SettingsError: there is none; or, on a few synthetic tokens, it raises, or does not return a `PolicyLoss` of
-            the right shape that is finite and has a gradient.
+        SettingsError: there is none, or a trial on a few synthetic tokens fails.
     """
     if name in POLICY_LOSSES:
         return POLICY_LOSSES[name]
@@ -160,10 +155,9 @@ def reinforce(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
 
 
 def _clipped(ratio: Tensor, inputs: LossInputs) -> PolicyLoss:
+    clipped = ratio.clamp(1 - inputs.clip_ratio_low, 1 + inputs.clip_ratio_high)
     unclipped = -inputs.advantages * ratio
-    loss = torch.maximum(
-        unclipped, -inputs.advantages * ratio.clamp(1 - inputs.clip_ratio_low, 1 + inputs.clip_ratio_high)
-    )
+    loss = torch.maximum(unclipped, -inputs.advantages * clipped)
     if inputs.dual_clip_c is not None:
         bounded = torch.minimum(loss, -inputs.advantages * inputs.dual_clip_c)
         loss = torch.where(inputs.advantages < 0, bounded, loss)
@@ -173,14 +167,7 @@ def _clipped(ratio: Tensor, inputs: LossInputs) -> PolicyLoss:
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
     """PPO's clipped value loss: ½·max((V − R)², (V_clip − R)²) with V_clip within `clip` of the old value.
 
-    Args:
-        values: [tokens] V(s_t), with gradient.
-        old_values: [tokens] V(s_t) before the update.
-        returns: [tokens] the target, advantage plus old value.
-        clip: V_clip is within old_value ± clip.
-
-    Returns:
-        [tokens] loss, and [tokens] bool: clipping removed the gradient.
+    All are [tokens]. Returns the loss, and bool: clipping removed the gradient.
     """
     bounded = old_values + (values - old_values).clamp(-clip, clip)
     unclipped, clipped = (values - returns).square(), (bounded - returns).square()

@@ -43,11 +43,7 @@ def importance_weights(
     2510.18855), so that the gradient of the others does not depend on it, and in the KL and entropy terms.
     Truncation: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
 
-    Args:
-        old_logprobs: [tokens] the policy's, before the update.
-        engine: [tokens] the engine's.
-        lengths: [completions]
-        settings: `is_level=sequence` takes one ratio per completion, the product over its tokens, for both.
+    `is_level=sequence` takes one ratio per completion, the product over its tokens, for both.
 
     Returns:
         [tokens] weights without gradient, and the metrics `rollout_corr/*`; the mean is of all tokens.
@@ -87,12 +83,7 @@ def mismatch_metrics(logprobs: Tensor, engine: Tensor) -> dict[str, float]:
 
 def notes(config: TrainConfig) -> list[str]:
     """Notes for the user at the start of a run."""
-    rollout = config.rollout
-    cuts = [f"rollout.top_p={rollout.top_p:g}"] * (rollout.top_p < 1) + [f"rollout.top_k={rollout.top_k}"] * (
-        rollout.top_k > 0
-    )
-    if not cuts:
-        return []
-    return [
-        f"{' and '.join(cuts)}: tokens come from a cut distribution, ratios from the whole one; the gradient is biased"
-    ]
+    top_p, top_k = config.rollout.top_p, config.rollout.top_k
+    cuts = [f"rollout.top_p={top_p:g}"] * (top_p < 1) + [f"rollout.top_k={top_k}"] * (top_k > 0)
+    biased = "tokens come from a cut distribution, ratios from the whole one; the gradient is biased"
+    return [f"{' and '.join(cuts)}: {biased}"] if cuts else []

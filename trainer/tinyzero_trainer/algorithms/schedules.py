@@ -10,9 +10,7 @@ from tinyzero_trainer.config import Decay, TrainConfig
 class StepSettings:
     """The scheduled settings of one step."""
 
-    learning_rate: float
-    """Of the policy."""
-
+    learning_rate: float  # of the policy
     temperature: float = 1.0
     """Completions are sampled at it; the policy is the distribution at this temperature."""
 

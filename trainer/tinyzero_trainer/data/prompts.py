@@ -58,11 +58,7 @@ class PromptSource:
         test_fraction: float = DataConfig.test_fraction,
         max_prompt_tokens: int = DataConfig.max_prompt_tokens,
     ) -> None:
-        """
-        Args:
-            name: what the run calls the task; empty = its own name.
-            prompt_template: None = `chat` if the model has a chat template, else `base`.
-        """
+        """`name` is what the run calls the task; without a template, it is `chat` if the model has one, else `base`."""
         self.task, self.name = task, name or task.name
         self._tokenizer, self._test_fraction, self._max_tokens = tokenizer, test_fraction, max_prompt_tokens
         self.template = prompt_template or ("chat" if tokenizer.chat_template else "base")

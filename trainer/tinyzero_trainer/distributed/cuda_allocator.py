@@ -18,8 +18,7 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 _SETTING = "expandable_segments"
 _GET, _SET = "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings"
-_set_here: list[str] = []
-"""Settings made in this process: not every PyTorch that accepts them returns them."""
+_set_here: list[str] = []  # in this process: not every PyTorch that accepts settings returns them
 
 
 def expands(settings: str | None) -> bool:

@@ -38,28 +38,19 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True)
 class FsdpOptions:
-    """How the models of a run are sharded."""
+    """How the models of a run are sharded: the settings of `model`, `memory` and `parallel`, on this rank's device."""
 
     device: torch.device
-    """This rank's device for computing."""
-
     dtype: torch.dtype
     """Of computing; trained weights are kept in float32."""
 
     activation_checkpointing: bool = False
-    """Keep only each layer's input for the backward pass."""
-
     compile: bool | None = None
     """Compile each layer; None = see `config.run.compiles`."""
 
     offload: Literal["idle", "always"] | None = None
-    """See `memory.cpu_offload`."""
-
     replicas: int = 1
-    """See `parallel.dp_replicate`."""
-
     sequence_parallel: int = 1
-    """See `parallel.sequence_parallel`."""
 
     @classmethod
     def of(cls, config: TrainConfig, device: torch.device) -> "FsdpOptions":
@@ -99,8 +90,7 @@ def offload_note(config: TrainConfig, device: torch.device) -> str | None:
 def process_group(device: torch.device) -> Iterator[None]:
     """Within, there is a process group: the existing one, or one of this process alone, without network.
 
-    Args:
-        device: of this rank; a GPU becomes the current one.
+    If this rank's device is a GPU, it becomes the current one.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -120,15 +110,10 @@ def process_group(device: torch.device) -> Iterator[None]:
 class _Sharded:
     """Kept on a sharded model and on its children."""
 
-    root: nn.Module
-    """The module that was passed to `shard`."""
-
+    root: nn.Module  # the module that was passed to `shard`
     options: FsdpOptions
-
     ranks: DataParallelGroup
-
-    offload: CpuOffload | None
-    """With `memory.cpu_offload=idle`."""
+    offload: CpuOffload | None  # with `memory.cpu_offload=idle`
 
 
 def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] = ()) -> None:
@@ -210,11 +195,7 @@ def on_device(model: nn.Module, *, changed: bool = False) -> Iterator[None]:
     """Within, a model's shards are on its device; afterwards none of its weights stays gathered.
 
     A pass without a backward pass leaves weights gathered, and after an optimizer step the next one would use the old
-    ones. So all passes over a sharded model run within this.
-
-    Args:
-        model: sharded or not.
-        changed: whether its weights are written to.
+    ones. So all passes over a sharded model run within this; `changed` = its weights are written to.
     """
     sharded = _find(model)
     if sharded is None:
@@ -242,14 +223,12 @@ def root_of(model: nn.Module) -> nn.Module:
 
 def options_of(model: nn.Module) -> FsdpOptions | None:
     """How a model is sharded; None = it is not."""
-    sharded = _find(model)
-    return None if sharded is None else sharded.options
+    return None if (sharded := _find(model)) is None else sharded.options
 
 
 def ranks_of(model: nn.Module) -> DataParallelGroup:
     """The ranks that a model is sharded over."""
-    sharded = _find(model)
-    return ALONE if sharded is None else sharded.ranks
+    return ALONE if (sharded := _find(model)) is None else sharded.ranks
 
 
 def device_of(model: nn.Module) -> torch.device:

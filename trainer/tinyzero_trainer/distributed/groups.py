@@ -17,9 +17,7 @@ Result = TypeVar("Result")
 class SequenceParallelGroup:
     """The ranks that hold slices of the same packed row, seen from one of them."""
 
-    size: int
-    """At least 2."""
-
+    size: int  # at least 2
     rank: int
     """Which slice this process has."""
 
@@ -49,7 +47,6 @@ class DataParallelGroup:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return self.size if self.sequence_group is None else self.size * self.sequence_group.size
 
     @property
@@ -72,5 +69,4 @@ class DataParallelGroup:
         return results  # type: ignore[return-value]
 
 
-ALONE = DataParallelGroup()
-"""A model on one rank."""
+ALONE = DataParallelGroup()  # a model on one rank

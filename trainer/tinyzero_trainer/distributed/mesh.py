@@ -41,10 +41,7 @@ _MESHES: WeakKeyDictionary[Any, dict[tuple[str, int, int], Mesh]] = WeakKeyDicti
 def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Mesh:
     """Divide the ranks of the default process group; all of them must call it. Equal arguments give the same mesh.
 
-    Args:
-        device: type of every rank's device.
-        replicas: of the model; divides the number of ranks.
-        sequence_parallel: ranks per packed row; divides the ranks of a replica.
+    `device` is the type of every rank's; `replicas` are of the model; `sequence_parallel` ranks have a packed row.
     """
     world, count = dist.group.WORLD, dist.get_world_size()
     assert world is not None
@@ -59,12 +56,17 @@ def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Me
 
 
 def _build(device: str, replicas: int, slices: int) -> Mesh:
-    count, rank = dist.get_world_size(), dist.get_rank()
+    count, rank, timeout = dist.get_world_size(), dist.get_rank(), _world_timeout(device)
+
+    def new_group(members: list[list[int]]) -> Any:
+        """All ranks create all groups, in the same order; returns the one that contains this rank."""
+        return dist.new_subgroups_by_enumeration(members, timeout=timeout)[0]
+
     if replicas > 1:
         rows = [list(range(start, start + count // replicas)) for start in range(0, count, count // replicas)]
         columns = [list(column) for column in zip(*rows, strict=True)]
-        groups = [_new_group(columns, rank, device), _new_group(rows, rank, device)]
-        weights = DeviceMesh.from_group(groups, device, mesh=rows, mesh_dim_names=("replicate", "shard"))
+        groups, names = [new_group(columns), new_group(rows)], ("replicate", "shard")
+        weights = DeviceMesh.from_group(groups, device, mesh=rows, mesh_dim_names=names)
     else:
         weights = init_device_mesh(device, (count,))
     if slices == 1:
@@ -72,21 +74,12 @@ def _build(device: str, replicas: int, slices: int) -> Mesh:
     # Groups and no mesh: these also exchange CPU tensors, for which a mesh of GPUs need not have a backend.
     neighbours = [list(range(start, start + slices)) for start in range(0, count, slices)]
     same_slice = [list(range(start, count, slices)) for start in range(slices)]
-    sequence_group = SequenceParallelGroup(slices, rank % slices, _new_group(neighbours, rank, device))
-    shards = _new_group(same_slice, rank, device)
-    return Mesh(weights, DataParallelGroup(count // slices, rank // slices, shards, sequence_group))
-
-
-def _new_group(members: list[list[int]], rank: int, device: str) -> Any:
-    """All ranks create all groups, in the same order; returns the one that contains this rank."""
-    groups = [dist.new_group(ranks, timeout=_world_timeout(device)) for ranks in members]
-    return groups[next(index for index, ranks in enumerate(members) if rank in ranks)]
+    sequence_group = SequenceParallelGroup(slices, rank % slices, new_group(neighbours))
+    return Mesh(weights, DataParallelGroup(count // slices, rank // slices, new_group(same_slice), sequence_group))
 
 
 def _world_timeout(device: str) -> timedelta | None:
-    """The default group's timeout, if its backend has one; a new group has NCCL's ten minutes, and an engine may start
-    more slowly.
-    """
+    """The default group's, if its backend has one: a new group has NCCL's ten minutes, and engines may start slowly."""
     world = dist.group.WORLD
     assert world is not None
     options = getattr(world._get_backend(torch.device(device)), "options", None)  # there is no public name for either

@@ -15,10 +15,7 @@ class CpuOffload:
     """Tensors that are on their device only within `on_device`."""
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        """
-        Args:
-            tensors: gives them, each with its own storage; later calls may give more.
-        """
+        """`tensors` gives them, each with its own storage; later calls may give more."""
         self._tensors = tensors
         self._copies: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id: the tensor, its copy, its storage's bytes
         self._users = 0
@@ -27,11 +24,7 @@ class CpuOffload:
 
     @contextmanager
     def on_device(self, *, changed: bool) -> Iterator[None]:
-        """Within, the tensors are on their device; may be nested.
-
-        Args:
-            changed: whether they are written to; otherwise they are not copied back.
-        """
+        """Within, the tensors are on their device; may be nested. Unless `changed`, they are not copied back."""
         if not self._users:
             self._reload()
         self._users += 1

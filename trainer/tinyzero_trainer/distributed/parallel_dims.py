@@ -33,7 +33,6 @@ class ParallelDims:
     """Ranks that share each sequence."""
 
     num_engines: int = 1
-
     engine_tp: int = 1
     """GPUs of an engine; on the CPU, processes."""
 
@@ -41,8 +40,6 @@ class ParallelDims:
     """Whether engines use the ranks' GPUs."""
 
     chunks_per_engine: int = 1
-    """Chunks of a batch for each engine."""
-
     device: str = "cuda"
     """Of all processes: `cpu` or `cuda`."""
 
@@ -68,7 +65,6 @@ class ParallelDims:
 
     @property
     def gpu_roles(self) -> tuple[GpuRole, ...]:
-        """Roles of the run's GPUs."""
         return ("rank",) if self.colocated else ("rank", "engine")
 
     @property
@@ -78,7 +74,6 @@ class ParallelDims:
 
     @property
     def gpus(self) -> int:
-        """All GPUs of the run."""
         return sum(map(self.count, self.gpu_roles))
 
     def count(self, role: GpuRole) -> int:
@@ -119,10 +114,7 @@ SINGLE_PROCESS = ParallelDims()
 
 
 def parallel_dims(config: TrainConfig) -> ParallelDims:
-    """The processes of a run through Ray.
-
-    Raises:
-        ParallelError: ranks and engines do not fit on the GPUs; says what to change.
+    """The processes of a run through Ray; raises `ParallelError` with what to change if they do not fit on the GPUs.
 
     Example:
         >>> from tinyzero_sdk.settings import build
@@ -181,22 +173,14 @@ def parallel_dims(config: TrainConfig) -> ParallelDims:
 
 
 def planned_dims(config: TrainConfig) -> ParallelDims:
-    """The processes to plan for; a run without GPUs is planned as one process.
-
-    Raises:
-        ParallelError: ranks and engines do not fit on the GPUs; says what to change.
-    """
+    """The processes to plan for, as `parallel_dims` has them; a run without GPUs is planned as one process."""
     if config.run.executor != "ray" or not config.ray.gpus:
         return SINGLE_PROCESS
     return parallel_dims(config)
 
 
 def refuse_uneven(config: TrainConfig, heads: int) -> None:
-    """Refuse settings that do not divide the model's attention heads, before the ranks or vLLM would.
-
-    Raises:
-        ParallelError: names the numbers that do.
-    """
+    """Refuse settings that do not divide the model's attention heads, before the ranks or vLLM would."""
     for name, count in (
         ("parallel.sequence_parallel", config.parallel.sequence_parallel),
         ("vllm.tensor_parallel", config.vllm.tensor_parallel),

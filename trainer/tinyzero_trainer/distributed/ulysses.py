@@ -17,13 +17,9 @@ from tinyzero_trainer.distributed.groups import SequenceParallelGroup
 
 
 def to_heads(states: Tensor, group: SequenceParallelGroup) -> Tensor:
-    """[tokens of the row, heads of this rank, size], some heads of all tokens, from all heads of some tokens.
+    """[tokens of the row, heads of this rank, size] from [heads, tokens of the slice, size].
 
     Heads of keys and values that are fewer than the ranks are repeated, so that every query still meets its own.
-
-    Args:
-        states: [heads, tokens of the slice, size]
-        group: its size divides the heads of the queries.
     """
     repeats = group.size // gcd(len(states), group.size)
     if repeats > 1:
@@ -34,12 +30,7 @@ def to_heads(states: Tensor, group: SequenceParallelGroup) -> Tensor:
 
 
 def to_tokens(attended: Tensor, group: SequenceParallelGroup) -> Tensor:
-    """[tokens of the slice, heads, size], all heads of some tokens, from some heads of all tokens.
-
-    Args:
-        attended: [tokens of the row, heads of this rank, size], the attention over what `to_heads` returned.
-        group: the same.
-    """
+    """[tokens of the slice, heads, size] from [tokens of the row, heads of this rank, size]: `to_heads` undone."""
     chunks = attended.unflatten(0, (group.size, -1))  # [receiving ranks, tokens of the slice, heads, size]
     exchanged: Tensor = _AllToAll.apply(chunks, group)  # [sending ranks, …]
     return exchanged.transpose(0, 1).flatten(1, 2)
@@ -48,18 +39,11 @@ def to_tokens(attended: Tensor, group: SequenceParallelGroup) -> Tensor:
 def all_gather(
     columns: Sequence[Tensor], counts: Sequence[int], group: SequenceParallelGroup | None
 ) -> tuple[Tensor, ...]:
-    """Values per token of the whole row, on each rank, from those of its slice.
+    """Values per token of the whole row, [all tokens], on each rank, from those of its slice, [own tokens].
 
     Every rank then computes the same loss, and takes from its gradient what concerns its own tokens: summed over the
-    ranks, every token's gradient is there once.
-
-    Args:
-        columns: each [own tokens].
-        counts: tokens of each rank.
-        group: None = this rank has the whole row.
-
-    Returns:
-        As many, each [all tokens], none of them a view: an operation in place on one would drop FSDP2's hook.
+    ranks, every token's gradient is there once. `counts` are the tokens of each rank; without a group, this one has the
+    whole row. None of the results is a view: an operation in place on one would drop FSDP2's hook.
     """
     if group is not None:
         columns = _AllGather.apply(torch.stack(tuple(columns)), tuple(counts), group).unbind()
