@@ -2,16 +2,21 @@
 
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from tests.trainer.controller.dedicated_engine import dedicated_workers
 from tests.trainer.runs import Configure, assert_same_weights, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint import store
+from tinyzero_trainer.config import RayConfig, TrainConfig
 from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller import heldout_eval, loop, rollout_batch
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
@@ -19,10 +24,56 @@ from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.rollout_batch import BATCH_FILE
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import WorkerDiedError
+from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.executors.build import build_workers
+from tinyzero_trainer.models.loading import LanguageModel, load_model
+from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.types import Generation
 from tinyzero_trainer.utils.signals import Interrupted
 
 STEPS = 4
+
+
+class DedicatedEngine:
+    """A rollout engine that has the policy's weights as of the last `load_weights`."""
+
+    def __init__(self, config: TrainConfig, policy: LanguageModel) -> None:
+        self._policy, copied = policy, load_model(config.model.path, torch.device("cpu"))
+        self._state, self._engine = copied.model.state_dict(), build_engine(config, copied)
+        self._generating = threading.Lock()
+        self.load_weights()
+
+    @torch.no_grad()
+    def load_weights(self) -> None:
+        assert not self._generating.locked(), "weights were sent to an engine that generates"
+        for name, tensor in named_weights(self._policy.model):
+            self._state[name].copy_(tensor)
+        self._engine.load_weights()
+
+    def sleep(self) -> None:
+        self._engine.sleep()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def generate(
+        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, *, seed: int, **options: Any
+    ) -> list[list[Generation]]:
+        with self._generating:
+            return self._engine.generate(prompts, samples, params, seed=seed, **options)
+
+
+@contextmanager
+def dedicated_workers(config: TrainConfig, **given: Any) -> Iterator[Workers]:
+    """The workers of a run on Ray, without it."""
+    here = replace(config.run, executor="local")
+    config = replace(config, run=here, ray=RayConfig(), rollout=replace(config.rollout, max_async_level=0))
+    with build_workers(config, **given) as workers:
+        engine: RolloutEngine = DedicatedEngine(config, workers.language_model)
+        yield replace(workers, engine=engine)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -13,14 +13,14 @@ from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag
 
 PARAMS = SamplingParams(8, 1.0)
-NOTES: list[str] = []
+LOGGED: list[str] = []
 """What the last `collect` logged."""
 
 
 def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], *, prompts: int, rounds: int):
     """A step's sampling, where the n-th problem drawn gets the n-th group of rewards, or of whole scores."""
     stream = iter([Prompt(Item(index), str(index), [1]) for index in range(len(groups))])
-    NOTES.clear()
+    LOGGED.clear()
     monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: stream)
     seeds = []
 
@@ -41,7 +41,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
         data=DataConfig(prompts_per_step=prompts, max_refill_rounds=rounds),
         rollout=RolloutConfig(group_size=len(groups[0])),
     )
-    collector = RolloutCollector(config, fake_workers(log=NOTES.append), TrainerState(), StopFlag())
+    collector = RolloutCollector(config, fake_workers(log=LOGGED.append), TrainerState(), StopFlag())
     samples, kept = collector.sample(PARAMS, 1, StopFlag())
     drawn = len(groups) - len(list(stream))
     assert len(set(seeds)) == len(seeds)
@@ -56,11 +56,11 @@ def shaped(value: float, unshaped: float, *, masked: bool = False) -> Score:
 
 
 # DAPO filters by correctness: lengths, which the shaped reward tells apart, are no reason to keep a group.
-ALIKE, APART = [shaped(1.0, 1.0), shaped(0.4, 1.0)], [shaped(0.5, 1.0), shaped(0.5, 0.0)]
+SAME_CORRECTNESS, MIXED_CORRECTNESS = [shaped(1.0, 1.0), shaped(0.4, 1.0)], [shaped(0.5, 1.0), shaped(0.5, 0.0)]
 # What is masked does not count in the loss.
 MASKED = shaped(0.0, 0.0, masked=True)
-LONE, ENOUGH = [shaped(1.0, 1.0), MASKED, MASKED], [shaped(1.0, 1.0), shaped(0.0, 0.0), MASKED]
-NOBODY = [shaped(1.0, 1.0, masked=True), MASKED, MASKED]
+ONE_UNMASKED, TWO_UNMASKED = [shaped(1.0, 1.0), MASKED, MASKED], [shaped(1.0, 1.0), shaped(0.0, 0.0), MASKED]
+ALL_MASKED = [shaped(1.0, 1.0, masked=True), MASKED, MASKED]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ NOBODY = [shaped(1.0, 1.0, masked=True), MASKED, MASKED]
     [
         ([MIXED, EQUAL, MIXED], 2, 0, 2, [0, 1]),  # without dynamic sampling every group is trained on
         ([EQUAL, MIXED, [1.0, 1.0], MIXED, EQUAL, MIXED, MIXED], 3, 5, 6, [1, 3, 5]),
-        ([ALIKE, APART, APART], 2, 2, 3, [1, 2]),
-        ([LONE, ENOUGH, NOBODY, ENOUGH], 2, 1, 3, [1]),
+        ([SAME_CORRECTNESS, MIXED_CORRECTNESS, MIXED_CORRECTNESS], 2, 2, 3, [1, 2]),
+        ([ONE_UNMASKED, TWO_UNMASKED, ALL_MASKED, TWO_UNMASKED], 2, 1, 3, [1]),
         ([EQUAL, MIXED, EQUAL, EQUAL, MIXED], 2, 1, 3, [1]),  # the rounds have a limit
         ([EQUAL, MIXED, EQUAL, EQUAL, MIXED], 2, 2, 4, [1]),
         ([EQUAL, MIXED, EQUAL, EQUAL, MIXED], 2, 3, 5, [1, 4]),
@@ -81,9 +81,9 @@ def test_groups_of_equally_right_answers_are_replaced(groups, prompts, rounds, d
 
 def test_without_any_group_to_learn_from_the_step_still_has_a_batch(monkeypatch) -> None:
     assert collect(monkeypatch, [EQUAL] * 6, prompts=2, rounds=2) == ([[0, 1, 2, 3, 4, 5], [0, 1]], 6)
-    assert NOTES == ["step 1: the answers within each of 6 groups are equally right"]
+    assert LOGGED == ["step 1: the answers within each of 6 groups are equally right"]
 
 
 def test_a_step_of_masked_completions_alone_says_so(monkeypatch) -> None:
-    collect(monkeypatch, [NOBODY], prompts=1, rounds=0)
-    assert NOTES == ["step 1: all completions are masked, so it trains nothing"]
+    collect(monkeypatch, [ALL_MASKED], prompts=1, rounds=0)
+    assert LOGGED == ["step 1: all completions are masked, so it trains nothing"]

@@ -188,10 +188,8 @@ def test_a_run_is_not_resumed_with_other_settings_or_without_its_metrics(config)
 
 
 @pytest.mark.slow
-def test_equal_seeds_give_equal_runs_and_other_seeds_others(config, whole):
-    again, other = train(config("again", run__steps=2)), train(config("other", run__seed=1, run__steps=1))
-    assert lines(again.output)[:2] == lines(whole.output)[:2]
-    assert lines(other.output)[1] != lines(whole.output)[1]
+def test_another_seed_gives_another_run(config, whole):
+    assert lines(train(config(run__seed=1, run__steps=1)).output)[1] != lines(whole.output)[1]
 
 
 @pytest.mark.slow

@@ -135,9 +135,6 @@ def take(taken: TrainingStep, numbers: Sequence[int]) -> list[dict[str, float]]:
     return [taken.take(number)[1] for number in numbers]
 
 
-# ---- who trains on what ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("level", [0, 1])
 def test_every_batch_is_trained_once_in_the_order_and_with_the_seeds_of_a_synchronous_run(level: int) -> None:
     world, synchronous = World(), World()
@@ -159,35 +156,22 @@ def test_the_staleness_is_that_of_the_weights_that_sampled() -> None:
     assert {row["staleness/kl"] for row in metrics} == {0.125}
 
 
-def test_nothing_is_sampled_past_the_last_step() -> None:
-    world = World()
-    steps = world.steps(steps=2)
-    take(steps, [1])
-    assert steps.collector.prefetched is not None
-    take(steps, [2])
-    assert steps.collector.prefetched is None
-    assert len(world.sampled) == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", range(5))
 def test_a_run_cut_anywhere_continues_with_the_same_batches(cut: int) -> None:
     """What a checkpoint holds: its state, and the prefetched batch."""
-    steps, whole, parted = 5, World(), World()
-    all_of_them = whole.steps(steps=steps)
-    expected = take(all_of_them, range(1, steps + 1))
-    before = parted.steps(steps=steps)
-    found = take(before, range(1, cut + 1))
-    ready = None if before.collector.prefetched is None else from_json(to_json(before.collector.prefetched))
-    after = parted.steps(steps=steps, state=before.state, prefetched=ready)
-    found += take(after, range(cut + 1, steps + 1))
-    assert parted.trained == whole.trained
-    timeless = [{key: value for key, value in row.items() if "tim" not in key and "perf" not in key} for row in found]
+    whole, interrupted = World(), World()
+    uncut = whole.steps(steps=5)
+    expected = take(uncut, range(1, 6))
+    before = interrupted.steps(steps=5)
+    metrics = take(before, range(1, cut + 1))
+    prefetched = None if before.collector.prefetched is None else from_json(to_json(before.collector.prefetched))
+    after = interrupted.steps(steps=5, state=before.state, prefetched=prefetched)
+    metrics += take(after, range(cut + 1, 6))
+    assert interrupted.trained == whole.trained
+    timeless = [{key: value for key, value in row.items() if "tim" not in key and "perf" not in key} for row in metrics]
     assert timeless == [{key: row[key] for key in ours} for row, ours in zip(expected, timeless, strict=True)]
-    assert after.state == all_of_them.state
-
-
-# ---- time ------------------------------------------------------------------------------------------------------------
+    assert after.state == uncut.state
 
 
 def test_the_next_batch_is_sampled_during_the_update() -> None:
@@ -204,9 +188,6 @@ def test_the_next_batch_is_sampled_during_the_update() -> None:
         assert row["timing_s/wait_for_rollouts"] + row["timing_s/update_actor"] <= row["timing_s/step"]
 
 
-# ---- how it ends -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("error", [RuntimeError("no update"), KeyboardInterrupt()], ids=["failure", "second signal"])
 def test_an_update_that_fails_or_is_interrupted_ends_the_concurrent_sampling(error: BaseException) -> None:
     """A first signal is polled; the second arrives as an exception, wherever the trainer is."""
@@ -221,8 +202,7 @@ def test_an_update_that_fails_or_is_interrupted_ends_the_concurrent_sampling(err
 
 
 def test_a_signal_lets_both_sides_finish_and_the_batch_is_kept() -> None:
-    stop = StopFlag()
-    world = World(generating=0.03)
+    stop, world = StopFlag(), World(generating=0.03)
     steps = world.steps(stop=stop)
     take(steps, [1])
     world.during_update = lambda: stop.handle(signal.SIGTERM)
@@ -232,9 +212,8 @@ def test_a_signal_lets_both_sides_finish_and_the_batch_is_kept() -> None:
 
 
 def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
-    stop = StopFlag()
+    stop, world = StopFlag(), World(generating=1e6)
     stop.handle(signal.SIGINT)
-    world = World(generating=1e6)
     steps = world.steps(stop=stop)
     with pytest.raises(StopRequested):
         steps.take(1)

@@ -53,18 +53,18 @@ class FakePolicy:
     world_size = 1
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, float]] = []
+        self.calls: list[tuple[str, float]] = []
         self.updates: list[tuple[TrainingBatch, StepSettings]] = []
 
     def gpu_memory(self) -> list[Any]:
         return []
 
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
-        self.asked.append(("policy", temperature))
+        self.calls.append(("policy", temperature))
         return torch.full((sum(LENGTHS),), POLICY)
 
     def reference_logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
-        self.asked.append(("reference", temperature))
+        self.calls.append(("reference", temperature))
         return torch.full((sum(LENGTHS),), REFERENCE)
 
     def update(self, experience: TrainingBatch, settings: StepSettings) -> dict[str, float]:
@@ -100,14 +100,11 @@ def _fake_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "training_stream", lambda config, tasks, progress: FakeStream(progress))
 
 
-Taken = tuple[FakePolicy, FakeEngine, dict[str, float], dict[str, float]]
-
-
 @pytest.fixture
-def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
-    """Take the second of three steps; its metrics and seconds, and the fakes with their records."""
+def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
+    """Take the second of three steps; the fakes with their records, its metrics and seconds."""
 
-    def take_step(scores: Sequence[Score] = SCORES, *, rollout: dict[str, Any] | None = None, **groups: Any) -> Taken:
+    def take_step(scores: Sequence[Score] = SCORES, *, rollout: dict[str, Any] | None = None, **groups: Any) -> tuple:
         monkeypatch.setattr(
             collecting,
             "score",
@@ -131,21 +128,17 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
     return take_step
 
 
-def test_old_and_reference_logprobs_are_those_at_the_temperature_of_the_step(take) -> None:
-    policy, _, metrics, _ = take(
-        algorithm=AlgorithmConfig(kl_coefficient=0.4, kl_coefficient_end=0.2, kl_placement="reward", kl_estimator="k1")
+def test_completions_old_and_reference_logprobs_are_at_the_temperature_of_the_step(take) -> None:
+    policy, engine, metrics, _ = take(
+        algorithm=AlgorithmConfig(kl_coefficient=0.4, kl_coefficient_end=0.2, kl_placement="reward", kl_estimator="k1"),
+        optimizer=OptimizerConfig(num_mini_batches=2),
     )
-    assert policy.asked == [("policy", NOW), ("reference", NOW)]
+    assert [params.temperature for params in engine.params] == [NOW]
+    assert policy.calls == [("policy", NOW), ("reference", NOW)]
     assert metrics["actor/kl_coef"] == pytest.approx(0.3)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(POLICY - REFERENCE)
     ((_, settings),) = policy.updates
     assert (settings.temperature, settings.kl_coefficient) == (NOW, pytest.approx(0.3))
-
-
-def test_completions_and_the_pass_before_several_updates_are_at_the_temperature_of_the_step(take) -> None:
-    policy, engine, _, _ = take(optimizer=OptimizerConfig(num_mini_batches=2))
-    assert [params.temperature for params in engine.params] == [NOW]
-    assert policy.asked == [("policy", NOW)]
 
 
 def test_the_correction_weighs_the_policy_over_the_engine(take) -> None:
@@ -165,7 +158,7 @@ def test_the_correction_weighs_the_policy_over_the_engine(take) -> None:
 def test_the_engines_logprobs_are_the_old_ones_where_nothing_is_corrected(take) -> None:
     policy, _, _, _ = take(rollout={"return_logprobs": "always"}, optimizer=OptimizerConfig(num_mini_batches=2))
     ((experience, _),) = policy.updates
-    assert policy.asked == []
+    assert policy.calls == []
     assert experience.is_weights is None
     assert experience.old_logprobs.unique().tolist() == [ENGINE]
 
@@ -332,7 +325,7 @@ def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
     assert step.state.kl_coefficient is None
 
 
-def test_while_the_critic_warms_up_the_policy_rests() -> None:
+def test_while_the_critic_warms_up_the_policy_is_not_updated() -> None:
     critic = SimpleNamespace(update=lambda batch: {"critic/updated": 1.0})
     step = a_step(critic, advantage_estimator="gae", warmup_steps=2)
     taken = [step.update(None, SETTINGS, number) for number in (1, 2, 3)]
@@ -350,39 +343,33 @@ def test_a_masked_completion_has_no_say_in_the_kl_that_the_coefficient_adapts_to
     assert step.adapt_kl(outcome_of(step, none), {}, SETTINGS) == {"actor/kl_coef": 0.2}
 
 
-def test_remax_compares_with_the_likeliest_completion_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_remax_compares_with_the_greedy_completion_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
 
     def generate(model, engine, prompts, samples, params, **_):
-        asked.append((len(prompts), params.max_tokens, params.temperature, samples))
+        calls.append((len(prompts), params.max_tokens, params.temperature, samples))
         return prompts
 
     monkeypatch.setattr(collecting, "generate", generate)
     monkeypatch.setattr(collecting, "score", lambda *_, **kw: [sample(0.75, 1), sample(0.25, 1)])
     greedy_rewards = a_step(advantage_estimator="remax").collector.greedy_rewards(SAMPLES, StopFlag())
     advantages = ESTIMATORS["remax"](TrainingBatch.of(SAMPLES, 2, greedy_rewards=torch.tensor(greedy_rewards)))
-    assert asked == [(2, 64, 0.0, 1)]
+    assert calls == [(2, 64, 0.0, 1)]
     assert advantages.tolist() == [0.25, 0.25, -0.75, 0.0, 0.0, 0.0, 0.25, 0.25]
-
-
-# ---- accuracy by difficulty ------------------------------------------------------------------------------------------
 
 
 def rollout_of(prompt: Prompt, *, correct: bool) -> Rollout:
     return Rollout(prompt, Generation([1], None, True), "", Score(float(correct), correct))
 
 
-def test_each_problem_is_looked_at_once(toy_task: str) -> None:
-    task, asked = load_task(toy_task), []
-    prompts = [
-        Prompt(Item({"sum": 3}, {"numbers": [1, 2]}), "", [1]),
-        Prompt(Item({"sum": 31}, {"numbers": [1, 30]}), "", [1]),
-    ]
+def test_the_difficulty_of_each_problem_is_computed_once(toy_task: str) -> None:
+    task, computed = load_task(toy_task), []
+    prompts = [Prompt(Item({"sum": sum(pair)}, {"numbers": pair}), "", [1]) for pair in ([1, 2], [1, 30])]
     difficulty = task.difficulty
-    task.difficulty = lambda item: (asked.append(item), difficulty(item))[1]
+    task.difficulty = lambda item: (computed.append(item), difficulty(item))[1]
     samples = [rollout_of(prompts[row % 2], correct=row < 3) for row in range(8)]
     assert step_metrics._by_difficulty(task, samples, "acc") == {"acc/0": 0.5, "acc/3": 0.25}
-    assert len(asked) == 2
+    assert len(computed) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Bars in a terminal, lines in a log: the same content, in 80 columns."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,31 +14,25 @@ from tinyzero_trainer.monitoring.progress import Progress, _duration, outcome_li
 METRICS = {REWARD: 0.4123, ACCURACY: 0.382, LENGTH: 57.4, THROUGHPUT: 12345.6, "actor/entropy": 1.0}
 
 
-class Clock:
-    """A clock that tests set."""
-
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    """A clock that tests set."""
+    return SimpleNamespace(now=100.0)
 
 
 @pytest.fixture
 def plain(clock):
-    return Progress(Console(file=io.StringIO(), width=80), clock=clock)
+    return Progress(Console(file=io.StringIO(), width=80), clock=lambda: clock.now)
 
 
 @pytest.fixture
 def terminal(clock):
-    return Progress(Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), clock=clock)
+    return Progress(
+        Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), clock=lambda: clock.now
+    )
 
 
-def said(display):
+def printed(display):
     return display._console.file.getvalue().splitlines()
 
 
@@ -50,17 +45,14 @@ def live(display):
     return lines
 
 
-# ---- plain lines -----------------------------------------------------------------------------------------------------
-
-
 def test_a_phase_is_printed_at_once_and_then_every_few_seconds(plain, clock):
     with plain:
         plain.phase("evaluating", total=1024, unit="problems")
-        assert said(plain) == ["evaluating: 0/1,024 problems"]
+        assert printed(plain) == ["evaluating: 0/1,024 problems"]
         for _ in range(12):
             clock.now += 1
             plain.advance(64)
-    assert said(plain) == [f"evaluating: {count}/1,024 problems" for count in (0, 320, 640)]
+    assert printed(plain) == [f"evaluating: {count}/1,024 problems" for count in (0, 320, 640)]
 
 
 def test_steps_print_metrics_and_time_left_every_few_seconds(plain, clock):
@@ -68,7 +60,7 @@ def test_steps_print_metrics_and_time_left_every_few_seconds(plain, clock):
     for step in range(1, 101):
         clock.now += 1
         plain.step(step, METRICS)
-    lines = said(plain)
+    lines = printed(plain)
     assert lines[0] == "training: 100 steps"
     assert lines[1] == "step 1/100  1:39 left  reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
     assert lines[2].startswith("step 3/100  1:37 left")
@@ -80,7 +72,7 @@ def test_a_resumed_run_estimates_by_its_own_steps(plain, clock):
     plain.train(100, done=90)
     clock.now += 6
     plain.step(91, {REWARD: None, ACCURACY: 0.5})  # missing metrics are left out
-    assert said(plain) == ["training: 10 steps", "step 91/100  0:54 left  accuracy 50.0 %"]
+    assert printed(plain) == ["training: 10 steps", "step 91/100  0:54 left  accuracy 50.0 %"]
 
 
 TWO_TASKS = METRICS | {"task/countdown/acc": 0.3312, "task/multiply/acc": 0.5249, "task/multiply/score": 0.6}
@@ -92,7 +84,7 @@ def test_several_tasks_have_an_accuracy_each_if_it_fits(plain, clock):
     plain.step(1, TWO_TASKS)
     clock.now += 5
     plain.step(2, TWO_TASKS | {f"task/another-{number}/acc": 0.5 for number in range(3)})
-    first, second = said(plain)[1:]
+    first, second = printed(plain)[1:]
     assert first == "step 1/100  1:39 left  reward 0.412  countdown 33.1 %  multiply 52.5 %"
     assert second == "step 2/100  4:54 left  reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
     assert max(map(len, (first, second))) <= 80
@@ -102,7 +94,7 @@ def test_held_out_accuracy_and_notes_stay(plain):
     plain.held_out(0, {"countdown": 0.231})
     plain.held_out(1250, {"countdown": 0.5, "multiply": 0.625})
     plain.log("[wandb] is not markup")
-    assert said(plain) == [
+    assert printed(plain) == [
         "held-out accuracy before training: 23.1 %",
         "held-out accuracy after step 1,250: countdown 50.0 %, multiply 62.5 %",
         "[wandb] is not markup",
@@ -122,10 +114,7 @@ def test_calls_outside_a_phase_are_ignored(plain):
     plain.advance(3)
     plain.end_phase()
     plain.step(1, METRICS)
-    assert said(plain) == []
-
-
-# ---- a terminal ------------------------------------------------------------------------------------------------------
+    assert printed(plain) == []
 
 
 def test_the_terminal_shows_step_numbers_reward_so_far_and_phase(terminal, clock):
@@ -175,9 +164,6 @@ def test_the_cursor_comes_back_after_an_error(terminal):
         run()
     shown, hide, bring_back = terminal._console.file.getvalue(), "\x1b[?25l", "\x1b[?25h"
     assert 0 <= shown.find(hide) < shown.rfind(bring_back)
-
-
-# ---- texts -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_outcome_is_one_line():
