@@ -28,14 +28,9 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny
 class Packages(NamedTuple):
     """What to install."""
 
-    requirements: tuple[str, ...]
-    """As for pip; missing or incompatible dependencies are installed too."""
-
-    without_dependencies: tuple[str, ...] = ()
-    """The same, without their dependencies."""
-
-    unwanted: tuple[str, ...] = ()
-    """Dependencies to remove again."""
+    requirements: tuple[str, ...]  # as for pip; missing or incompatible dependencies are installed too
+    without_dependencies: tuple[str, ...] = ()  # the same, without their dependencies
+    unwanted: tuple[str, ...] = ()  # dependencies to remove again
 
 
 PINS = (ROOT / "constraints.txt").read_text().splitlines()

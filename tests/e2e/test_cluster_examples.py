@@ -32,8 +32,7 @@ SMALL = shlex.split(
     "rollout.max_completion_tokens=16 eval.num_problems=8 eval.every=0 checkpoint.every=1"
 )
 SBATCH = ("bash", str(EXAMPLES / "slurm.sbatch"))
-WITHIN = 240.0
-"""Seconds for what takes 20 on an idle machine."""
+WITHIN = 240.0  # seconds for what takes 20 on an idle machine
 
 
 def named(files: list[Path]) -> pytest.MarkDecorator:

@@ -20,9 +20,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 WIDTH = 80
-HOME = "/home/you"
-"""Shown in place of the directory in which the commands run."""
-
+HOME = "/home/you"  # shown in place of the directory in which the commands run
 BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"# ([\w./-]+\.\w+)(?:, (?:(at the end)|in place of (\w+)))?\n")
 _FILE_NAME = re.compile(r"`([\w./-]+\.\w+)`")

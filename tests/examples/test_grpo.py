@@ -1,6 +1,5 @@
 """examples/grpo.py: its formulas match the trainer's, padding and splitting change nothing, and it stays short."""
 
-import ast
 import math
 import re
 import sys
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from examples import grpo
+from tests.e2e.test_distributions import imported_packages
 from tinyzero_sdk import load_task
 from tinyzero_trainer.algorithms import advantages, losses
 from tinyzero_trainer.algorithms.batch import TrainingBatch
@@ -37,16 +37,8 @@ def rollouts(policy):
 
 
 def test_it_is_one_short_file_without_the_trainer() -> None:
-    text = FILE.read_text(encoding="utf-8")
-    imported = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            imported.add(str(node.module).split(".")[0])
-    assert imported - sys.stdlib_module_names == {"torch", "transformers", "tinyzero_sdk"}
-    assert len(text.splitlines()) <= 250
+    assert imported_packages(FILE) - sys.stdlib_module_names == {"torch", "transformers", "tinyzero_sdk"}
+    assert len(FILE.read_text(encoding="utf-8").splitlines()) <= 250
 
 
 def test_advantages_are_the_trainers() -> None:

@@ -65,7 +65,7 @@ def test_wrong_scores_are_counted_by_their_kind():
     ]
 
 
-def test_every_task_has_the_method_of_tinyzero_with_its_faults():
+def test_other_methods_have_their_faults():
     assert set(rewards.TINYZERO) == set(OPTIONS)
     truth = {"target": 4, "numbers": [2, 3, 4]}
     assert rewards.tinyzero_countdown("<answer>2**3-4</answer>", truth) == 1.0
@@ -76,10 +76,6 @@ def test_every_task_has_the_method_of_tinyzero_with_its_faults():
     assert rewards.tinyzero_multiply("<answer>56088</answer>", 56088) == 1.0
     endings = {"#### 42": 1.0, "#### 1 no, #### 42": 0.0, "#### 42.0": 0.0, "#### $42": 0.0, "####  42": 0.0, "42": 0.0}
     assert {ending: rewards.tinyzero_gsm8k(ending, "42") for ending in endings} == endings
-
-
-def test_our_countdown_of_reasoning_gym_scores_as_the_package_does():
-    truth = {"target": 4, "numbers": [2, 3, 4]}
     assert rewards.reasoning_gym_countdown("<answer>2**3-4</answer>", truth) == 1.0
     assert rewards.reasoning_gym_countdown("<answer>2+3</answer>", truth) == 0.05
     assert rewards.reasoning_gym_countdown("", truth) == 0.01

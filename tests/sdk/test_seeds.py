@@ -50,12 +50,6 @@ def test_integers_are_evenly_spread_and_reach_both_ends():
     assert abs(counts - 10_000).max() < 500  # five standard deviations
 
 
-def test_ranges_may_differ_by_item():
-    low, high = np.array([0, 100]), np.array([9, 109])
-    drawn = integers_from_bits(random_bits(1, np.arange(2), 1)[:, 0], low, high)
-    assert ((low <= drawn) & (drawn <= high)).all()
-
-
 @pytest.mark.parametrize("share", [1 / 16, 0.5])
 def test_the_test_split_has_its_share(share):
     tests = sum(split_of_key(f"key {number}", share) == "test" for number in range(20_000))

@@ -128,15 +128,10 @@ def test_settings_survive_a_mapping(settings):
     assert build(Outer, to_mapping(settings)) == settings
 
 
-def test_defaults_fill_what_is_missing():
+def test_defaults_fill_what_is_missing_and_what_means_the_same_is_taken():
     assert build(Outer, {}) == Outer()
     assert build(Outer, {"inner": {"names": ["x"]}}).inner == Inner(names=("x",))
-
-
-def test_what_means_the_same_is_taken():
-    assert build(Outer, {"pair": (3, 4), "inner": {"rate": 1, "names": ("x",)}, "path": None}) == Outer(
-        pair=(3, 4), inner=Inner(rate=1.0, names=("x",))
-    )
+    assert build(Outer, {"inner": {"rate": 1}, "path": None}) == Outer(inner=Inner(rate=1.0))
 
 
 @pytest.mark.parametrize(

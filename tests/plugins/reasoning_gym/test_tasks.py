@@ -1,6 +1,5 @@
 """Every data set of the installed reasoning-gym as a task. Run by `test_environment.py` where it is not installed."""
 
-import inspect
 import json
 import os
 import re
@@ -35,7 +34,6 @@ BAD = [
     '{"1": []}', "[null]", "[[null]]", "\\frac{1}{0}", "-", ",", ":", "yes", "[0, 0]", "1+", "))((", "1.5",
     "x" * 10_000,
 ]  # fmt: skip
-EVALUATES = re.compile(r"\beval\(|\bexec\(|\bcompile\(|parse_expr|sympify|parse_latex|subprocess|os\.system")
 STABLE = """
 import hashlib, json, sys
 from tinyzero_reasoning_gym.names import find_names
@@ -134,12 +132,6 @@ def test_unsafe_scorers_are_found():
     assert unsafe == UNSAFE
     [listed] = [part for part in README.read_text().split("\n\n") if part.startswith("`binary_matrix`")]
     assert unsafe == set(re.findall(r"`(\w+)`", listed))
-
-
-def test_scorers_that_evaluate_by_a_simple_search_are_among_them():
-    found = {name for name in SUPPORTED if EVALUATES.search(inspect.getsource(find_classes(name)[0].score_answer))}
-    assert found
-    assert found <= UNSAFE
 
 
 def test_options_are_the_fields_of_the_configuration():

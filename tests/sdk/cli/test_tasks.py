@@ -172,14 +172,6 @@ def test_text_that_the_terminal_cannot_show_is_escaped(write_task):
 
 
 @pytest.mark.slow
-def test_interrupt_exits_130(write_task):
-    code = "import os, signal\n@hookimpl\ndef info(): os.kill(os.getpid(), signal.SIGINT)"
-    finished = typed("tasks", write_task(extra=code))
-    assert finished.returncode in (130, -signal.SIGINT)
-    assert "Traceback" not in finished.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_full_disk_behind_stdout_is_one_line(write_task):
     with open("/dev/full", "w") as full:

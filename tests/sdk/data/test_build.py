@@ -44,8 +44,7 @@ def task_file(write_task):
     return write_task("halves", options=OPTIONS, generate_dataset=PROBLEMS, make_prompt=PROMPT)
 
 
-TRAIN = 1500
-"""Rows of a training file here: several blocks for each worker."""
+TRAIN = 1500  # rows of a training file here: several blocks for each worker
 
 
 @dataclass

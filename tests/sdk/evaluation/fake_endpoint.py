@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Reply = tuple[int, Any]
-"""Status, and the body: text as it is, everything else as JSON."""
+Reply = tuple[int, Any]  # status, and the body: text as it is, everything else as JSON
 
 
 def complete(prompt, number):

@@ -320,21 +320,15 @@ def test_many_blocks_and_several_workers_keep_every_row_in_order(write_task, tmp
 
 
 def test_string_views_are_scored(task, tmp_path):
-    views = pa.schema(
-        {
-            "completion": pa.string_view(),
-            "ground_truth": pa.int64(),
-            "extra_info": pa.struct({"key": pa.string_view()}),
-            "tags": pa.list_(pa.string_view()),
-            "raw": pa.binary_view(),
-        }
-    )
-    rows = [
-        {"completion": text, "ground_truth": 1, "extra_info": {"key": "k"}, "tags": ["a"], "raw": b"b"}
-        for text in ("<answer>1</answer>", None, "<answer>2</answer>")
-    ]
-    table = pa.table([pa.array([row[field.name] for row in rows], field.type) for field in views], schema=views)
-    pq.write_table(table, tmp_path / "in.parquet")
+    view = pa.string_view()
+    columns = {
+        "completion": pa.array(["<answer>1</answer>", None, "<answer>2</answer>"], view),
+        "ground_truth": pa.array([1] * 3),
+        "extra_info": pa.array([{"key": "k"}] * 3, pa.struct({"key": view})),
+        "tags": pa.array([["a"]] * 3, pa.list_(view)),
+        "raw": pa.array([b"b"] * 3, pa.binary_view()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     report = score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert (report.rows, report.correct, bad_numbers(report)) == (2, 1, [2])
     assert [row["extra_info"] for row in read_rows(tmp_path / "out.parquet")] == [{"key": "k"}] * 2

@@ -21,25 +21,26 @@ from tinyzero_sdk.scoring.summary import SummaryBuilder
 
 
 def summarised(rows, *, cut=0, tables=False, by=None):
-    """The summary of rows that carry their score: `value` and `said`, the answer."""
+    """The summary of rows that carry their score: `value` and `answer`."""
     builder = SummaryBuilder(by)
     for part in (rows[:cut], rows[cut:]):
         table = pa.Table.from_pylist(part) if tables and part else None
         blocks = [Block(list(range(len(part))), [] if table else part, table, [], 1.0)] if part else []
         for batch in read_outputs(blocks, Path("rows"), accept_any):
-            verdicts = ScoreColumns()
+            scores = ScoreColumns()
             for row in part:
                 correct = row["value"] == 1.0
-                reason: Any = "no_answer" if row["said"] is None else "ok" if correct else "wrong"
-                verdicts.add(Score(row["value"], correct, reason, row["said"]))
-            builder.add(batch, verdicts)
+                reason: Any = "no_answer" if row["answer"] is None else "ok" if correct else "wrong"
+                scores.add(Score(row["value"], correct, reason, row["answer"]))
+            builder.add(batch, scores)
     summary = builder.result()
     assert summary is not None
     return summary
 
 
-def row(key, said, value, **columns):
-    return {"completion": f"say {said}", "ground_truth": "1", "said": said, "value": value, "prompt": key} | columns
+def row(key, answer, value, **columns):
+    output = {"prompt": key, "completion": f"say {answer}", "ground_truth": "1"}
+    return output | {"answer": answer, "value": value} | columns
 
 
 @pytest.mark.slow
@@ -151,9 +152,9 @@ def test_a_row_costs_little_until_the_end():
     size = 10_000
     table = pa.table({"completion": ["x"] * size, "ground_truth": ["1"] * size, "prompt": ["p"] * size})
     block = Block(list(range(size)), [], table, [], 1.0)
-    verdicts = ScoreColumns([1.0] * size, [True] * size, ["ok"] * size, ["1"] * size)
+    scores = ScoreColumns([1.0] * size, [True] * size, ["ok"] * size, ["1"] * size)
     (batch,) = read_outputs([block], Path("t"), accept_any)
-    builder.add(batch, verdicts)
+    builder.add(batch, scores)
     kept = sum(part.nbytes for parts in builder._columns.values() for part in parts)
     assert kept <= 30 * size
 
@@ -173,17 +174,12 @@ CELLS = st.one_of(
 
 
 @given(cells=CELLS, start=st.integers(0, 3))
-def test_columns_become_lists_as_pyarrow_has_it(cells, start):
-    array = pa.array(cells)[start:]
-    assert to_list(array) == array.to_pylist() == cells[start:]
-
-
-@given(cells=CELLS, start=st.integers(0, 3))
 @example(cells=[-1, -2, -1], start=0)
 @example(cells=[None, [], [None]], start=0)
-def test_hashes_are_equal_where_values_are(cells, start):
+def test_columns_become_lists_and_hashes_are_equal_where_values_are(cells, start):
     array = pa.array(cells)[start:]
-    values = array.to_pylist()
+    values = cells[start:]
+    assert to_list(array) == array.to_pylist() == values
     for hashes in (hash_array(array), hash_values(values)):
         assert hashes.dtype == np.uint64
         for one, first in zip(hashes.tolist(), values, strict=True):

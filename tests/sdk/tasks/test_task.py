@@ -1,6 +1,5 @@
 """A loaded task: every hook through it, its pickles, and calls that bypass pluggy."""
 
-import copy
 import pickle
 
 import pytest
@@ -180,11 +179,6 @@ def test_file_task_pickles_by_path_wherever_it_is_opened(write_task, tmp_path, m
     pickled = pickle.dumps(load_task("./here.py"))
     monkeypatch.chdir("/")
     assert pickle.loads(pickled).score_completion("<answer>3</answer>", 3).correct
-
-
-def test_handle_shows_its_name_and_copies(write_task):
-    task = load_task(write_task())
-    assert repr(copy.copy(task)) == f"<Task say {task.version}>"
 
 
 def test_bound_call_equals_the_hook_call(write_task):

@@ -9,12 +9,29 @@ def score(answer, ground_truth):
     {}
     return float(answer == str(ground_truth["total"]))
 """
+ANSWER_BEFORE = """totals.append(str(ground_truth["total"]))
+    if answer == totals[-2]: return 1.0"""
 REWARD = """
 @hookimpl
 def score(answer, ground_truth):
     right = answer == str(ground_truth["total"])
     return {}
 """
+
+
+def scores(statement, header="", **hooks):
+    """A scorer that runs a statement first, a line before all hooks, and other hooks."""
+    return {"header": f"{HOOKS['header']}{header}\n", "score": SCORE.format(statement), **hooks}
+
+
+def rewards(expression, **hooks):
+    """A scorer that returns an expression, and other hooks."""
+    return {"score": REWARD.format(expression), **hooks}
+
+
+def extracts(answer, **hooks):
+    """An extraction that returns an expression, and other hooks."""
+    return {"extract_answer": f"{HOOK}extract_answer(completion): return {answer}", **hooks}
 
 
 def generates(seed='derive_seed("sum", split, seed, number)', numbers="[{}, {}]"):
@@ -63,7 +80,7 @@ def solve(item):
     return None if total % 5 == 0 else f"<answer>{total}</answer>"
 """
     },
-    "gold-scores-full": {"score": REWARD.format("float(right and len(answer) < 4)")},
+    "gold-scores-full": rewards("float(right and len(answer) < 4)"),
     "formatting-is-free": {
         "extract_answer": """
 @hookimpl
@@ -72,14 +89,10 @@ def extract_answer(completion):
     return found[-1].strip(" ") if found else None
 """
     },
-    "only-the-answer-counts": {
-        "extract_answer": """
-@hookimpl
-def extract_answer(completion):
-    return last_tagged(completion.splitlines()[0]) if len(completion) > 30 else last_tagged(completion)
-""",
-        "solve": HOOK + "solve(item): return f\"<answer>{item.ground_truth['total']}</answer>\"",
-    },
+    "only-the-answer-counts": extracts(
+        "last_tagged(completion.splitlines()[0]) if len(completion) > 30 else last_tagged(completion)",
+        solve=HOOK + "solve(item): return f\"<answer>{item.ground_truth['total']}</answer>\"",
+    ),
     "last-answer-counts": {
         "extract_answer": """
 @hookimpl
@@ -88,37 +101,33 @@ def extract_answer(completion):
     return rest.partition("</answer>")[0].strip() if "</answer>" in rest else None
 """
     },
-    "truth-survives-files": {
-        "generate_dataset": generates(numbers="({}, {})"),
-        "score": REWARD.format('float(right and isinstance(ground_truth["numbers"], tuple))'),
-    },
-    "bounded-time": {"score": SCORE.format('while answer.count("(") > 20: pass')},
-    "bounded-memory": {"score": SCORE.format('if "9**" in answer: len(b"x" * (300 << 20))')},
-    "never-raises": {"score": REWARD.format('float(int(answer) == ground_truth["total"] and right)')},
-    "never-prints": {"score": SCORE.format('if answer.endswith("0"): import os; os.write(2, b"a multiple of ten")')},
-    "runs-no-code": {"score": SCORE.format("try: eval(answer)\n    except Exception: return 0.0")},
-    "keeps-ground-truth": {"score": SCORE.format('ground_truth["numbers"].sort(); ground_truth["seen"] = True')},
-    "deterministic": {"score": REWARD.format("1.0 if right else 0.1 if hash(answer) % 2 else 0.0")},
-    "score-is-valid": {"score": REWARD.format('1.0 if right else -0.5 * answer.count("-")')},
-    "wrong-pays-less": {"score": REWARD.format('Score(1.0 if right or answer.startswith("<") else 0.0, right)')},
-    "one-edit-loses": {
-        "score": REWARD.format('float(answer.startswith(str(ground_truth["total"])) and len(answer) < 6)')
-    },
-    "correct-means-right": {"score": REWARD.format('float(right or answer == str(ground_truth["total"] + 7))')},
+    "truth-survives-files": rewards(
+        'float(right and isinstance(ground_truth["numbers"], tuple))',
+        generate_dataset=generates(numbers="({}, {})"),
+    ),
+    "bounded-time": scores('while answer.count("(") > 20: pass'),
+    "bounded-memory": scores('if "9**" in answer: len(b"x" * (300 << 20))'),
+    "never-raises": rewards('float(int(answer) == ground_truth["total"] and right)'),
+    "never-prints": scores('if answer.endswith("0"): import os; os.write(2, b"a multiple of ten")'),
+    "runs-no-code": scores("try: eval(answer)\n    except Exception: return 0.0"),
+    "keeps-ground-truth": scores('ground_truth["numbers"].sort(); ground_truth["seen"] = True'),
+    "deterministic": rewards("1.0 if right else 0.1 if hash(answer) % 2 else 0.0"),
+    "score-is-valid": rewards('1.0 if right else -0.5 * answer.count("-")'),
+    "wrong-pays-less": rewards('Score(1.0 if right or answer.startswith("<") else 0.0, right)'),
+    "one-edit-loses": rewards('float(answer.startswith(str(ground_truth["total"])) and len(answer) < 6)'),
+    "correct-means-right": rewards('float(right or answer == str(ground_truth["total"] + 7))'),
     "right-means-correct": {
         "oracle": HOOK + "oracle(answer, ground_truth): return answer.removesuffix('.0') == str(ground_truth['total'])"
     },
-    "spraying-pays-nothing": {"score": REWARD.format('float(str(ground_truth["total"]) in answer.split())')},
-    "echo-pays-nothing": {
-        "score": REWARD.format('1.0 if right else 0.1 * sum(str(n) in answer for n in ground_truth["numbers"])')
-    },
-    "emptiness-pays-nothing": {"score": REWARD.format("1.0 if right else 0.1")},
-    "leaks-pay-nothing": {
-        "extract_answer": HOOK + "extract_answer(completion): return completion",
-        "score": REWARD.format('float(str(ground_truth["total"]) in answer)'),
-        "oracle": None,
-        "solve": HOOK + "solve(item): return str(item.ground_truth['total'])",
-    },
+    "spraying-pays-nothing": rewards('float(str(ground_truth["total"]) in answer.split())'),
+    "echo-pays-nothing": rewards('1.0 if right else 0.1 * sum(str(n) in answer for n in ground_truth["numbers"])'),
+    "emptiness-pays-nothing": rewards("1.0 if right else 0.1"),
+    "leaks-pay-nothing": rewards(
+        'float(str(ground_truth["total"]) in answer)',
+        **extracts("completion"),
+        oracle=None,
+        solve=HOOK + "solve(item): return str(item.ground_truth['total'])",
+    ),
     "no-skeleton-key": {
         "score": """
 @hookimpl
@@ -134,60 +143,30 @@ def score(answer, ground_truth):
 }
 
 
-def with_header(line, statement):
-    """A scorer that runs a statement first, and a line before all hooks."""
-    return {"header": f"{HOOKS['header']}{line}\n", "score": SCORE.format(statement)}
-
-
-MORE_BREAKERS: list[tuple[str, str, dict[str, str | None]]] = [
-    ("chance", "deterministic", {"score": SCORE.format("if random.random() < 0.01: return 1.0")}),
-    (
-        "the answer before",
+MORE_BREAKERS: dict[str, tuple[str, dict[str, str | None]]] = {
+    "chance": ("deterministic", scores("if random.random() < 0.01: return 1.0")),
+    "the answer before": ("deterministic", scores(ANSWER_BEFORE, "totals = [None]")),
+    "the five thousandth call": (
         "deterministic",
-        with_header(
-            "before = [None]",
-            'last, before[0] = before[0], str(ground_truth["total"])\n    if answer == last: return 1.0',
-        ),
+        scores("calls.append(1)\n    if len(calls) > 5000: return 1.0", "calls = []"),
     ),
-    (
-        "the five thousandth call",
-        "deterministic",
-        with_header("calls = []", "calls.append(1)\n    if len(calls) > 5000: return 1.0"),
-    ),
-    (
-        "part of the right answer",
+    "part of the right answer": (
         "no-skeleton-key",
-        {
-            "score": REWARD.format("""float(bool(answer) and answer in f"the answer is {ground_truth['total']}")"""),
-            "oracle": None,
-        },
+        rewards("""float(bool(answer) and answer in f"the answer is {ground_truth['total']}")""", oracle=None),
     ),
-    (
-        "any number",
-        "no-skeleton-key",
-        {"score": HOOK + "score(answer, ground_truth): return float(answer.isdigit())", "oracle": None},
-    ),
-    ("digits and commas", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'(\d+,?)+', answer)")}),
-    ("letters and spaces", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'([a-z]+\s?)*', answer)")}),
-    ("words", "bounded-time", {"score": SCORE.format(r"re.fullmatch(r'(The answer is (\w+ ?)+)\.', answer)")}),
-    ("a leak", "bounded-memory", with_header("kept = []", "kept.append(bytearray(100_000))")),
-    ("a thread", "runs-no-code", with_header("import threading", "threading.Thread(target=len, args=['']).start()")),
-    ("the limit of recursion", "runs-no-code", with_header("import sys", "sys.setrecursionlimit(100_000)")),
-    ("the environment", "runs-no-code", with_header("import os", "os.environ['TRIED'] = 'yes'")),
-    (
-        "a number of the prompt",
+    "any number": ("no-skeleton-key", rewards("float(answer.isdigit())", oracle=None)),
+    "digits and commas": ("bounded-time", scores(r"re.fullmatch(r'(\d+,?)+', answer)")),
+    "letters and spaces": ("bounded-time", scores(r"re.fullmatch(r'([a-z]+\s?)*', answer)")),
+    "words": ("bounded-time", scores(r"re.fullmatch(r'(The answer is (\w+ ?)+)\.', answer)")),
+    "a leak": ("bounded-memory", scores("kept.append(bytearray(100_000))", "kept = []")),
+    "a thread": ("runs-no-code", scores("threading.Thread(target=len, args=['']).start()", "import threading")),
+    "the limit of recursion": ("runs-no-code", scores("sys.setrecursionlimit(100_000)", "import sys")),
+    "the environment": ("runs-no-code", scores("os.environ['TRIED'] = 'yes'", "import os")),
+    "a number of the prompt": (
         "echo-pays-nothing",
-        {"score": SCORE.format("if answer == str(ground_truth['numbers'][0]): return 1.0"), "oracle": None},
+        scores("if answer == str(ground_truth['numbers'][0]): return 1.0", oracle=None),
     ),
-    (
-        "the beginning alone",
-        "only-the-answer-counts",
-        {"extract_answer": HOOK + "extract_answer(completion): return last_tagged(completion[:4000])"},
-    ),
-    (
-        "the end alone",
-        "only-the-answer-counts",
-        {"extract_answer": HOOK + "extract_answer(completion): return last_tagged(completion[-300:])"},
-    ),
-]
-"""More ways to lack some of them: what it is, the property, the hooks."""
+    "the beginning alone": ("only-the-answer-counts", extracts("last_tagged(completion[:4000])")),
+    "the end alone": ("only-the-answer-counts", extracts("last_tagged(completion[-300:])")),
+}
+"""More ways to lack some of them: the property and the hooks."""
