@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests import scoring_here
+from tests import in_process_scoring
 from tinyzero_sdk.scoring import pool
 
 # No deadlines, because the machine may be busy. Every run draws other examples, so a run by hand needs fewer; .ci/run
@@ -40,11 +40,11 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.fixture
-def scored_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def scored_in_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scoring in this process, for tests in which the worker processes do not matter; `real_workers` undoes it."""
     if "real_workers" not in request.fixturenames:
-        monkeypatch.setattr(pool, "WorkerProcess", scoring_here.ScoringThread)
-        monkeypatch.setattr(pool, "score_answers", scoring_here.score_answers)
+        monkeypatch.setattr(pool, "WorkerProcess", in_process_scoring.ScoringThread)
+        monkeypatch.setattr(pool, "score_answers", in_process_scoring.score_answers)
 
 
 @pytest.fixture

@@ -72,14 +72,14 @@ def test_answers_that_cannot_be_read_do_not_hide_that_all_others_fail():
 def test_single_errors_do_not_end_a_run_that_had_scores():
     reward = RewardFunction("countdown")
     assert reward(completions=[WRONG], ground_truth=[TRUTH]) == [0.0]
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert reward(completions=[RIGHT] * 99, ground_truth=["7"] * 99) == [0.0] * 99
         assert reward(completions=[RIGHT] * 99, ground_truth=["7"] * 99) == [0.0] * 99
-    assert len(told) == 1
+    assert len(caught) == 1
 
 
-@pytest.mark.usefixtures("scored_here")
+@pytest.mark.usefixtures("scored_in_process")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_response_that_is_no_text_is_refused(workers):
     with ComputeScore("countdown", workers=workers) as compute, pytest.raises(DataError, match="of type NoneType"):

@@ -69,30 +69,30 @@ def test_verl_loads_and_calls_a_task(tmp_path):
     """Through its own loader of reward functions and its own reward manager."""
     data = ("data", "--task", "countdown", "--output", "data", "--size", "3", "--test-size", "0")
     subprocess.run([Path(sys.executable).parent / "tinyzero", *data], cwd=tmp_path, check=True, capture_output=True)
-    said = run_script("verl", HERE / "verl_rewards.py", "data/train.parquet", cwd=tmp_path)
-    assert said["types"] == "ndarray"
-    assert said["evaluated"] == [[1.0, 0.0]] * 3
+    found = run_script("verl", HERE / "verl_rewards.py", "data/train.parquet", cwd=tmp_path)
+    assert found["types"] == "ndarray"
+    assert found["evaluated"] == [[1.0, 0.0]] * 3
     right = {"score": 1.0, "acc": 1.0, "reason": "ok"}
     wrong = {"score": 0.1, "acc": 0.0, "reason": "wrong"}
     assert (
-        said["managed"]
+        found["managed"]
         == [{"reward_score": 1.0, "reward_extra_info": right}, {"reward_score": 0.1, "reward_extra_info": wrong}] * 3
     )
 
 
 def test_verifiers_loads_an_environment_and_scores_rollouts(tmp_path):
     (tmp_path / "countdown_env.py").write_text(documented("# countdown_env.py"))
-    said = run_script("verifiers", HERE / "verifiers_rollouts.py", cwd=tmp_path)
-    assert said["environment"] == "SingleAgentEnv"
-    assert len(set(said["prompts"])) == 4
-    assert said["saved"], "the ground truth survives the trace's file"
-    verdicts: list[dict[str, Any]] = [
+    found = run_script("verifiers", HERE / "verifiers_rollouts.py", cwd=tmp_path)
+    assert found["environment"] == "SingleAgentEnv"
+    assert len(set(found["prompts"])) == 4
+    assert found["saved"], "the ground truth survives the trace's file"
+    scores: list[dict[str, Any]] = [
         {"reward": 1.0, "metrics": {"correct": 1.0}},  # gold
         {"reward": 0.0, "metrics": {"correct": 0.0}},  # another answer
         {"reward": 0.0, "metrics": {"correct": 0.0}},  # none
     ]
-    assert said["results"] == verdicts * 4
-    assert said["asked"] == len(said["results"]), "a rollout is scored once, for the reward and the metric"
+    assert found["results"] == scores * 4
+    assert found["asked"] == len(found["results"]), "a rollout is scored once, for the reward and the metric"
     script = tmp_path / "documented.py"
     script.write_text(documented("# needs verifiers") + "\nprint(len(list(environment.taskset)))")
     assert run_script("verifiers", script, cwd=tmp_path) == 100

@@ -26,9 +26,9 @@ def test_the_rules_reach_what_rewards_trip_over_and_both_scores_agree_on_it(name
     answers = {grammar.draw(rng.randrange) for _ in range(6000)}
     for pattern in (*REACHED[name], *COMMON):
         assert any(re.search(pattern, answer) for answer in answers), pattern
-    verdicts = {answer: task.score(answer, item.ground_truth) for answer in answers}
-    assert {score.reason for score in verdicts.values()} == {"ok", "wrong", "malformed"}
-    for answer, score in verdicts.items():
+    scores = {answer: task.score(answer, item.ground_truth) for answer in answers}
+    assert {score.reason for score in scores.values()} == {"ok", "wrong", "malformed"}
+    for answer, score in scores.items():
         assert task.oracle(answer, item.ground_truth) is score.correct, answer
     product = item.ground_truth.get("product")
     if product is not None:

@@ -35,7 +35,7 @@ def _no_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _scored_here(scored_here: None) -> None:
+def _scored_in_process(scored_in_process: None) -> None:
     """Runs start no process, unless a test asks for `real_workers`."""
 
 

@@ -38,8 +38,8 @@ def write_repository(folder, train=TRAIN, test=TEST):
     for configuration in ("main", "socratic"):
         suffix = "" if configuration == "main" else " Ask yourself."
         for split, rows in (("train", train), ("test", test)):
-            told = [row | {"question": row["question"] + suffix} for row in rows]
-            write_parquet(folder / configuration / f"{split}-00000-of-00001.parquet", told)
+            worded = [row | {"question": row["question"] + suffix} for row in rows]
+            write_parquet(folder / configuration / f"{split}-00000-of-00001.parquet", worded)
     (folder / "README.md").write_text("# Dataset Card for GSM8K\n")
     return folder
 

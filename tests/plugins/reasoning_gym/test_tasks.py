@@ -78,7 +78,7 @@ def test_data_set(name, tmp_path):
 
 
 def score_all(task, texts, truths):
-    """The verdicts, in this process where that may be: reasoning-gym takes a second to import in another."""
+    """The scores, in this process where that may be: reasoning-gym takes a second to import in another."""
     if not task.info.unsafe_scorer:
         return list(map(task.score_completion, texts, truths))
     with ScoringPool(task, timeout=60) as pool:

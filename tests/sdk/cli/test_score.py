@@ -9,7 +9,7 @@ import pytest
 
 from tests.sdk.conftest import options_source
 
-pytestmark = pytest.mark.usefixtures("scored_here")
+pytestmark = pytest.mark.usefixtures("scored_in_process")
 
 GOOD = {"completion": "<answer>1</answer>", "ground_truth": 1}
 

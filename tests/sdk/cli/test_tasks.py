@@ -156,7 +156,7 @@ def test_without_the_trainer_its_commands_say_what_to_install(run, monkeypatch, 
     assert err == f"error: 'tinyzero {command}' needs the trainer: pip install 'tinyzero-sdk[train]'\n"
 
 
-def typed(*words, stdout=subprocess.PIPE, **variables):
+def run_in_process(*words, stdout=subprocess.PIPE, **variables):
     """The command line in a process of its own."""
     command = [sys.executable, "-c", CALL, *words]
     environment = os.environ | variables
@@ -166,7 +166,7 @@ def typed(*words, stdout=subprocess.PIPE, **variables):
 @pytest.mark.slow
 def test_text_that_the_terminal_cannot_show_is_escaped(write_task):
     data = "@hookimpl\ndef generate_dataset(): return [Item('× \\ud800')]"
-    shown = typed("tasks", write_task(generate_dataset=data, make_prompt=PROMPT), PYTHONIOENCODING="ascii")
+    shown = run_in_process("tasks", write_task(generate_dataset=data, make_prompt=PROMPT), PYTHONIOENCODING="ascii")
     assert r"\xd7 \ud800" in shown.stdout
     assert (shown.returncode, shown.stderr) == (0, "")
 
@@ -175,13 +175,13 @@ def test_text_that_the_terminal_cannot_show_is_escaped(write_task):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_full_disk_behind_stdout_is_one_line(write_task):
     with open("/dev/full", "w") as full:
-        ended = typed("sample", "--task", write_task(), stdout=full)
+        ended = run_in_process("sample", "--task", write_task(), stdout=full)
     assert (ended.returncode, ended.stderr) == (2, "error: [Errno 28] No space left on device\n")
 
 
 @pytest.mark.slow
 def test_keys_are_whole_on_a_narrow_terminal(write_task):
-    ended = typed("tasks", write_task(extra=DESCRIBED.replace("size", "s" * 40)), COLUMNS="40")
+    ended = run_in_process("tasks", write_task(extra=DESCRIBED.replace("size", "s" * 40)), COLUMNS="40")
     assert "…" not in ended.stdout
     assert ended.stdout.count("s" * 5) > 3
 

@@ -10,7 +10,7 @@ from tinyzero_sdk import load_task
 from tinyzero_sdk.evaluation.protocol import EVALUATION_SEED
 from tinyzero_sdk.plugins.registry import load_plugins
 
-pytestmark = pytest.mark.usefixtures("scored_here")
+pytestmark = pytest.mark.usefixtures("scored_in_process")
 
 
 @pytest.fixture

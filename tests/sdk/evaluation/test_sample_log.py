@@ -103,8 +103,8 @@ def test_a_killed_evaluation_resumes_to_the_same_result(server, task, tmp_path):
     with output.open("ab") as file:
         file.write(b'{"torn')
     process = evaluate_in_a_process(server, task, output)
-    _, told = process.communicate(timeout=60)
-    assert (process.returncode, told) == (0, "")
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
     rows = rows_of(output)
     assert [(row["extra_info"]["index"], row["sample"]) for row in rows] == list(product(range(30), range(2)))
     lines = [json.dumps({key: row[key] for key in row if key not in RESULT_COLUMNS}).encode() + b"\n" for row in rows]
@@ -120,8 +120,8 @@ def test_a_stopped_evaluation_says_how_to_resume(server, task, tmp_path, number,
     process = evaluate_in_a_process(server, task, output)
     wait_for_lines(output, 1)
     os.kill(process.pid, number)
-    _, told = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=10)
     assert process.returncode == code
-    assert "completions are stored in" in told
-    assert "the same command resumes there" in told
-    assert "Traceback" not in told
+    assert "completions are stored in" in err
+    assert "the same command resumes there" in err
+    assert "Traceback" not in err

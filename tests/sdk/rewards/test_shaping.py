@@ -28,9 +28,9 @@ def score(write_task):
 
 @pytest.mark.parametrize(("text", "value"), [(RIGHT, 1.0), (WRONG, 0.1), (NONE, 0.0)])
 def test_format_score_rewards_a_wrong_answer_a_little(score, text, value):
-    verdict = score("format", text)
-    assert (verdict.value, verdict.correct) == (value, text == RIGHT)
-    assert verdict.unshaped == float(text == RIGHT)
+    shaped = score("format", text)
+    assert (shaped.value, shaped.correct) == (value, text == RIGHT)
+    assert shaped.unshaped == float(text == RIGHT)
 
 
 @pytest.mark.parametrize(("partial", "value"), [("0.0", 0.1), ("0.04", 0.1), ("0.3", 0.3)])
@@ -93,15 +93,15 @@ def test_repeated_share_is_the_definition(words, size):
 
 def test_wrappers_add_up_and_keep_what_the_task_gave(write_task):
     task = load_task(write_task(), wrappers=["format(value=0.2)", "overlong(limit=100, buffer=50)"])
-    verdict = task.score_completion(Completion(WRONG, 75), 7)
-    assert verdict.value == pytest.approx(0.2 - 0.5)
-    assert verdict.parts == {"task": 0.0, "format": 0.2, "overlong": -0.5}
+    shaped = task.score_completion(Completion(WRONG, 75), 7)
+    assert shaped.value == pytest.approx(0.2 - 0.5)
+    assert shaped.parts == {"task": 0.0, "format": 0.2, "overlong": -0.5}
 
 
 def test_a_failing_scorer_is_not_shaped(write_task):
     task = load_task(write_task(score="@hookimpl\ndef score(answer): return None"), wrappers=["cosine(limit=100)"])
-    verdict = task.score_completion(Completion(RIGHT, 5), 7)
-    assert (verdict.value, verdict.reason) == (0.0, "error")
+    shaped = task.score_completion(Completion(RIGHT, 5), 7)
+    assert (shaped.value, shaped.reason) == (0.0, "error")
 
 
 def test_without_token_counts_a_length_wrapper_says_so(write_task):

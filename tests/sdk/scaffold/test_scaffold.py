@@ -65,7 +65,7 @@ def test_names_that_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("", "lower-case letters"), ("My_Task", "such as my-task"), ("../x", "lower-case letters"),
         ("a--b", "such as a-b"), ("-a", "lower-case letters"), ("3-coins", "such as coins"),
@@ -74,10 +74,10 @@ def test_names_that_are_accepted():
         ("tinyzero-sdk", "an installed module, tinyzero_sdk"), ("tests", "a file of the package's own"),
     ],
 )  # fmt: skip
-def test_names_that_are_refused(name, said):
+def test_names_that_are_refused(name, message):
     with pytest.raises(SettingsError) as caught:
         check_name(name)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert repr(name) in str(caught.value)
 
 
@@ -85,12 +85,12 @@ def test_a_name_that_a_task_family_or_distribution_has_is_refused(install, task_
     install("tz-words", version="2.1", modules={"words_module": task_source()}, tasks={"words": "words_module"})
     family = "from tinyzero_sdk import hookimpl\n@hookimpl\ndef task_names(): return ['fam']"
     install("tz-family", modules={"family_module": family}, plugins={"family": "family_module"})
-    for name, said in {
+    for name, message in {
         "words": "a task already, of tz-words 2.1",
         "fam": "a task already",
         "tz-words": "an installed distribution",
     }.items():
-        with pytest.raises(SettingsError, match=said):
+        with pytest.raises(SettingsError, match=message):
             check_name(name)
 
 

@@ -93,7 +93,7 @@ def tagged(answer):
     return Completion(f"<answer>{answer}</answer>")
 
 
-def right_and(answers, count):
+def mixed_with_right(answers, count):
     """`count` right answers with the given ones among them, and the ground truths."""
     every = count // len(answers)
     given = [answers[n // every % len(answers)] if n % every == every // 2 else n for n in range(count)]
@@ -122,7 +122,7 @@ def eventually(condition):
 
 @pytest.mark.slow
 def test_hostile_answers_cost_themselves_only(hostile, capfd):
-    completions, truths = right_and(list(REASONS), 200)
+    completions, truths = mixed_with_right(list(REASONS), 200)
     with ScoringPool(hostile, workers=2, timeout=0.5) as pool:
         scores = pool.score(completions, truths)
     assert reasons_of(completions, scores) == REASONS
@@ -169,7 +169,7 @@ def test_answers_done_before_a_kill_are_not_done_again(hostile, tmp_path):
 
 @pytest.mark.slow
 def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile):
-    completions, truths = right_and(["fork", "close", "fork and close"], 60)
+    completions, truths = mixed_with_right(["fork", "close", "fork and close"], 60)
     completions[-1] = tagged("close")
     with ScoringPool(hostile, workers=2) as pool:
         for _ in range(2):

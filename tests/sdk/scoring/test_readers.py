@@ -18,7 +18,7 @@ from tinyzero_sdk.scoring.outputs import Provenance
 from tinyzero_sdk.scoring.readers import READERS, find_reader
 from tinyzero_sdk.scoring.score_file import score_file
 
-pytestmark = pytest.mark.usefixtures("scored_here")
+pytestmark = pytest.mark.usefixtures("scored_in_process")
 
 FILES = Path(__file__).parent / "readers"
 

@@ -11,7 +11,7 @@ from tinyzero_sdk.scoring.outputs import RowSource, provenance_of
 from tinyzero_sdk.scoring.rescore import rescore_file, rescoring_check
 from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
 
-pytestmark = pytest.mark.usefixtures("scored_here")
+pytestmark = pytest.mark.usefixtures("scored_in_process")
 
 LENIENT = """
 @hookimpl

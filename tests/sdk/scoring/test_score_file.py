@@ -16,7 +16,7 @@ from tinyzero_sdk.scoring.batches import unpacked
 from tinyzero_sdk.scoring.outputs import Provenance, accept_any, read_outputs, scoring_check
 from tinyzero_sdk.scoring.score_file import METADATA_KEY, ScoringOptions, score_file
 
-pytestmark = pytest.mark.usefixtures("scored_here")
+pytestmark = pytest.mark.usefixtures("scored_in_process")
 
 FORMATS = ("jsonl", "parquet")
 

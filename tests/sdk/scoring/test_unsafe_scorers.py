@@ -53,10 +53,10 @@ def test_score_refuses_it_in_one_line_unless_allowed(run, unsafe, tmp_path):
     outputs = tmp_path / "outputs.jsonl"
     outputs.write_text(json.dumps({"completion": WHERE, "ground_truth": True}))
     command = ("score", str(outputs), "--task", unsafe, "--output", str(tmp_path / "scored.jsonl"), "--workers", "1")
-    code, _, said = run(*command)
+    code, _, err = run(*command)
     assert code == 2
-    assert len(said.splitlines()) == 1
-    assert "--allow-unsafe-scorers" in said
+    assert len(err.splitlines()) == 1
+    assert "--allow-unsafe-scorers" in err
     assert not (tmp_path / "scored.jsonl").exists()
     assert run(*command, "--allow-unsafe-scorers")[0] == 0
     assert json.loads((tmp_path / "scored.jsonl").read_text())["correct"] is True

@@ -24,7 +24,7 @@ from tinyzero_sdk.symbolic.compare import to_sympy
 DOCUMENT = (Path(__file__).parents[3] / "docs/symbolic.md").read_text(encoding="utf-8")
 
 
-def verdicts(left, right):
+def comparisons(left, right):
     """The results of both comparisons, which must agree in both directions."""
     a, b = parse(left), parse(right)
     proved, alike = equal(a, b), numerically_equal(a, b)
@@ -62,17 +62,17 @@ DIFFERENT = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("left", "right"), EQUAL)
 def test_equal(left, right):
-    assert verdicts(left, right) == (True, True)
+    assert comparisons(left, right) == (True, True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("left", "right"), DIFFERENT)
 def test_different(left, right):
-    assert verdicts(left, right) == (False, False)
+    assert comparisons(left, right) == (False, False)
 
 
 def test_agreement_of_values_is_no_proof():
-    assert verdicts("x", "x + e^(-1000)") == (False, True)
+    assert comparisons("x", "x + e^(-1000)") == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ TREES = st.recursive(LEAVES, lambda inner: st.tuples(st.sampled_from("+-*/^"), i
 POINTS = [{"x": Fraction(7, 3), "y": Fraction(-5, 11), "z": Fraction(13)}, {"x": Fraction(2), "y": Fraction(9), "z": 5}]
 
 
-def tamed(tree):
+def with_small_exponents(tree):
     """The same with small natural exponents, which keep it rational and within the limits."""
     if not isinstance(tree, tuple):
         return tree
     operator, left, right = tree
-    return (operator, tamed(left), 2 if operator == "^" else tamed(right))
+    return (operator, with_small_exponents(left), 2 if operator == "^" else with_small_exponents(right))
 
 
 def value(tree, point):
@@ -161,29 +161,29 @@ def latex(tree):
     return rf"\left({left}{sign}{right}\right)"
 
 
-def sparing(tree, above=0):
+def minimal(tree, above=0):
     """As few brackets and signs as may be."""
     if not isinstance(tree, tuple):
         return str(tree)
     operator, left, right = tree
     rank = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 4}[operator]
-    text = f"{sparing(left, rank + (operator == '^'))}{operator}{sparing(right, rank + (operator != '^'))}"
+    text = f"{minimal(left, rank + (operator == '^'))}{operator}{minimal(right, rank + (operator != '^'))}"
     return f"({text})" if rank < above else text
 
 
-@given(TREES.map(tamed))
+@given(TREES.map(with_small_exponents))
 @example(("-", ("/", 1, ("-", "x", 1)), "y"))
 def test_every_style_reads_the_same(tree):
     try:
         expected = [value(tree, point) for point in POINTS]
     except ZeroDivisionError:
         assume(False)
-    first, *others = [parse(style(tree)) for style in (plain, latex, sparing)]
+    first, *others = [parse(style(tree)) for style in (plain, latex, minimal)]
     assert all(equal(first, other) for other in others)
     assert first.parts[0].value in (None, expected[0])
 
 
-@given(TREES.map(tamed), TREES.map(tamed))
+@given(TREES.map(with_small_exponents), TREES.map(with_small_exponents))
 def test_what_differs_at_a_point_is_different(one, other):
     try:
         assume(any(value(one, point) != value(other, point) for point in POINTS))

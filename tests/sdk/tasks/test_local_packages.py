@@ -100,7 +100,7 @@ def test_two_packages_of_one_name_are_distinguished(loose_project, tmp_path, tas
 
 
 @pytest.mark.parametrize(
-    ("project", "said"),
+    ("project", "message"),
     [
         ("", "expected an __init__.py, or a pyproject.toml with an entry point"),
         ("[[[", "expected an __init__.py"),
@@ -109,9 +109,9 @@ def test_two_packages_of_one_name_are_distinguished(loose_project, tmp_path, tas
         (PROJECT + 'second = "tz_second"\n', "has the tasks tz-loose, second; pip install -e "),
     ],
 )
-def test_a_folder_without_a_task_says_what_to_do(tmp_path, project, said):
+def test_a_folder_without_a_task_says_what_to_do(tmp_path, project, message):
     (tmp_path / "pyproject.toml").write_text(project)
-    with pytest.raises(TaskNotFoundError, match=said):
+    with pytest.raises(TaskNotFoundError, match=message):
         load_task(tmp_path)
 
 
