@@ -26,10 +26,10 @@ from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu
 
 
 @dataclass(frozen=True, slots=True)
-class GpuKind:
-    """Those of several GPUs that hold the same: a rank's, or an engine's."""
+class GpuGroup:
+    """GPUs that hold the same: the ranks', or the engines'."""
 
-    kind: GpuRole
+    role: GpuRole
     count: int
     memory: Memory
     """Of each."""
@@ -49,7 +49,7 @@ class PlanReport:
     host: int
     """Bytes that memory.cpu_offload keeps in host memory; 0 = none."""
 
-    kinds: tuple[GpuKind, ...]
+    gpus: tuple[GpuGroup, ...]
     interconnect: Interconnect | None
     """Between several GPUs; None with `speed`."""
 
@@ -65,39 +65,32 @@ def plan_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu, prompt_tok
     if target.spec is not None and dims.gpus <= GPUS_OF_A_NODE:
         speed = predict_speed(spec, plan.config, target.spec, prompt_tokens)
         interconnect = Interconnect.of(target.spec) if dims.gpus > 1 else None
-    kinds = tuple(
-        GpuKind(kind, dims.count(kind), predict_within(spec, plan.config, plan.limit, prompt_tokens, gpu=kind))
-        for kind in dims.gpu_roles
+    gpus = tuple(
+        GpuGroup(role, dims.count(role), predict_within(spec, plan.config, plan.limit, prompt_tokens, gpu=role))
+        for role in dims.gpu_roles
     )
-    work, held = workload_of(plan.config, prompt_tokens), host_bytes(spec, plan.config)
-    return PlanReport(spec, target, plan, work, speed, held, kinds, interconnect, shortfall_message(config, plan))
+    work, host = workload_of(plan.config, prompt_tokens), host_bytes(spec, plan.config)
+    return PlanReport(spec, target, plan, work, speed, host, gpus, interconnect, shortfall_message(config, plan))
 
 
 def as_json(report: PlanReport) -> dict[str, Any]:
     """What `--json` prints, in bytes and seconds."""
-    plan, speed, interconnect = report.plan, report.speed, report.interconnect
+    plan, target, speed, interconnect = report.plan, report.target, report.speed, report.interconnect
 
-    def phases(memory: Any) -> list[dict[str, Any]]:
-        return [
-            {"phase": one.name, "gpu": one.gpu, "total": one.total, "parts": list(map(asdict, one.parts))}
-            for one in memory.phases
+    def described(memory: Memory) -> dict[str, Any]:
+        phases = [
+            {"phase": phase.name, "gpu": phase.gpu, "total": phase.total, "parts": list(map(asdict, phase.parts))}
+            for phase in memory.phases
         ]
+        return {"peak": memory.peak, "phases": phases}
 
     return {
         "model": asdict(report.spec),
-        "gpu": {
-            "name": report.target.name,
-            "memory": report.target.memory,
-            "in_use": report.target.in_use,
-            "usable": plan.limit,
-        },
+        "gpu": {"name": target.name, "memory": target.memory, "in_use": target.in_use, "usable": plan.limit},
         "work": asdict(report.work),
-        "requested": {"peak": plan.requested.peak, "phases": phases(plan.requested)},
-        "proposed": {"peak": plan.memory.peak, "phases": phases(plan.memory)},
-        "gpus": [
-            {"gpu": one.kind, "count": one.count, "peak": one.memory.peak, "phases": phases(one.memory)}
-            for one in report.kinds
-        ],
+        "requested": described(plan.requested),
+        "proposed": described(plan.memory),
+        "gpus": [{"gpu": group.role, "count": group.count, **described(group.memory)} for group in report.gpus],
         "fits": plan.fits,
         "vllm_needs": plan.shortfall,
         "host_bytes": report.host,
@@ -117,28 +110,19 @@ def as_json(report: PlanReport) -> dict[str, Any]:
 
 
 def show(report: PlanReport, *, typed: str) -> None:
-    """Print it.
-
-    Args:
-        report: what to print.
-        typed: what the user typed, as arguments of `tinyzero train`.
-    """
+    """Print it; `typed` is what the user typed, as arguments of `tinyzero train`."""
     spec, work, plan = report.spec, report.work, report.plan
-    _line(f"{spec.name}: {spec.parameters:,} parameters")
-    _line(
+    _print(
+        f"{spec.name}: {spec.parameters:,} parameters",
         f"{work.completions:,} completions a step, of {work.prompt:,} + {work.completion:,} tokens; "
-        f"{work.micro_batch:,} tokens in a micro-batch"
+        f"{work.micro_batch:,} tokens in a micro-batch",
+        *filter(None, [describe_dims(plan.config)]),
     )
-    if placement := describe_dims(plan.config):
-        _line(placement)
-    for kind in report.kinds:
-        _line("")
-        if len(report.kinds) > 1:
-            _line(f"each of {kind.count} {kind.kind} GPU{'s' * (kind.count > 1)}:")
-        stdout.print(_phases(report, kind.memory))
-    _line("")
-    for line in _summary(report):
-        _line(line)
+    for group in report.gpus:
+        several = f"each of {group.count} {group.role} GPU{'s' * (group.count > 1)}:"
+        _print("", *([several] if len(report.gpus) > 1 else []))
+        stdout.print(_phases(report, group.memory))
+    _print("", *_summary(report))
     if plan.changes:
         requested = f"as requested it would take {plan.requested.peak / GIB:.1f} GiB"
         then = "proposed:" if plan.fits else "the least memory that was found is with:"
@@ -148,7 +132,7 @@ def show(report: PlanReport, *, typed: str) -> None:
             requested, then = "the requested settings fit", "the engine will choose:"
             if {change.key for change in plan.changes} - set(ENGINE_DECIDES):
                 then = "the step is shorter with these, as more sequences fit at a time:"
-        _line(f"\n{requested}; {then}")
+        _print(f"\n{requested}; {then}")
         stdout.print(_changes(plan))
     if plan.fits and plan.changes:
         stdout.print("\nto train with them:", style="dim")
@@ -199,11 +183,11 @@ def _summary(report: PlanReport) -> Iterator[str]:
 def _phases(report: PlanReport, memory: Memory) -> RenderableType:
     speed = report.speed
     roles = [role for role in ROLES if any(phase.of(role) for phase in memory.phases)]
-    names = ["GiB in phase", *roles, "all", *(["seconds"] if speed else [])]
-    shown = table(*names)
+    shown = table("GiB in phase", *roles, "all", *(["seconds"] if speed else []))
     for phase in memory.phases:
-        cells = [*(f"{phase.of(role) / GIB:.1f}" for role in roles), f"{phase.total / GIB:.1f}"]
-        cells += [] if speed is None else [_seconds(speed.seconds[phase.name]) if phase.name in speed.seconds else ""]
+        cells = [f"{size / GIB:.1f}" for size in (*map(phase.of, roles), phase.total)]
+        if speed is not None:
+            cells.append(_seconds(speed.seconds[phase.name]) if phase.name in speed.seconds else "")
         shown.add_row(phase.name, *cells, style="bold" if phase is memory.worst else "")
     return shown
 
@@ -222,5 +206,5 @@ def _seconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _line(text: str) -> None:
-    stdout.print(text, markup=False)
+def _print(*lines: str) -> None:
+    stdout.print(*lines, sep="\n", markup=False)

@@ -1,5 +1,6 @@
 """`tinyzero recipes`: the recipes for `tinyzero train --recipe`, what each sets, and how two of them differ."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -50,23 +51,20 @@ def _one(name: str, as_json: bool) -> None:
     from tinyzero_sdk.settings import flatten, format_value
     from tinyzero_trainer.config.recipes import find_recipe
 
-    recipe = find_recipe(name)
+    recipe, help = find_recipe(name), _help()
+    settings, full_size = dict(flatten(recipe.settings)), dict(flatten(recipe.full_size))
     if as_json:
-        parts = {"settings": dict(flatten(recipe.settings)), "full_size": dict(flatten(recipe.full_size))}
-        print_json({"name": recipe.name, "about": recipe.about, "source": recipe.source, **parts})
+        print_json({**asdict(recipe), "settings": settings, "full_size": full_size})
         return
     stdout.print(f"[bold cyan]{recipe.name}[/] ", Text(recipe.about))
     stdout.print(Text(recipe.source, "dim"))
-    help = _help()
-    for title, settings in (
-        ("settings", recipe.settings),
-        ("settings for full-size models; the defaults of a model override them", recipe.full_size),
-    ):
-        if not settings:
+    full_title = "settings for full-size models; the defaults of a model override them"
+    for title, shown in (("settings", settings), (full_title, full_size)):
+        if not shown:
             continue
         table = _table("", "", no_wrap=False)
         table.show_header = False
-        for key, value in flatten(settings):
+        for key, value in shown.items():
             table.add_row(Text.assemble((key, "cyan"), f"\n= {format_value(value)}"), help.get(key, ""))
         stdout.print(f"\n[bold]{title}[/]")
         stdout.print(table)
