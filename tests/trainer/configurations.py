@@ -17,8 +17,8 @@ def changed(values: dict[str, Any], changes: dict[str, Any]) -> TrainConfig:
     return make_config(values)
 
 
-def said(*words, file=None, **flags):
-    """What a user said: words, a file, and flags of the group `run`."""
+def typed(*words, file=None, **flags):
+    """What a user typed: words, a file, and flags of the group `run`."""
     return gather(TrainConfig, {f"run.{name}": value for name, value in flags.items()}, words, file)
 
 

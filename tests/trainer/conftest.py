@@ -9,7 +9,7 @@ import torch
 from filelock import FileLock
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tests.trainer.configurations import said
+from tests.trainer.configurations import typed
 from tinyzero_sdk.settings import build, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.config import model_defaults as presets
@@ -141,7 +141,7 @@ def built_in_preset(monkeypatch: pytest.MonkeyPatch) -> dict:
 def saved_run(built_in_preset: dict, tmp_path: Path) -> Path:
     """A run directory with its configuration and a checkpoint."""
     directory = tmp_path / "run"
-    config = make_config(said("task.numbers=[3]", "run.steps=50", "data.prompt_template=compact", task="countdown"))
+    config = make_config(typed("task.numbers=[3]", "run.steps=50", "data.prompt_template=compact", task="countdown"))
     (directory / "checkpoints").mkdir(parents=True)
     (directory / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
     checkpoint.save(directory / "checkpoints", 10, lambda path: (path / "weights").touch(), meta={})

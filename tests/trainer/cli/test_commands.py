@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import json
 import os
 import signal
 import sys
@@ -76,11 +75,7 @@ def test_train_passes_one_configuration_on(capsys, calls, built_in_preset, tmp_p
     ((config, options, policy),) = calls
     assert (code, out, policy) == (0, "", "PASSIVE")
     assert (options["resume"], list(options["tasks"])) == (False, ["countdown"])
-    assert ([spec.task for spec in config.task_specs], config.run.output, config.run.steps) == (
-        ["countdown"],
-        output,
-        3,
-    )
+    assert (config.task_specs[0].task, config.run.output, config.run.steps) == ("countdown", output, 3)
     assert (len(built), built[0] is config) == (1, True)
     assert error.splitlines() == [
         f"training the tiny model that comes with the trainer on countdown in {output}",
@@ -134,16 +129,10 @@ def test_a_number_of_gpus_or_an_address_means_ray(capsys, calls, tmp_path):
         ("--resume", "--resume needs --output, the directory of the run to resume"),
         (
             "--task countdown --model gpt2 model.path=gpt2",
-            "model.path is given twice, as a flag and as model.path=gpt2; give it once",
+            "model.path is given twice, as a flag and as model.path=gpt2",
         ),
-        (
-            "--task countdown --output {run}",
-            "{run} holds a run with checkpoints; resume with: tinyzero train --output {run} --resume",
-        ),
-        (
-            "--task countdown rollout.engine=vllm",
-            "rollout.engine=vllm needs vLLM, which is not installed; pip install 'tinyzero-trainer[vllm]'",
-        ),
+        ("--task countdown --output {run}", "{run} holds a run with checkpoints; resume with: tinyzero train --output"),
+        ("--task countdown rollout.engine=vllm", "rollout.engine=vllm needs vLLM, which is not installed; pip install"),
     ],
 )
 def test_mistakes_are_reported_before_anything_is_loaded(capsys, calls, saved_run, words, message):
@@ -189,13 +178,6 @@ def test_eval_prints_its_result(capsys, calls):
         "reasons     ok 31 · wrong 33",
         "speed       12,346 tokens/s",
     ]
-
-
-def test_eval_prints_json_alone(capsys, calls, tmp_path):
-    output = tmp_path / "outputs.jsonl"
-    code, out, _ = call(capsys, "eval", "--task", "countdown", "--json", "--output", str(output))
-    assert (code, json.loads(out)["by_reason"]) == (0, {"ok": 31, "wrong": 33})
-    assert calls[0][1]["output"] == output
 
 
 def test_warmstart_passes_its_configuration_on(capsys, calls, tmp_path):

@@ -12,10 +12,7 @@ from tinyzero_trainer.config.recipes import find_recipe, recipe_names
 NAMES = recipe_names()
 
 
-pytestmark = pytest.mark.usefixtures("narrow")
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -68,6 +65,6 @@ def test_recipes_as_json(capsys) -> None:
 
 @pytest.mark.parametrize("words", [["a", "b"], ["diff", "grpo"], ["diff"], ["diff", "a", "b", "c"]])
 def test_words_that_make_no_sense_are_one_line(capsys, words: list[str]) -> None:
-    code, _, told = call(capsys, "recipes", *words)
-    assert (code, len(told.splitlines())) == (2, 1)
-    assert "expected nothing, NAME, or diff NAME NAME" in told
+    code, _, error = call(capsys, "recipes", *words)
+    assert (code, len(error.splitlines())) == (2, 1)
+    assert "expected nothing, NAME, or diff NAME NAME" in error

@@ -8,22 +8,16 @@ from tests.sdk.conftest import task_source
 from tests.trainer.configurations import call
 
 UNSAFE = "@hookimpl\ndef info(): return TaskInfo(unsafe_scorer='it evaluates it')"
-SMALL = "run.steps=1 eval.num_problems=4 eval.num_problems_during=4 data.prompts_per_step=2"
+SMALL = (
+    "run.steps=1 eval.num_problems=4 eval.num_problems_during=4 data.prompts_per_step=2 rollout.max_completion_tokens=8"
+)
 
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
     path = tmp_path / "say.py"
     path.write_text(task_source(extra=UNSAFE))
-    return [
-        "train",
-        "--task",
-        str(path),
-        "--output",
-        str(tmp_path / "run"),
-        *SMALL.split(),
-        "rollout.max_completion_tokens=8",
-    ]
+    return ["train", "--task", str(path), "--output", str(tmp_path / "run"), *SMALL.split()]
 
 
 def test_it_is_refused_before_anything_is_written(words, tmp_path, capsys):

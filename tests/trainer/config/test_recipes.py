@@ -11,7 +11,6 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import compose, gather, make_config
 from tinyzero_trainer.config.recipes import find_recipe, recipe_names
-from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.config.unused import default_settings
 
 ROOT = Path(__file__).parents[3]
@@ -176,18 +175,6 @@ def test_a_file_of_one_recipe_is_not_taken_with_another(tmp_path: Path) -> None:
     assert make_config(gather(TrainConfig, {"run.recipe": "dapo"}, [], file)).algorithm.clip_ratio_high == 0.28
     with pytest.raises(SettingsError, match=r"config\.toml was made with the recipe dapo, .* give the recipe grpo"):
         gather(TrainConfig, {"run.recipe": "grpo"}, [], file)
-
-
-def test_a_run_goes_on_by_its_own_recipe(tmp_path: Path) -> None:
-    import tomli_w
-
-    from tinyzero_sdk.settings import to_mapping
-
-    config = make_config(with_recipe(TINY, "dapo"))
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
-    assert resume_config(tmp_path, {"run": {"recipe": "dapo"}}).algorithm == config.algorithm
-    with pytest.raises(SettingsError, match=r"--resume cannot change run\.recipe from dapo to grpo"):
-        resume_config(tmp_path, {"run": {"recipe": "grpo"}})
 
 
 @pytest.mark.slow

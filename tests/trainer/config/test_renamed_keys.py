@@ -77,9 +77,9 @@ def test_its_configuration_keeps_its_values_and_its_fingerprint(old_run: Path) -
 
 
 def test_it_resumes(old_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, told = call(capsys, "train", "--output", str(old_run), "--resume", "run.steps=4")
-    assert code == 0, told
-    assert "resuming the training of model on countdown in run" in told
+    code, _, error = call(capsys, "train", "--output", str(old_run), "--resume", "run.steps=4")
+    assert code == 0, error
+    assert "resuming the training of model on countdown in run" in error
     rows = [json.loads(line) for line in (old_run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     # The batch of step 3, which 0.1 had prefetched, is trained on as it was.
@@ -94,16 +94,16 @@ def test_it_resumes(old_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_its_model_is_evaluated(old_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown, told = call(capsys, "eval", "--model", str(old_run), "--json")
-    assert code == 0, told
+    code, shown, error = call(capsys, "eval", "--model", str(old_run), "--json")
+    assert code == 0, error
     found = json.loads(shown)
     assert (found["problems"], found["samples"]) == (8, 1)
 
 
 def test_its_rollouts_are_scored(old_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = old_run / "rollouts" / "step_000001.jsonl"
-    code, _, told = call(capsys, "score", str(file), "--task", "countdown", "--output", "scored.jsonl")
-    assert code == 0, told
+    code, _, error = call(capsys, "score", str(file), "--task", "countdown", "--output", "scored.jsonl")
+    assert code == 0, error
     scored = [json.loads(line) for line in Path("scored.jsonl").read_text().splitlines()]
     assert len(scored) == len(file.read_text().splitlines()) == 4
     assert {line["reason"] for line in scored} == {"no_answer"}

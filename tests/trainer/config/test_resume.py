@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import tomli_w
 
-from tests.trainer.configurations import said
+from tests.trainer.configurations import typed
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import describe, to_mapping
 from tinyzero_trainer.config import TrainConfig
@@ -15,15 +15,16 @@ from tinyzero_trainer.config.resume import RESUMABLE, check_fingerprint, fingerp
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 
 
+def save(directory, *words):
+    config = make_config(typed(*words, task="countdown"))
+    (directory / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    return config
+
+
 def test_resuming_takes_the_saved_configuration_and_may_repeat_it(saved_run):
-    config = resume_config(saved_run, said("task.numbers=[3]", task="countdown"))
+    config = resume_config(saved_run, typed("task.numbers=[3]", task="countdown"))
     assert (config.run.steps, config.run.output) == (50, str(saved_run))
     assert config.tasks["countdown"]["options"] == {"numbers": [3]}
-
-
-def test_resuming_may_change_what_is_not_learnt_from(saved_run):
-    config = resume_config(saved_run, said("run.steps=80", "eval.every=5", 'log.trackers=["wandb"]'))
-    assert (config.run.steps, config.eval.every, config.log.trackers) == (80, 5, ("wandb",))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_resuming_may_change_what_is_not_learnt_from(saved_run):
 )
 def test_resuming_refuses_to_learn_something_else(saved_run, word, message):
     with pytest.raises(SettingsError) as caught:
-        resume_config(saved_run, said(word))
+        resume_config(saved_run, typed(word))
     assert str(caught.value).startswith(message)
 
 
@@ -48,40 +49,36 @@ def test_resuming_refuses_to_learn_something_else(saved_run, word, message):
         (["optimizer.lr_schedule=cosine"], "optimizer.lr_schedule=cosine ends"),
         (["rollout.temperature_end=0.6"], "rollout.temperature_end=0.6 ends"),
         (["algorithm.kl_coefficient=0.1", "algorithm.kl_coefficient_end=0.0"], "algorithm.kl_coefficient_end=0.0"),
-        (["optimizer.lr_schedule=linear", "rollout.temperature_end=0.6"], "optimizer.lr_schedule=linear and "
-        "rollout.te"),
+        (["optimizer.lr_schedule=linear", "rollout.temperature_end=0.6"], "optimizer.lr_schedule=linear and rollout."),
         (["optimizer.warmup_steps=3"], None),
         ([], None),
     ],
 )  # fmt: skip
 def test_more_steps_are_refused_where_a_schedule_would_jump(tmp_path, words, ends):
-    config = make_config(said("run.steps=50", *words, task="countdown"))
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
-    assert resume_config(tmp_path, said("run.steps=50")) == dataclasses.replace(
+    config = save(tmp_path, "run.steps=50", *words)
+    assert resume_config(tmp_path, typed("run.steps=50")) == dataclasses.replace(
         config, run=dataclasses.replace(config.run, output=str(tmp_path))
     )
     if ends is None:
-        assert resume_config(tmp_path, said("run.steps=80")).run.steps == 80
+        assert resume_config(tmp_path, typed("run.steps=80")).run.steps == 80
         return
     with pytest.raises(SettingsError) as caught:
-        resume_config(tmp_path, said("run.steps=80"))
+        resume_config(tmp_path, typed("run.steps=80"))
     assert f"--resume cannot raise run.steps=50, where {ends}" in str(caught.value)
 
 
 def test_resuming_leaves_out_what_a_change_leaves_without_effect(tmp_path):
-    config = make_config(said("eval.num_problems_during=64", "log.rollouts_count=3", task="countdown"))
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
-    resumed = resume_config(tmp_path, said("eval.every=0"))
+    save(tmp_path, "eval.num_problems_during=64", "log.rollouts_count=3")
+    resumed = resume_config(tmp_path, typed("eval.every=0"))
     assert (resumed.eval.every, resumed.eval.num_problems_during, resumed.log.rollouts_count) == (0, 256, 3)
     with pytest.raises(SettingsError, match=r"eval\.num_problems_during=32 has no effect: eval\.every=0"):
-        resume_config(tmp_path, said("eval.every=0", "eval.num_problems_during=32"))
+        resume_config(tmp_path, typed("eval.every=0", "eval.num_problems_during=32"))
 
 
 def test_resuming_names_the_change_and_not_what_it_would_leave_without_effect(tmp_path):
-    config = make_config(said("algorithm.kl_coefficient=0.1", "algorithm.kl_estimator=exact", task="countdown"))
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    save(tmp_path, "algorithm.kl_coefficient=0.1", "algorithm.kl_estimator=exact")
     with pytest.raises(SettingsError, match=r"--resume cannot change algorithm\.kl_coefficient from 0\.1 to 0\.0"):
-        resume_config(tmp_path, said("algorithm.kl_coefficient=0.0"))
+        resume_config(tmp_path, typed("algorithm.kl_coefficient=0.0"))
 
 
 def test_resuming_where_there_is_no_run_is_one_line(tmp_path):
@@ -90,12 +87,12 @@ def test_resuming_where_there_is_no_run_is_one_line(tmp_path):
 
 
 def test_the_fingerprint_changes_with_what_is_learnt_and_only_with_that():
-    config = make_config(said("task.numbers=[3]", task="countdown"))
-    same = make_config(said("task.numbers=[3]", "run.steps=7", "log.rollouts_every=0", task="countdown"))
+    config = make_config(typed("task.numbers=[3]", task="countdown"))
+    same = make_config(typed("task.numbers=[3]", "run.steps=7", "log.rollouts_every=0", task="countdown"))
     check_fingerprint(same, fingerprint(config))
     for word in ("task.numbers=[4]", "run.seed=1", "optimizer.beta2=0.9"):
         with pytest.raises(SettingsError, match=r"config\.toml has changed since the checkpoint was saved"):
-            check_fingerprint(make_config(said(word, task="countdown")), fingerprint(config))
+            check_fingerprint(make_config(typed(word, task="countdown")), fingerprint(config))
 
 
 def test_what_may_be_changed_exists():

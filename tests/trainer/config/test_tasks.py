@@ -1,4 +1,4 @@
-"""Several tasks on the command line and in files become one list of shares, or one line that says what is wrong."""
+"""Several tasks on the command line and in files become one mixture, or one line that says what is wrong."""
 
 import tomllib
 from pathlib import Path
@@ -27,26 +27,24 @@ def _no_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presets, "_read", lambda model: {"settings": {}})
 
 
-def said(*words: str, task: list[str] = TWO, file: Path | None = None) -> dict:
+def typed(*words: str, task: list[str] = TWO, file: Path | None = None) -> dict:
     return gather(TrainConfig, flag_settings(task), words, file)
 
 
 def config(*words: str, task: list[str] = TWO) -> TrainConfig:
-    return make_config(said(*words, task=task))
+    return make_config(typed(*words, task=task))
 
 
 def test_flags_and_words_name_tasks_weights_and_options() -> None:
     specs = config("tasks.countdown.options.numbers=[3]", task=["countdown:2.5", "multiply"]).task_specs
-    assert specs == (
-        TaskSpec("countdown", "countdown", 2.5, {"numbers": [3]}),
-        TaskSpec("multiply", "multiply", 1.0, {}),
-    )
+    assert specs[0] == TaskSpec("countdown", "countdown", 2.5, {"numbers": [3]})
+    assert specs[1] == TaskSpec("multiply", "multiply", 1.0, {})
 
 
 def test_a_file_says_the_same(tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     file.write_text("[tasks.countdown]\nweight = 2\n[tasks.countdown.options]\nnumbers = [3]\n[tasks.multiply]\n")
-    assert make_config(said(task=[], file=file)) == config("tasks.countdown.options.numbers=[3]")
+    assert make_config(typed(task=[], file=file)) == config("tasks.countdown.options.numbers=[3]")
 
 
 @pytest.mark.parametrize(
@@ -66,12 +64,13 @@ def test_the_short_way_of_writing_one_task_fills_the_table(values: dict) -> None
 def test_a_single_task_has_the_name_that_it_gives_itself(task: str, name: str) -> None:
     (spec,) = config(task=[task]).task_specs
     assert (spec.name, spec.task) == (name, task)
-    assert _with_output(said(task=[task]))["run"]["output"].startswith(f"runs/{Path(name).name}-20")
+    assert _with_output(typed(task=[task]))["run"]["output"].startswith(f"runs/{Path(name).name}-20")
 
 
-def test_options_of_a_task_that_is_not_named_are_refused() -> None:
-    with pytest.raises(SettingsError, match="no task is named; give --task"):
-        compose(gather(TrainConfig, {}, ["task.numbers=[3]"]), needs_task=False)
+def test_a_run_and_options_need_a_task() -> None:
+    for values, needs_task in (({"run": {"steps": 3}}, True), ({"task": {"numbers": [3]}}, False)):
+        with pytest.raises(SettingsError, match="no task is named; give --task"):
+            compose(values, needs_task=needs_task)
 
 
 def test_files_and_families_are_named_by_their_last_part() -> None:
@@ -135,30 +134,27 @@ def test_a_name_with_a_dot_is_refused() -> None:
         make_config({"tasks": {"./x.py": {}}})
 
 
-def test_what_suits_a_task_goes_to_its_entry_below_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_suits_a_task_goes_to_its_entry_below_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed = {"warmed_on": [{"task": "multiply", "options": {"digits": [2, 1]}}], "settings": {"run": {"steps": 7}}}
     monkeypatch.setattr(presets, "_read", lambda model: warmed)
     found = config()
     assert found.run.steps == 7
-    assert [(spec.name, spec.options) for spec in found.task_specs] == [
-        ("countdown", {}),
-        ("multiply", {"digits": [2, 1]}),
-    ]
+    assert [spec.options for spec in found.task_specs] == [{}, {"digits": [2, 1]}]
     assert config("tasks.multiply.options.digits=[3,3]").task_specs[1].options == {"digits": [3, 3]}
     assert config(task=["multiply"]).task_specs[0].options == {"digits": [2, 1]}
     assert (presets.other_task("countdown"), presets.other_task("multiply")) == ("multiply", None)
 
 
-def test_a_saved_configuration_comes_back_and_resumes_however_it_is_said_again(tmp_path: Path) -> None:
+def test_a_saved_configuration_comes_back_and_resumes_however_it_is_typed_again(tmp_path: Path) -> None:
     first = config("tasks.countdown.options.numbers=[3]")
     (tmp_path / "config.toml").write_text(tomli_w.dumps(to_mapping(first)))
     assert make_config(tomllib.loads((tmp_path / "config.toml").read_text())) == first
-    again = resume(tmp_path, said(task=["countdown:2.0", "multiply"]))
+    again = resume(tmp_path, typed(task=["countdown:2.0", "multiply"]))
     check_fingerprint(again, fingerprint(first))
     with pytest.raises(SettingsError, match=r"--resume cannot change tasks\.countdown\.weight from 2\.0 to 3\.0"):
-        resume(tmp_path, said(task=["countdown:3", "multiply"]))
+        resume(tmp_path, typed(task=["countdown:3", "multiply"]))
     with pytest.raises(SettingsError, match=r"cannot change"):
-        resume(tmp_path, said(task=["countdown:2", "multiply", "gsm8k"]))
+        resume(tmp_path, typed(task=["countdown:2", "multiply", "gsm8k"]))
 
 
 @pytest.fixture
@@ -193,7 +189,7 @@ def test_such_a_run_can_be_evaluated_on_a_task_of_another_kind(run: Path) -> Non
 
 def test_an_evaluation_is_of_one_task() -> None:
     with pytest.raises(SettingsError, match="an evaluation is of one task; give --task TASK"):
-        evaluation_config(said())
+        evaluation_config(typed())
 
 
 def test_loading_says_whose_option_is_wrong(toy_task: str) -> None:

@@ -1,10 +1,11 @@
 """A setting without effect is refused with the reason; a default without effect is dropped."""
 
 import re
+from functools import reduce
 from typing import get_args
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import SettingsError
@@ -17,15 +18,11 @@ from tinyzero_trainer.config.unused import DISCOUNTS, RULES, default_settings, u
 
 UNUSED = [
     ("algorithm.policy_loss=reinforce algorithm.clip_ratio_low=0.1", "clips nothing"),
-    ("algorithm.policy_loss=reinforce algorithm.clip_ratio_high=0.3", "clips nothing"),
-    ("algorithm.policy_loss=reinforce algorithm.dual_clip_c=3", "clips nothing"),
     ("algorithm.policy_loss=cispo algorithm.dual_clip_c=3", "bounds the ratio on both sides"),
     ("run.device=cpu memory.cpu_offload=idle", "has no GPU whose memory it would save"),
     ("algorithm.gamma=0.9", "algorithm.advantage_estimator='grpo' gives all tokens the same"),
     ("algorithm.gae_lambda=0.9", "algorithm.advantage_estimator='grpo' has no critic"),
     ("algorithm.kl_estimator=k1", "algorithm.kl_coefficient=0 leaves the KL out"),
-    ("algorithm.kl_placement=reward", "algorithm.kl_coefficient=0 leaves the KL out"),
-    ("algorithm.kl_target=0.1", "algorithm.kl_coefficient=0 leaves the KL out"),
     ("algorithm.kl_coefficient_end=0.1", "leaves the KL out"),
     ("algorithm.kl_coefficient=0.1 algorithm.kl_horizon=5", "the coefficient is fixed"),
     ("algorithm.kl_coefficient=0.1 algorithm.kl_target=0.1 algorithm.kl_coefficient_end=0.0", "the coefficient adapts"),
@@ -33,7 +30,6 @@ UNUSED = [
     ("algorithm.kl_coefficient=0.1 algorithm.kl_placement=reward algorithm.kl_estimator=exact",
      "only the value counts"),
     ("critic.learning_rate=1e-3", "algorithm.advantage_estimator='grpo' has no critic; take gae"),
-    ("critic.warmup_steps=3", "algorithm.advantage_estimator='grpo' has no critic; take gae"),
     ("rollout.group_size=1 algorithm.advantage_estimator=gae data.max_refill_rounds=2", "always all equal"),
     ("model.path=gpt2 default_model.layers=3", "model.path='gpt2' names a model, so none is made"),
     ("rollout.temperature_end=1.0", "it is rollout.temperature itself"),
@@ -51,13 +47,14 @@ UNUSED = [
      "length_control.warmup_steps=10 takes all of run.steps=9"),
     ("optimizer.lr_schedule=cosine optimizer.min_lr_ratio=1", "stays at the peak"),
     ("algorithm.clip_ratio_high=0.3", "with one update a batch nothing has moved yet"),
-    ("algorithm.dual_clip_c=3", "with one update a batch"),
     ("rollout.return_logprobs=always rollout_correction.is_level=token algorithm.clip_ratio_low=0.1",
      "with one update a batch"),
     ("algorithm.advantage_estimator=gae critic.value_clip_range=0.2", "with one update a batch"),
     ("eval.every=0 eval.num_problems_during=64", "evaluates before and after training only"),
     ("log.project=mine", "only the tracker wandb"),
     ("rollout.num_engines=2", "run.executor='local' has no such setting; give --gpus N (0 = on the CPU)"),
+    ("parallel.world_size=2", "run.executor='local' has no such setting; give --gpus N (0 = on the CPU)"),
+    ("ray.max_restarts=1", "run.executor='local' has no such setting"),
     ("vllm.gpu_memory_gb=10", "rollout.engine='torch' has no such setting; give rollout.engine=vllm"),
     ("log.rollouts_every=0 log.rollouts_count=3", "log.rollouts_every=0 writes none"),
 ]  # fmt: skip
@@ -76,22 +73,6 @@ def test_a_setting_without_effect_is_refused_with_the_reason_and_dropped_as_a_de
     composition = compose(unflatten(settings), default, needs_task=False)
     assert composition.model_defaults == {}
     assert composition.config == build(TrainConfig, unflatten(settings))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("algorithm.advantage_estimator=gae critic.warmup_steps=100", "critic.warmup_steps=100 leaves none of "
-        "run.steps=100"),
-        ("algorithm.policy_loss=grpo", "algorithm.policy_loss='grpo' is unknown; known: ppo, gspo, cispo, reinforce"),
-        ("algorithm.policy_loss=./my_loss.py", "such as ./my_loss.py:my_loss"),
-        ("algorithm.policy_loss=:f", "is unknown"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(line: str, message: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        build(TrainConfig, parse_overrides(line.split()))
-    assert message in str(caught.value)
 
 
 def test_the_defaults_and_whatever_equals_them_are_never_refused() -> None:
@@ -114,14 +95,6 @@ def test_values_of_a_wrong_type_are_left_to_the_check_of_types(values: dict) -> 
         compose(values, {"eval": {"num_problems_during": 3}}, needs_task=False)
 
 
-def stands(said: dict) -> bool:
-    try:
-        compose(said, {}, needs_task=False)
-    except SettingsError:
-        return False  # one switch leaves another without effect: the user's own mistake
-    return True
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_whatever_suits_a_model_composes_without_what_has_no_effect(data: st.DataObject) -> None:
@@ -135,21 +108,18 @@ def test_whatever_suits_a_model_composes_without_what_has_no_effect(data: st.Dat
         "log": {"project": "mine", "rollouts_count": 3},
     }
     chosen = data.draw(st.sets(st.sampled_from([key for key, _ in flatten(preset)])))
-    lower: dict = {}
-    for key, value in flatten(preset):
-        if key in chosen:
-            lower = merge(lower, unflatten({key: value}))
+    lower = unflatten({key: value for key, value in flatten(preset) if key in chosen})
     switches = [
         {}, {"algorithm": {"kl_coefficient": 0.0}}, {"algorithm": {"kl_placement": "reward", "kl_coefficient": 0.1}},
         {"algorithm": {"advantage_estimator": "gae"}}, {"length_control": {"mode": "adaptive"}}, {"eval": {"every": 0}},
         {"optimizer": {"lr_schedule": "constant"}}, {"log": {"rollouts_every": 0}},
     ]  # fmt: skip
-    upper: dict = {}
-    for switch in data.draw(st.lists(st.sampled_from(switches), max_size=3)):
-        upper = merge(upper, switch)
-    assume(stands(upper))
-    config = compose(upper, lower, needs_task=False).config
-    assert list(unused_settings(config)) == []
+    upper = reduce(merge, data.draw(st.lists(st.sampled_from(switches), max_size=3)), {})
+    try:
+        compose(upper, {}, needs_task=False)
+    except SettingsError:
+        reject()  # one switch leaves another without effect: the user's own mistake
+    assert list(unused_settings(compose(upper, lower, needs_task=False).config)) == []
 
 
 def test_rules_name_settings_that_exist() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.trainer.configurations import said
+from tests.trainer.configurations import typed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.estimate.fit import with_settings
@@ -21,7 +21,7 @@ GRPO = ("data.prompts_per_step=32", "rollout.group_size=8")
 
 
 def config_of(*words: str, recipe: str | None = None, model: str = HALF_B) -> TrainConfig:
-    return make_config(said(*words, f"model.path={model}", task="countdown", recipe=recipe))
+    return make_config(typed(*words, f"model.path={model}", task="countdown", recipe=recipe))
 
 
 def configured(values: dict[str, Any]) -> TrainConfig:
