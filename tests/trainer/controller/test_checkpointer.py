@@ -26,10 +26,10 @@ def batch_of(samples: list[Rollout], greedy_rewards: list[float] | None = None) 
         rollouts=samples,
         kept=samples[len(samples) // 2 :],
         greedy_rewards=greedy_rewards,
-        window=8,
-        window_after=LengthControlState(max_tokens=5, success_rate=1 / 3),
+        max_tokens=8,
+        length_control=LengthControlState(max_tokens=5, success_rate=1 / 3),
         progress={"toy": StreamState(7, 1, 5, (2, 1), (0.25, None))},
-        chosen={"curriculum/bucket_0/weight": 0.1},
+        curriculum_metrics={"curriculum/bucket_0/weight": 0.1},
         seconds={"gen": 0.1 + 0.2},
     )
 
@@ -75,7 +75,7 @@ def test_a_log_probability_that_is_no_number_is_saved_too() -> None:
 )
 def test_the_state_survives_a_checkpoint(metrics: dict[str, float] | None, tmp_path: Path) -> None:
     progress = {"toy": StreamState(7, 1, 5, (2, 1), (0.25, None)), "other": StreamState()}
-    adapted = {"kl_coefficient": 0.1 + 0.2, "window": LengthControlState(max_tokens=64, success_rate=1 / 3)}
+    adapted = {"kl_coefficient": 0.1 + 0.2, "length_control": LengthControlState(max_tokens=64, success_rate=1 / 3)}
     state = TrainerState(3, metrics, 1e-7, cumulative_reward=-7 / 9, progress=progress, **adapted)
     state.save(tmp_path)
     assert repr(TrainerState.load(tmp_path)) == repr(state)  # where NaN equals NaN
@@ -90,7 +90,7 @@ def test_the_state_of_version_0_1_is_read(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(json.dumps(saved))
     state = TrainerState.load(tmp_path)
     assert (state.step, state.kl_coefficient, state.response_tokens) == (3, 0.3, 6)
-    assert (state.window.max_tokens, state.window.unchanged_steps) == (64, 2)
+    assert (state.length_control.max_tokens, state.length_control.unchanged_steps) == (64, 2)
     assert state.progress == {"toy": StreamState(7, 1, 5, (2, 1), (0.25, None))}
     state.save(tmp_path)
     window["max_tokens"], window["unchanged_steps"] = window.pop("tokens"), window.pop("held")

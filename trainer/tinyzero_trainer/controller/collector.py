@@ -43,7 +43,7 @@ class RolloutCollector:
         self.config, self.workers, self.stop = config, workers, stop
         progress = state.progress if prefetched is None else prefetched.progress
         self.stream = training_stream(config, workers.tasks, progress)
-        self._window = state.window if prefetched is None else prefetched.window_after
+        self._length_control = state.length_control if prefetched is None else prefetched.length_control
         self._timer = StepTimer()  # of the present batch
         self.prefetched = prefetched
         """The next step's batch; None if it has not been collected."""
@@ -87,11 +87,10 @@ class RolloutCollector:
         """The batch of a step (1-based), by weights that have completed `version` steps; raises as `next_batch`."""
         config, rollout = self.config, self.config.rollout
         self._timer = StepTimer()
-        window = max_tokens_at(
-            self._window, config.length_control, full=rollout.max_completion_tokens, step=step, seed=config.run.seed
-        )
+        control, full = config.length_control, rollout.max_completion_tokens
+        max_tokens = max_tokens_at(self._length_control, control, full=full, step=step, seed=config.run.seed)
         params = SamplingParams(
-            window,
+            max_tokens,
             settings_at(config, step).temperature,
             rollout.top_p,
             rollout.top_k,
@@ -100,22 +99,16 @@ class RolloutCollector:
         )
         rollouts, kept = self.sample(params, step, stop)
         greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.advantage_estimator == "remax" else None
-        self._window = adapt(
-            self._window,
-            LengthStatistics.of(rollouts),
-            config.length_control,
-            full=rollout.max_completion_tokens,
-            step=step,
-        )
+        self._length_control = adapt(self._length_control, LengthStatistics.of(rollouts), control, full=full, step=step)
         return RolloutBatch(
             step=step,
             version=version,
             rollouts=rollouts,
             kept=kept,
             greedy_rewards=greedy_rewards,
-            window=window,
-            window_after=self._window,
-            chosen=self.stream.close_step(rollouts),
+            max_tokens=max_tokens,
+            length_control=self._length_control,
+            curriculum_metrics=self.stream.close_step(rollouts),
             progress=self.stream.progress(),
             seconds=self._timer.seconds,
         )

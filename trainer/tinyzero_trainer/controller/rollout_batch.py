@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
@@ -16,7 +16,10 @@ BATCH_FILE = "next_batch.json"
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """The completions of a step, and the state of streams and length limit after sampling them."""
+    """The completions of a step, and the state of streams and length limit after sampling them.
+
+    The aliases are the names in a checkpoint.
+    """
 
     step: int
     """Training step (1-based)."""
@@ -33,16 +36,15 @@ class RolloutBatch:
     greedy_rewards: list[float] | None
     """Of the greedy completion of each kept prompt; None unless `algorithm.advantage_estimator=remax`."""
 
-    window: int
-    """Length limit in tokens."""
+    max_tokens: Annotated[int, Field(alias="window")]
+    """Limit of a completion's length."""
 
-    window_after: LengthControlState
+    length_control: Annotated[LengthControlState, Field(alias="window_after")]
 
     progress: dict[str, StreamState]
     """Position of each task's training stream."""
 
-    chosen: dict[str, float]
-    """Metrics of how the problems were chosen."""
+    curriculum_metrics: Annotated[dict[str, float], Field(alias="chosen")]
 
     seconds: dict[str, float]
     """Wall-clock time of each phase."""
@@ -53,7 +55,7 @@ _BATCH, _PROMPTS = TypeAdapter(RolloutBatch), TypeAdapter(list[Prompt])
 
 def to_json(batch: RolloutBatch) -> bytes:
     """A batch as JSON: each prompt once, however many completions it has, and floats to the last bit."""
-    values = _BATCH.dump_python(batch, exclude={"kept"})
+    values = _BATCH.dump_python(batch, by_alias=True, exclude={"kept"})
     rollouts: list[dict[str, Any]] = values["rollouts"]
     prompts = {id(rollout.prompt): saved["prompt"] for rollout, saved in zip(batch.rollouts, rollouts, strict=True)}
     prompt_indices = {key: index for index, key in enumerate(prompts)}

@@ -19,7 +19,7 @@ CARRIED = ("progress", "kl_coefficient", "window")
 
 @dataclass(slots=True)
 class TrainerState:
-    """What one step leaves to the next."""
+    """What one step leaves to the next; the aliases are the names in `state.json`."""
 
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")  # by default NaN metrics become null
 
@@ -45,8 +45,7 @@ class TrainerState:
     kl_coefficient: float | None = None
     """Adaptive KL coefficient; None before the first adaptation."""
 
-    window: LengthControlState = field(default_factory=LengthControlState)
-    """Of the adaptive completion-length limit."""
+    length_control: Annotated[LengthControlState, Field(alias="window")] = field(default_factory=LengthControlState)
 
     def add_totals(self, rollouts: Sequence[Rollout], seconds: float) -> dict[str, float]:
         """Add a step's completions and wall-clock seconds; the totals as metrics."""

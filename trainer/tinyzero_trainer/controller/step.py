@@ -85,8 +85,8 @@ class TrainingStep:
             with catch_out_of_memory("the rollout engine took over the weights"):
                 self.workers.engine.load_weights()
         self._timer.record("update_weights")
-        self.state.progress, self.state.window = collected.progress, collected.window_after
-        metrics |= self.metrics(collected, batch, metrics, settings)
+        self.state.progress, self.state.length_control = collected.progress, collected.length_control
+        metrics |= self.adapt_kl(batch, metrics, settings) | self.other_metrics(collected, batch, metrics)
         self.policy_intact = True
         return collected.rollouts, metrics
 
@@ -164,46 +164,6 @@ class TrainingStep:
         settings, adapted = settings_at(self.config, step), self.state.kl_coefficient
         return settings if adapted is None else replace(settings, kl_coefficient=adapted)
 
-    def metrics(
-        self, collected: RolloutBatch, batch: TrainingBatch, updated: dict[str, float], settings: StepSettings
-    ) -> dict[str, float]:
-        """The step's metrics other than those of the update."""
-        config, gpus = self.config, self.policy.gpu_memory()
-        tasks = {name: task.task for name, task in self.workers.tasks.items()}
-        metrics = {
-            **batch_metrics(
-                tasks, collected.rollouts, batch, self.policy.world_size // config.parallel.sequence_parallel
-            ),
-            **collected.chosen,
-            **self.adapt_kl(batch, updated, settings),
-        }
-        if config.rollout.max_async_level:
-            metrics["staleness/steps"] = float(collected.step - 1 - collected.version)
-            if ENGINE_DIVERGENCE in updated:
-                metrics["staleness/kl"] = updated[ENGINE_DIVERGENCE]
-        if config.length_control.mode == "adaptive":
-            metrics["length_control/max_tokens"] = float(collected.window)
-            after = collected.window_after
-            averages = {"mean_success_length": after.correct_length, "success_rate": after.success_rate}
-            metrics |= {f"length_control/{name}": value for name, value in averages.items() if value is not None}
-        seconds = {**collected.seconds, **self._timer.stop()}
-        metrics |= timing_metrics(seconds, collected.rollouts, collected.kept) | memory_metrics(gpus)
-        return metrics | self.utilization(seconds, collected.kept, gpus)
-
-    def utilization(
-        self, seconds: dict[str, float], kept: list[Rollout], gpus: Sequence[GpuMemoryUsage]
-    ) -> dict[str, float]:
-        """Model FLOPs utilization of the updates; nothing on the CPU and on GPUs of unknown peak."""
-        peak, policy, critic = peak_flops(gpus), self.workers.language_model, self.workers.critic
-        if peak is None:
-            return {}
-        # With an adapter the gradients of the other weights are not computed: 6 FLOPs a parameter would be too many.
-        parameters = {} if policy.adapter is not None else {"actor": policy.parameters}
-        if critic is not None:
-            parameters["critic"] = critic.parameters
-        tokens = self.config.optimizer.update_epochs * trained_tokens(kept)
-        return utilization(seconds, tokens, parameters=parameters, peak=peak)
-
     def adapt_kl(self, batch: TrainingBatch, updated: dict[str, float], settings: StepSettings) -> dict[str, float]:
         """Adapt the KL coefficient, with `algorithm.kl_target`, to the KL of the step; metrics of both."""
         algorithm, coefficient = self.config.algorithm, settings.kl_coefficient
@@ -224,3 +184,38 @@ class TrainingStep:
                 count=len(batch.lengths),
             )
         return metrics
+
+    def other_metrics(
+        self, collected: RolloutBatch, batch: TrainingBatch, updated: dict[str, float]
+    ) -> dict[str, float]:
+        """The step's metrics other than those of the update."""
+        config, gpus = self.config, self.policy.gpu_memory()
+        tasks = {name: task.task for name, task in self.workers.tasks.items()}
+        ranks = self.policy.world_size // config.parallel.sequence_parallel
+        metrics = batch_metrics(tasks, collected.rollouts, batch, ranks) | collected.curriculum_metrics
+        if config.rollout.max_async_level:
+            metrics["staleness/steps"] = float(collected.step - 1 - collected.version)
+            if ENGINE_DIVERGENCE in updated:
+                metrics["staleness/kl"] = updated[ENGINE_DIVERGENCE]
+        if config.length_control.mode == "adaptive":
+            metrics["length_control/max_tokens"] = float(collected.max_tokens)
+            after = collected.length_control
+            averages = {"mean_success_length": after.correct_length, "success_rate": after.success_rate}
+            metrics |= {f"length_control/{name}": value for name, value in averages.items() if value is not None}
+        seconds = {**collected.seconds, **self._timer.stop()}
+        metrics |= timing_metrics(seconds, collected.rollouts, collected.kept) | memory_metrics(gpus)
+        return metrics | self.utilization(seconds, collected.kept, gpus)
+
+    def utilization(
+        self, seconds: dict[str, float], kept: list[Rollout], gpus: Sequence[GpuMemoryUsage]
+    ) -> dict[str, float]:
+        """Model FLOPs utilization of the updates; nothing on the CPU and on GPUs of unknown peak."""
+        peak, policy, critic = peak_flops(gpus), self.workers.language_model, self.workers.critic
+        if peak is None:
+            return {}
+        # With an adapter the gradients of the other weights are not computed: 6 FLOPs a parameter would be too many.
+        parameters = {} if policy.adapter is not None else {"actor": policy.parameters}
+        if critic is not None:
+            parameters["critic"] = critic.parameters
+        tokens = self.config.optimizer.update_epochs * trained_tokens(kept)
+        return utilization(seconds, tokens, parameters=parameters, peak=peak)
