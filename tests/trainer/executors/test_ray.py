@@ -276,6 +276,7 @@ def test_engine_and_scorer_are_restarted_and_a_dead_rank_ends_a_run_that_can_be_
     assert steps == list(range(len(steps)))
 
 
+@pytest.mark.nightly(reason="starts Ray once more; every change tests the restart above, and the signal without Ray")
 def test_off_policy_an_engine_is_restarted_and_a_signal_saves_the_prefetched_batch(folder: Path) -> None:
     run = make_config(folder, "run async", **RANKS, **ASYNC | {"run__steps": 10_000})
     with running(run) as process:
