@@ -105,7 +105,7 @@ def test_weights_gathered_without_a_gradient_are_gathered_again_after_a_step(toy
     assert not torch.equal(after, before)
 
 
-@pytest.mark.nightly(reason="compiles for half a minute; CPUs compile only on request, and GPU tests compare compiled layers")
+@pytest.mark.nightly(reason="compiles for half a minute; on CPUs only on request, on GPUs tested there")
 @pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
 def test_compiled_layers_compute_the_same(toy_model: LanguageModel) -> None:
     del toy_model.model.model.layers[1:]  # each layer is compiled by itself, which takes seconds
