@@ -135,7 +135,7 @@ def compare(
         torch.cat([parameter.grad.flatten() for _, parameter in named(each)]) for each in (model.model, trainer.model)
     )
     estimated = ESTIMATORS[policy._algorithm.advantage_estimator](TrainingBatch(rewards, lengths, SAMPLES))[
-        jagged.last_tokens(lengths)
+        lengths.cumsum(0) - 1
     ]
     return {
         "algorithm": name,

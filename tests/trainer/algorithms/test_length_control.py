@@ -3,15 +3,12 @@
 import random
 from dataclasses import asdict, replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms.length_control import LengthControlState, LengthStatistics, adapt, max_tokens_at
 from tinyzero_trainer.config import LengthControlConfig
-from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 CONFIG = LengthControlConfig(mode="adaptive", warmup_steps=3, every=1, patience=4, ema_decay=0.0)
@@ -124,11 +121,3 @@ def test_a_fixed_limit_never_exceeds_the_full_one() -> None:
     assert max_tokens_at(START, fixed, full=FULL, step=1, seed=0) == 300
     assert max_tokens_at(START, fixed, full=200, step=1, seed=0) == 200
     assert max_tokens_at(START, LengthControlConfig(), full=FULL, step=1, seed=0) == FULL
-
-
-@pytest.mark.parametrize(
-    "settings", [{"min_tokens": 8}, {"mode": "fixed", "every": 2}, {"mode": "adaptive", "max_tokens": 9}]
-)
-def test_a_setting_without_effect_is_refused(settings) -> None:
-    with pytest.raises(SettingsError, match=r"has no effect: it is not used with length_control\.mode"):
-        make_config({"run": {"task": "x"}, "length_control": settings})

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainer.configurations import call
 from tests.trainer.samples import build_policy, ragged_samples, with_advantages
-from tinyzero_sdk.cli import main
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.config.algorithm import load_policy_loss
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.executors import build as roles
 from tinyzero_trainer.executors import local
 
 OWN = '''
@@ -126,27 +125,21 @@ def test_a_function_that_is_no_loss_is_one_line(own: Path, function: str, messag
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["ppoo", "./nowhere.py:loss"])
-def test_the_command_refuses_it_before_anything_is_loaded(capsys, toy_task: str, tmp_path: Path, name: str) -> None:
-    words = ["train", "--task", toy_task, "--output", str(tmp_path / "run"), "--model", "gpt2"]
-    with pytest.raises(SystemExit) as left:
-        main([*words, f"algorithm.policy_loss={name}"])
-    error = capsys.readouterr().err
-    assert (left.value.code, len(error.splitlines())) == (2, 1)
-    assert error.startswith(f"error: algorithm.policy_loss={name}") or "known: ppo, gspo, cispo, reinforce" in error
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_function_is_noticed_before_the_model_is_loaded(own: Path, toy_task: str, monkeypatch) -> None:
-    from tinyzero_trainer.monitoring.progress import Progress
-
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ppoo", "known: ppo, gspo, cispo, reinforce"),
+        ("./nowhere.py:loss", "there is no file"),
+        ("{own}:nonesuch", "no function"),
+    ],
+)
+def test_the_command_refuses_it_before_a_model_is_loaded(
+    name: str, message: str, capsys, own: Path, toy_task: str, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(local, "load_model", lambda *args: pytest.fail("the model was loaded"))
-    config = make_config(
-        {"run": {"task": toy_task}, "model": {"path": "gpt2"}, "algorithm": {"policy_loss": f"{own}:nonesuch"}}
-    )
-    with (
-        pytest.raises(SettingsError, match="has no function 'nonesuch'"),
-        Progress() as display,
-        roles.build_workers(config, display=display, training=True),
-    ):
-        pass
+    words = ("train", "--task", toy_task, "--output", str(tmp_path / "run"), "--model", "tiny", "run.device=cpu")
+    code, _, error = call(capsys, *words, f"algorithm.policy_loss={name.format(own=own)}")
+    assert code == 2
+    assert error.splitlines()[-1].startswith("error: algorithm.policy_loss")
+    assert message in error
+    assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tests.trainer.data.toy_problems import problems, take
+from tests.trainer.data.toy_problems import ToyProblems, take
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import CurriculumConfig
@@ -101,12 +101,6 @@ def test_averages_move_where_there_is_something_to_measure() -> None:
     assert updated_rates((0.1, None, 0.9), results, config) == pytest.approx((0.75 * 0.1 + 0.25 * 0.5, 1.0, 0.9))
 
 
-@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=5), st.floats(0, 1, exclude_max=True), st.data())
-def test_only_what_is_available_is_chosen(weights: list[float], chance: float, data: st.DataObject) -> None:
-    available = sorted(data.draw(st.sets(st.integers(0, len(weights) - 1), min_size=1)))
-    assert choose_bucket(weights, available, chance) in available
-
-
 def test_the_chance_decides_in_proportion() -> None:
     drawn = Counter(choose_bucket([0.5, 0.2, 0.3], [0, 2], place / 800) for place in range(800))
     assert drawn == {0: 500, 2: 300}
@@ -138,7 +132,7 @@ def test_settings_that_cannot_work_are_refused(values: dict, message: str) -> No
 
 def stream(size: int = 30, of_each: int = 1, seed: int = 0, progress=None, **settings) -> PromptStream:
     config = CurriculumConfig(**{"buckets": 3, **settings})
-    return problems("p", size, of_each).stream(seed, progress, config)
+    return ToyProblems("p", size, of_each).stream(seed, progress, config)
 
 
 def solved(bucket: int, share: float) -> list[Rollout]:
@@ -188,7 +182,7 @@ def test_the_bucket_near_the_target_is_drawn_most() -> None:
 
 
 def test_problems_that_wait_come_in_their_order() -> None:
-    plain = [problem for _, problem, _ in take(problems("p", 60).stream(0), 60)]
+    plain = [problem for _, problem, _ in take(ToyProblems("p", 60).stream(0), 60)]
     drawn = take(stream(60), 60)
     for bucket in range(3):
         own = [problem for _, problem, of in drawn if of == bucket]

@@ -11,10 +11,10 @@ from tinyzero_trainer.data.prompts import PromptSource
 from tinyzero_trainer.types import Prompt
 
 
-class Problems:
-    """Fake of a PromptSource: `size` problems, the n-th of difficulty n // of_each."""
+class ToyProblems:
+    """Fake of a PromptSource: `size` problems in a seeded order, the n-th of difficulty n // of_each."""
 
-    def __init__(self, name: str, size: int, of_each: int) -> None:
+    def __init__(self, name: str, size: int, of_each: int = 1) -> None:
         self.name, self.size = name, size
         self.task = SimpleNamespace(difficulty=lambda item: float(item.data // of_each))
 
@@ -27,11 +27,6 @@ class Problems:
         return Prompt(item, str(item.data), [1], self.name, bucket)
 
     stream = PromptSource.stream
-
-
-def problems(name: str, size: int, of_each: int = 1) -> Problems:
-    """`size` problems in a seeded order."""
-    return Problems(name, size, of_each)
 
 
 def take(stream: Iterator[Prompt], count: int) -> list[tuple[str, int, int]]:

@@ -17,7 +17,7 @@ from tinyzero_sdk.settings import build, read_toml
 from tinyzero_trainer.config import DefaultModelConfig, TrainConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, PRESET_FILE, recorded_content
-from tinyzero_trainer.config.sft import SftConfig, TinyShape
+from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.hardware.gpu import GIB
@@ -27,7 +27,7 @@ from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.sft import default_model, model_cache
 from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.sft.default_model import DefaultModel, plan
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+from tinyzero_trainer.sft.tiny_model import default_spec
 from tinyzero_trainer.sft.train import SftResult
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
@@ -114,11 +114,7 @@ def test_an_impossible_shape_is_refused(width: int, message: str) -> None:
 
 
 def test_by_default_it_has_at_most_ten_million_parameters() -> None:
-    own = DefaultModelConfig()
-    model = build_model(
-        TinyShape(own.hidden_size, own.layers, own.head_size, own.kv_heads, own.mlp_size), build_tokenizer(), 0
-    )
-    assert 9.5e6 < sum(parameter.numel() for parameter in model.parameters()) <= 10e6
+    assert 9.5e6 < default_spec(DefaultModelConfig()).parameters <= 10e6
 
 
 @pytest.mark.usefixtures("gpu", "cache")

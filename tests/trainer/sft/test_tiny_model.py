@@ -1,3 +1,4 @@
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.data.tokenization import encode_prompt
-from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.models.loading import LanguageModel, ModelError
 from tinyzero_trainer.sft.tiny_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -24,8 +25,6 @@ def test_numbers_up_to_999_are_one_token(number: int) -> None:
 @settings(max_examples=300)
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Mn", "Mc"])))
 def test_any_text_survives(text: str) -> None:
-    import unicodedata
-
     # Qwen2's tokenizer normalises to NFC; everything else comes back as it was.
     assert TOKENIZER.decode(TOKENIZER(text)["input_ids"]) == unicodedata.normalize("NFC", text)
 
@@ -52,8 +51,6 @@ def test_an_impossible_shape_is_refused() -> None:
 
 
 def test_chat_messages_need_a_chat_template(toy_model: LanguageModel) -> None:
-    from tinyzero_trainer.models.loading import ModelError
-
     with pytest.raises(ModelError, match="no chat template"):
         encode_prompt(toy_model.tokenizer, [{"role": "user", "content": "1+1"}])
     toy_model.tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"

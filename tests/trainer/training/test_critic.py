@@ -30,11 +30,6 @@ def as_experience(critic: Critic, samples: list[Rollout], returns: list[float]) 
     return TrainingBatch.of(samples, 4, old_logprobs=nothing, advantages=nothing, **columns)
 
 
-def test_values_start_at_zero(toy_model: LanguageModel) -> None:
-    values = make_critic(toy_model).values(ragged_samples(toy_model))
-    assert values.tolist() == [0.0] * len(values)
-
-
 def test_a_restored_critic_continues_to_the_bit_and_the_policy_is_left_alone(
     toy_model: LanguageModel, tmp_path: Path
 ) -> None:
@@ -110,12 +105,6 @@ def alone(model: ValueModel, sample: Rollout) -> torch.Tensor:
     ids = torch.tensor([sample.prompt.token_ids + sample.generation.token_ids])
     states = model.body.base_model(ids).last_hidden_state[0, len(sample.prompt.token_ids) - 1 : -1]
     return model.head(states)[:, 0]
-
-
-def test_every_mini_batch_of_every_pass_is_an_update(toy_model: LanguageModel) -> None:
-    critic, samples = make_critic(toy_model, num_mini_batches=3, update_epochs=2), ragged_samples(toy_model)
-    critic.update(as_experience(critic, samples, [1.0, 0.0, -1.0] * 4))
-    assert {int(state["step"]) for state in critic._optimizer._adamw.state.values()} == {6}
 
 
 def test_dropout_changes_no_value(toy_model: LanguageModel) -> None:

@@ -148,13 +148,3 @@ def test_the_critics_gradient_is_the_same_for_every_split(
         return flat_gradient(taker.model)
 
     check(update, ragged_samples(toy_model, groups=2, samples=3), monkeypatch)
-
-
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_old_logprobs_are_the_same_for_every_split(layout: str, toy_model: LanguageModel) -> None:
-    samples = ragged_samples(toy_model)
-    whole, split = (
-        build_policy(toy_model, optimizer=split.optimizer).logprobs(samples, temperature=0.8)
-        for split in (Split(), Split(70, layout))
-    )
-    torch.testing.assert_close(split, whole, atol=1e-5, rtol=1e-5)

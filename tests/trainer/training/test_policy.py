@@ -15,7 +15,6 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.utils import jagged
 
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5] * 3
 NOW = StepSettings(learning_rate=1e-3, temperature=1.0, kl_coefficient=0.1)
@@ -113,7 +112,7 @@ def test_the_reported_ratio_is_that_of_the_loss(toy_model: LanguageModel) -> Non
     experience = with_advantages(samples, [1.0] * 12)
     assert experience.old_logprobs is not None
     shifts = torch.zeros(len(experience.old_logprobs))
-    shifts[jagged.last_tokens(lengths)] = 1.0
+    shifts[lengths.cumsum(0) - 1] = 1.0
     policy = build_policy(toy_model, policy_loss="gspo")
     metrics = policy.update(replace(experience, old_logprobs=experience.old_logprobs - shifts), NOW)
     ratios = [math.exp(1 / length) for length in lengths.tolist() for _ in range(length)]

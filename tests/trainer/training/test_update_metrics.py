@@ -40,13 +40,6 @@ def test_what_is_weighted_is_summed_over_a_mini_batch_and_averaged_over_mini_bat
     assert metrics.weighted_sums() == {"loss": pytest.approx(expected, abs=1e-3)}
 
 
-def test_what_was_never_added_is_left_out() -> None:
-    assert MetricAccumulator().means() == {}
-    assert MetricAccumulator().weighted_sums() == {}
-    assert MetricAccumulator().column("each") is None
-    assert MetricAccumulator().updates() == {"skipped_updates": 0.0}
-
-
 def test_the_norm_is_that_of_the_updates_that_were_made() -> None:
     metrics = MetricAccumulator()
     assert not metrics.weights_changed

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tests.trainer.conftest import random_model
@@ -14,25 +13,19 @@ from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.packing import choose_layout, keeps_packed_apart
 
 
-def one_after_another(query, key, value, starts, starts_k, most, most_k, *, scale, window_size, enable_gqa=True):
-    """What the kernel computes, sequence by sequence; [tokens, heads, size]."""
+def fake_kernel(query, key, value, starts, starts_k, most, most_k, *, scale, window_size, enable_gqa=True):
+    """Takes what the real one takes, and computes it in plain PyTorch."""
     assert torch.equal(starts, starts_k)
     assert starts.dtype == torch.int32
     assert most == most_k >= int(starts.diff().max())
     assert window_size[1] == 0
-    results = []
-    for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        parts = [states[start:end].transpose(0, 1)[None] for states in (query, key, value)]
-        distance = torch.arange(end - start)[:, None] - torch.arange(end - start)
-        seen = (distance >= 0) & ((distance <= window_size[0]) | (window_size[0] < 0))
-        results.append(F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=True)[0])
-    return torch.cat(results, dim=1).transpose(0, 1)
+    return attention.one_after_another(query, key, value, starts, scale=scale, window=window_size[0])
 
 
 @pytest.fixture
 def with_kernel(monkeypatch):
     """A model that attends through the fake kernel, as if on a GPU."""
-    monkeypatch.setattr(attention, "varlen_attn", one_after_another)
+    monkeypatch.setattr(attention, "varlen_attn", fake_kernel)
     monkeypatch.setattr(attention, "_has_kernel", lambda device, dtype: True)
 
     def prepare(model):
@@ -65,7 +58,7 @@ def test_there_is_no_kernel_off_a_gpu(any_model):
 
 @pytest.mark.parametrize(("config", "kernel"), [("qwen2", True), ("sinks", False), ("chunks", False)])
 def test_what_the_kernel_does_not_compute_is_left_alone(config, kernel, monkeypatch):
-    monkeypatch.setattr(attention, "varlen_attn", one_after_another)
+    monkeypatch.setattr(attention, "varlen_attn", fake_kernel)
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     if config == "sinks":
