@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tinyzero_trainer.config import LogConfig, TrainConfig
 from tinyzero_trainer.monitoring import trackers
 from tinyzero_trainer.monitoring.trackers import Trackers
 
@@ -61,9 +62,7 @@ def fake_wandb(tmp_path, monkeypatch):
 def run(directory, *names, steps=3):
     """Log a few steps and close; the messages."""
     messages = []
-    with Trackers(
-        names, directory=directory, project="p", name="n", config={"run": {}}, report=messages.append
-    ) as observers:
+    with Trackers(TrainConfig(log=LogConfig(trackers=names)), directory, messages.append) as observers:
         for step in range(steps):
             observers.log(step, {"critic/score/mean": step / 4, "actor/entropy": math.nan})
     return messages

@@ -95,13 +95,10 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
 
 
 def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
-    """A configuration to evaluate with.
+    """A configuration to evaluate with; keys without an effect are refused.
 
     A model from a run takes its task, the task's options and the held-out problems from that run, so that accuracies
     can be compared and no problem was trained on.
-
-    Raises:
-        SettingsError: a key that has no effect, or whatever `make_config` refuses.
     """
     values = with_task_table(values)
     tasks = values.get("tasks", {})

@@ -69,11 +69,7 @@ class HeldOutEvaluation:
 def evaluate(
     workers: Workers, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, stop: StopFlag
 ) -> EvaluationResult:
-    """Sample and score a completion of each prompt.
-
-    Raises:
-        StopRequested: a signal requested a stop meanwhile.
-    """
+    """Sample and score a completion of each prompt; raises `StopRequested` if a signal comes meanwhile."""
     started = perf_counter()
     model, advance = workers.language_model, workers.display.advance
     generated = generate(model, workers.engine, prompts, 1, params, seed=seed, on_progress=advance, stop=stop)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.algorithms import rollout_correction
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import Checkpoint
@@ -66,14 +65,7 @@ def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task
         with (
             build_workers(config, display=progress, training=True, checkpoint=path, tasks=tasks) as workers,
             MetricsLog(run.metrics) as log,
-            Trackers(
-                config.log.trackers,
-                directory=run.path,
-                project=config.log.project,
-                name=run.path.name,
-                config=to_mapping(config),
-                report=progress.log,
-            ) as trackers,
+            Trackers(config, run.path, progress.log) as trackers,
         ):
             return _train(config, run, workers, log, trackers, stop, checkpoint)
 

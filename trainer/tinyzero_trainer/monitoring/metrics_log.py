@@ -11,9 +11,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tinyzero_sdk.errors import DataError, TinyZeroError
+from tinyzero_sdk.workers.process import ClosesOnExit
 
 # The names that progress and plot read; verl's where it has one, so that dashboards port.
 REWARD = "critic/score/mean"
@@ -41,7 +42,7 @@ class MetricsError(TinyZeroError):
     """The metrics of a run cannot be written."""
 
 
-class MetricsLog:
+class MetricsLog(ClosesOnExit):
     """Appends lines to `metrics.jsonl`; the operating system has each before `append` returns.
 
     Every method raises a `MetricsError` if the file cannot be written.
@@ -100,12 +101,6 @@ class MetricsLog:
             yield
         except OSError as error:
             raise MetricsError(f"cannot write {self.path}: {error.strerror}") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

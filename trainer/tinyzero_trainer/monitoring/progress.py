@@ -29,7 +29,6 @@ LINE_WIDTH = 80
 """Plain output: largest width of a line about a step."""
 
 ACCURACY_OF_TASK = re.compile(task_key("(.+)", "acc"))
-SPARKLINE_WIDTH = 40
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -73,7 +72,7 @@ class Progress:
             self._bars.remove_task(phase.id)
 
     def train(self, steps: int, done: int = 0) -> None:
-        """Begin training: of `steps` in the whole run, earlier sessions have done some."""
+        """Begin training; `steps` are the whole run's, `done` those of earlier sessions."""
         self.end_phase()
         self._training = self._bars.add("training", steps, first=done, updated=self._clock(), metrics={}, rewards=[])
         self._bars.update(self._training.id, completed=done)
@@ -97,6 +96,7 @@ class Progress:
         self.log(f"held-out accuracy {when}: {', '.join(shown)}")
 
     def log(self, text: str) -> None:
+        """Print a line that stays."""
         self._console.print(text, soft_wrap=True, markup=False)
 
     def done(self, *lines: str) -> None:
@@ -184,7 +184,7 @@ def outcome_line(task: str | None, before: float, after: float, problems: int, t
     return f"{task or 'held-out accuracy'}: {_percent(before)} -> {_percent(after)} ({gain})"
 
 
-def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
+def sparkline(values: Sequence[float], width: int = 40) -> str:
     """Values as blocks from lowest to highest; more than `width` of them are averaged in equal intervals.
 
     Example:

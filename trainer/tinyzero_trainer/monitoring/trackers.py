@@ -6,13 +6,16 @@ Each has a daemon thread fed through a bounded queue: if it raises or hangs, the
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Self
+from typing import Any
 
+from tinyzero_sdk.settings import to_mapping
+from tinyzero_sdk.workers.process import ClosesOnExit
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.monitoring.metrics_log import plain_number
 
 QUEUE_SIZE = 1000
@@ -30,33 +33,17 @@ Row = tuple[int, Mapping[str, float]]
 Report = Callable[[str], None]
 
 
-class Trackers:
+class Trackers(ClosesOnExit):
     """The trackers of a run; no method waits for them (except `close`, for a while) or raises their errors."""
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        *,
-        directory: Path,
-        project: str,
-        name: str,
-        config: Mapping[str, Any],
-        report: Report,
-    ) -> None:
-        """
-        Args:
-            names: any of `wandb` and `tensorboard`.
-            directory: of the run.
-            project: of W&B.
-            name: of the run there.
-            config: plain JSON.
-            report: called from other threads with one-line messages for the user.
-        """
+    def __init__(self, config: TrainConfig, directory: Path, report: Report) -> None:
+        """Start `log.trackers` of a run in `directory`; other threads `report` one-line messages for the user."""
         observers = {
-            "wandb": partial(_record_in_wandb, directory, project, name, config),
+            "wandb": partial(_record_in_wandb, config, directory),
             "tensorboard": partial(_record_in_tensorboard, directory),
         }
-        self._trackers = [_Tracker(tracker, observers[tracker], report) for tracker in dict.fromkeys(names)]
+        names = dict.fromkeys(config.log.trackers)
+        self._trackers = [_Tracker(name, observers[name], report) for name in names]
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Pass on the metrics of a step; NaN and infinities are left out."""
@@ -73,12 +60,6 @@ class Trackers:
         for tracker in self._trackers:
             tracker.join(deadline)
         self._trackers = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Tracker:
@@ -118,9 +99,7 @@ class _Tracker:
             self._report(f"{type(error).__name__}: {_first_line(error)}; training continues without it")
 
 
-def _record_in_wandb(
-    directory: Path, project: str, name: str, config: Mapping[str, Any], rows: Iterable[Row], report: Report
-) -> None:
+def _record_in_wandb(config: TrainConfig, directory: Path, rows: Iterable[Row], report: Report) -> None:
     import wandb
 
     # At the interpreter's exit, too, it waits for uploads no longer than this; older versions lack the setting.
@@ -129,9 +108,9 @@ def _record_in_wandb(
     settings = wandb.Settings(init_timeout=WANDB_INIT_SECONDS, silent=True, console="off", **limit)
     wandb.setup(settings)
     options: dict[str, Any] = {
-        "project": project,
-        "name": name,
-        "config": dict(config),
+        "project": config.log.project,
+        "name": directory.name,
+        "config": to_mapping(config),
         "dir": str(directory),
         "id": _run_id(directory),
         "resume": "allow",
