@@ -93,7 +93,7 @@ def item_key(item: Item) -> str:
 
 @hookspec(firstresult=True)
 def has_own_splits(options: Any) -> bool:
-    """Optional: whether `generate_dataset` has its own splits, as a published data set does."""
+    """Optional: whether `generate_dataset` has its own splits, as a published dataset does."""
 
 
 @hookspec(firstresult=True)

@@ -29,7 +29,7 @@ def derive_seed(*parts: str | int) -> int:
 def split_of_key(key: str, test_fraction: float = 1 / 16) -> Split:
     """The split a problem belongs to, by the hash of its canonical key.
 
-    Seed and index do not enter, so the same problem is on the same side in every data set.
+    Seed and index do not enter, so the same problem is on the same side in every dataset.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"tz-split").digest()
     return "test" if int.from_bytes(digest, "little") < test_fraction * 2.0**64 else "train"

@@ -1,4 +1,4 @@
-"""A task as a reward function for TRL, and its problems as a data set for `GRPOTrainer`.
+"""A task as a reward function for TRL, and its problems as a dataset for `GRPOTrainer`.
 
 TRL is not imported, and `datasets` (a dependency of TRL) only by `make_dataset`.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class RewardFunction(Scorer):
     """One task for `GRPOTrainer(reward_funcs=[...])`.
 
-    The data set needs a column `ground_truth`; `make_dataset` makes one.
+    The dataset needs a column `ground_truth`; `make_dataset` makes one.
 
     Example:
         >>> reward = RewardFunction("countdown")
@@ -46,18 +46,18 @@ class RewardFunction(Scorer):
 
         Args:
             completions: [n] texts, or lists of chat messages.
-            ground_truth: [n] column of the data set.
+            ground_truth: [n] column of the dataset.
             completion_ids: [n] tokens of each.
             log_metric: TRL's logger, called with the fraction of solved problems as `<task>/accuracy`.
             columns: prompts and other columns that TRL passes; ignored.
 
         Raises:
-            DataError: the data set has no column `ground_truth`, or it is not as long as the completions.
+            DataError: the dataset has no column `ground_truth`, or it is not as long as the completions.
             BrokenTaskError: the scorer fails on everything.
         """
         if ground_truth is None:
             raise DataError(
-                "the data set has no column `ground_truth`; make it with tinyzero_sdk.adapters.trl.make_dataset, or "
+                "the dataset has no column `ground_truth`; make it with tinyzero_sdk.adapters.trl.make_dataset, or "
                 "copy the column out of `reward_model`"
             )
         counts = [None] * len(completions) if completion_ids is None else list(map(len, completion_ids))

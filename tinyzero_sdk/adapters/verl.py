@@ -122,7 +122,7 @@ def _check_others(names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def _alike(data_source: str) -> str:
-    """The installed task named like a data set, such as `gsm8k` for `openai/gsm8k`."""
+    """The installed task named like a dataset, such as `gsm8k` for `openai/gsm8k`."""
     last = data_source.rpartition("/")[2].lower()
     return next(iter(difflib.get_close_matches(last, [entry.name for entry in list_tasks()], n=1)), "NAME")
 

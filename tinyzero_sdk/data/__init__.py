@@ -1,1 +1,1 @@
-"""Data files: reading and writing rows and columns, and building data sets. No scores here."""
+"""Data files: reading and writing rows and columns, and building datasets. No scores here."""

@@ -1,4 +1,4 @@
-"""Build whole data sets: the Python call behind `tinyzero data`.
+"""Build whole datasets: the Python call behind `tinyzero data`.
 
 Worker processes turn ranges of candidates into columns; the parent drops repeated keys in candidate order and writes.
 `splits.iterate_split` yields the same problems one by one.
@@ -169,7 +169,7 @@ def build(group: "WorkerGroup", request: BuildRequest, size: int | None) -> Iter
     split_filter = SplitFilter(group.task, request.split, size=size, test_fraction=request.test_fraction)
     fraction = split_fraction(group.task, request.split, request.test_fraction)
     left, start = math.inf if size is None else size, 0
-    # Small data sets use small blocks, since a task may need milliseconds for each candidate.
+    # Small datasets use small blocks, since a task may need milliseconds for each candidate.
     block = math.ceil(max(_MIN_BLOCK, min(_MAX_BLOCK, left / fraction / 16)))
     news = block * fraction  # new problems expected in a block; fewer where a task runs out
     while left > 0:

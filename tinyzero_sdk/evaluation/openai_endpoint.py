@@ -204,7 +204,7 @@ class EndpointSampler:
             model = self._parameters["model"]
             text = f"{url} has no model {model!r}, or is not the base of an API ({message})"
         elif isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
-            text = f"{url} refuses the request ({message})"
+            text = f"{url} rejects the request ({message})"
         elif isinstance(error, openai.APIStatusError):
             text = f"{url} answered {error.status_code} {tries} times ({message}); try again later"
         elif isinstance(error, openai.APIError):

@@ -60,7 +60,7 @@ class RowSource(NamedTuple):
     """Where a row comes from; None where unknown."""
 
     data_source: str | None
-    """Task that generated the problem, or the name of a data set."""
+    """Task that generated the problem, or the name of a dataset."""
 
     data_version: str | None
     """Version of that task (`extra_info.task_version`), in our own files only."""

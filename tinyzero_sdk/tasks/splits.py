@@ -1,7 +1,7 @@
 """Train and test splits: which candidates of a task become the problems of a split, and in which order.
 
 The result depends on candidate order alone, not on block size or the number of processes. This module yields problems
-in one process; `data/build.py` writes whole data sets.
+in one process; `data/build.py` writes whole datasets.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The settings of the task. Those that fit no puzzle are refused here, before any work is done."""
+"""The settings of the task. Those that fit no puzzle are rejected here, before any work is done."""
 
 from dataclasses import dataclass
 from typing import Literal

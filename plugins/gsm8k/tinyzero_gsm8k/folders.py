@@ -1,4 +1,4 @@
-"""Data sets in local folders, read by the `datasets` library, which knows their many forms. Never asks the network."""
+"""Datasets in local folders, read by the `datasets` library, which knows their many forms. Never asks the network."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ Rows = list[dict[str, Any]]
 
 
 def read_saved(path: Path) -> Rows:
-    """The rows of a data set without splits that `Dataset.save_to_disk` wrote.
+    """The rows of a dataset without splits that `Dataset.save_to_disk` wrote.
 
     Raises:
         DataError: it is damaged.
     """
-    with reading(f"the data set in {path}"):
+    with reading(f"the dataset in {path}"):
         import datasets
 
         return datasets.Dataset.load_from_disk(str(path), keep_in_memory=True).to_list()
@@ -31,7 +31,7 @@ def read_folder(path: Path) -> dict[str, Rows]:
     Raises:
         DataError: there are no data, or they are damaged.
     """
-    with reading(f"the data set in {path}"), tempfile.TemporaryDirectory() as scratch:
+    with reading(f"the dataset in {path}"), tempfile.TemporaryDirectory() as scratch:
         import datasets
 
         if (path / "dataset_dict.json").is_file():

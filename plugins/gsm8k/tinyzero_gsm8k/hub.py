@@ -1,6 +1,6 @@
 """GSM8K from the Hugging Face Hub: out of one of its caches here, else by download.
 
-The cache comes first, since the data set does not change: no request for each process and run. Before a download
+The cache comes first, since the dataset does not change: no request for each process and run. Before a download
 one request tells whether there is a network at all, where the library would try again and again for half a minute.
 """
 

@@ -1,7 +1,7 @@
 """The published problems, or a user's own: from a folder, a file, or the Hub; and which of them are train and test.
 
 What is divided already stays so, but for questions of the test split that occur in train too: those leave train.
-A file, or a data set saved without splits, is divided by the host, by the hash of the question.
+A file, or a dataset saved without splits, is divided by the host, by the hash of the question.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The data sets of reasoning-gym as tasks `rg/NAME`: the hooks of the extension.
+"""The datasets of reasoning-gym as tasks `rg/NAME`: the hooks of the extension.
 
 It imports nothing of reasoning-gym, which takes a second; a single task does, see `family.py`.
 """

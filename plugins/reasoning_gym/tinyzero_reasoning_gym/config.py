@@ -1,4 +1,4 @@
-"""A data set's configuration as options of a task: those of its fields that a command line can set."""
+"""A dataset's configuration as options of a task: those of its fields that a command line can set."""
 
 import dataclasses
 import inspect
@@ -36,7 +36,7 @@ def options_type(config_type: type) -> type:
         try:
             getattr(config, "validate", lambda: None)()
         except AssertionError as error:
-            raise ValueError(str(error) or "reasoning-gym refuses these values together") from error
+            raise ValueError(str(error) or "reasoning-gym rejects these values together") from error
 
     made = dataclasses.make_dataclass(
         f"{config_type.__name__}Options", fields, frozen=True, namespace={"__post_init__": check}
@@ -46,7 +46,7 @@ def options_type(config_type: type) -> type:
 
 
 def make_config(config_type: type, options: Any, **ours: int) -> Any:
-    """The configuration of a data set, from options of `options_type(config_type)`."""
+    """The configuration of a dataset, from options of `options_type(config_type)`."""
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     del values["reward"]
     lists = {field.name for field in dataclasses.fields(config_type) if isinstance(_default_of(field), list)}

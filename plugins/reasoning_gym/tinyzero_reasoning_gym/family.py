@@ -1,4 +1,4 @@
-"""One data set of reasoning-gym as a task: its hooks.
+"""One dataset of reasoning-gym as a task: its hooks.
 
 Problems and scores are reasoning-gym's own. How an entry becomes JSON is in `entries.py`, its configuration
 in `config.py`, and which scorers evaluate text in `scorers.py`.
@@ -27,10 +27,10 @@ _ROUNDING = 1e-9
 _MALFORMED = Score(0.0, correct=False, reason="malformed")
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 RAISING = frozenset({"boxnet", "coin_flip", "game_of_life", "prime_factorization"})
-"""Data sets whose scorers raise on a text that they cannot read. A test looks for others in every version."""
+"""Datasets whose scorers raise on a text that they cannot read. A test looks for others in every version."""
 
 BLOCK = 64
-"""Entries drawn from one data set of reasoning-gym, which it may take a quarter of a second to make."""
+"""Entries drawn from one dataset of reasoning-gym, which it may take a quarter of a second to make."""
 
 
 class DatasetTask:
@@ -42,7 +42,7 @@ class DatasetTask:
             dataset: reasoning-gym's name for it.
 
         Raises:
-            TaskNotFoundError: the data set cannot be a task.
+            TaskNotFoundError: the dataset cannot be a task.
         """
         if dataset in UNSUPPORTED:
             raise TaskNotFoundError(f"rg/{dataset} is not supported: {UNSUPPORTED[dataset]}")
@@ -71,7 +71,7 @@ class DatasetTask:
     @hookimpl
     def generate_dataset(self, split: Split, size: int, seed: int, start: int, options: Any) -> Iterator[Item]:
         for block in range(start // BLOCK, -(-(start + size) // BLOCK)):
-            # An entry's own seed is the data set's plus its index, so data sets must start far apart: hence the hash.
+            # An entry's own seed is the dataset's plus its index, so datasets must start far apart: hence the hash.
             first = derive_seed("rg", self._dataset, split, seed, block) % (2**32 - BLOCK)
             dataset = make_dataset(self._dataset, make_config(self._config_type, options, seed=first, size=BLOCK))
             begin, end = max(start - block * BLOCK, 0), min(start + size - block * BLOCK, BLOCK)

@@ -1,4 +1,4 @@
-"""The border to reasoning-gym: importing it, making its data sets, and drawing entries from them.
+"""The border to reasoning-gym: importing it, making its datasets, and drawing entries from them.
 
 Some of its generators print, warn, or use the random numbers of the whole process; none of that gets out.
 """
@@ -17,20 +17,20 @@ _lock = threading.Lock()
 
 @cache
 def find_classes(name: str) -> tuple[type, type]:
-    """The classes of a data set and of its configuration."""
+    """The classes of a dataset and of its configuration."""
     with _contained():
         from reasoning_gym.factory import DATASETS
     return DATASETS[name]
 
 
 def make_dataset(name: str, config: Any) -> Any:
-    """A data set; some read a file of words for it."""
+    """A dataset; some read a file of words for it."""
     with _contained():
         return find_classes(name)[0](config=config)
 
 
 def draw_entry(dataset: Any, index: int) -> dict[str, Any]:
-    """Entry number `index`, which depends on the seed of the data set and the index alone."""
+    """Entry number `index`, which depends on the seed of the dataset and the index alone."""
     import numpy as np
 
     with _lock, _contained():

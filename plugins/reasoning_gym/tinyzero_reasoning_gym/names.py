@@ -1,11 +1,11 @@
-"""The names of reasoning-gym's data sets, read from its source files: importing it to ask would take a second."""
+"""The names of reasoning-gym's datasets, read from its source files: importing it to ask would take a second."""
 
 import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-# A module registers its data set under a constant or, rarely, under a text.
+# A module registers its dataset under a constant or, rarely, under a text.
 _CONSTANT = re.compile(r'^(\w+) = "(\w+)"', re.MULTILINE)
 _REGISTERED = re.compile(r'^register_dataset\(\s*(?:"(\w+)"|(\w+)),', re.MULTILINE)
 

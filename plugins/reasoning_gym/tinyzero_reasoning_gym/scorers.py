@@ -59,7 +59,7 @@ KNOWN_DUNDERS = frozenset({"__class__", "__init__", "__name__", "__new__"})
 
 
 def why_unsafe(dataset: object) -> str:
-    """Why the scorer of a data set must not be trusted with a model's text; empty = it may be."""
+    """Why the scorer of a dataset must not be trusted with a model's text; empty = it may be."""
     return next((f"its code {problem}" for problem in _Reader(dataset).problems()), "")
 
 

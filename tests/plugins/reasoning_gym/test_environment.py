@@ -9,7 +9,7 @@ import pytest
 from tests.environments import ROOT, installed, variables
 
 
-@pytest.mark.nightly(reason="a hundred data sets of a pinned package; the plugin is tested without it at every change")
+@pytest.mark.nightly(reason="a hundred datasets of a pinned package; the plugin is tested without it at every change")
 def test_every_data_set_is_a_task(tmp_path):
     plugin = ("--no-deps", "--no-build-isolation", "--target", tmp_path, ROOT / "plugins/reasoning_gym")
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *plugin], check=True, capture_output=True)

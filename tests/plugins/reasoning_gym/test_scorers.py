@@ -1,4 +1,4 @@
-"""The search for scorers that evaluate text, on fake data sets; `test_tasks.py` has those of reasoning-gym."""
+"""The search for scorers that evaluate text, on fake datasets; `test_tasks.py` has those of reasoning-gym."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""Every data set of the installed reasoning-gym as a task. Run by `test_environment.py` where it is not installed."""
+"""Every dataset of the installed reasoning-gym as a task. Run by `test_environment.py` where it is not installed."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def test_names_are_those_that_reasoning_gym_registers():
 
 
 def test_every_process_makes_the_same_problems():
-    """Whatever the order of its sets: of a new data set that does not, this tells."""
+    """Whatever the order of its sets: of a new dataset that does not, this tells."""
     running = [
         subprocess.Popen(
             [sys.executable, "-c", STABLE], env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True

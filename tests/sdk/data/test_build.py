@@ -1,4 +1,4 @@
-"""Splits and the builder of data sets: the same problems for any block size and number of workers."""
+"""Splits and the builder of datasets: the same problems for any block size and number of workers."""
 
 from dataclasses import dataclass
 from itertools import islice

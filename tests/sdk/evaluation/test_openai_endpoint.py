@@ -86,7 +86,7 @@ def test_requests_that_fail_are_repeated(server, sample):
         ((500, {"error": {"message": "out of memory"}}), 3, "answered 500 3 times (Error code: 500"),
         ((429, {"error": {"message": "quota"}}), 3, "answered 429 3 times"),
         ((404, {"error": {"message": "no such model"}}), 1, "has no model 'm', or is not the base of an API"),
-        ((400, {"error": {"message": "too long"}}), 1, "refuses the request (Error code: 400"),
+        ((400, {"error": {"message": "too long"}}), 1, "rejects the request (Error code: 400"),
         ((200, "{no json"), 3, "returned an answer that is not JSON"),
         ((200, '{"choices": "x"}'), 3, "returned an answer without choices 3 times"),
         ((200, {"choices": [{}]}), 3, "without choices 3 times"),
@@ -112,7 +112,7 @@ def test_a_wrong_key_is_named_and_never_shown(server, sample, monkeypatch):
     assert "secret-key" not in str(caught.value)
     server.intervene = lambda number, request: (422, {"error": {"message": "you said Bearer secret-key"}})
     server.key = ""
-    with pytest.raises(TinyZeroError, match="refuses the request") as caught:
+    with pytest.raises(TinyZeroError, match="rejects the request") as caught:
         sample()
     assert "secret-key" not in str(caught.value)
     server.intervene, server.key = lambda number, request: None, "another"
