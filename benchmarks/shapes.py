@@ -27,8 +27,8 @@ def write_model(directory: Path, shape: str) -> int:
         directory: must not exist yet.
         shape: a key of `QWEN`, or `10M`.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
-        return apart.submit(_write, directory, shape).result()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_write, directory, shape).result()
 
 
 def _write(directory: Path, shape: str) -> int:

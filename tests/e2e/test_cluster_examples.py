@@ -105,8 +105,7 @@ def test_the_job_for_kuberay_is_complete() -> None:
 
 def test_node_sh_starts_nothing_without_a_token(tmp_path: Path) -> None:
     for name in ("ray", "python"):
-        (tmp_path / name).write_text('#!/bin/sh\necho "$0 $RAY_AUTH_MODE $*"\n')
-        (tmp_path / name).chmod(0o755)
+        write_program(tmp_path / name, '#!/bin/sh\necho "$0 $RAY_AUTH_MODE $*"\n')
     usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_TOKEN")}
     usual["PATH"] = f"{tmp_path}:{usual['PATH']}"
     for tokens, code in (({}, 1), ({"RAY_AUTH_TOKEN": "0" * 64}, 0), ({"RAY_AUTH_TOKEN_PATH": "token"}, 0)):

@@ -54,14 +54,6 @@ def test_byte_order_mark_blank_lines_and_carriage_returns_are_no_fault(tmp_path)
     assert list(read_rows(path)) == [{"a": 1}, {"a": "\0😀"}]
 
 
-def test_bad_lines_have_their_numbers_and_the_others_are_read(tmp_path):
-    path = write(tmp_path / "a.jsonl", b'\n{"a": 1}\nx\n{"a": 2}\n{"a": NaN}\n')
-    (block,) = read_blocks(path)
-    assert (block.numbers, [row.number for row in block.bad], block.progress) == ([2, 4], [3, 5], 1.0)
-    with pytest.raises(DataError, match=r"a\.jsonl:3: not JSON"):
-        list(read_rows(path))
-
-
 def test_line_too_long_for_memory_is_one_bad_line(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_MAX_LINE", 64)
     long = json.dumps({"a": "x" * 1000}).encode()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, TaskInfo
-from tinyzero_sdk.data.rows import ground_truth_of, item_to_row, plain, row_to_item
+from tinyzero_sdk.data.rows import item_to_row, plain, row_to_item
 from tinyzero_sdk.errors import DataError
 
 # Rows as TinyZero's own preprocessing writes them and pandas reads them.
@@ -93,16 +93,3 @@ def test_what_json_lacks_is_refused(value):
 def test_numpy_becomes_plain(value, expected):
     assert plain(value) == expected
     assert type(plain(value)) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"ground_truth": 0}, 0),
-        ({"reward_model": {"ground_truth": "x"}}, "x"),
-        ({"ground_truth": {"n": 1}, "reward_model": {"ground_truth": {"n": 2}}}, {"n": 1}),
-        ({"ground_truth": None, "reward_model": {"ground_truth": 3}}, 3),
-    ],
-)
-def test_ground_truth_is_found(row, expected):
-    assert ground_truth_of(row) == expected

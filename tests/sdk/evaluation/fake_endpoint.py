@@ -1,9 +1,10 @@
 """A server that speaks as much of OpenAI's protocol as an evaluation needs, and can be made to fail."""
 
+import itertools
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,7 +33,7 @@ class FakeEndpoint:
     requests: list[dict[str, Any]] = field(default_factory=list)
     busiest: int = 0  # most requests at a time
     _busy: int = 0
-    _given: int = 0
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, path, authorization, request):
@@ -57,8 +58,7 @@ class FakeEndpoint:
         prompt = request["messages"][-1]["content"] if is_chat else request["prompt"]
         choices = []
         for index in range(count):
-            with self._lock:
-                text, self._given = complete(prompt, self._given), self._given + 1
+            text = complete(prompt, next(self._numbers))
             content = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
             reason = "length" if request["max_tokens"] < 5 else "stop"
             choices.append({"index": index, "finish_reason": reason, **content})

@@ -237,18 +237,19 @@ def test_ground_truth_of_any_type_reaches_a_worker_as_it_is(tmp_path, truths):
         assert list(unpacked(parcel.ground_truths)) == truths.to_pylist()[start:stop]
 
 
-def test_ground_truths_in_both_columns_and_of_types_that_json_lacks(task, tmp_path):
-    table = pa.table(
-        {
-            "completion": ["<answer>1</answer>"] * 2,
-            "ground_truth": pa.array([1, None]),
-            "reward_model": [{"ground_truth": 2}, {"ground_truth": 1}],
-        }
-    )
-    pq.write_table(table, tmp_path / "in.parquet")
-    score_file(task, tmp_path / "in.parquet", tmp_path / "out.jsonl")
+@pytest.mark.parametrize("source", FORMATS)
+def test_a_ground_truth_of_its_own_precedes_that_of_the_reward_model(task, tmp_path, source):
+    rows = [
+        {"completion": "<answer>1</answer>", "ground_truth": own, "reward_model": {"ground_truth": other}}
+        for own, other in ((1, 2), (None, 1))
+    ]
+    score_file(task, write_rows(tmp_path / f"in.{source}", rows), tmp_path / "out.jsonl")
     assert [row["correct"] for row in read_rows(tmp_path / "out.jsonl")] == [True, True]
-    pq.write_table(table.set_column(1, "ground_truth", pa.array([1, 2], pa.timestamp("s"))), tmp_path / "in.parquet")
+
+
+def test_ground_truths_of_types_that_json_lacks_are_bad_rows(task, tmp_path):
+    table = pa.table({"completion": ["a"] * 2, "ground_truth": pa.array([1, 2], pa.timestamp("s"))})
+    pq.write_table(table, tmp_path / "in.parquet")
     report = score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
     assert bad_numbers(report) == [1, 2]
     assert "datetime" in report.bad[0].problem
