@@ -255,6 +255,12 @@ def test_ground_truths_of_types_that_json_lacks_are_bad_rows(task, tmp_path):
     assert "datetime" in report.bad[0].problem
 
 
+def test_a_length_that_is_no_number_is_unknown(write_task, tmp_path):
+    path = write_rows(tmp_path / "in.jsonl", [OUTPUTS[0] | {"token_count": count} for count in (7, "x")])
+    score_file(load_task(write_task(), wrappers=["overlong(limit=100)"]), path, tmp_path / "out.jsonl")
+    assert [row["reason"] for row in read_rows(tmp_path / "out.jsonl")] == ["ok", "error"]
+
+
 def of(source, version=None, **columns):
     """An output that tells of its origin."""
     return OUTPUTS[0] | {"data_source": source, "extra_info": {"task_version": version}} | columns
