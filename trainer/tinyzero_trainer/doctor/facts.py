@@ -92,8 +92,6 @@ class Node:
     reason: str = ""
     head: bool = False
     cpus: float = 0
-    """By Ray's count; so are the next three."""
-
     gpus: float = 0
     cpus_free: float = 0
     gpus_free: float = 0
@@ -119,7 +117,6 @@ class RayCluster:
     """The run directory that nodes looked for, or the one in which it would be created."""
 
     sends_token: bool = False
-    """Whether Ray authenticates from here with a token."""
 
     @property
     def alive(self) -> tuple[Node, ...]:
@@ -167,7 +164,7 @@ class Facts:
 
     visible: str | None
     packages: tuple[Package, ...]
-    """Those installed of the packages whose versions have to fit together."""
+    """Those installed of `package_checks.WATCHED`."""
 
     output: Folder
     hub_cache: Folder

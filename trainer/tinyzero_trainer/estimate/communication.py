@@ -73,7 +73,7 @@ class Interconnect:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Communication of a run; none on one GPU."""
+    """A run and its communication; none on one GPU."""
 
     spec: ModelSpec
     config: TrainConfig

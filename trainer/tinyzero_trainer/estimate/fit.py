@@ -73,12 +73,7 @@ def awake_bytes(spec: ModelSpec, config: TrainConfig, prompt_tokens: int | None 
 
 
 def predict_within(
-    spec: ModelSpec,
-    config: TrainConfig,
-    limit: int,
-    prompt_tokens: int | None = None,
-    *,
-    gpu: GpuRole | None = None,
+    spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None = None, *, gpu: GpuRole | None = None
 ) -> Memory:
     """As `predict_memory`, where the engine `torch` keeps its memory if that fits and nothing is offloaded."""
     kept = predict_memory(spec, config, prompt_tokens, keeps=config.memory.cpu_offload is None, gpu=gpu)

@@ -218,10 +218,9 @@ class _Step:
     def _gathered(self, role: Role) -> Part:
         """Gathered weights of embedding, head and the layers in use, in the compute dtype; see distributed/fsdp.py."""
         several, memory = self.dims.dp_shard > 1, self.config.memory
-        again = several or role == "reference" or memory.activation_checkpointing or memory.cpu_offload
-        layers = (
-            constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0) if again else self.spec.layers
-        )
+        layers = self.spec.layers
+        if several or role == "reference" or memory.activation_checkpointing or memory.cpu_offload:
+            layers = constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0)
         size = self.spec.embeddings + layers * self.spec.layer
         staged = constants.MASTER_BYTES * self.dims.shard(self.spec.layer) if memory.cpu_offload == "always" else 0
         return Part(role, "unsharded weights", self.number * size + staged)
@@ -243,15 +242,18 @@ class _Step:
 
     def _update(self, role: Role) -> list[list[Part]]:
         """The moments of an update that may be its worst."""
-        spec, trained = self.spec, self.adapter if role == "policy" and self.adapter else self.spec.parameters
-        whole = 0 if self.config.memory.cpu_offload == "always" else constants.MASTER_BYTES * self.dims.shard(trained)
+        spec, adapter = self.spec, self.adapter if role == "policy" else 0
+        trained = self.dims.shard(adapter or spec.parameters)
+        whole = 0 if self.config.memory.cpu_offload == "always" else constants.MASTER_BYTES * trained
         gradients = Part(role, "gradients in float32", whole if self.work.accumulates else 0)
         kept, layer = self._activations()
         held = [self._gathered(role), Part(role, "activations", kept), gradients]
-        of_head = 0 if role == "critic" or self.adapter else spec.embedding
-        reducing = self._reducing(bool(self.adapter) and role == "policy") if self.dims.dp_shard > 1 else 0
+        of_head = 0 if role == "critic" or adapter else spec.embedding
+        of_layer = adapter // max(1, spec.layers) if adapter else spec.layer
+        reducing = constants.LAYERS_REDUCED * (self.number + constants.MASTER_BYTES) * of_layer
+        reducing = reducing if self.dims.dp_shard > 1 else 0
         backward = Part(role, "gradient buffers", layer + self.number * of_head + reducing)
-        embedding = 0 if self.adapter and role == "policy" else spec.embedding
+        embedding = 0 if adapter else spec.embedding
         root = (self.number + 4) * embedding + 4 * self.dims.shard(embedding)
         reduced = [self._gathered(role), Part(role, "gradients in float32", whole), Part(role, "reducing", root)]
         if role == "critic":
@@ -259,11 +261,6 @@ class _Step:
         head = [self._logits(role, models=2 if self.exact else 1), Part(role, "gradient of the head", 8 * of_head)]
         moments = [[*held, backward], [*held, *head], reduced]
         return self._with_reference(held, moments) if self.in_loss else moments
-
-    def _reducing(self, adapted: bool) -> int:
-        """Bytes of a layer's gradients between several ranks."""
-        trained = self.adapter // max(1, self.spec.layers) if adapted else self.spec.layer
-        return constants.LAYERS_REDUCED * (self.number + constants.MASTER_BYTES) * trained
 
     def _with_reference(self, held: list[Part], moments: list[list[Part]]) -> list[list[Part]]:
         """The moments of the policy's update with the reference's memory, and the moment of the reference's pass."""

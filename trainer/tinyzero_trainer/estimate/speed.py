@@ -11,7 +11,7 @@ from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.communication import Interconnect, Traffic
 from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm
-from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_of
+from tinyzero_trainer.estimate.workload import number_bytes, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
 
@@ -58,17 +58,17 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
     dims, algorithm = planned_dims(config), config.algorithm
     work = workload_of(config, prompt_tokens)
     traffic = Traffic(spec, config, work, dims, Interconnect.of(gpu))
-    forward, whole = _passes(spec, config, gpu, work, traffic)
+    forward, whole = _passes(traffic, gpu)
     prompts = dims.prompts_per_engine(config.data.prompts_per_step)
     completions = prompts * config.rollout.group_size
-    seconds = {"gen": _generation(spec, config, gpu, work, traffic, completions, prompts)}
+    seconds = {"gen": _generation(traffic, gpu, completions, prompts)}
     seconds["reward"] = work.completions / constants.SCORING_RATE
     if config.old_logprobs_source == "policy":
         seconds["old_log_prob"] = forward
     if algorithm.kl_in_reward:
         seconds["ref"] = forward
     if algorithm.advantage_estimator == "remax":
-        seconds["gen_greedy"] = _generation(spec, config, gpu, work, traffic, prompts, prompts)
+        seconds["gen_greedy"] = _generation(traffic, gpu, prompts, prompts)
     if algorithm.needs_critic:
         seconds |= {"values": forward, "update_critic": whole}
     in_loss = algorithm.kl_coefficient > 0 and not algorithm.kl_in_reward
@@ -81,11 +81,10 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
     )
 
 
-def _passes(
-    spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, work: Workload, traffic: Traffic
-) -> tuple[float, float]:
+def _passes(traffic: Traffic, gpu: GpuSpec) -> tuple[float, float]:
     """Seconds of a pass over the batch without gradient, and of the policy's or critic's whole update."""
-    size, dims = spec.parameters, traffic.dims
+    spec, config, work, dims = traffic.spec, traffic.config, traffic.work, traffic.dims
+    size = spec.parameters
     share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
     unit = size * work.tokens_of_a_gpu / (gpu.flops_in(number_bytes(config)) * share)
     of_update = (8 if config.memory.activation_checkpointing else 6) * unit
@@ -106,16 +105,9 @@ def _passes(
     return forward, update
 
 
-def _generation(
-    spec: ModelSpec,
-    config: TrainConfig,
-    gpu: GpuSpec,
-    work: Workload,
-    traffic: Traffic,
-    completions: int,
-    prompts: int,
-) -> float:
+def _generation(traffic: Traffic, gpu: GpuSpec, completions: int, prompts: int) -> float:
     """Seconds in which an engine generates its completions, in rounds of as many as it holds."""
+    spec, config, work = traffic.spec, traffic.config, traffic.work
     at_a_time = min(work.trained_at_a_time, completions)
     if config.rollout.engine == "vllm":
         at_a_time = min(at_a_time, sequences_in_vllm(spec, config, work))

@@ -11,11 +11,8 @@ from collections.abc import Iterable, Sequence
 from tinyzero_trainer.errors import Fault
 from tinyzero_trainer.hardware.gpu import Capability, CudaVersion
 
-WHEELS = "https://download.pytorch.org/whl"
-"""Where PyTorch publishes its builds by CUDA version; torch's own warning points there too."""
-
-MIN_DRIVER = {11: "450", 12: "525", 13: "580"}
-"""By CUDA's major version, the oldest driver branch for it on Linux (CUDA's release notes)."""
+WHEELS = "https://download.pytorch.org/whl"  # PyTorch's builds by CUDA version; torch's own warning points there too
+MIN_DRIVER = {11: "450", 12: "525", 13: "580"}  # oldest branch on Linux by CUDA's major version (CUDA's release notes)
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 _EMBEDDED = {(5, 3), (6, 2), (7, 2), (8, 7), (10, 1)}
@@ -94,9 +91,7 @@ def named_outside(index: int, visible: str | None) -> str:
 def build_for(capability: Capability | None, driver: CudaVersion | None = None) -> str | None:
     """The series of PyTorch's builds, such as `cu126`, that runs on a GPU with its driver; None if none does.
 
-    Args:
-        capability: the GPU's; None = not known, a common one is assumed.
-        driver: newest CUDA that the driver supports; None = not known, CUDA 12 is assumed.
+    A GPU that is not known is assumed to be a common one, and a driver to support CUDA 12.
 
     Example:
         >>> build_for((6, 1), (13, 0)), build_for((12, 0), (12, 8)), build_for((9, 0), (13, 0)), build_for((3, 7))

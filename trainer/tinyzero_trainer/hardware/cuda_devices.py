@@ -14,14 +14,10 @@ from typing import Any
 
 from tinyzero_trainer.hardware.gpu import GpuInfo
 
-SECONDS = 20.0
-"""A driver wakes many GPUs in some seconds."""
-
-_NO_DEVICE = 100
-"""cuInit's status where there is no GPU, or all are hidden."""
-
-_MAJOR, _MINOR = 75, 76
-"""Attributes of a GPU: compute capability."""
+SECONDS = 20.0  # a driver wakes many GPUs in some seconds
+_NO_DEVICE = 100  # cuInit's status where there is no GPU, or all are hidden
+_MAJOR, _MINOR = 75, 76  # attributes of a GPU: compute capability
+_Uuid = ctypes.c_ubyte * 16
 
 
 def visible_gpus(command: Sequence[str] = (), timeout: float = SECONDS) -> tuple[GpuInfo, ...] | None:
@@ -63,9 +59,6 @@ def ask_cuda(library: Any) -> list[dict[str, Any]]:
         gpu |= {"capability": [attribute(_MAJOR, device), attribute(_MINOR, device)]}
         gpus.append(gpu | {"uuid": str(uuid.UUID(bytes=bytes(own)))})
     return gpus
-
-
-_Uuid = ctypes.c_ubyte * 16
 
 
 if __name__ == "__main__":

@@ -38,8 +38,7 @@ class GpuSpec:
         return self.float32 * 1e12 if size == 4 else self.flops
 
 
-BFLOAT16_FROM = (8, 0)
-"""Compute capability from which a GPU computes in bfloat16; older ones emulate it, at a fraction of the speed."""
+BFLOAT16_FROM = (8, 0)  # compute capability; older GPUs emulate bfloat16, at a fraction of the speed
 
 
 def has_bfloat16(capability: tuple[int, int] | None, gpu: GpuSpec | None = None) -> bool:

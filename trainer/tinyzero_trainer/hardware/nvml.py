@@ -20,8 +20,7 @@ from tinyzero_trainer.hardware.gpu import Driver, GpuInfo, Link, Process
 
 T = TypeVar("T")
 
-SECONDS = 15.0
-"""A driver wakes many GPUs in some seconds; a broken one may hang."""
+SECONDS = 15.0  # a driver wakes many GPUs in some seconds; a broken one may hang
 
 _PCIE_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """NVML's levels of topology by the names that `nvidia-smi topo -m` gives them."""
@@ -52,11 +51,12 @@ def _within(timeout: float, ask: Callable[[], T]) -> T:
 def _driver() -> Driver | None:
     try:
         pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        hidden = Path("/proc/driver/nvidia/version").exists()
+        return (
+            Driver(error="there is an NVIDIA driver, but this container was started without GPUs") if hidden else None
+        )
     except pynvml.NVMLError as error:
-        if isinstance(error, pynvml.NVMLError_LibraryNotFound):
-            if Path("/proc/driver/nvidia/version").exists():
-                return Driver(error="there is an NVIDIA driver, but this container was started without GPUs")
-            return None
         return Driver(error=f"NVML: {error}")
     try:
         handles, failed = {}, []

@@ -19,8 +19,7 @@ from tinyzero_trainer.models.spec import CONFIG_FILE, COUNTED, ModelSpec, spec_f
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What transformers loads: one file, or those that the index names."""
 
-_POINTER = b"version https://git-lfs"
-"""Git leaves a text that begins so in place of a large file that Git LFS has not fetched."""
+_POINTER = b"version https://git-lfs"  # such a text stands for a large file that Git LFS has not fetched
 
 Content = TypeVar("Content")
 
@@ -156,8 +155,9 @@ def _check_sizes(directory: Path, spec: ModelSpec, sizes: dict[str, tuple[int, .
     found = {name.removeprefix("model."): size for name, size in sizes.items()}  # the head's name has no such prefix
     for name, size in _expected_sizes(spec):
         if found.get(name) != size:
-            has = f"one of {_by(found[name])}" if name in found else "none"
-            what = f"{directory / CONFIG_FILE} asks for {name} of {_by(size)}, and the weights have {has}"
+            needs, has = (" × ".join(map(str, one)) for one in (size, found.get(name, ())))
+            what = f"{directory / CONFIG_FILE} asks for {name} of {needs}, and the weights have "
+            what += f"one of {has}" if name in found else "none"
             raise Fault(what, "copy or download both again, of one model", (_download(directory),))
 
 
@@ -202,7 +202,3 @@ def _unreadable(file: Path, error: OSError) -> Fault:
 
 def _download(directory: Path) -> str:
     return f"hf download MODEL --local-dir {quote(str(directory))}"
-
-
-def _by(size: tuple[int, ...]) -> str:
-    return " × ".join(map(str, size))

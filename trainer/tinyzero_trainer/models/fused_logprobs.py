@@ -24,7 +24,6 @@ def token_logprobs(
         states: [tokens, hidden] last hidden states.
         weight: [vocabulary, hidden] of the output head.
         targets: [tokens] int64.
-        temperature: logits are divided by it.
         chunk_elements: logits at a time; None = `CHUNK_ELEMENTS`.
 
     Returns:

@@ -91,8 +91,7 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
 
 def _loading_error(source: str, reason: str) -> str:
     """One line: the broken file and what to do, or else the reason."""
-    fault = find_model(source, Path(source), hub_cache()).fault
-    if fault is not None:
+    if (fault := find_model(source, Path(source), hub_cache()).fault) is not None:
         return f"cannot load the model {source!r}: {fault}"
     advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
     return f"cannot load the model {source!r} ({reason}); {advice}"
@@ -141,8 +140,7 @@ def save_model(directory: Path, language_model: LanguageModel) -> None:
 def _gathered(model: PreTrainedModel, *, keep: bool) -> dict[str, torch.Tensor]:
     """All weights on the host, gathered one after another; tied ones once, as transformers expects."""
     tied = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    state: dict[str, torch.Tensor] = {}
-    once: dict[int | str, torch.Tensor] = {}
+    state, once = dict[str, torch.Tensor](), dict[int | str, torch.Tensor]()
     for name, tensor in merged_weights(model):
         if keep:
             state[name] = once.setdefault(tied.get(name, name), tensor.cpu())
@@ -152,17 +150,15 @@ def _gathered(model: PreTrainedModel, *, keep: bool) -> dict[str, torch.Tensor]:
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """No progress bars and no advice on standard error, where the run shows its progress."""
-    from transformers.utils import logging
-
-    hub = getLogger("huggingface_hub")
+    logging, hub = transformers.utils.logging, getLogger("huggingface_hub")
     verbosity, bars, hub_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
     logging.set_verbosity_error()
     hub.setLevel(CRITICAL)  # its retries are warnings; failures are reported here
-    transformers.utils.logging.disable_progress_bar()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         hub.setLevel(hub_level)
         if bars:
-            transformers.utils.logging.enable_progress_bar()
+            logging.enable_progress_bar()

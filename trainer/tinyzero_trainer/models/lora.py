@@ -71,12 +71,12 @@ class Adapter:
 
     def save(self, directory: Path) -> None:
         """Write the adapter as peft does; all ranks must call this, and the first writes."""
-        tensors, digest = {}, self._digest()
+        tensors, digest, is_main = {}, self._digest(), ranks_of(self._model).is_main
         for name, tensor in self._tensors().items():
             found = full_tensor(tensor.detach())
-            if ranks_of(self._model).is_main:
+            if is_main:
                 tensors[name] = found.cpu().contiguous()
-        if not ranks_of(self._model).is_main:
+        if not is_main:
             return
         directory.mkdir()
         config = copy.copy(self._config)

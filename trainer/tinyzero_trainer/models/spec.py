@@ -19,8 +19,6 @@ class ModelSpec:
     """All of them; a head that is the embedding counts once."""
 
     hidden: int
-    """Width of the residual stream."""
-
     layers: int
     heads: int
     kv_heads: int
@@ -92,11 +90,7 @@ class ModelSpec:
 
 
 def spec_from_config(name: str, config: Mapping[str, Any], parameters: int | None = None) -> ModelSpec:
-    """The sizes in a config.json.
-
-    Args:
-        config: content of the file; of a multimodal model its text part.
-        parameters: their number; None = counted here.
+    """The sizes in a config.json, of a multimodal model in its text part; `parameters` = None are counted here.
 
     Raises:
         KeyError, TypeError, ValueError: it does not describe a decoder, or `parameters` is needed.
@@ -115,11 +109,11 @@ def spec_from_config(name: str, config: Mapping[str, Any], parameters: int | Non
     derived = {"num_key_value_heads": heads, "head_dim": hidden // heads, "intermediate_size": mlp}
     config |= {key: value for key, value in derived.items() if not config.get(key)}
     spec = ModelSpec(
-        name=name,
-        parameters=parameters or 0,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
+        name,
+        parameters or 0,
+        hidden,
+        layers,
+        heads,
         kv_heads=min(_size(config, "num_key_value_heads"), heads),
         head_size=_size(config, "head_dim"),
         mlp=_size(config, "intermediate_size"),

@@ -26,14 +26,9 @@ and where not even a few sequences can be generated."""
 
 
 def warning(config: TrainConfig, spec: ModelSpec | None = None) -> str | None:
-    """A warning before a run that is predicted not to fit GPUs like this machine's.
+    """A warning before a run that is predicted not to fit GPUs like this machine's; a `spec` if there is no model yet.
 
-    Args:
-        config: of the run.
-        spec: of a model that does not exist yet; None = that of `model.path`.
-
-    Returns:
-        None if it fits, or if the model or the GPU cannot be found: a warning never stops a run.
+    None if it fits, or if the model or the GPU cannot be found: a warning never stops a run.
     """
     with suppress(Exception):  # the driver and the model's files may be broken in any way
         target = present_gpu(device_of(config))
@@ -75,7 +70,6 @@ def after_out_of_memory(
     """The overrides to give after memory ran out; empty if none lowers what was held there.
 
     Args:
-        config: of the run.
         phases: where memory may have run out: names of `timing_s/*`, or one of those above; none = anywhere.
         target: the GPU; None = this machine's, where all memory in use is the run's own.
         resumed: whether to propose only settings that `--resume` may change.
@@ -106,13 +100,7 @@ def after_out_of_memory(
 
 
 def without_advice(config: TrainConfig, phases: Collection[str] = (), *, resumed: bool) -> str:
-    """What to do where `after_out_of_memory` is empty.
-
-    Args:
-        config: of the run.
-        phases: where memory ran out.
-        resumed: whether there is a checkpoint to resume from.
-    """
+    """What to do where `after_out_of_memory` is empty; `resumed` = there is a checkpoint to resume from."""
     if not resumed:
         return f"no settings were found that help: {LAST_RESORT}"
     overrides = after_out_of_memory(config, phases, resumed=False)
@@ -199,7 +187,6 @@ def _held(spec: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:
 
 
 def _find(config: TrainConfig) -> ModelSpec | None:
-    try:
+    with suppress(TinyZeroError):
         return find_spec(config.model.path, download=False)
-    except TinyZeroError:
-        return None
+    return None

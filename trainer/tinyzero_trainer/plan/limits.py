@@ -13,13 +13,7 @@ from tinyzero_trainer.models.spec import ModelSpec, context_error
 
 
 def refuse_impossible(spec: ModelSpec, config: TrainConfig, prompt_tokens: int | None, visible: int) -> None:
-    """Refuse what no GPU can run.
-
-    Args:
-        spec: the model.
-        config: of the run.
-        prompt_tokens: see `workload_of`.
-        visible: GPUs that one process sees.
+    """Refuse what no GPU can run, where one process sees `visible` GPUs; for `prompt_tokens` see `workload_of`.
 
     Raises:
         ParallelError, SettingsError: says what to change.

@@ -28,11 +28,8 @@ ENGINE_DECIDES = ("vllm.gpu_memory_gb", "vllm.sleep_mode", "rollout.max_num_seqs
 """Settings that the rollout engine decides where they are left open."""
 
 LORA_RANK = 32
-LORA_RATE = 10
-"""Factor by which an adapter's learning rate is larger."""
-
-WORTHWHILE = 1.05
-"""Factor by which the step must get shorter to change a configuration that fits."""
+LORA_RATE = 10  # factor by which an adapter's learning rate is larger
+WORTHWHILE = 1.05  # factor by which the step must get shorter to change a configuration that fits
 
 TRADE_OFFS = {
     "vllm.gpu_memory_gb": "",
@@ -70,14 +67,12 @@ class Plan:
     """A configuration that fits a GPU, if one was found."""
 
     requested: Memory
-    """Memory of the requested configuration."""
+    """Of the requested configuration; `memory` is that of the proposed one."""
 
     config: TrainConfig
     """The proposed configuration, with what the rollout engine decides filled in."""
 
     memory: Memory
-    """Memory of the proposed configuration."""
-
     changes: tuple[Change, ...]
     limit: int
     """Bytes of the GPU that may be used."""
@@ -87,13 +82,12 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the proposed configuration fits."""
         return self.memory.peak <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A configuration with some settings changed, and its memory and seconds."""
+    """A configuration with some settings changed, and its memory and seconds a step."""
 
     settings: Settings
     config: TrainConfig
@@ -117,8 +111,6 @@ def make_plan(
     `WORTHWHILE`. An adapter (LoRA) is the last resort, because it trains something else.
 
     Args:
-        spec: the model.
-        config: as requested.
         memory: bytes of the GPU.
         prompt_tokens: see `workload_of`.
         gpu: its data sheet; None = unknown, so times are predicted for a common GPU.
@@ -180,9 +172,7 @@ class _Ladder:
         changes = [change for change in candidates if "lora.rank" not in change]
         if self.config.rollout.engine == "vllm" and self.config.vllm.gpu_memory_gb is not None:
             changes.append({"vllm.gpu_memory_gb": None})  # as much as fits
-        for change in changes:
-            if (candidate := self.tried({**found.settings, **change})) is not None:
-                yield candidate
+        yield from filter(None, (self.tried({**found.settings, **change}) for change in changes))
 
     def descend(self, found: _Candidate) -> _Candidate:
         """Take change after change, until it fits or nothing takes less memory."""
@@ -204,9 +194,7 @@ class _Ladder:
             rest = {other: value for other, value in found.settings.items() if other != key}
             size = 2 * found.settings[key] if key == "optimizer.micro_batch_tokens" else None
             larger = [{**rest, key: size}] if size and size < self.config.optimizer.micro_batch_tokens else []
-            for settings in [] if key in kept else [rest, *larger]:
-                if (candidate := self.tried(settings)) is not None:
-                    yield candidate
+            yield from filter(None, map(self.tried, [] if key in kept else [rest, *larger]))
 
     def improved(self, found: _Candidate, kept: AbstractSet[str]) -> _Candidate:
         """The fastest that fits, one step at a time: a change undone, one made, or both; of equals, the simplest."""
@@ -268,7 +256,6 @@ def _changes(
         if key == "rollout.max_num_seqs" and value >= work.completions:
             trade_off = "evaluations are generated in more rounds"
         if key == "vllm.gpu_memory_gb":
-            wanted = work.trained_at_a_time
-            count = min(wanted, sequences_in_vllm(spec, config, work))
-            trade_off = f"GB: enough for {count:,} of {wanted:,} whole sequences at a time"
+            count = min(work.trained_at_a_time, sequences_in_vllm(spec, config, work))
+            trade_off = f"GB: enough for {count:,} of {work.trained_at_a_time:,} whole sequences at a time"
         yield Change(key, value, before, TRADE_OFFS_OF_VALUE.get((key, value), trade_off))

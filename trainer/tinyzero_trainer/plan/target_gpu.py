@@ -14,8 +14,7 @@ from tinyzero_trainer.hardware.host import host_memory
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 
 _NONE = "this machine has no NVIDIA GPU to plan for"
-_LARGEST = 100_000
-"""Largest `--gpu-memory`, in GB."""
+_LARGEST = 100_000  # `--gpu-memory`, in GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +43,7 @@ class TargetGpu:
 
 
 def choose_target(name: str | None, memory: str | None, device: str) -> TargetGpu:
-    """The GPU to plan for.
-
-    Args:
-        name: of a GPU model, or None.
-        memory: such as `24GB`, or None.
-        device: `run.device`; selects one of this machine's GPUs.
+    """The GPU to plan for: a GPU model by `name`, one with `memory` such as `24GB`, or this machine's `device`.
 
     Raises:
         SettingsError: the name is unknown, the size is not a size, or this machine has no GPU and none was described.
