@@ -207,9 +207,6 @@ def test_a_real_write_error_inside_safetensors_is_one_line(root):
     assert names(root) == ["step_10", "step_20"]
 
 
-# ---- every call that touches the disk, one by one --------------------------------------------------------------------
-
-
 def in_child(work):
     """Run `work` in a forked process; its exit code, 1 if it raised, 0 if it returned."""
     pid = os.fork()

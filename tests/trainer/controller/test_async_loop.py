@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.models.loading import LanguageModel, load_model
-from tinyzero_trainer.rollout import RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout import RolloutEngine
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.policy import Policy
@@ -59,11 +59,9 @@ class DedicatedEngine:
     def close(self) -> None:
         self._engine.close()
 
-    def generate(
-        self, prompts: Sequence[list[int]], samples: int, params: SamplingParams, *, seed: int, **options: Any
-    ) -> list[list[Generation]]:
+    def generate(self, *args: Any, **options: Any) -> list[list[Generation]]:
         with self._generating:
-            return self._engine.generate(prompts, samples, params, seed=seed, **options)
+            return self._engine.generate(*args, **options)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def batch_of(samples: list[Rollout], greedy_rewards: list[float] | None = None) 
 
 
 @given(
-    logprobs=st.lists(NUMBERS, min_size=1, max_size=4),
+    logprobs=st.lists(st.floats(), min_size=1, max_size=4),
     texts=st.lists(st.text(st.characters(codec=None)), min_size=4, max_size=4),
     truth=st.recursive(st.none() | st.booleans() | st.integers() | NUMBERS | TEXTS, st.lists, max_leaves=4),
     greedy=st.none() | st.lists(NUMBERS, max_size=2),
@@ -56,18 +56,10 @@ def test_a_saved_batch_is_the_same_batch(logprobs, texts, truth, greedy, value):
     batch = batch_of(samples, greedy)
     text = to_json(batch)
     found = from_json(text)
-    assert found == batch
+    assert repr(found) == repr(batch)  # where NaN equals NaN
     assert len({id(sample.prompt) for sample in found.rollouts}) == 2
     assert all(sample is found.rollouts[place] for sample, place in zip(found.kept, range(4, 8), strict=True))
     assert len(json.loads(text)["prompts"]) == 2
-
-
-def test_a_log_probability_that_is_no_number_is_saved_too() -> None:
-    values = [[math.nan], [-math.inf]]
-    prompt, score = Prompt(Item(None), "", [1], "toy"), Score(0.0, correct=False)
-    samples = [Rollout(prompt, Generation([7], logprobs, False), "", score) for logprobs in values]
-    found = from_json(to_json(batch_of(samples)))
-    assert str([sample.generation.logprobs for sample in found.rollouts]) == "[[nan], [-inf]]"
 
 
 @pytest.mark.parametrize(

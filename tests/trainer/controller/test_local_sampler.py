@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.trainer.runs import on_call
 from tinyzero_sdk import load_task
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.evaluation.evaluate import evaluate
@@ -58,25 +59,16 @@ def test_an_evaluation_that_was_stopped_gives_what_one_that_was_not_gives(plan, 
         monkeypatch.setattr(f"tinyzero_sdk.evaluation.evaluate.{name}", lambda *_: None)
     whole, stopped = tmp_path / "whole.jsonl", tmp_path / "stopped.jsonl"
     evaluate(plan(), whole, NoProgress())
-    append = SampleFile.append
     for kept in (5, 10):  # in the middle of the first group of problems, and of the second
-        monkeypatch.setattr(SampleFile, "append", stop_at(append, kept))
-        with pytest.raises(KeyboardInterrupt):
+        with (
+            on_call(monkeypatch, SampleFile, "append", kept + 1, KeyboardInterrupt()),
+            pytest.raises(KeyboardInterrupt),
+        ):
             evaluate(plan(), stopped, NoProgress())
         assert len(rows_of(stopped)) == kept
-    monkeypatch.setattr(SampleFile, "append", append)
     evaluate(plan(), stopped, NoProgress())
     assert stopped.read_bytes() == whole.read_bytes()
     assert len({row["completion"] for row in rows_of(whole)}) > 6  # they are draws, not one text
-
-
-def stop_at(append, most):
-    def stopping(file, place, row):
-        if len(file) == most:
-            raise KeyboardInterrupt
-        return append(file, place, row)
-
-    return stopping
 
 
 def test_a_finished_evaluation_is_not_sampled_again(plan, tmp_path, monkeypatch):

@@ -60,8 +60,6 @@ class World:
     def gpu_memory(self) -> list[Any]:
         return []
 
-    # ---- the engine
-
     def generate(
         self,
         prompts: Sequence[list[int]],
@@ -91,8 +89,6 @@ class World:
     def sleep(self) -> None:
         assert not self.under_way
 
-    # ---- the policy
-
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
         return torch.full((len(samples),), -1.0)
 
@@ -104,8 +100,6 @@ class World:
             raise self.fail_updating
         self.version += 1
         return {ENGINE_DIVERGENCE: 0.125}
-
-    # ---- the step
 
     def steps(self, level: int = 1, *, steps: int = 9, state: TrainerState | None = None, **more: Any) -> TrainingStep:
         values = {

@@ -37,11 +37,6 @@ def before(accuracy=0.25, size=1024):
     return {held_out_key("countdown"): accuracy, size_key("countdown"): size}
 
 
-def steps(count, **changes):
-    row = {ACCURACY: 0.3, REWARD: 0.3, LENGTH: 57.5} | changes
-    return [row] * count
-
-
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures that were drawn."""
@@ -61,17 +56,18 @@ def draw(metrics, tmp_path):
     assert output.read_bytes().startswith(b"\x89PNG")
 
 
-def labels(figure):
-    return [axes.get_ylabel().replace("\n", " ") for axes in figure.axes]
-
-
 @pytest.mark.slow
-def test_everything_is_labelled_with_its_unit(metrics, tmp_path, drawn):
-    draw(metrics([before(), *steps(9), steps(1)[0] | before(0.5)]), tmp_path)
+@pytest.mark.parametrize(("reward", "panels"), [(0.3, []), (0.4, ["mean reward"])])
+def test_everything_is_labelled_and_a_reward_that_is_not_the_accuracy_is_drawn(
+    metrics, tmp_path, drawn, reward, panels
+):
+    row = {ACCURACY: 0.3, REWARD: reward, LENGTH: 57.5}
+    draw(metrics([before(), *[row] * 9, row | before(0.5)]), tmp_path)
     (figure,) = drawn
     top = figure.axes[0]
     assert top.get_title(loc="left") == "countdown, Qwen/Qwen2.5-0.5B"
-    assert labels(figure) == ["accuracy (%)", "mean length of completions (tokens)"]
+    labels = [axes.get_ylabel().replace("\n", " ") for axes in figure.axes]
+    assert labels == ["accuracy (%)", *panels, "mean length of completions (tokens)"]
     assert figure.axes[-1].get_xlabel() == "training step"
     assert {text.get_text() for text in top.texts} == {"25.0 %", "50.0 %"}
     assert len(top.get_legend().get_texts()) == 2
@@ -95,19 +91,13 @@ def test_several_tasks_have_a_colour_and_labels_each(metrics, tmp_path, drawn):
     assert [line.get_ydata()[0] for line in strong] == [20.0, 50.0]
 
 
-@pytest.mark.slow
-def test_a_reward_that_is_not_the_accuracy_has_its_own_panel(metrics, tmp_path, drawn):
-    draw(metrics([before(), *steps(3, **{REWARD: 0.4})]), tmp_path)
-    assert labels(drawn[0]) == ["accuracy (%)", "mean reward", "mean length of completions (tokens)"]
-
-
 @pytest.mark.parametrize(
     "rows",
     [
         [],
         pytest.param([{}], marks=pytest.mark.slow),
         pytest.param([before()], marks=pytest.mark.slow),
-        pytest.param([{}, *steps(1)], marks=pytest.mark.slow),
+        pytest.param([{}, {ACCURACY: 0.3, REWARD: 0.3, LENGTH: 57.5}], marks=pytest.mark.slow),
         [{}, {ACCURACY: float("nan"), LENGTH: 3.0}],
     ],
 )
