@@ -62,31 +62,6 @@ def test_a_document_that_holds_stays_as_it_is(shell, document):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("6 passed in 0.70s", "6 passed in 12.01s"),
-        ("12 rows scored in 0.1 s, written to x", "12 rows scored in 1.0 s, written to x"),
-        ("kept  never-raises   171 tried    0.7 s", "kept  never-raises 1,000 tried   12.7 s"),
-        (
-            "185,804 completions tried in 5.0 s (37,140/s): nothing found",
-            "804 completions tried in 10.1 s (80/s): nothing found",
-        ),
-        ("my-task 0.1.0", "my-task 0.2.0"),
-        ("runs/coins-2026-11-21-030602", "runs/coins-2027-01-01-000000"),
-        (
-            "step 1/2  0:05 left  reward 0.008  accuracy 0.8 %  length 85  4,914 tokens/s",
-            "step 1/2  1:15 left  reward 0.100  accuracy 10.0 %  length 9  400 tokens/s",
-        ),
-        ("held-out accuracy before training: 0.0 %", "held-out accuracy before training: 13.0 %"),
-        ("evaluating: 0/9 problems", "evaluating: 0/9 problems\nevaluating: 8/9 problems"),
-        ("a  \n\n", "a"),
-    ],
-)
-def test_what_varies_is_ignored(one, other):
-    assert normalise(one) == normalise(other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
         ("6 passed in 0.70s", "5 passed in 0.70s"),
         ("ok 3 · wrong 2", "ok 2 · wrong 3"),
         ("accuracy 40.0% · mean score 0.4", "accuracy 50.0% · mean score 0.4"),

@@ -110,14 +110,6 @@ def test_text_of_a_parquet_file_that_is_not_unicode_is_a_bad_row(tmp_path):
     assert block.table["text"].to_pylist() == ["good", "fine"]
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"), [("a.csv", "ends in .csv; expected"), ("a", "nothing"), ("none.jsonl", "No such file")]
-)
-def test_file_that_cannot_be_read_is_reported(tmp_path, name, problem):
-    with pytest.raises(DataError, match=problem):
-        list(read_rows(tmp_path / name))
-
-
 def test_failed_writing_keeps_the_old_file_and_leaves_no_litter(tmp_path):
     path = write(tmp_path / "a.jsonl", b"old")
     with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
