@@ -29,7 +29,7 @@ _NUMBER = r"[0-9][0-9,]*(?:\.[0-9]+)?"
 _VARYING = [
     (re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}-[0-9]{6}\b"), "DATE"),
     (re.compile(r"\b[0-9]+\.[0-9]+\.[0-9]+(?:\.dev[0-9]+)?\b"), "VERSION"),
-    (re.compile(rf" *\b{_NUMBER} ?s\b"), " TIME"),
+    (re.compile(rf" *\b{_NUMBER} ?s\b(?: \([0-9]+:[0-9]{{2}}:[0-9]{{2}}\))?"), " TIME"),
     # The number of completions that a check or the fuzzer tries in its time.
     (re.compile(rf" *\b{_NUMBER} ((?:completions )?tried)\b"), r" NUMBER \1"),
     (re.compile(rf"\({_NUMBER}/s\)"), "(NUMBER/s)"),
