@@ -4,8 +4,21 @@ Running out of memory: utils/oom.py.
 """
 
 import shlex
+import textwrap
 
 from tinyzero_sdk.errors import TinyZeroError
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, with the next if it ends with a colon; its type where that says too little.
+
+    Example:
+        >>> first_line(ValueError("no such file:\\n  a.json\\nmore")), first_line(KeyError("size"))
+        ('no such file: a.json', "KeyError: 'size'")
+    """
+    line = textwrap.shorten(str(error).replace(":\n", ": ").strip().partition("\n")[0], 200, placeholder=" …")
+    name = type(error).__name__
+    return f"{name}: {line}" if line and isinstance(error, LookupError) else line or name
 
 
 class Fault(Exception):

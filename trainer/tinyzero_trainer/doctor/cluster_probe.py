@@ -20,6 +20,7 @@ from tinyzero_trainer.doctor import node_probe
 from tinyzero_trainer.doctor.child import ask_child, run_stages
 from tinyzero_trainer.doctor.cluster_checks import NO_ADDRESS, SAME, SAME_WHERE_INSTALLED
 from tinyzero_trainer.doctor.facts import Node, NodeReport, RayCluster
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.executors.ray.cluster import import_ray, is_host_and_port, not_listening
 
 SECONDS = 75.0  # for all of it
@@ -114,7 +115,7 @@ def _node(node: dict[str, Any], free: dict[str, float]) -> dict[str, Any]:
     return {
         "address": node["NodeManagerAddress"],
         "alive": node["Alive"],
-        "reason": "" if node["Alive"] else _first_line(node.get("DeathReasonMessage") or ""),
+        "reason": "" if node["Alive"] else (node.get("DeathReasonMessage") or "").strip().partition("\n")[0],
         "head": "node:__internal_head__" in total,
         "cpus": total.get("CPU", 0.0),
         "gpus": total.get("GPU", 0.0),
@@ -143,7 +144,7 @@ def _ask_nodes(nodes: dict[str, dict[str, Any]], look: list[Any]) -> None:
         try:
             nodes[key]["report"] = ray.get(call)
         except Exception as error:  # anything may go wrong on another machine
-            nodes[key]["error"] = _first_line(str(getattr(error, "cause", None) or error))
+            nodes[key]["error"] = first_line(getattr(error, "cause", None) or error)
 
 
 def _chain(error: BaseException | None) -> str:
@@ -153,10 +154,6 @@ def _chain(error: BaseException | None) -> str:
         found.append(f"{type(error).__name__}: {error}")
         error = error.__cause__ or error.__context__
     return "\n".join(found)
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 if __name__ == "__main__":

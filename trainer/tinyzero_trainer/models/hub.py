@@ -1,11 +1,11 @@
 """The sizes of a model that a user names: a directory, a name on the Hub, or the tiny model."""
 
 import json
-import textwrap
 from pathlib import Path
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.files import cached_snapshot, hub_cache
 from tinyzero_trainer.models.spec import (
     CONFIG_FILE,
@@ -42,7 +42,7 @@ def find_spec(model: str | None, *, download: bool = True) -> ModelSpec:
         return spec_from_config(name, config) if is_counted else _by_transformers(name, str(directory))
     except _FAULTS as error:
         raise SettingsError(
-            f"{file} does not describe a language model ({_first_line(error)}); give --model the directory of a "
+            f"{file} does not describe a language model ({first_line(error)}); give --model the directory of a "
             "transformers causal LM"
         ) from error
 
@@ -74,7 +74,7 @@ def _by_name(model: str, *, download: bool) -> ModelSpec:
         return _by_transformers(model, model)
     except _FAULTS as error:
         raise SettingsError(
-            f"cannot find the model {model!r} ({_first_line(error)}); give --model a directory, a name on the Hub, or "
+            f"cannot find the model {model!r} ({first_line(error)}); give --model a directory, a name on the Hub, or "
             f"a well-known one such as {next(iter(WELL_KNOWN))}"
         ) from error
 
@@ -120,8 +120,3 @@ def _by_transformers(name: str, source: str) -> ModelSpec:
     content = {key: getattr(text, key, None) for key in sizes}
     content |= {"model_type": text.model_type, "tie_word_embeddings": bool(config.tie_word_embeddings)}
     return spec_from_config(name, content, parameters=sum(parameter.numel() for parameter in model.parameters()))
-
-
-def _first_line(error: BaseException) -> str:
-    line = textwrap.shorten(str(error).strip().partition("\n")[0], 160, placeholder="…")
-    return f"{type(error).__name__}: {line}" if isinstance(error, LookupError) or not line else line

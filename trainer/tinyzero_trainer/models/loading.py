@@ -1,7 +1,6 @@
 """Loading a language model, its tokenizer and its end tokens, and saving them so that others can load them."""
 
 import contextlib
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from logging import CRITICAL, getLogger
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of
 from tinyzero_trainer.distributed.fsdp import on_device, ranks_of
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.files import find_model, hub_cache
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, merged_state, merged_weights
@@ -78,7 +78,7 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the border to transformers: broken files raise anything there
-        raise ModelError(_loading_error(source, _first_line(error))) from error
+        raise ModelError(_loading_error(source, first_line(error))) from error
     _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
     wrong = [f"{name} is of {tuple(has)} and not of {tuple(needs)}" for name, has, needs in report["mismatched_keys"]]
     wrong += [f"{name} is missing" for name in report["missing_keys"]]
@@ -95,12 +95,6 @@ def _loading_error(source: str, reason: str) -> str:
         return f"cannot load the model {source!r}: {fault}"
     advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
     return f"cannot load the model {source!r} ({reason}); {advice}"
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error, with the next where it ends with a colon, shortened."""
-    lines = " ".join(str(error).replace(":\n", ": ").strip().splitlines()[:1]).split()
-    return textwrap.shorten(" ".join(lines), 200, placeholder=" …") or type(error).__name__
 
 
 def _refuse_adapter(source: str, is_adapter: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_sdk.workers.process import ClosesOnExit
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.monitoring.metrics_log import plain_number
 
 QUEUE_SIZE = 1000
@@ -96,7 +97,8 @@ class _Tracker:
             advice = "install it with: pip install 'tinyzero-trainer[trackers]'"
             self._report(f"{error}; {advice}. Training continues without it")
         except BaseException as error:  # the libraries promise nothing, and nobody else sees what this thread raises
-            self._report(f"{type(error).__name__}: {_first_line(error)}; training continues without it")
+            reason = str(error).strip().partition("\n")[0] or "no reason given"
+            self._report(f"{type(error).__name__}: {reason}; training continues without it")
 
 
 def _record_in_wandb(config: TrainConfig, directory: Path, rows: Iterable[Row], report: Report) -> None:
@@ -120,7 +122,7 @@ def _record_in_wandb(config: TrainConfig, directory: Path, rows: Iterable[Row], 
         run = wandb.init(**options)
     except Exception as error:  # of any type: a run on the disk can be uploaded later
         upload = f"wandb sync {directory}/wandb/offline-run-*"
-        report(f"recording offline ({_first_line(error)}); upload with: {upload}")
+        report(f"recording offline ({first_line(error)}); upload with: {upload}")
         wandb.teardown()  # or the failed attempt keeps the id
         run = wandb.init(**options, mode="offline")
     if run.url:
@@ -153,7 +155,3 @@ def _run_id(directory: Path) -> str:
     if not file.exists():
         file.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
     return file.read_text(encoding="utf-8")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
