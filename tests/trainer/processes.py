@@ -33,13 +33,13 @@ def on_ranks(
     return [pickle.loads(Path(f"{store}_{rank}").read_bytes()) for rank in range(count)]
 
 
-class Meeting:
+class ThreadGroup:
     """Stands for a process group whose ranks are threads of this process."""
 
     def __init__(self, count: int) -> None:
         self._barrier, self._given = Barrier(count, timeout=60), list[Any]([None] * count)
 
-    def swap(self, index: int, given: Any) -> list[Any]:
+    def exchange(self, index: int, given: Any) -> list[Any]:
         """What all have given."""
         self._given[index] = given
         self._barrier.wait()
@@ -52,25 +52,25 @@ class Meeting:
         self._barrier.abort()
 
 
-def in_slices(
+def on_threads(
     count: int, function: Callable[[SequenceParallelGroup], Any], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """What a function gives on each of the ranks that share a line, where these are threads."""
-    meeting = Meeting(count)
+    peers = ThreadGroup(count)
 
     def all_to_all(taken: Tensor, given: Tensor, group: Any) -> None:
-        found = meeting.swap(group, given.clone())
+        found = peers.exchange(group, given.clone())
         torch.stack([pieces[group] for pieces in found], out=taken)
 
     def all_gather(taken: list[Tensor], given: Tensor, group: Any) -> None:
-        for here, there in zip(taken, meeting.swap(group, given.clone()), strict=True):
+        for here, there in zip(taken, peers.exchange(group, given.clone()), strict=True):
             here.copy_(there)
 
     def work(index: int) -> Any:
         try:
             return function(SequenceParallelGroup(count, index, cast(Any, index)))
         except BaseException:
-            meeting.abort()
+            peers.abort()
             raise
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(count) as threads:
@@ -78,10 +78,10 @@ def in_slices(
         return list(threads.map(work, range(count)))
 
 
-def apart(function: Callable[..., Any], directory: Path, *arguments: Any) -> Any:
+def in_own_process(function: Callable[..., Any], directory: Path, *arguments: Any) -> Any:
     """What a function of a module gives in a process of its own; `directory` is an existing one for its result."""
     file = directory / "result"
-    _start(_run_apart, (function, str(file), arguments), 1)
+    _start(_run_in_own_process, (function, str(file), arguments), 1)
     return pickle.loads(file.read_bytes())
 
 
@@ -102,7 +102,7 @@ def _in_environment(
     function(place, *arguments)
 
 
-def _run_apart(_: int, function: Callable[..., Any], file: str, arguments: tuple[Any, ...]) -> None:
+def _run_in_own_process(_: int, function: Callable[..., Any], file: str, arguments: tuple[Any, ...]) -> None:
     Path(file).write_bytes(pickle.dumps(function(*arguments)))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.configurations import call, said
+from tests.trainer.configurations import call, typed
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig, TrainConfig, VllmConfig
 from tinyzero_trainer.config.compose import make_config
@@ -16,7 +16,7 @@ TWO_GPUS_EACH = ("rollout.engine=vllm", "vllm.tensor_parallel=2")
 
 def dims(*words: str) -> ParallelDims:
     """Of a run through Ray with these overrides."""
-    return parallel_dims(make_config(said(*words, executor="ray", task="countdown")))
+    return parallel_dims(make_config(typed(*words, executor="ray", task="countdown")))
 
 
 def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:

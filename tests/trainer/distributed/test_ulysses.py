@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tests.trainer.conftest import random_model
 from tests.trainer.distributed.sharded import CPU, PLAIN
-from tests.trainer.processes import in_slices
+from tests.trainer.processes import on_threads
 from tests.trainer.samples import make_sample, mixed_lengths
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
@@ -126,7 +126,7 @@ def test_ranks_that_share_a_row_compute_what_one_does(case: str, count: int, mon
     def work(line: SequenceParallelGroup) -> tuple[Tensor, list[Tensor]]:
         return measured(models[1], DataParallelGroup(sequence_group=line), "packed", references[1], estimator or "k3")
 
-    found = in_slices(count, work, monkeypatch)
+    found = on_threads(count, work, monkeypatch)
     norm = float(torch.nn.utils.get_total_norm(gradients))
     for statistics, _ in found:
         assert torch.equal(statistics, found[0][0])  # to the bit, or the ranks would learn differently
@@ -147,7 +147,7 @@ def test_each_query_meets_its_own_key(heads: int, count: int, monkeypatch: pytes
         query, key = (ulysses.to_heads(states[:, own], line) for states in (asked, keys))
         return query, key, ulysses.to_tokens(query, line)
 
-    for query, key, back in in_slices(count, work, monkeypatch):
+    for query, key, back in on_threads(count, work, monkeypatch):
         assert query.shape == (tokens, queries // count, 1)
         met = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         assert torch.equal(met, query // (queries // heads))
@@ -156,9 +156,9 @@ def test_each_query_meets_its_own_key(heads: int, count: int, monkeypatch: pytes
 
 def test_a_model_that_attends_to_its_own_shard_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model("qwen2")
-    assert not any(in_slices(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
+    assert not any(on_threads(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
     assert use_kernel(model, torch.float32, CPU, or_plain=True)
-    assert all(in_slices(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
+    assert all(on_threads(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
 
 
 def test_indivisible_heads_are_refused(toy_model_path: Path) -> None:

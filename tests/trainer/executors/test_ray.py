@@ -22,7 +22,7 @@ from tests.trainer.controller.dedicated_engine import dedicated_workers
 
 from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
-from tests.trainer.processes import apart
+from tests.trainer.processes import in_own_process
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import loop
@@ -127,7 +127,7 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
     """The same, once for all tests, in a separate process, since Ray leaves much open."""
-    result: dict[str, Any] = apart(on_two_nodes, folder, folder)
+    result: dict[str, Any] = in_own_process(on_two_nodes, folder, folder)
     return result
 
 

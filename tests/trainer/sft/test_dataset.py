@@ -1,4 +1,4 @@
-"""Demonstrations as packed batches: nothing is lost or mixed, whoever makes them."""
+"""Demonstrations as packed batches: nothing is lost or mixed, in any number of processes."""
 
 import multiprocessing
 from contextlib import closing
@@ -29,23 +29,23 @@ def source(tasks: dict, **training: object) -> BatchSource:
 
 
 @given(st.lists(st.builds(Example, TOKENS, TOKENS), max_size=20), st.integers(1, 5))
-def test_every_example_is_in_some_line_whole_and_once(examples: list[Example], multiple: int) -> None:
+def test_every_example_is_in_some_row_whole_and_once(examples: list[Example], multiple: int) -> None:
     batch = pack(examples, length=LENGTH, pad_id=PAD, multiple=multiple)
     assert len(batch.tokens) % multiple == 0
     found = []
-    for line, owners, positions in zip(batch.tokens, batch.owners, batch.positions, strict=True):
+    for row, owners, positions in zip(batch.tokens, batch.owners, batch.positions, strict=True):
         for owner in range(1, owners.max() + 1):
             here = owners == owner
             assert positions[here].tolist() == list(range(here.sum()))
-            found.append(line[here].tolist())
-        assert (line[owners == 0] == PAD).all()
+            found.append(row[here].tolist())
+        assert (row[owners == 0] == PAD).all()
     assert sorted(found) == sorted(example.prompt + example.demonstration for example in examples)
-    learnt = batch.tokens.ravel()[batch.predicts + 1]
-    assert sorted(learnt.tolist()) == sorted(token for example in examples for token in example.demonstration)
+    targets = batch.tokens.ravel()[batch.predicts + 1]
+    assert sorted(targets.tolist()) == sorted(token for example in examples for token in example.demonstration)
     assert (batch.owners.ravel()[batch.predicts] == batch.owners.ravel()[batch.predicts + 1]).all()
 
 
-def test_lines_are_filled_before_new_ones_begin() -> None:
+def test_rows_are_filled_before_new_ones_begin() -> None:
     examples = [Example([1] * size, [2] * size) for size in (3, 5, 4, 4, 1, 7)]
     assert pack(examples, length=LENGTH, pad_id=PAD).tokens.shape == (3, LENGTH)
 
@@ -53,13 +53,13 @@ def test_lines_are_filled_before_new_ones_begin() -> None:
 @pytest.mark.slow
 def test_a_batch_has_the_tasks_in_their_shares(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = source({"one": {"task": toy_task, "weight": 2}, "two": {"task": toy_task, "options": {"limit": 9}}})
-    asked: list[int] = []
+    seen: list[int] = []
     for place, task in enumerate(made.tasks):
         demonstrate = task.demonstrate
-        task.demonstrate = lambda item, seed, place=place, make=demonstrate: (asked.append(place), make(item, seed))[1]
+        task.demonstrate = lambda item, seed, place=place, make=demonstrate: (seen.append(place), make(item, seed))[1]
     batches = made.batches()
     assert [int(next(batches).owners.max(axis=1).sum()) for _ in range(3)] == [4, 4, 4]
-    assert (asked.count(0), asked.count(1)) == (8, 4)
+    assert (seen.count(0), seen.count(1)) == (8, 4)
 
 
 def test_demonstrations_that_are_all_too_long_are_refused(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_task_whose_only_demonstration_is_too_long_has_another_in_its_place(to
     here = made().batches()
     batches = [next(here) for _ in range(12)]
     assert {int(batch.owners.max(axis=1).sum()) for batch in batches} == {4}
-    places = [made().batches(place, 3) for place in range(3)]  # whoever draws the others
+    places = [made().batches(place, 3) for place in range(3)]  # by any worker
     for number, batch in enumerate(batches):
         assert np.array_equal(next(places[number % 3]).tokens, batch.tokens)
 
@@ -117,7 +117,7 @@ def test_any_number_of_workers_makes_the_same_batches(toy_task: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("preloaded_workers")
-def test_what_stops_a_worker_is_said(mute_task: str) -> None:
+def test_the_error_that_stops_a_worker_is_raised(mute_task: str) -> None:
     with (
         closing(batch_stream(source({"one": {"task": mute_task}}), 1)) as batches,
         pytest.raises(TinyZeroError, match="gives no demonstrations"),

@@ -11,7 +11,7 @@ import tomli_w
 import torch
 from filelock import FileLock
 
-from tests.trainer.configurations import call, said
+from tests.trainer.configurations import call, typed
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, read_toml
 from tinyzero_trainer.config import DefaultModelConfig, TrainConfig
@@ -46,8 +46,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def own(toy_task: str, *words: str) -> DefaultModel:
-    return plan(said(*words, task=toy_task))
+def planned(toy_task: str, *words: str) -> DefaultModel:
+    return plan(typed(*words, task=toy_task))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -55,48 +55,48 @@ def own(toy_task: str, *words: str) -> DefaultModel:
     "words", [("model.path=gpt2",), ("model.path=tiny",), ("run.device=cpu",), ("run.executor=ray",)]
 )
 def test_none_is_made_where_one_is_named_or_the_run_has_no_gpu(words: tuple[str, ...], toy_task: str) -> None:
-    assert plan(said(*words, task=toy_task)) is None
+    assert plan(typed(*words, task=toy_task)) is None
 
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_settings_of_a_model_that_is_not_made_are_refused(monkeypatch: pytest.MonkeyPatch, toy_task: str) -> None:
     ray = ("run.executor=ray", "ray.gpus=0", "run.device=cuda")
     with pytest.raises(SettingsError, match=r"default_model has no effect: Ray with ray\.gpus=0 has no GPU"):
-        plan(said(*ray, "default_model.seconds=3", task=toy_task))
-    assert own(toy_task, *ray[:1], "ray.gpus=2").directory
+        plan(typed(*ray, "default_model.seconds=3", task=toy_task))
+    assert planned(toy_task, *ray[:1], "ray.gpus=2").directory
     monkeypatch.setattr(nvml, "sees_gpu", lambda device: False)
     with pytest.raises(SettingsError, match=r"default_model has no effect: run\.device=auto finds no GPU"):
-        plan(said("default_model.seconds=3", task=toy_task))
-    assert plan(said(task=toy_task)) is None
+        plan(typed("default_model.seconds=3", task=toy_task))
+    assert plan(typed(task=toy_task)) is None
 
 
 @pytest.mark.usefixtures("gpu")
 def test_the_tiny_model_can_be_had_by_name(toy_task: str) -> None:
-    tiny = compose(said("model.path=tiny", task="countdown"))
+    tiny = compose(typed("model.path=tiny", task="countdown"))
     assert tiny.config.model.path == "tiny"
-    assert tiny.model_defaults == compose(said(task="countdown")).model_defaults != {}
+    assert tiny.model_defaults == compose(typed(task="countdown")).model_defaults != {}
 
 
 @pytest.mark.usefixtures("gpu")
 def test_a_task_without_demonstrations_needs_a_model(mute_task: str) -> None:
     with pytest.raises(SettingsError, match=r"no demonstrations .* give --model DIR, or model\.path=tiny"):
-        plan(said(task=mute_task))
+        plan(typed(task=mute_task))
 
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_another_recipe_another_model(toy_task: str) -> None:
     recipe = ("default_model.seconds=3", "default_model.layers=2", "task.limit=7", "data.test_fraction=0.3")
     words = [(), *((word,) for word in (*recipe, "data.prompt_template=base"))]
-    directories = {own(toy_task, *each).directory for each in words}
+    directories = {planned(toy_task, *each).directory for each in words}
     assert len(directories) == len(words)
-    assert own(toy_task, "run.seed=3").directory in directories  # a run's seed is not the model's
+    assert planned(toy_task, "run.seed=3").directory in directories  # a run's seed is not the model's
 
 
 @pytest.mark.usefixtures("gpu", "cache")
-def test_the_users_settings_stand_above_what_suits_it(toy_task: str) -> None:
-    planned = own(toy_task, "optimizer.learning_rate=1e-3", "data.prompt_template=base")
-    assert planned.recipe.training.template == "base"
-    assert (planned.config.optimizer.learning_rate, planned.config.data.prompts_per_step) == (1e-3, 128)
+def test_the_users_settings_take_precedence_over_its_defaults(toy_task: str) -> None:
+    model = planned(toy_task, "optimizer.learning_rate=1e-3", "data.prompt_template=base")
+    assert model.recipe.training.template == "base"
+    assert (model.config.optimizer.learning_rate, model.config.data.prompts_per_step) == (1e-3, 128)
     with pytest.raises(SettingsError, match=r"optimizer\.lr"):
         plan({"run": {"task": toy_task}, "optimizer": {"lr": 1}})
 
@@ -121,10 +121,10 @@ def test_by_default_it_has_at_most_ten_million_parameters() -> None:
 def test_a_cache_that_cannot_be_written_is_one_line(capsys, tmp_path, toy_task):
     (tmp_path / "file").touch()
     words = (f"default_model.directory={tmp_path / 'file' / 'in'}", "--output", str(tmp_path / "run"))
-    code, _, told = call(capsys, "train", "--task", toy_task, *words)
+    code, _, err = call(capsys, "train", "--task", toy_task, *words)
     assert code == 2
-    assert "cannot keep a model in" in told
-    assert told.rstrip().endswith("give default_model.directory")
+    assert "cannot keep a model in" in err
+    assert err.rstrip().endswith("give default_model.directory")
 
 
 def test_the_gpu_is_looked_for_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -158,20 +158,20 @@ def copy_instead(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_waiting_for_another_process_is_logged(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned, made = own(toy_task), copy_instead(monkeypatch)
-    lock = planned.directory.with_name(f"{planned.directory.name}.lock")
+    model, made = planned(toy_task), copy_instead(monkeypatch)
+    lock = model.directory.with_name(f"{model.directory.name}.lock")
     lock.parent.mkdir(parents=True)
-    told: list[str] = []
+    printed: list[str] = []
 
     def make(line: str, **_: object) -> None:
-        told.append(line)
-        shutil.copytree(BUILT_IN_MODEL, planned.directory)
+        printed.append(line)
+        shutil.copytree(BUILT_IN_MODEL, model.directory)
         held.release()
 
     monkeypatch.setattr(model_cache.stderr, "print", make)
     with FileLock(lock, thread_local=False) as held:
-        assert planned.settle()["model"]["path"] == str(planned.directory)
-    assert told == [f"waiting for another process that makes the same model (it holds {lock})"]
+        assert model.settle()["model"]["path"] == str(model.directory)
+    assert printed == [f"waiting for another process that makes the same model (it holds {lock})"]
     assert made == []
 
 
@@ -186,9 +186,9 @@ def test_a_signal_while_it_is_made_is_one_line_and_leaves_nothing(
         raise AssertionError("a signal ends it at once")
 
     monkeypatch.setattr(sft, "fine_tune", fine_tune)
-    left, _, told = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))
+    left, _, err = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))
     assert left == code
-    assert told.splitlines()[-1] == (f"stopped by {number.name} before the small model was made; nothing is left of it")
+    assert err.splitlines()[-1] == f"stopped by {number.name} before the small model was made; nothing is left of it"
     assert [path.suffix for path in (cache / "tinyzero" / "models").iterdir()] == [".lock"]
 
 
@@ -199,7 +199,7 @@ def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypat
 
     monkeypatch.setattr(sft, "_train", short)
     with pytest.raises(OutOfMemoryError) as error:
-        own(toy_task, "task.limit=5", "data.test_fraction=0.4", "run.device=auto").settle()
+        planned(toy_task, "task.limit=5", "data.test_fraction=0.4", "run.device=auto").settle()
     assert str(error.value) == (
         "the GPU's memory ran out while the model was fine-tuned (Tried to allocate 4.64 GiB); give "
         "a smaller default_model.layers or default_model.mlp_size, or --model tiny"
@@ -210,12 +210,12 @@ def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypat
 @pytest.mark.parametrize(
     "words", [("data.prompts_per_step=2",), ("optimizer.update_epochs=2", "data.prompts_per_step=1")]
 )
-def test_what_suits_it_yields_where_the_users_settings_contradict_it(words: tuple[str, ...], toy_task: str) -> None:
-    planned = own(toy_task, *words)
-    shutil.copytree(BUILT_IN_MODEL, planned.directory)
-    file = planned.directory / PRESET_FILE
+def test_its_defaults_yield_where_the_users_settings_contradict_them(words: tuple[str, ...], toy_task: str) -> None:
+    model = planned(toy_task, *words)
+    shutil.copytree(BUILT_IN_MODEL, model.directory)
+    file = model.directory / PRESET_FILE
     file.write_text(tomli_w.dumps(recorded_content({toy_task: {}}, default_model.SETTINGS)))
-    for one in (planned.config, compose(planned.settle()).config):
+    for one in (model.config, compose(model.settle()).config):
         assert one.optimizer.num_mini_batches == 1
         assert one.data.prompts_per_step < default_model.SETTINGS["optimizer"]["num_mini_batches"]
         assert one.optimizer.beta2 == 0.99  # the rest holds
@@ -224,16 +224,16 @@ def test_what_suits_it_yields_where_the_users_settings_contradict_it(words: tupl
 @pytest.mark.usefixtures("gpu", "cache")
 def test_users_settings_that_contradict_each_other_are_refused(toy_task: str) -> None:
     with pytest.raises(SettingsError, match=r"optimizer.num_mini_batches=8 is more than data.prompts_per_step=2"):
-        own(toy_task, "data.prompts_per_step=2", "optimizer.num_mini_batches=8")
+        planned(toy_task, "data.prompts_per_step=2", "optimizer.num_mini_batches=8")
 
 
 @pytest.mark.usefixtures("gpu", "cache")
-def test_the_plan_is_asked_before_the_model_is_made(toy_task, tmp_path, capsys, monkeypatch):
+def test_the_user_is_warned_of_memory_before_the_model_is_made(toy_task, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(advice, "present_gpu", lambda device: TargetGpu("a small GPU", GIB, None))
     monkeypatch.setattr(loop, "train", lambda config, **_: None)
     copy_instead(monkeypatch)
-    _, out, told = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))
-    lines = (told + out).splitlines()
+    _, out, err = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))
+    lines = (err + out).splitlines()
     (warned,) = [place for place, line in enumerate(lines) if line.startswith("warning: ")]
     assert "a small GPU has 1.0 GiB" in lines[warned]
     assert warned < next(place for place, line in enumerate(lines) if line.startswith("loading PyTorch"))
@@ -250,9 +250,9 @@ def test_it_is_made_trained_resumed_and_found_again(capsys, cache, tmp_path, toy
     few += " optimizer.lr_schedule=constant"  # one that has ended could not be lengthened
     words = ("train", "--task", toy_task, "task.limit=5", "data.test_fraction=0.4", *model.split(), *few.split())
     words += ("default_model.seconds=2",)
-    code, _, told = call(capsys, *words, "--output", str(tmp_path / "first"))
-    assert code == 0, told
-    assert told.startswith("no --model: fine-tuning a small model on examples of toy_task first, for 2 s on the GPU")
+    code, _, err = call(capsys, *words, "--output", str(tmp_path / "first"))
+    assert code == 0, err
+    assert err.startswith("no --model: fine-tuning a small model on examples of toy_task first, for 2 s on the GPU")
     (made,) = [path for path in (cache / "tinyzero" / "models").iterdir() if path.is_dir()]
     saved = read_toml(tmp_path / "first" / "config.toml")
     assert saved["model"]["path"] == str(made)
@@ -262,11 +262,11 @@ def test_it_is_made_trained_resumed_and_found_again(capsys, cache, tmp_path, toy
     }
     assert (saved["optimizer"]["num_mini_batches"], saved["optimizer"]["micro_batch_tokens"]) == (4, 256)
     before = os.stat(made / "model.safetensors").st_mtime_ns
-    code, _, told = call(capsys, *words, "--output", str(tmp_path / "second"))
-    assert code == 0, told
-    assert told.startswith(f"no --model: using the small model made here before, {made}")
+    code, _, err = call(capsys, *words, "--output", str(tmp_path / "second"))
+    assert code == 0, err
+    assert err.startswith(f"no --model: using the small model made here before, {made}")
     assert os.stat(made / "model.safetensors").st_mtime_ns == before
-    code, _, told = call(capsys, "train", "--output", str(tmp_path / "second"), "--resume", "run.steps=3")
-    assert code == 0, told
-    code, _, told = call(capsys, "eval", "--model", str(tmp_path / "second"), "--samples", "1")
-    assert code == 0, told
+    code, _, err = call(capsys, "train", "--output", str(tmp_path / "second"), "--resume", "run.steps=3")
+    assert code == 0, err
+    code, _, err = call(capsys, "eval", "--model", str(tmp_path / "second"), "--samples", "1")
+    assert code == 0, err

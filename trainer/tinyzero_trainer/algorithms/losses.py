@@ -2,11 +2,11 @@
 
 A policy loss gives one value per completion token; `token_weights` gives each token a weight, and the loss is the
 weighted sum. Weights are computed over the whole mini-batch, so no split into micro-batches changes the loss. A new
-loss is a function under `@policy_loss("name")` here, with its name in `BUILT_IN_LOSSES` of config/algorithm.py, or a
-user's own, which `algorithm.policy_loss` names by its file or module.
+loss is a function in `POLICY_LOSSES`, with its name in `BUILT_IN_LOSSES` of config/algorithm.py, or a user's own, which
+`algorithm.policy_loss` names by its file or module.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -53,17 +53,7 @@ class PolicyLoss:
 
 
 LossFunction = Callable[[Tensor, LossInputs], PolicyLoss]
-POLICY_LOSSES: dict[str, LossFunction] = {}
-
-
-def policy_loss(name: str) -> Callable[[LossFunction], LossFunction]:
-    """Register a policy loss: a function of log π [tokens], with gradient, and its `LossInputs`."""
-
-    def register(function: LossFunction) -> LossFunction:
-        POLICY_LOSSES[name] = function
-        return function
-
-    return register
+"""From log π [tokens], with gradient, and the other inputs."""
 
 
 def find_policy_loss(name: str) -> LossFunction:
@@ -114,7 +104,6 @@ def _try_out(name: str, loss: LossFunction) -> None:
         )
 
 
-@policy_loss("ppo")
 def ppo(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
     """PPO's clipped surrogate with separate bounds (arXiv 1707.06347 eq. 7; arXiv 2503.14476 eq. 10).
 
@@ -123,7 +112,6 @@ def ppo(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
     return _clipped(bounded_ratio(logprobs - inputs.old_logprobs), inputs)
 
 
-@policy_loss("gspo")
 def gspo(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
     """GSPO: one ratio per completion, s = exp(mean over its tokens of Δ log π) (arXiv 2507.18071, eq. 7).
 
@@ -136,7 +124,6 @@ def gspo(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
     return _clipped(bounded_ratio(mean + logprobs - logprobs.detach()), inputs)
 
 
-@policy_loss("cispo")
 def cispo(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
     """CISPO: the clipped ratio as a constant weight of REINFORCE; no token loses its gradient.
 
@@ -147,7 +134,6 @@ def cispo(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
     return PolicyLoss(-weight * inputs.advantages * logprobs, ratio, weight != ratio)
 
 
-@policy_loss("reinforce")
 def reinforce(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
     """REINFORCE: −A·log π, on-policy only (Williams 1992)."""
     ratio = bounded_ratio(logprobs.detach() - inputs.old_logprobs)
@@ -162,6 +148,9 @@ def _clipped(ratio: Tensor, inputs: LossInputs) -> PolicyLoss:
         bounded = torch.minimum(loss, -inputs.advantages * inputs.dual_clip_c)
         loss = torch.where(inputs.advantages < 0, bounded, loss)
     return PolicyLoss(loss, ratio.detach(), (loss != unclipped).detach())
+
+
+POLICY_LOSSES: Mapping[str, LossFunction] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "reinforce": reinforce}
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.trainer.configurations import changed
-from tests.trainer.processes import apart
+from tests.trainer.processes import in_own_process
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.errors import VllmError
@@ -219,5 +219,5 @@ def test_three_steps_of_two_ranks_of_ray(engines: int, spread: int, tmp_path: Pa
     more: dict[str, Any] = {"run__executor": "ray", "parallel__world_size": 2, "rollout__num_engines": engines}
     more["vllm__tensor_parallel"] = spread
     # In a separate process, since Ray leaves much open.
-    apart(train, tmp_path, make_config(tmp_path / "run", **more))
+    in_own_process(train, tmp_path, make_config(tmp_path / "run", **more))
     check_run(tmp_path / "run")
