@@ -18,10 +18,10 @@ import psutil
 import pytest
 import tomli_w
 import torch
-from tests.trainer.controller.dedicated_engine import dedicated_workers
 
 from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
+from tests.trainer.controller.test_async_loop import dedicated_workers
 from tests.trainer.processes import in_own_process
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.config import TrainConfig
