@@ -49,23 +49,23 @@ def test_what_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 
-def learners_of(start: str, case: str, options: FsdpOptions) -> tuple[Policy, Critic]:
+def models_of(start: str, case: str, options: FsdpOptions) -> tuple[Policy, Critic]:
     policy = make_policy(_load(start, options), CASES[case], options)
     policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
     critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
     return policy, critic
 
 
-def begin(start: str, directory: str, experience: TrainingBatch, options: FsdpOptions = PLAIN) -> dict[str, Tensor]:
+def begin(start: str, directory: str, batch: TrainingBatch, options: FsdpOptions = PLAIN) -> dict[str, Tensor]:
     """Two updates, saved; with an adapter in its own directory."""
     weights = {}
     for case in ("all weights", "LoRA"):
-        policy, critic = learners_of(start, case, options)
+        policy, critic = models_of(start, case, options)
         path = Path(directory, case)
         path.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
-            policy.update(experience, NOW)
-            critic.update(experience)
+            policy.update(batch, NOW)
+            critic.update(batch)
         save_model(path, policy.language_model)
         policy.save(path)
         critic.save(path)
@@ -74,9 +74,9 @@ def begin(start: str, directory: str, experience: TrainingBatch, options: FsdpOp
     return weights
 
 
-def resume(start: str, directory: str, experience: TrainingBatch) -> dict[str, Any]:
+def resume(start: str, directory: str, batch: TrainingBatch) -> dict[str, Any]:
     """One more update from what was saved."""
-    shown: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for case in ("all weights", "LoRA"):
         path = Path(directory, case)
         language_model = load_model(str(path) if case == "all weights" else start, CPU)
@@ -88,19 +88,19 @@ def resume(start: str, directory: str, experience: TrainingBatch) -> dict[str, A
         policy.load(path)
         critic = Critic(load_model(start, CPU), settings=CriticConfig(), optimizer=OPTIMIZER, options=PLAIN)
         critic.load(path)
-        shown[f"{case}/values"] = critic.values(experience.rollouts)
-        shown[f"{case}/logprobs"] = policy.logprobs(experience.rollouts, 0.8)
-        shown[f"{case}/metrics"] = critic.update(experience) | policy.update(experience, NOW)
-        shown[f"{case}/weights"] = copies(named_weights(policy.language_model.model))
-    return shown
+        results[f"{case}/values"] = critic.values(batch.rollouts)
+        results[f"{case}/logprobs"] = policy.logprobs(batch.rollouts, 0.8)
+        results[f"{case}/metrics"] = critic.update(batch) | policy.update(batch, NOW)
+        results[f"{case}/weights"] = copies(named_weights(policy.language_model.model))
+    return results
 
 
 def resumed_adapter(language_model: LanguageModel, path: Path) -> Policy:
     adapter = Adapter(language_model.model, LoraConfig(rank=4), seed=0, start=None)
     adapter.load(path / ADAPTER)
     shard(PolicyModel(language_model.model), PLAIN)
-    given: Any = {"algorithm": AlgorithmConfig(), "optimizer": OPTIMIZER, "max_tokens": 40, "reference": None}
-    return Policy(replace(language_model, adapter=adapter), **given)
+    options: Any = {"algorithm": AlgorithmConfig(), "optimizer": OPTIMIZER, "max_tokens": 40, "reference": None}
+    return Policy(replace(language_model, adapter=adapter), **options)
 
 
 FOUR = pytest.mark.nightly(reason="four processes; replicas and sequence-parallel groups are saved as they are trained")
@@ -121,8 +121,8 @@ def test_a_run_saved_on_several_ranks_resumes_on_one_and_three(
 ) -> None:
     save_model(tmp_path / "start", toy_model)
     start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
-    experience = pickle.loads(pickle.dumps(synthetic_batch(toy_model)))
-    weights = on_ranks(count, begin, tmp_path, start, saved, experience, options)[0]
+    batch = pickle.loads(pickle.dumps(synthetic_batch(toy_model)))
+    weights = on_ranks(count, begin, tmp_path, start, saved, batch, options)[0]
     for case in ("all weights", "LoRA"):
         files = [path for path in Path(saved, case).rglob("*") if path.is_file()]
         assert not any(path.suffix in (".pt", ".bin", ".pkl", ".distcp", ".metadata") for path in files)
@@ -132,30 +132,30 @@ def test_a_run_saved_on_several_ranks_resumes_on_one_and_three(
         for name, value in plain.model.state_dict().items():
             assert torch.equal(value, weights[f"{case}/{name}"])
     with process_group(CPU):
-        alone = resume(start, saved, experience)
-    for shown in on_ranks(3, resume, tmp_path, start, saved, experience):
+        alone = resume(start, saved, batch)
+    for results in on_ranks(3, resume, tmp_path, start, saved, batch):
         for key, expected in alone.items():
             if key.endswith("metrics"):
-                assert shown[key].keys() == expected.keys()
-                assert shown[key]["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-4)
-                assert shown[key]["critic/vf_loss"] == pytest.approx(expected["critic/vf_loss"], rel=1e-4)
+                assert results[key].keys() == expected.keys()
+                assert results[key]["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-4)
+                assert results[key]["critic/vf_loss"] == pytest.approx(expected["critic/vf_loss"], rel=1e-4)
             elif key.endswith("weights"):
                 for name, value in expected.items():
-                    torch.testing.assert_close(shown[key][name], value, rtol=0, atol=1e-3)
+                    torch.testing.assert_close(results[key][name], value, rtol=0, atol=1e-3)
             else:
-                torch.testing.assert_close(shown[key], expected, rtol=0, atol=1e-5)
+                torch.testing.assert_close(results[key], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_run_saved_on_one_rank_resumes_on_two(toy_model: LanguageModel, tmp_path: Path) -> None:
     save_model(tmp_path / "start", toy_model)
     start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
-    experience = synthetic_batch(toy_model)
+    batch = synthetic_batch(toy_model)
     with process_group(CPU):
-        begin(start, saved, experience)
-        alone = resume(start, saved, experience)
+        begin(start, saved, batch)
+        alone = resume(start, saved, batch)
     moments = load_file(Path(saved, "all weights", "optimizer.safetensors"))
     assert {name.partition("/")[0] for name in moments} == {"exp_avg", "exp_avg_sq", "step"}
-    for shown in on_ranks(2, resume, tmp_path, start, saved, experience):
+    for results in on_ranks(2, resume, tmp_path, start, saved, batch):
         for key in ("all weights/values", "LoRA/values", "all weights/logprobs", "LoRA/logprobs"):
-            torch.testing.assert_close(shown[key], alone[key], rtol=0, atol=1e-5)
+            torch.testing.assert_close(results[key], alone[key], rtol=0, atol=1e-5)

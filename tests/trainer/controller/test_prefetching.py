@@ -92,8 +92,8 @@ class World:
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> torch.Tensor:
         return torch.full((len(samples),), -1.0)
 
-    def update(self, experience: TrainingBatch, settings: StepSettings) -> dict[str, float]:
-        sample = experience.rollouts[0]
+    def update(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
+        sample = batch.rollouts[0]
         self.trained.append((sample.prompt.item.ground_truth, sample.generation.token_ids[0]))
         self.during_update()
         if self.fail_updating is not None:

@@ -43,7 +43,7 @@ LENGTHS, SCORES = [3, 1, 2, 4], [Score(1.0, True), Score(0.0, False), Score(0.0,
 """Of the completions; each prompt has two."""
 
 ROLLOUT = {"group_size": 2, "max_completion_tokens": 8, "temperature": 1.0, "temperature_end": 0.5}
-NOW = 0.75
+TEMPERATURE = 0.75
 """The temperature in the second of three steps."""
 
 
@@ -67,8 +67,8 @@ class FakePolicy:
         self.calls.append(("reference", temperature))
         return torch.full((sum(LENGTHS),), REFERENCE)
 
-    def update(self, experience: TrainingBatch, settings: StepSettings) -> dict[str, float]:
-        self.updates.append((experience, settings))
+    def update(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
+        self.updates.append((batch, settings))
         return {}
 
 
@@ -133,12 +133,12 @@ def test_completions_old_and_reference_logprobs_are_at_the_temperature_of_the_st
         algorithm=AlgorithmConfig(kl_coefficient=0.4, kl_coefficient_end=0.2, kl_placement="reward", kl_estimator="k1"),
         optimizer=OptimizerConfig(num_mini_batches=2),
     )
-    assert [params.temperature for params in engine.params] == [NOW]
-    assert policy.calls == [("policy", NOW), ("reference", NOW)]
+    assert [params.temperature for params in engine.params] == [TEMPERATURE]
+    assert policy.calls == [("policy", TEMPERATURE), ("reference", TEMPERATURE)]
     assert metrics["actor/kl_coef"] == pytest.approx(0.3)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(POLICY - REFERENCE)
     ((_, settings),) = policy.updates
-    assert (settings.temperature, settings.kl_coefficient) == (NOW, pytest.approx(0.3))
+    assert (settings.temperature, settings.kl_coefficient) == (TEMPERATURE, pytest.approx(0.3))
 
 
 def test_the_correction_weighs_the_policy_over_the_engine(take) -> None:
@@ -147,20 +147,20 @@ def test_the_correction_weighs_the_policy_over_the_engine(take) -> None:
         rollout={"return_logprobs": "always"},
         rollout_correction=RolloutCorrectionConfig(is_level="token", is_threshold=9.0),
     )
-    ((experience, _),) = policy.updates
+    ((batch, _),) = policy.updates
     expected = math.exp(POLICY - ENGINE)
-    assert experience.is_weights.tolist() == pytest.approx([expected] * sum(LENGTHS))
+    assert batch.is_weights.tolist() == pytest.approx([expected] * sum(LENGTHS))
     assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(expected)
-    assert experience.old_logprobs.unique().tolist() == [POLICY]
-    assert experience.engine_logprobs.unique().tolist() == [ENGINE]
+    assert batch.old_logprobs.unique().tolist() == [POLICY]
+    assert batch.engine_logprobs.unique().tolist() == [ENGINE]
 
 
 def test_the_engines_logprobs_are_the_old_ones_where_nothing_is_corrected(take) -> None:
     policy, _, _, _ = take(rollout={"return_logprobs": "always"}, optimizer=OptimizerConfig(num_mini_batches=2))
-    ((experience, _),) = policy.updates
+    ((batch, _),) = policy.updates
     assert policy.calls == []
-    assert experience.is_weights is None
-    assert experience.old_logprobs.unique().tolist() == [ENGINE]
+    assert batch.is_weights is None
+    assert batch.old_logprobs.unique().tolist() == [ENGINE]
 
 
 def test_tokens_are_summed_over_the_only_rank(take) -> None:
@@ -188,8 +188,8 @@ def test_the_advantages_reported_are_those_of_the_loss(take) -> None:
     """Without masked ones, whose scores still count in the mean of their group."""
     masked = [SCORES[0], SCORES[1], Score(0.5, False, masked=True), SCORES[3]]
     policy, _, metrics, _ = take(masked, algorithm=AlgorithmConfig(advantage_estimator="reinforce_pp_baseline"))
-    ((experience, _),) = policy.updates
-    advantages = experience.advantages.split(LENGTHS)
+    ((batch, _),) = policy.updates
+    advantages = batch.advantages.split(LENGTHS)
     counted = torch.cat([advantages[0], advantages[1], advantages[3]])
     assert metrics["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-6) == counted.mean().item()
     assert metrics["critic/advantages/max"] == counted.max().item()
@@ -199,9 +199,10 @@ def test_the_advantages_reported_are_those_of_the_loss(take) -> None:
     assert metrics["critic/rewards/mean"] == pytest.approx(2.5 / 4)
 
 
-ROWS, REWARDS = [2, 1, 3, 2], [1.0, 0.0, 0.25, 0.5]
-OLD = torch.tensor([-1.0, -2.0, -0.5, -1.5, -0.1, -3.0, -2.5, -0.7])
-THEIRS = torch.tensor([-1.2, -1.0, -0.9, -1.5, -0.3, -2.0, -2.0, -1.7])
+ROW_LENGTHS, REWARDS = [2, 1, 3, 2], [1.0, 0.0, 0.25, 0.5]
+OLD_LOGPROBS = torch.tensor([-1.0, -2.0, -0.5, -1.5, -0.1, -3.0, -2.5, -0.7])
+REFERENCE_LOGPROBS = torch.tensor([-1.2, -1.0, -0.9, -1.5, -0.3, -2.0, -2.0, -1.7])
+LOG_RATIOS = (OLD_LOGPROBS.double() - REFERENCE_LOGPROBS.double()).tolist()
 SETTINGS = StepSettings(learning_rate=1e-3, temperature=0.7, kl_coefficient=0.2)
 
 
@@ -211,7 +212,7 @@ def sample(reward: float, length: int) -> Rollout:
     )
 
 
-SAMPLES = [sample(reward, length) for reward, length in zip(REWARDS, ROWS, strict=True)]
+SAMPLES = [sample(reward, length) for reward, length in zip(REWARDS, ROW_LENGTHS, strict=True)]
 
 
 def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: Any) -> TrainingStep:
@@ -223,23 +224,23 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
         critic=CriticConfig(warmup_steps=warmup_steps),
     )
     policy = SimpleNamespace(
-        reference_logprobs=lambda samples, temperature: THEIRS if temperature == SETTINGS.temperature else None,
+        reference_logprobs=lambda samples, temperature: {SETTINGS.temperature: REFERENCE_LOGPROBS}[temperature],
         update=lambda batch, now: {"actor/updated": 1.0},
     )
     workers = fake_workers(policy, SimpleNamespace(sleep=lambda: None), critic)
     return TrainingStep(config, workers, TrainerState(), StopFlag(), None)
 
 
-def outcome_of(step: TrainingStep, samples: list[Rollout] = SAMPLES) -> TrainingBatch:
-    settings = step.config.algorithm
-    batch = TrainingBatch.of(samples, 2, old_logprobs=OLD, gamma=settings.gamma, gae_lambda=settings.gae_lambda)
+def batch_of(step: TrainingStep, samples: list[Rollout] = SAMPLES) -> TrainingBatch:
+    gamma, gae_lambda = step.config.algorithm.gamma, step.config.algorithm.gae_lambda
+    batch = TrainingBatch.of(samples, 2, old_logprobs=OLD_LOGPROBS, gamma=gamma, gae_lambda=gae_lambda)
     step.add_penalties_and_values(batch, SETTINGS)
     return batch
 
 
 def rows(values: list[float]) -> list[list[float]]:
-    ends = [sum(ROWS[: place + 1]) for place in range(len(ROWS))]
-    return [values[end - length : end] for end, length in zip(ends, ROWS, strict=True)]
+    ends = [sum(ROW_LENGTHS[: place + 1]) for place in range(len(ROW_LENGTHS))]
+    return [values[end - length : end] for end, length in zip(ends, ROW_LENGTHS, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -248,8 +249,8 @@ def rows(values: list[float]) -> list[list[float]]:
 def test_the_kl_in_the_reward_is_taken_off_each_token(estimator: str, of_gap) -> None:
     """r_t = −β·kl_t, and the score at the last token: REINFORCE++ (arXiv 2501.03262), then whitened."""
     step = a_step(advantage_estimator="reinforce_pp", kl_coefficient=0.2, kl_placement="reward", kl_estimator=estimator)
-    outcome = outcome_of(step)
-    gaps = rows([old - reference for old, reference in zip(OLD.tolist(), THEIRS.tolist(), strict=True)])
+    batch = batch_of(step)
+    gaps = rows(LOG_RATIOS)
     returns = [
         [reward - 0.2 * sum(of_gap(gap) for gap in row[start:]) for start in range(len(row))]
         for reward, row in zip(REWARDS, gaps, strict=True)
@@ -257,7 +258,7 @@ def test_the_kl_in_the_reward_is_taken_off_each_token(estimator: str, of_gap) ->
     flat = [value for row in returns for value in row]
     mean, deviation = statistics.fmean(flat), statistics.stdev(flat)
     expected = [(value - mean) / deviation for value in flat]
-    assert ESTIMATORS["reinforce_pp"](outcome).tolist() == pytest.approx(expected, abs=1e-5)
+    assert ESTIMATORS["reinforce_pp"](batch).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> None:
@@ -265,8 +266,8 @@ def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> 
     values = [0.1, 0.4, -0.2, 0.3, 0.5, 0.2, 0.0, 0.6]
     critic = SimpleNamespace(values=lambda samples: torch.tensor(values))
     step = a_step(critic, advantage_estimator="gae", gamma=0.95, gae_lambda=0.9)
-    experience = outcome_of(step)
-    step.add_advantages(experience)
+    batch = batch_of(step)
+    step.add_advantages(batch)
     advantages = []
     for reward, row in zip(REWARDS, rows(values), strict=True):
         following = [*row[1:], 0.0]
@@ -277,9 +278,9 @@ def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> 
         ]
     returns = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
     mean, deviation = statistics.fmean(advantages), statistics.stdev(advantages)
-    assert experience.returns.tolist() == pytest.approx(returns, abs=1e-6)
+    assert batch.returns.tolist() == pytest.approx(returns, abs=1e-6)
     whitened = [(advantage - mean) / deviation for advantage in advantages]
-    assert experience.advantages.tolist() == pytest.approx(whitened, abs=1e-5)
+    assert batch.advantages.tolist() == pytest.approx(whitened, abs=1e-5)
 
 
 def test_with_a_critic_a_masked_completion_shifts_no_advantage() -> None:
@@ -287,12 +288,12 @@ def test_with_a_critic_a_masked_completion_shifts_no_advantage() -> None:
     critic = SimpleNamespace(values=lambda samples: torch.linspace(-1, 1, 8))
     step = a_step(critic, advantage_estimator="gae")
     masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
-    experience = outcome_of(step, masked)
-    raw = ESTIMATORS["gae"](experience)
-    step.add_advantages(experience)
+    batch = batch_of(step, masked)
+    raw = ESTIMATORS["gae"](batch)
+    step.add_advantages(batch)
     kept = [value for row in (0, 1, 3) for value in rows(raw.tolist())[row]]
     mean, deviation = statistics.fmean(kept), statistics.stdev(kept)
-    found = rows(experience.advantages.tolist())
+    found = rows(batch.advantages.tolist())
     assert found[0] + found[1] + found[3] == pytest.approx([(value - mean) / deviation for value in kept], abs=1e-5)
     assert found[2] == [0.0] * 3
 
@@ -301,18 +302,18 @@ def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
     """In the loss to the update's own, in the reward to the penalty without its coefficient; e·n/horizon of n = 4."""
     settings = {"kl_coefficient": 0.2, "kl_target": 0.1, "kl_horizon": 40}
     step = a_step(**settings)
-    assert step.adapt_kl(outcome_of(step), {"actor/kl_loss": 0.11}, SETTINGS) == {"actor/kl_coef": 0.2}
+    assert step.adapt_kl(batch_of(step), {"actor/kl_loss": 0.11}, SETTINGS) == {"actor/kl_coef": 0.2}
     assert step.state.kl_coefficient == pytest.approx(0.2 * (1 + 0.1 * 4 / 40))
     assert step.settings_at(3).kl_coefficient == step.state.kl_coefficient
 
     step = a_step(**settings, kl_placement="reward", kl_estimator="k2")
-    measured = statistics.fmean((a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), THEIRS.tolist(), strict=True))
-    metrics = step.adapt_kl(outcome_of(step), {}, SETTINGS)
+    measured = statistics.fmean(d * d / 2 for d in LOG_RATIOS)
+    metrics = step.adapt_kl(batch_of(step), {}, SETTINGS)
     assert metrics == {"actor/kl_coef": 0.2, "actor/reward_kl_penalty": pytest.approx(measured)}
     assert step.state.kl_coefficient == pytest.approx(0.2 * (1 + 0.2 * 4 / 40))  # far off: a fifth at most
 
     step = a_step(kl_coefficient=0.2)
-    batch = outcome_of(step)
+    batch = batch_of(step)
     step.adapt_kl(batch, {"actor/kl_loss": 0.5}, SETTINGS)
     assert (step.state.kl_coefficient, batch.kl_penalties) == (None, None)
 
@@ -327,12 +328,12 @@ def test_while_the_critic_warms_up_the_policy_is_not_updated() -> None:
 def test_a_masked_completion_has_no_say_in_the_kl_that_the_coefficient_adapts_to() -> None:
     """As in the loss, where it is left out of the mean too."""
     step = a_step(kl_coefficient=0.2, kl_placement="reward", kl_estimator="k2")
-    gaps = rows([(a - b) ** 2 / 2 for a, b in zip(OLD.tolist(), THEIRS.tolist(), strict=True)])
+    gaps = rows([d * d / 2 for d in LOG_RATIOS])
     masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
-    metrics = step.adapt_kl(outcome_of(step, masked), {}, SETTINGS)
+    metrics = step.adapt_kl(batch_of(step, masked), {}, SETTINGS)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(statistics.fmean(gaps[0] + gaps[1] + gaps[3]))
     none = [replace(each, score=replace(each.score, masked=True)) for each in SAMPLES]
-    assert step.adapt_kl(outcome_of(step, none), {}, SETTINGS) == {"actor/kl_coef": 0.2}
+    assert step.adapt_kl(batch_of(step, none), {}, SETTINGS) == {"actor/kl_coef": 0.2}
 
 
 def test_remax_compares_with_the_greedy_completion_at_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
