@@ -63,7 +63,7 @@ class TrainingBatch:
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], group_size: int = 1, **columns: Any) -> Self:
-        """A batch with the rollouts' rewards, lengths, mask and engine log-probabilities, where `columns` have none."""
+        """A batch with the rollouts' rewards, lengths, mask and engine log-probabilities; `columns` take precedence."""
         engine = [column for rollout in rollouts if (column := rollout.generation.logprobs) is not None]
         fields = {
             "rewards": torch.tensor([rollout.score.value for rollout in rollouts]),

@@ -80,9 +80,9 @@ def entropy(log_distribution: Tensor) -> Tensor:
 def adapted_coefficient(coefficient: float, measured: float, *, target: float, horizon: int, count: int) -> float:
     """The adaptive KL coefficient after a batch (arXiv 1909.08593, §2.2).
 
-    β·(1 + clip(measured/target − 1, ±0.2)·min(1, count/horizon)): raised while the policy is further from the
-    reference than `target`, lowered while it is closer, in a mean over tokens; by up to a fifth over `horizon`
-    completions, of which the batch has `count`. The bound on count/horizon is ours: above 5, β could become negative.
+    β·(1 + clip(measured/target − 1, ±0.2)·min(1, count/horizon)): raised while the mean KL per token, `measured`, is
+    above `target`, lowered while it is below, by up to a fifth over `horizon` completions; the batch has `count`. The
+    bound on count/horizon is ours: above 5, β could become negative.
     """
     error = min(0.2, max(-0.2, measured / target - 1))
     return coefficient * (1 + error * min(1.0, count / horizon))

@@ -156,7 +156,7 @@ POLICY_LOSSES: Mapping[str, LossFunction] = {"ppo": ppo, "gspo": gspo, "cispo": 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
     """PPO's clipped value loss: ½·max((V − R)², (V_clip − R)²) with V_clip within `clip` of the old value.
 
-    All are [tokens]. Returns the loss, and bool: clipping removed the gradient.
+    All are [tokens]; `returns` is the target. Returns the loss, and bool: clipping removed the gradient.
     """
     bounded = old_values + (values - old_values).clamp(-clip, clip)
     unclipped, clipped = (values - returns).square(), (bounded - returns).square()

@@ -41,7 +41,7 @@ _MESHES: WeakKeyDictionary[Any, dict[tuple[str, int, int], Mesh]] = WeakKeyDicti
 def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Mesh:
     """Divide the ranks of the default process group; all of them must call it. Equal arguments give the same mesh.
 
-    `device` is the type of every rank's; `replicas` are of the model; `sequence_parallel` ranks have a packed row.
+    `device` is the type of every rank's device, `replicas` are of the model, `sequence_parallel` ranks share a row.
     """
     world, count = dist.group.WORLD, dist.get_world_size()
     assert world is not None

@@ -15,7 +15,7 @@ class CpuOffload:
     """Tensors that are on their device only within `on_device`."""
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        """`tensors` gives them, each with its own storage; later calls may give more."""
+        """`tensors` returns the tensors, each with its own storage; later calls may return more."""
         self._tensors = tensors
         self._copies: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id: the tensor, its copy, its storage's bytes
         self._users = 0

@@ -30,7 +30,7 @@ def to_heads(states: Tensor, group: SequenceParallelGroup) -> Tensor:
 
 
 def to_tokens(attended: Tensor, group: SequenceParallelGroup) -> Tensor:
-    """[tokens of the slice, heads, size] from [tokens of the row, heads of this rank, size]: `to_heads` undone."""
+    """[tokens of the slice, heads, size] from [tokens of the row, heads of this rank, size]; inverse of `to_heads`."""
     chunks = attended.unflatten(0, (group.size, -1))  # [receiving ranks, tokens of the slice, heads, size]
     exchanged: Tensor = _AllToAll.apply(chunks, group)  # [sending ranks, …]
     return exchanged.transpose(0, 1).flatten(1, 2)

@@ -51,7 +51,7 @@ class TokenModel(nn.Module):
         self.body = body
 
     def states(self, batch: MicroBatch) -> Tensor:
-        """See `completion_states`; outside of a forward pass."""
+        """`completion_states`, from outside of the forward pass."""
         return completion_states(self.body, batch)
 
 

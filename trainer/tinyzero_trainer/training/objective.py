@@ -17,7 +17,7 @@ def policy_objective(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """[tokens] loss of each completion token, to be weighted and summed, and metrics, [tokens] each.
 
-    The importance-sampling weights [tokens] are of the surrogate alone; with them it is the metric `pg_loss`.
+    `is_weights` [tokens] multiply the surrogate alone; the product is the metric `pg_loss`.
     """
     surrogate = policy_loss(statistics.logprobs, inputs)
     loss = surrogate.loss if is_weights is None else is_weights * surrogate.loss
