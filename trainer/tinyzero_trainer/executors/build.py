@@ -1,7 +1,7 @@
 """Which executor a run gets: its workers in this process (local.py) or in Ray's actors (ray/)."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -17,7 +17,6 @@ from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout.build import require_engine
 
 
-@contextmanager
 def build_workers(
     config: TrainConfig,
     *,
@@ -25,7 +24,7 @@ def build_workers(
     training: bool,
     checkpoint: Path | None = None,
     tasks: Mapping[str, Task] | None = None,
-) -> Iterator[Workers]:
+) -> AbstractContextManager[Workers]:
     """Build the workers that `run.executor` names; leaving the context ends their processes.
 
     Args:
@@ -50,10 +49,5 @@ def build_workers(
     if on_ray:
         from tinyzero_trainer.executors.ray.build import build_ray_workers
 
-        with build_ray_workers(config, tasks, display=display, checkpoint=checkpoint) as workers:
-            yield workers
-    else:
-        with build_local_workers(
-            config, tasks, device, display=display, training=training, checkpoint=checkpoint
-        ) as workers:
-            yield workers
+        return build_ray_workers(config, tasks, display=display, checkpoint=checkpoint)
+    return build_local_workers(config, tasks, device, display=display, training=training, checkpoint=checkpoint)

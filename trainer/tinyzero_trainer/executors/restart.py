@@ -72,12 +72,7 @@ class RestartingEngine(RolloutEngine):
     """A rollout engine of this process that is rebuilt, with the current weights, when it fails."""
 
     def __init__(self, build: Callable[[], RolloutEngine], max_restarts: int, report: Callable[[str], None]) -> None:
-        """
-        Args:
-            build: starts an engine with the current weights.
-            max_restarts: number of failures after which it is rebuilt.
-            report: receives a line for each restart.
-        """
+        """`build` starts an engine with the current weights; for the others see `Restartable`."""
         limits = {EngineDiedError: max_restarts}
         self._engine = Restartable[RolloutEngine]("the rollout engine", build(), lambda _: build(), limits, report)
 

@@ -1,7 +1,7 @@
 """The tasks of a run, each with its prompts and the processes that score its completions."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -27,28 +27,25 @@ class RunTask:
     pool: RewardPool
 
 
-PoolMaker = Callable[[RewardConfig, Task], AbstractContextManager[RewardPool]]
-
-
 @contextmanager
 def run_tasks(
     config: TrainConfig,
     tasks: Mapping[str, Task],
     tokenizer: PreTrainedTokenizerBase,
-    make_pool: PoolMaker = scoring_pool,
+    make_pool: Callable[[RewardConfig, Task], RewardPool] = scoring_pool,
 ) -> Iterator[dict[str, RunTask]]:
     """The tasks by name; leaving the context ends the scoring processes.
 
     Args:
-        config: the run's; `reward.num_workers` is for each task.
+        config: `reward.num_workers` is for each task.
         tasks: from `load_tasks`, in the order of `config.task_specs`.
-        tokenizer: the model's.
         make_pool: starts a task's scorers.
     """
     with ExitStack() as stack:
         running = {}
         for spec, (name, task) in zip(config.task_specs, tasks.items(), strict=True):
-            pool = stack.enter_context(make_pool(config.reward, task))
+            pool = make_pool(config.reward, task)
+            stack.callback(pool.close)
             prompts = PromptSource(
                 task,
                 tokenizer,
@@ -62,13 +59,7 @@ def run_tasks(
 
 
 def training_stream(config: TrainConfig, tasks: Mapping[str, RunTask], progress: Mapping[str, StreamState]) -> Mixture:
-    """Training problems of all tasks, mixed by weight.
-
-    Args:
-        config: the run's.
-        tasks: from `run_tasks`.
-        progress: of each task so far; a task without any starts at its first problem.
-    """
+    """Training problems of all tasks, mixed by weight; a task without `progress` starts at its first problem."""
     streams = {
         name: task.prompts.stream(config.run.seed, progress.get(name), config.curriculum)
         for name, task in tasks.items()

@@ -18,6 +18,9 @@ class RewardPool(Protocol):
     def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
         """The scores, in the order of the completions."""
 
+    def close(self) -> None:
+        """End the processes."""
+
 
 def scoring_pool(config: RewardConfig, task: Task) -> ScoringPool:
     """Scoring processes for one task on this machine."""

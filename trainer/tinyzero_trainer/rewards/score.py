@@ -28,8 +28,6 @@ def score(
     A completion whose scorer failed is masked: nothing is known about it, and 0 may be more than a wrong answer gets.
 
     Args:
-        generated: prompts and their generations.
-        tokenizer: decodes the text that is scored.
         pools: by the prompts' task.
         max_failure_rate: largest fraction of a task's completions whose scorer may fail.
 

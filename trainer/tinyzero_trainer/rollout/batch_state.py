@@ -57,14 +57,7 @@ class BatchState:
         self.eos_ids = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
 
     def reset(self, prompt_lengths: Sequence[int], first: int, params: SamplingParams, seed: int) -> None:
-        """Prepare for another batch, before its prompts are read.
-
-        Args:
-            prompt_lengths: of each row.
-            first: index of the first row among all rows of the call.
-            params: how to sample.
-            seed: of the call.
-        """
+        """Prepare for another batch, before its prompts are read; `first` is its first row's index in the call."""
         rows, device = len(prompt_lengths), self.slot_ids.device
         for tensor in (self.positions, self.counts, self.finished, self.last_token):
             tensor.zero_()
@@ -73,21 +66,18 @@ class BatchState:
         self.lengths.fill_(params.max_tokens)
         self.knobs.copy_(torch.tensor([params.temperature or 1.0, params.top_p]))
 
-    def set_rows(self, slots: Tensor | None, rows: int) -> None:
+    def set_rows(self, slots: Tensor, rows: int) -> None:
         """Let a step of `rows` rows work on these slots (a CPU tensor), and its other rows on the spare one."""
-        count = 0 if slots is None else len(slots)
-        if slots is not None:
-            if self.slot_ids.is_cuda:
-                slots = slots.pin_memory()  # else the host would wait for the steps before
-            self.slot_ids[:count].copy_(slots, non_blocking=True)
-        self.slot_ids[count:rows] = self.spare
+        if self.slot_ids.is_cuda:
+            slots = slots.pin_memory()  # else the host would wait for the steps before
+        self.slot_ids[: len(slots)].copy_(slots, non_blocking=True)
+        self.slot_ids[len(slots) : rows] = self.spare
 
     def sample(self, logits: Tensor, rows: int, params: SamplingParams) -> None:
-        """Sample a token for each of the first `rows` rows, and record it.
+        """Sample a token for each row of the step, and record it.
 
         Args:
             logits: [rows, vocabulary].
-            rows: of the step.
             params: decides whether temperature and top-p apply; their values are read from `knobs`.
         """
         ids = self.slot_ids[:rows]

@@ -47,7 +47,6 @@ def build_engine(
     """The engine that `rollout.engine` names, with the model's current weights.
 
     Args:
-        config: of the run.
         language_model: the policy's.
         report: receives messages for the user.
         source: yields the policy's weights; None = `named_weights`.

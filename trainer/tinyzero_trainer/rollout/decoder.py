@@ -164,8 +164,7 @@ class FusedDecoder(Decoder):
         """Hidden states [batch, length, hidden] after the last norm; keys and values go into the cache.
 
         Args:
-            tokens: [batch, length].
-            positions: [batch, length].
+            tokens: [batch, length], as `positions`.
             allowed: bool, broadcastable to [batch, heads, length, cache length]; None = see `causal`.
             causal: whether a query attends only to positions up to its own.
         """

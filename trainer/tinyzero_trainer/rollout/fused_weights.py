@@ -21,9 +21,6 @@ class FusedWeights(dict[str, Tensor]):
         """
         Args:
             config: the model's, of transformers.
-            source: yields the weights under their names in transformers.
-            dtype: to keep them in.
-            device: to keep them on.
             share: whether to keep what is not fused as the source yields it, instead of a copy at a fixed address.
         """
         self.heads: int = config.num_attention_heads

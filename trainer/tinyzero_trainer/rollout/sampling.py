@@ -19,12 +19,7 @@ JUST_BELOW = 1 - 2**-52
 
 
 def streams(seed: int, rows: Tensor) -> Tensor:
-    """[rows] states of one splitmix64 generator per row, so that a row's numbers do not depend on other rows.
-
-    Args:
-        seed: any number.
-        rows: [rows] int64 indices of the rows.
-    """
+    """[rows] states of one splitmix64 generator per row index [rows], so that no row depends on other rows."""
     signed = (seed + WEYL + 2**63) % 2**64 - 2**63  # the int64 of the same 64 bits
     start = _mix(torch.tensor(signed, dtype=torch.int64, device=rows.device))
     return _mix(start + (rows + 1) * WEYL)

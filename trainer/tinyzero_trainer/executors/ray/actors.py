@@ -57,11 +57,13 @@ class EngineActor(BaseActor):
 
     engine: RolloutEngine
     weight_group: WeightGroup | None = None
-    _config: TrainConfig
-    _device: torch.device
     _store: dist.TCPStore
     _finished = 0
     _stopped = False
+
+    def __init__(self, config: TrainConfig, index: int, device: str) -> None:
+        """Actor `index` of its class; `device` is `cpu` or `cuda`."""
+        self._config, self._index, self._device = config, index, torch.device(device)
 
     def open_store(self, count: int) -> Address:
         """Create the store by which `count` processes find each other; this one is the first of them."""
@@ -104,7 +106,7 @@ class EngineActor(BaseActor):
             self._finished = 0
 
     def finished(self) -> int:
-        """Finished completions of the current batch."""
+        """Number of finished completions of the current batch."""
         return self._finished
 
     def stop(self) -> None:
@@ -112,11 +114,9 @@ class EngineActor(BaseActor):
         self._stopped = True
 
     def sleep(self) -> None:
-        """See `RolloutEngine`."""
         self.engine.sleep()
 
     def close(self) -> None:
-        """See `RolloutEngine`."""
         self.engine.close()
         del self.engine
 
@@ -132,17 +132,12 @@ class TrainerActor(EngineActor):
     _pass: Iterator[tuple[str, Tensor]] | None = None
 
     def __init__(self, config: TrainConfig, index: int, count: int, device: str) -> None:
-        """
-        Args:
-            config: the run's.
-            index: of this rank.
-            count: of all ranks.
-            device: `cpu` or `cuda`.
-        """
+        """Rank `index` of `count`."""
         if count > 1 and config.rollout.engine == "vllm":
             # All ranks have to take part in the comparison with the engine: see `check_engine`.
             config = replace(config, vllm=replace(config.vllm, verify_weights=False))
-        self._config, self._index, self._count, self._device = config, index, count, torch.device(device)
+        super().__init__(config, index, device)
+        self._count = count
 
     def set_visible_gpus(self, gpus: Sequence[str]) -> None:
         """Before CUDA is used: the GPUs that this process and its children see, its own first."""
@@ -173,7 +168,6 @@ class TrainerActor(EngineActor):
         return without_weights(self._models.language_model) if self._index == 0 else None
 
     def gpu_memory(self) -> GpuMemoryUsage | None:
-        """Of its GPU."""
         return memory_usage(self._device)
 
     def do(self, role: str, method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
@@ -184,8 +178,7 @@ class TrainerActor(EngineActor):
 
     def free_memory(self) -> None:
         """Return cached GPU memory to the driver: the engine of another rank needs it."""
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     # ---- weights: all ranks iterate over them together ---------------------------------------------------------------
 
@@ -201,7 +194,6 @@ class TrainerActor(EngineActor):
         return notes
 
     def load_weights(self) -> None:
-        """See `RolloutEngine`."""
         with self._one_pass(), catch_out_of_memory("the rollout engine took over the weights"):
             self.engine.load_weights()
 
@@ -244,15 +236,6 @@ class TrainerActor(EngineActor):
 
 class RolloutActor(EngineActor):
     """A dedicated rollout engine, with its own copy of the weights."""
-
-    def __init__(self, config: TrainConfig, index: int, device: str) -> None:
-        """
-        Args:
-            config: the run's.
-            index: of this engine.
-            device: `cpu` or `cuda`.
-        """
-        self._config, self._index, self._device = config, index, torch.device(device)
 
     def build(self, source: str | None) -> list[str]:
         """Load a model of the policy's architecture, whose weights are sent later; returns messages for the user."""

@@ -34,13 +34,7 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 def build_ray_workers(
     config: TrainConfig, tasks: Mapping[str, Task], *, display: Progress, checkpoint: Path | None
 ) -> Iterator[Workers]:
-    """Start Ray and all actors; leaving the context ends them.
-
-    Args:
-        config: the run's.
-        tasks: from `load_tasks`.
-        display: shows the phases.
-        checkpoint: directory whose weights are loaded instead of the starting model's.
+    """Start Ray and all actors; leaving the context ends them. See `build_workers` for the arguments.
 
     Raises:
         RayError: Ray is not installed, or has too few free resources.
@@ -65,10 +59,8 @@ def build_ray_workers(
         language_model, notes = _load_models(config, ranks, engines, checkpoint)
         for note in dict.fromkeys(notes):
             display.log(note)
-        policy: Any = RemoteLearner(ranks, "policy", parameters=language_model.parameters)
-        critic: Any = None
-        if config.algorithm.needs_critic:
-            critic = RemoteLearner(ranks, "critic", parameters=ranks.do("critic", "parameters"))
+        policy: Any = RemoteLearner(ranks, "policy")
+        critic: Any = RemoteLearner(ranks, "critic") if config.algorithm.needs_critic else None
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         remote = _connect_engines(config, pool, ranks, engines, display.log)
@@ -201,10 +193,7 @@ class ActorPool:
     """All actors of a run, each in a bundle of the placement group; they are killed at the end."""
 
     def __init__(self, group: Any) -> None:
-        """
-        Args:
-            group: Ray's placement group, with the bundles of `ParallelDims`: an actor for each of their CPUs.
-        """
+        """`group` is Ray's placement group, with the bundles of `ParallelDims`: an actor for each of their CPUs."""
         self._group, self._starts, self._handles = group, dict[str, Callable[[], Any]](), dict[str, Any]()
         order = by_node(import_ray().util.placement_group_table(group)["bundles_to_node_id"], group.bundle_specs)
         self._bundles = [bundle for bundle in order for _ in range(int(group.bundle_specs[bundle]["CPU"]))]
@@ -218,13 +207,7 @@ class ActorPool:
                 import_ray().kill(handle)
 
     def start(self, name: str, kind: type, *args: Any) -> ActorHandle:
-        """Start an actor in the next bundle.
-
-        Args:
-            name: for messages.
-            kind: its class.
-            args: of the class.
-        """
+        """Start an actor of class `kind` in the next bundle; `name` is for messages."""
         start = self._starts[name] = partial(self._start, self._bundles[len(self._starts)], kind, args)
         self._handles[name] = start()
         return ActorHandle(name, self._handles[name], trains=kind is actors.TrainerActor)

@@ -20,7 +20,6 @@ RESOURCES_SECONDS = 60.0
 """To wait for the resources of a shared cluster."""
 
 CONNECT_SECONDS = 5.0
-"""To connect to an address."""
 
 
 class RayError(TinyZeroError):
@@ -28,11 +27,7 @@ class RayError(TinyZeroError):
 
 
 def import_ray() -> Any:
-    """Import the library `ray`.
-
-    Raises:
-        RayError: it cannot be imported.
-    """
+    """The library `ray`; raises a RayError if it cannot be imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it sends statistics otherwise
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -48,10 +43,6 @@ def import_ray() -> Any:
 @contextmanager
 def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator[Any]:
     """A placement group with these bundles; at the end it is removed, and Ray shut down if it was started here.
-
-    Args:
-        config: where Ray is.
-        bundles: resources, each on one node.
 
     Raises:
         RayError: Ray cannot be reached or started, or has too few free resources.
@@ -121,11 +112,7 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
 
 
 def check_address(address: str | None) -> None:
-    """Refuse an address at which no Ray listens.
-
-    Raises:
-        RayError: it is not an address, or nothing listens there.
-    """
+    """Raise a RayError if this is not an address, or nothing listens there."""
     if address is None or address == "auto":
         return
     if "://" in address or not is_host_and_port(address):

@@ -23,11 +23,7 @@ class RemoteEngine(RolloutEngine):
     """All engines of a run as one; how they get the weights is up to the subclass."""
 
     def __init__(self, engines: Sequence[Restartable[ActorHandle]], chunks_per_engine: int) -> None:
-        """
-        Args:
-            engines: actors of the class `EngineActor`.
-            chunks_per_engine: chunks of a batch for each engine.
-        """
+        """`engines` are `EngineActor`s; a batch has `chunks_per_engine` chunks for each."""
         self.engines, self._chunks_per_engine = engines, chunks_per_engine
 
     def sleep(self) -> None:
@@ -40,7 +36,6 @@ class RemoteEngine(RolloutEngine):
                 engine.do(lambda actor: gather([(actor, actor.handle.sleep.remote())], policy_intact=True))
 
     def close(self) -> None:
-        """See `RolloutEngine`."""
         for engine in self.engines:
             with suppress(Exception):  # it may have died
                 gather([(engine.worker, engine.worker.handle.close.remote())])
@@ -113,15 +108,9 @@ class ColocatedEngines(RemoteEngine):
         *,
         check_sync: bool = False,
     ) -> None:
-        """Start them, with the current weights.
+        """Start them on the ranks `engine_ranks`, with the current weights.
 
-        Args:
-            ranks: all of them.
-            engine_ranks: those that have an engine.
-            chunks_per_engine: see `RemoteEngine`.
-            max_restarts: times that each engine is restarted if it fails.
-            report: receives messages for the user.
-            check_sync: after each weight sync compare each engine's log-probabilities with the policy's.
+        With `check_sync`, each engine's log-probabilities are compared with the policy's after each weight sync.
 
         Raises:
             VllmError: one does not start, or has other weights than the policy.
@@ -168,13 +157,7 @@ class DedicatedEngines(RemoteEngine):
     def __init__(
         self, ranks: TrainerActors, engines: Sequence[Restartable[ActorHandle]], chunks_per_engine: int
     ) -> None:
-        """Send them the current weights.
-
-        Args:
-            ranks: the training ranks.
-            engines: `RolloutActor`s that are built.
-            chunks_per_engine: see `RemoteEngine`.
-        """
+        """Send the current weights to `engines`: `RolloutActor`s that are built."""
         super().__init__(engines, chunks_per_engine)
         self._ranks = ranks
         self.load_weights()

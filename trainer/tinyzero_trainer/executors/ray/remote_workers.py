@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.errors import TinyZeroError
@@ -24,10 +24,6 @@ class TrainerActors:
     """The training ranks: each is called with the whole batch, and the first returns the result."""
 
     def __init__(self, actors: Sequence[ActorHandle]) -> None:
-        """
-        Args:
-            actors: `TrainerActor`s, one for each rank.
-        """
         self.actors = actors
         self._receivers: list[ActorHandle] = []  # engines in the current weight group
         self._lock = Lock()  # with calls of two threads at once, ranks would wait for each other in different ones
@@ -46,12 +42,9 @@ class TrainerActors:
     def pass_weights(
         self, method: str, ranks: Sequence[int], returned: tuple[type[TinyZeroError], ...] = ()
     ) -> list[Any]:
-        """Call a method that iterates over the full weights on some ranks, while the others help to gather them.
+        """Call a method that iterates over the full weights on these ranks, while the others help to gather them.
 
-        Args:
-            method: of `TrainerActor`.
-            ranks: those.
-            returned: errors that take the place of a result.
+        Errors of the types `returned` take the place of a result.
         """
         with self._lock:
             calls = [
@@ -100,43 +93,32 @@ class TrainerActors:
 class RemoteLearner:
     """The `PolicyWorker` or `CriticWorker` of all ranks: methods that are not here are called on every rank."""
 
-    def __init__(self, ranks: TrainerActors, role: Literal["policy", "critic"], *, parameters: int) -> None:
-        """
-        Args:
-            ranks: all of them.
-            role: what is called there.
-            parameters: of the whole model.
-        """
-        self._ranks, self._role, self.parameters, self.world_size = ranks, role, parameters, len(ranks.actors)
+    def __init__(self, ranks: TrainerActors, role: Literal["policy", "critic"]) -> None:
+        self._ranks, self._role, self.world_size = ranks, role, len(ranks.actors)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         return partial(self._ranks.do, self._role, method)
 
+    @cached_property
+    def parameters(self) -> int:
+        return int(self._ranks.do(self._role, "parameters"))
+
     def gpu_memory(self) -> list[GpuMemoryUsage]:
-        """See `PolicyWorker`."""
         return [gpu for gpu in self._ranks.gather(lambda actor: actor.gpu_memory.remote()) if gpu is not None]
 
 
 class RemotePool:
-    """See `RewardPool`; a context manager as `ScoringPool` is."""
+    """The `RewardPool` of a `RewardActor` that is started."""
 
     def __init__(self, scorer: Restartable[ActorHandle]) -> None:
-        """
-        Args:
-            scorer: a `RewardActor` that is started.
-        """
         self._scorer = scorer
         self.first_error: str | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         with suppress(Exception):  # it may have died
             gather([(self._scorer.worker, self._scorer.worker.handle.close.remote())])
 
     def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
-        """See `RewardPool`."""
 
         def work(actor: ActorHandle) -> tuple[list[Score], str | None]:
             call = (actor, actor.handle.score.remote(list(completions), list(ground_truths)))

@@ -51,5 +51,4 @@ class RewardActor(BaseActor):
         return self._pool.score(completions, ground_truths), self._pool.first_error
 
     def close(self) -> None:
-        """End the processes."""
         self._pool.close()

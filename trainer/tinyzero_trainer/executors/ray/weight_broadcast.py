@@ -27,22 +27,13 @@ class WeightGroup:
     """The group as seen from one member: the sender has index 0, the others receive."""
 
     def __init__(self, store: dist.Store, index: int, count: int, device: torch.device, dtype: torch.dtype) -> None:
-        """Join, and wait for all members.
-
-        Args:
-            store: shared by all members.
-            index: of this member.
-            count: of members.
-            device: of the weights.
-            dtype: in which they are sent.
-        """
+        """Join as member `index` of `count`, and wait for all; the weights are sent in `dtype`."""
         self._device, self._dtype = device, dtype
-        group: Any  # PyTorch's types know neither as a process group
+        self._group: Any  # PyTorch's types know neither as a process group
         if device.type == "cuda":
-            group = dist.ProcessGroupNCCL(store, index, count, dist.ProcessGroupNCCL.Options())
+            self._group = dist.ProcessGroupNCCL(store, index, count, dist.ProcessGroupNCCL.Options())
         else:
-            group = dist.ProcessGroupGloo(store, index, count, JOIN_TIMEOUT)
-        self._group = group
+            self._group = dist.ProcessGroupGloo(store, index, count, JOIN_TIMEOUT)
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> Shapes:
         """Send to all receivers; returns what was sent."""

@@ -87,14 +87,10 @@ class GraphEngine(BatchedEngine):
         """
         Args:
             language_model: for its sizes and end tokens.
-            source: yields the weights.
-            dtype: to compute in.
-            device: to compute on.
             max_num_seqs: sequences generated at a time; None = as many as fit.
             keep_memory: whether `sleep` keeps buffers and graphs, unless memory is scarce.
             kernels: whether Triton's are used; None = on a GPU, if they run there.
             memory: returns what is free for the buffers; None = asks the GPU; no limit on the CPU.
-            report: receives messages for the user.
         """
         model, self._eos_ids, self._pad_id = language_model.model, language_model.eos_ids, language_model.pad_id
         self._weights = FusedWeights(model.config, source, dtype=dtype, device=device)
@@ -161,11 +157,8 @@ class GraphEngine(BatchedEngine):
             self._drop_buffers()
             read_at_a_time = min(longest * len(prompts), max(longest, PREFILL_TOKENS))
             wanted = self._fitting(wanted, length, steps, self._model.prefill_bytes(read_at_a_time))
-            state, cache = (
-                BatchState(wanted, steps, self._eos_ids, self._device),
-                Cache(self._model, wanted + 1, length),
-            )
-            self._state, self._cache = state, cache
+            self._state = state = BatchState(wanted, steps, self._eos_ids, self._device)
+            self._cache = Cache(self._model, wanted + 1, length)
             self._capture_sizes = capture_sizes(wanted)
         batches = -(-rows // min(wanted, state.slots))
         return state, -(-rows // batches)  # of about the same size
@@ -235,7 +228,7 @@ class GraphEngine(BatchedEngine):
             self._sample(state, self._model.step(state, rows, cache), rows, params)
 
         if key not in self._runner:
-            state.set_rows(None, rows)  # preparing it changes only the spare slot
+            state.set_rows(active[:0], rows)  # preparing it changes only the spare slot
             self._runner.prepare(key, step)
         state.set_rows(active, rows)
         self._rows, self._key = rows, key

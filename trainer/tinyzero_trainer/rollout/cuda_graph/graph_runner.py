@@ -45,5 +45,4 @@ class GraphRunner:
         self._runs[key] = graph.replay
 
     def run(self, key: Hashable) -> None:
-        """Run the step of this key."""
         self._runs[key]()

@@ -47,16 +47,9 @@ class FreeMemory:
 
 
 def fitting_sequences(wanted: int, size: int, memory: FreeMemory, *, keep: bool) -> tuple[int, bool]:
-    """How many sequences to generate at a time.
+    """How many of the `wanted` sequences of `size` bytes to generate at a time, and whether to keep their memory.
 
-    Args:
-        wanted: the most.
-        size: bytes of each.
-        memory: what is free.
-        keep: whether to keep the memory between calls, if possible.
-
-    Returns:
-        The number, and whether its memory can be kept; if it cannot, the reusable memory is taken as well.
+    With `keep` it is kept between calls if possible; if not, the reusable memory is taken as well.
 
     Raises:
         KvCacheError: fewer than `MIN_SEQUENCES` fit, and fewer than wanted.

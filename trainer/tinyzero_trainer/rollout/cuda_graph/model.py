@@ -76,7 +76,6 @@ class GraphModel:
             lengths: [prompts].
             copies: [prompts] completions of each.
             slots: of the cache, one for each completion, in order.
-            cache: receives the keys and values.
 
         Returns:
             Logits [slots, vocabulary] of the first token of each completion.
