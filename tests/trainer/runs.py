@@ -31,10 +31,10 @@ def short_run(model: Path, output: Path, **changes: Any) -> TrainConfig:
     return changed(values, changes)
 
 
-def lines(output: str | Path) -> list[dict[str, Any]]:
+def lines(output: str | Path, without: tuple[str, ...] = UNTIMED) -> list[dict[str, Any]]:
     """The metrics of a run, without what the clock decides."""
     rows = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith(UNTIMED)} for row in rows]
+    return [{key: value for key, value in row.items() if not key.startswith(without)} for row in rows]
 
 
 def assert_same_weights(ours: str | Path, theirs: str | Path, step: int) -> None:

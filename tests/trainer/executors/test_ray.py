@@ -19,6 +19,7 @@ import pytest
 import tomli_w
 import torch
 
+from tests.trainer import runs
 from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
 from tests.trainer.controller.test_async_loop import dedicated_workers
@@ -38,9 +39,6 @@ from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 
 STEPS = 3
-UNLIKE = ("timing_", "perf/", "time/", "global_seqlen/")
-"""Metrics that are not those of `local`."""
-
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Of Ray; if the trainer was killed they try to reach it for a minute, and hold nothing."""
 
@@ -89,9 +87,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def lines(output: str | Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith(UNLIKE)} for row in rows]
+lines = partial(runs.lines, without=(*runs.UNTIMED, "global_seqlen/"))
+"""The metrics of a run that are those of `local` too."""
 
 
 # ---- one Ray of two nodes --------------------------------------------------------------------------------------------

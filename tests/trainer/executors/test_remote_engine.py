@@ -17,7 +17,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
 from tinyzero_trainer.executors.ray import remote_engine, remote_workers
 from tinyzero_trainer.executors.ray.calls import ActorHandle
-from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine, chunks
+from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.rollout.engine import Groups, PromptBatch, SamplingParams
@@ -118,15 +118,6 @@ def test_every_prompt_is_completed_once_in_order_by_any_engines(count: int, engi
     found = generate(dedicated(*actors, chunks=chunks), count)
     assert found == [[[prompt, prompt, sample, 7] for sample in range(2)] for prompt in range(count)]
     assert sum(actor.generated for actor in actors) == count
-
-
-@given(st.integers(0, 50), st.integers(1, 60))
-def test_chunks_are_of_one_size_and_leave_nothing_out(count: int, requested: int) -> None:
-    found = chunks(count, requested)
-    sizes = [chunk.stop - chunk.start for chunk in found]
-    assert len(found) == min(count, requested)
-    assert [index for chunk in found for index in range(count)[chunk]] == list(range(count))
-    assert not sizes or max(sizes) - min(sizes) <= 1
 
 
 def test_an_engine_that_finishes_early_takes_the_chunks_of_a_slow_one() -> None:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import ENDS, flat, graph, plain
 from tinyzero_trainer.rollout import SamplingParams, cuda_graph
-from tinyzero_trainer.rollout.cuda_graph.engine import capture_sizes, kernels_run
+from tinyzero_trainer.rollout.cuda_graph.engine import kernels_run
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, KvCacheError
 from tinyzero_trainer.rollout.engine import PromptBatch
@@ -237,11 +237,3 @@ def test_a_step_that_fails_while_it_is_captured_raises_its_own_error(monkeypatch
     with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
         runner.prepare("key", step)
     assert "key" not in runner
-
-
-@pytest.mark.parametrize("most", [1, 7, 8, 9, 100, 4096, 5000])
-def test_captured_batch_sizes_are_few_and_waste_little(most: int) -> None:
-    sizes = capture_sizes(most)
-    assert sizes[-1] == most
-    assert len(sizes) < 24
-    assert all(next(size for size in sizes if size >= rows) <= max(8, 1.5 * rows) for rows in range(1, most + 1))

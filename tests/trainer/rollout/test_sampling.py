@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.sampling import block_size, sample_tokens, streams, uniforms
+from tinyzero_trainer.rollout.sampling import sample_tokens, streams, uniforms
 
 ANY = 16  # max_tokens does not matter here
 HIGHEST = 1.0 - 2**-53
@@ -99,10 +99,6 @@ def test_sums_that_differ_in_their_last_bit_select_no_impossible_token(vocabular
     assert tokens.max() <= 13
 
 
-def test_blocks_are_about_as_many_as_they_are_long() -> None:
-    assert [block_size(vocabulary) for vocabulary in (1, 256, 257, 1252, 151_936)] == [16, 16, 32, 64, 512]
-
-
 def test_random_numbers_are_splitmix64s() -> None:
     mask = 2**64 - 1
 
@@ -119,11 +115,3 @@ def test_random_numbers_are_splitmix64s() -> None:
             for index in (0, 1, 1000):
                 expected = (mix((start + (index + 1) * weyl) & mask) >> 11) * 2.0**-53
                 assert uniforms(starts, torch.full((3,), index))[row].item() == expected
-
-
-def test_random_numbers_are_uniform_along_rows_and_steps() -> None:
-    numbers = uniforms(streams(1, torch.arange(500)), torch.arange(400)[:, None])  # [steps, rows]
-    assert abs(numbers.mean() - 0.5) < 0.003
-    assert (torch.histc(numbers, 10, 0, 1) / numbers.numel() - 0.1).abs().max() < 0.003
-    for left, right in ((numbers[1:], numbers[:-1]), (numbers[:, 1:], numbers[:, :-1])):
-        assert abs(torch.corrcoef(torch.stack([left.flatten(), right.flatten()]))[0, 1]) < 0.01

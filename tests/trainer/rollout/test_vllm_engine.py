@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.rollout.fake_vllm import END, PROMPTS, Engines, expected
+from tests.trainer.rollout.fake_vllm import PROMPTS, Engines, expected
 from tests.trainer.rollout.fake_vllm import _quick as _quick
 from tinyzero_trainer.errors import EngineDiedError, VllmError
 from tinyzero_trainer.models.loading import LanguageModel
@@ -22,18 +22,6 @@ from tinyzero_trainer.rollout.vllm import engine
 from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
 from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, SyncCheck, completion_logprobs
 from tinyzero_trainer.types import Generation
-
-
-def test_completions_come_in_order_with_their_end_and_logprobs() -> None:
-    groups = expected(3, SamplingParams(5, logprobs=True), seed=1)
-    assert [len(group) for group in groups] == [3, 3, 3]
-    for group in groups:
-        assert [rollout.finished for rollout in group] == [True, False, False]
-        assert group[0].token_ids[-1] == END
-        assert all(len(rollout.logprobs or ()) == len(rollout.token_ids) for rollout in group)
-    assert expected(3, SamplingParams(5), seed=1)[0][0].logprobs is None
-    (unfinished,) = expected(1, SamplingParams(4, ignore_eos=True), seed=0)[0]
-    assert (len(unfinished.token_ids), unfinished.finished) == (4, False)
 
 
 def test_seeds_of_a_prompts_completions_never_meet_those_of_another() -> None:

