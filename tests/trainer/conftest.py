@@ -41,7 +41,6 @@ def _scored_in_process(scored_in_process: None) -> None:
 
 @pytest.fixture(scope="session")
 def toy_task() -> str:
-    """Path of a task file."""
     return str(TOY_TASK)
 
 
@@ -62,7 +61,6 @@ def toy_model() -> LanguageModel:
 
 @pytest.fixture
 def toy_model_path(toy_model: LanguageModel, tmp_path: Path) -> Path:
-    """A directory with it."""
     save_model(tmp_path / "model", toy_model)
     return tmp_path / "model"
 
@@ -115,7 +113,6 @@ def warm_model(toy_task: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_warm_model(toy_task: str, output: Path) -> None:
-    """Train it, which takes a second."""
     values = {
         "run": {"output": str(output), "device": "cpu"},
         "tasks": {"toy_task": {"task": toy_task, "options": {"limit": 5}}},

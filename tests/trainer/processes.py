@@ -1,4 +1,4 @@
-"""Functions run on several ranks, each in a process of its own, on the CPU or on a GPU each; or each in a thread."""
+"""Functions run in other processes, in one or on several ranks, on the CPU or on a GPU each; or on ranks in threads."""
 
 import multiprocessing
 import os
@@ -23,7 +23,7 @@ from tinyzero_trainer.distributed.groups import SequenceParallelGroup
 def on_ranks(
     count: int, function: Callable[..., Any], directory: Path, *arguments: Any, gpus: bool = False
 ) -> list[Any]:
-    """What a function of a module gives on each rank; `directory` is an existing one for what passes between them."""
+    """The results of a module's function on each rank; the ranks find each other by a file in `directory`."""
     store = directory / f"store_of_{count}"
     given = (count, function, str(store), arguments, gpus)
     if gpus:
@@ -33,44 +33,31 @@ def on_ranks(
     return [pickle.loads(Path(f"{store}_{rank}").read_bytes()) for rank in range(count)]
 
 
-class ThreadGroup:
-    """Stands for a process group whose ranks are threads of this process."""
-
-    def __init__(self, count: int) -> None:
-        self._barrier, self._given = Barrier(count, timeout=60), list[Any]([None] * count)
-
-    def exchange(self, index: int, given: Any) -> list[Any]:
-        """What all have given."""
-        self._given[index] = given
-        self._barrier.wait()
-        found = list(self._given)
-        self._barrier.wait()
-        return found
-
-    def abort(self) -> None:
-        """Nobody waits any longer."""
-        self._barrier.abort()
-
-
 def on_threads(
     count: int, function: Callable[[SequenceParallelGroup], Any], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
-    """What a function gives on each of the ranks that share a line, where these are threads."""
-    peers = ThreadGroup(count)
+    """A function's result on each rank of a sequence-parallel group whose ranks are threads of this process."""
+    barrier, values = Barrier(count, timeout=60), list[Any]([None] * count)
 
-    def all_to_all(taken: Tensor, given: Tensor, group: Any) -> None:
-        found = peers.exchange(group, given.clone())
-        torch.stack([pieces[group] for pieces in found], out=taken)
+    def exchange(index: int, value: Any) -> list[Any]:
+        values[index] = value
+        barrier.wait()
+        everyones = list(values)
+        barrier.wait()
+        return everyones
 
-    def all_gather(taken: list[Tensor], given: Tensor, group: Any) -> None:
-        for here, there in zip(taken, peers.exchange(group, given.clone()), strict=True):
-            here.copy_(there)
+    def all_to_all(output: Tensor, input: Tensor, group: Any) -> None:
+        torch.stack([pieces[group] for pieces in exchange(group, input.clone())], out=output)
+
+    def all_gather(outputs: list[Tensor], input: Tensor, group: Any) -> None:
+        for output, tensor in zip(outputs, exchange(group, input.clone()), strict=True):
+            output.copy_(tensor)
 
     def work(index: int) -> Any:
         try:
             return function(SequenceParallelGroup(count, index, cast(Any, index)))
         except BaseException:
-            peers.abort()
+            barrier.abort()
             raise
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(count) as threads:
@@ -79,15 +66,15 @@ def on_threads(
 
 
 def in_own_process(function: Callable[..., Any], directory: Path, *arguments: Any) -> Any:
-    """What a function of a module gives in a process of its own; `directory` is an existing one for its result."""
+    """The result of a module's function in a new process, which passes through a file in `directory`."""
     file = directory / "result"
     _start(_run_in_own_process, (function, str(file), arguments), 1)
     return pickle.loads(file.read_bytes())
 
 
 def _start(function: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> None:
-    """Call a function in processes, with the place of each among them first; theirs is the environment of now."""
-    # Forked from one that has imported torch, which takes each of them seconds else.
+    """Call a function in processes, with the index of each first, in the current environment."""
+    # Forked from one that has imported torch, which would take each of them seconds.
     multiprocessing.set_forkserver_preload([preloaded.__name__])
     torch.multiprocessing.start_processes(
         _in_environment, (dict(os.environ), function, arguments), count, start_method="forkserver"
@@ -95,11 +82,11 @@ def _start(function: Callable[..., Any], arguments: tuple[Any, ...], count: int)
 
 
 def _in_environment(
-    place: int, environment: dict[str, str], function: Callable[..., Any], arguments: tuple[Any, ...]
+    index: int, environment: dict[str, str], function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    function(place, *arguments)
+    function(index, *arguments)
 
 
 def _run_in_own_process(_: int, function: Callable[..., Any], file: str, arguments: tuple[Any, ...]) -> None:

@@ -89,7 +89,6 @@ def build_policy(
 
 
 def flat_gradient(model: torch.nn.Module) -> Tensor:
-    """All gradients, flattened."""
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 

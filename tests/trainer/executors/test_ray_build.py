@@ -21,9 +21,7 @@ from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 
 
-def test_ranks_that_share_an_engine_are_in_one_bundle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_that_share_an_engine_are_in_one_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     run = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"gpus": 4}}
     config = make_config(run | {"rollout": {"engine": "vllm"}, "vllm": {"tensor_parallel": 2}})
     bundles = parallel_dims(config).bundles(scorers=1)

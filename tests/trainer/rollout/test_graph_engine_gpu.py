@@ -5,6 +5,7 @@ import torch
 
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import flat, graph, plain
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.sft import TinyShape
 from tinyzero_trainer.models.loading import from_parts
 from tinyzero_trainer.rollout import SamplingParams
@@ -162,8 +163,6 @@ def test_memory_is_as_estimated() -> None:
 
 
 def test_this_is_the_engine_of_a_run_on_a_gpu() -> None:
-    from tinyzero_trainer.config import TrainConfig
-
     tokenizer = build_tokenizer()
     model = build_model(TinyShape(), tokenizer, 0).to(GPU)
     engine = build_engine(TrainConfig(), from_parts("toy", model, tokenizer))

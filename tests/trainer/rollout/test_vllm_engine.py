@@ -19,7 +19,6 @@ from tinyzero_trainer.errors import EngineDiedError, VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.engine import Groups, PromptBatch, SamplingParams
 from tinyzero_trainer.rollout.vllm import engine
-from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
 from tinyzero_trainer.rollout.vllm.sync_check import PARAMS, SyncCheck, completion_logprobs
 from tinyzero_trainer.types import Generation
 
@@ -162,14 +161,6 @@ def stop(_: int = 0) -> None:
 
 
 @pytest.mark.parametrize("timeout", [20.0, None])
-def test_an_interrupted_start_leaves_no_engine(timeout: float | None) -> None:
-    fake = Engines(("start", 1, stop), timeout=timeout)
-    with pytest.raises(Stop):
-        fake.start()
-    assert fake.log == ["start", "kill"]
-
-
-@pytest.mark.parametrize("timeout", [20.0, None])
 def test_a_stop_aborts_the_batch_and_the_engine_stays(timeout: float | None) -> None:
     fake = Engines(timeout=timeout)
     vllm = fake.restarting()
@@ -228,23 +219,6 @@ def test_a_failed_call_keeps_nothing_that_it_was_given(timeout: float | None, no
     fake.restarting().load_weights()
     assert left == [[], [], []]  # when another engine allocates memory
     assert not [ref for ref in sent if ref() is not None]
-
-
-def test_an_error_that_has_been_handled_is_gone(no_collection: None) -> None:
-    class Fault(Exception):
-        pass
-
-    def fail() -> None:
-        raise Fault
-
-    thread, raised = CallThread(lambda: True), []
-    try:
-        thread.call(fail, timeout=9.0)
-    except Fault as error:
-        raised.append(weakref.ref(error))
-    thread.call(lambda: None, timeout=9.0)  # which has released it as well
-    thread.end()
-    assert raised[0]() is None
 
 
 # ---- the check of its weights ----------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ class Restartable(Generic[Worker]):
         """
         Args:
             name: for messages, and to distinguish its death from another worker's.
-            worker: the first one.
             start: given the worker that failed, starts the next one, ready for work.
             max_restarts: by the class of the error after which the worker is restarted.
             report: receives a line for each restart.

@@ -48,13 +48,11 @@ def tiny() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of `engine`."""
     return tmp_path_factory.mktemp("run")
 
 
 @pytest.fixture(scope="module")
 def notes() -> list[str]:
-    """What `engine` reports."""
     return []
 
 

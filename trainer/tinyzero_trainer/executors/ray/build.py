@@ -131,10 +131,8 @@ def _connect_engines(
 
 def _idle_gpus(config: TrainConfig) -> str | None:
     """A note for a run that uses none of its cluster's GPUs, perhaps by mistake; None otherwise."""
-    if config.ray.gpus or config.run.device != "auto":
-        return None
     gpus = import_ray().cluster_resources().get("GPU", 0)
-    if not gpus:
+    if not gpus or config.ray.gpus or config.run.device != "auto":
         return None
     return f"the Ray at {config.ray.address} has {gpus:g} GPUs, and this run uses none; give --gpus N for N of them"
 

@@ -169,13 +169,11 @@ class DedicatedEngines(RemoteEngine):
                 return self._ranks.send_weights([engine.worker for engine in self.engines])
             except (WorkerDiedError, EngineDiedError) as error:
                 failure = error
+            died = next((engine for engine in self.engines if engine.name == failure.worker), None)
             try:
-                for engine in self.engines:
-                    if engine.name == failure.worker:
-                        engine.restart(failure)
-                        break
-                else:
+                if died is None:
                     raise failure
+                died.restart(failure)
             except WorkerDiedError as error:
                 error.policy_intact = False  # it has been updated since its last checkpoint
                 raise

@@ -7,6 +7,7 @@ captured when first needed, one for each batch size of a coarse grid. Without a 
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -104,7 +105,7 @@ class GraphEngine(BatchedEngine):
         self._sampling = 0  # bytes per logit for which they have room
         self._full = False  # whether larger ones do not fit
         if memory is None and device.type == "cuda":
-            memory = lambda: FreeMemory.of(device)  # noqa: E731
+            memory = partial(FreeMemory.of, device)
         self._memory, self._report = memory, report
         self._runner = GraphRunner(device)
         self._state: BatchState | None = None
