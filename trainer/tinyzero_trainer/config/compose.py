@@ -153,6 +153,6 @@ def drop_unused(defaults: Mapping[str, Any], requested: Mapping[str, Any]) -> di
 
 
 def text(values: Mapping[str, Any], key: str) -> str | None:
-    """The text that a full name stands for; None for anything else, which `build` refuses."""
+    """The text that a full name stands for; None for anything else, which `build` rejects."""
     value = get(values, key)
     return value if isinstance(value, str) else None

@@ -49,8 +49,9 @@ class OptimizerConfig:
     """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss."""
 
     packing: Layout = "auto"
-    """`packed` = sequences one after another, without padding: never changes the loss; without a varlen attention
-    kernel attention costs the square of micro_batch_tokens. `auto` = packed with such a kernel, else padded."""
+    """`packed` = sequences one after another, without padding; changes memory and speed, never the loss. Without a
+    varlen attention kernel, attention costs the square of micro_batch_tokens. `auto` = packed where a GPU has such a
+    kernel, else padded."""
 
     max_nonfinite_updates: PositiveInt = 3
     """Consecutive updates with a non-finite loss or gradient (each is skipped) before the run stops."""

@@ -26,7 +26,8 @@ class DataConfig:
     """Problems in a batch."""
 
     max_refill_rounds: NonNegativeInt = 0
-    """Dynamic sampling: extra rounds in which groups of equal scores are replaced; 0 = they are trained on."""
+    """Dynamic sampling: extra rounds that replace groups whose completions all score the same; 0 = they are trained
+    on."""
 
     test_fraction: TestFraction = 1 / 16
     """Fraction of all problems, by the hash of their key, that is held out."""
@@ -97,8 +98,9 @@ class RolloutConfig:
     only; `always` = in every step, as the old log-probabilities of the loss."""
 
     max_async_level: Literal[0, 1] = 0
-    """Batches that rollouts are ahead of the update. 1 = the next batch is sampled during the update, from weights a
-    step old: needs rollout.num_engines, return_logprobs=always and for some losses rollout_correction.is_level."""
+    """Batches that rollouts are ahead of the update. 1 = the next batch is sampled during the update, with weights one
+    step older: needs rollout.num_engines and rollout.return_logprobs=always, for some losses also
+    rollout_correction.is_level."""
 
     num_engines: NonNegativeInt = 0
     """Dedicated rollout engines, each on vllm.tensor_parallel GPUs; 0 = engines time-share the ranks' GPUs."""
@@ -188,7 +190,8 @@ class LengthControlConfig:
     """Limit on the length of completions in training; evaluation always uses rollout.max_completion_tokens."""
 
     mode: Literal["full", "fixed", "adaptive"] = "full"
-    """`full` = rollout.max_completion_tokens; `fixed` = length_control.max_tokens; `adaptive` = less after success."""
+    """`full` = rollout.max_completion_tokens; `fixed` = length_control.max_tokens; `adaptive` = shorter while the model
+    succeeds."""
 
     max_tokens: PositiveInt = 256
     """The limit with mode=fixed."""

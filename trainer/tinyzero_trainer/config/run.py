@@ -67,7 +67,8 @@ class ModelConfig:
     `tiny` on the CPU, and on a GPU a small model that `tinyzero train` makes for the task (default_model)."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Data type of computation; `auto` = bfloat16 on a GPU that has it, else float32; the optimizer's is float32."""
+    """Data type of the network's computation; `auto` = bfloat16 on a GPU that supports it, else float32. The
+    optimizer's weights are always float32."""
 
     compile: bool | None = None
     """Compile the network's layers with torch.compile for the update; none = on a GPU, from about 0.1B parameters."""
