@@ -13,8 +13,6 @@ from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 CONFIG = LengthControlConfig(mode="adaptive", warmup_steps=3, every=1, patience=4, ema_decay=0.0)
 FULL = 1024
-
-
 START = LengthControlState(max_tokens=500)
 
 

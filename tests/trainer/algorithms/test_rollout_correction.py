@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from tests.trainer.configurations import changed
+from tests.trainer.configurations import changed, typed
 from tests.trainer.samples import ragged_samples
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms import rollout_correction as mismatch
@@ -30,6 +30,7 @@ from tinyzero_trainer.config import (
     RolloutCorrectionConfig,
     TrainConfig,
 )
+from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.models.loading import LanguageModel
@@ -131,26 +132,23 @@ def test_the_metrics_estimate_the_divergence_of_the_engine_from_the_policy() -> 
     assert metrics["training/rollout_logprobs_diff_mean"] == pytest.approx((log(2) + 3 * log(1.5)) / 4)
 
 
-ENGINE = {"rollout__return_logprobs": "always"}
-BOUNDS = {"rollout_correction__rejection_bounds": [0.5, 2]}
-
-
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("words", "reason"),
     [
-        ({"rollout_correction__is_level": "token"}, "rollout.return_logprobs='sample'"),
-        ({**BOUNDS, "rollout__return_logprobs": "never"}, "rollout.return_logprobs='never'"),
-        ({**ENGINE, "rollout_correction__is_threshold": 3}, "is_level=none"),
+        ("rollout_correction.is_level=token", "rollout.return_logprobs='sample'"),
+        ("{bounds} rollout.return_logprobs=never", "rollout.return_logprobs='never'"),
+        ("{always} rollout_correction.is_threshold=3", "is_level=none"),
         (
-            {**ENGINE, **BOUNDS, "rollout_correction__is_level": "token", "rollout_correction__is_threshold": 3},
+            "{always} {bounds} rollout_correction.is_level=token rollout_correction.is_threshold=3",
             "leaves out all that it would cut",
         ),
-        ({**ENGINE, "rollout_correction__rejection_bounds": [1.5, 2]}, "low < 1 < high"),
+        ("{always} rollout_correction.rejection_bounds=[1.5,2]", "low < 1 < high"),
     ],
 )
-def test_settings_without_effect_are_refused(settings: dict[str, Any], reason: str) -> None:
+def test_settings_without_effect_are_refused(words: str, reason: str) -> None:
+    words = words.format(always="rollout.return_logprobs=always", bounds="rollout_correction.rejection_bounds=[0.5,2]")
     with pytest.raises(SettingsError, match=reason):
-        changed({"run": {"task": "none"}, "model": {"path": "some/model"}}, settings)
+        make_config(typed("model.path=some/model", *words.split(), task="none"))
 
 
 def test_a_truncated_distribution_is_noted_in_one_line() -> None:

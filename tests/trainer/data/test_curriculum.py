@@ -28,9 +28,6 @@ def settings(draw: st.DrawFn) -> CurriculumConfig:
     return CurriculumConfig(buckets, draw(st.floats(0.01, 0.99)), draw(st.floats(0, 0.99)), floor)
 
 
-# ---- buckets ---------------------------------------------------------------------------------------------------------
-
-
 @given(DIFFICULTIES, st.integers(2, 8))
 @example([0.0] * 50 + [1.0], 2)
 def test_every_bucket_has_problems_and_equal_difficulties_share_one(difficulties: list[float], buckets: int) -> None:
@@ -55,9 +52,6 @@ def test_as_many_levels_as_buckets_have_one_each() -> None:
 def test_buckets_of_different_difficulties_are_equally_large() -> None:
     edges = bucket_edges([float(value) for value in range(100)], 4, task="t")
     assert Counter(bucket_of(float(value), edges) for value in range(100)) == {0: 25, 1: 25, 2: 25, 3: 25}
-
-
-# ---- weights ---------------------------------------------------------------------------------------------------------
 
 
 @given(RATES, st.lists(st.integers(1, 1000), min_size=6, max_size=6), settings())
@@ -106,9 +100,6 @@ def test_the_chance_decides_in_proportion() -> None:
     assert drawn == {0: 500, 2: 300}
 
 
-# ---- settings --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -125,9 +116,6 @@ def test_settings_that_cannot_work_are_refused(values: dict, message: str) -> No
     with pytest.raises(SettingsError) as caught:
         make_config({"run": {"task": "x"}, "curriculum": values})
     assert message in str(caught.value)
-
-
-# ---- the stream ------------------------------------------------------------------------------------------------------
 
 
 def stream(size: int = 30, of_each: int = 1, seed: int = 0, progress=None, **settings) -> PromptStream:

@@ -16,8 +16,10 @@ EXPANDING = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2],expanda
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
-    """The allocator's settings, with expandable segments."""
+    """The allocator's settings, with expandable segments; none in the environment."""
     monkeypatch.setattr(allocator, "_set_here", [])
+    for name in allocator.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     get, change = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
     before = get()
     change(EXPANDING)
@@ -68,8 +70,6 @@ def test_segments_expand_unless_the_settings_are_given(
     settings: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in allocator.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
     if given is not None:
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
     torch._C._accelerator_setAllocatorSettings("")
@@ -82,8 +82,6 @@ def test_without_a_getter_the_settings_are_those_made_here_or_in_the_environment
     given: str | None, settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
-    for name in allocator.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
     if given is not None:
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
     else:

@@ -67,9 +67,6 @@ def test_the_gradients_of_the_ranks_add_up_to_those_of_one(
         torch.testing.assert_close(total[name], value, rtol=0, atol=float(TOLERANCE * norm))
 
 
-# ---- in processes ---------------------------------------------------------------------------------------------------
-
-
 ALL = ("all weights", "exact KL", "LoRA, exact KL to itself")
 
 
