@@ -58,7 +58,7 @@ class PromptBatch:
 
 
 class RolloutEngine(Protocol):
-    """Generates completions under the current weights."""
+    """Generates completions under the current weights; an engine implements all methods but `generate`."""
 
     def load_weights(self) -> None:
         """Take over the policy's current weights."""
