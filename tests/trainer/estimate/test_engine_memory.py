@@ -12,6 +12,7 @@ from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.engine import PromptBatch
 from tinyzero_trainer.rollout.weight_source import named_weights
 
 
@@ -21,7 +22,7 @@ def engine_for(
     """The graph engine with buffers for so many prompts of 40 tokens, as if it had its kernels."""
     engine = GraphEngine(toy, lambda: named_weights(toy.model), dtype=dtype, device=torch.device("cpu"))
     engine._kernels = True
-    engine._reserve([[1] * 40] * prompts, samples, params)
+    engine._reserve(PromptBatch([[1] * 40] * prompts, samples, params, seed=0))
     return engine
 
 

@@ -1,12 +1,12 @@
 """What is decided where a setting is left to the rollout engine."""
 
-from tests.trainer.plan.planned import ASYNC, GRPO, HALF_B, SPECS, config_of, on, phase_of
+from tests.trainer.plan.planned import ASYNC, GRPO, GRPO_1024, HALF_B, SPECS, config_of, on, phase_of
 from tinyzero_trainer.estimate.fit import predict_within, settle, with_settings
 from tinyzero_trainer.hardware.gpu import GIB
 
 
 def test_vllm_is_left_awake_where_there_is_room() -> None:
-    config = config_of(*GRPO, "rollout.max_completion_tokens=1024", "rollout.engine=vllm")
+    config = config_of(*GRPO_1024, "rollout.engine=vllm")
     awake = settle(SPECS[HALF_B], config, 130 * GIB).vllm
     asleep = settle(SPECS[HALF_B], config, 30 * GIB).vllm
     assert (awake.sleep_mode, asleep.sleep_mode) == (False, True)
@@ -27,7 +27,7 @@ def test_the_torch_engine_keeps_its_memory_where_there_is_room() -> None:
 
 
 def test_the_torch_engine_gives_its_memory_back_where_memory_is_to_be_saved() -> None:
-    config = config_of("memory.cpu_offload=idle", "rollout.max_completion_tokens=1024", *GRPO)
+    config = config_of("memory.cpu_offload=idle", *GRPO_1024)
     assert not phase_of(predict_within(SPECS[HALF_B], config, 140 * GIB), "update_actor").of("rollout")
 
 

@@ -13,18 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import (
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.trainer.plan.planned import (
     COMMON,
-    GRPO,
+    GRPO_1024,
     H200,
     HALF_B,
     MODELS,
+    OWN,
     SETTINGS,
+    SEVEN_B,
     SPECS,
     config_of,
     configured,
@@ -53,11 +52,8 @@ from tinyzero_trainer.plan.plan import make_plan
 from tinyzero_trainer.sft import default_model as own_model
 from tinyzero_trainer.training.optimizer import Optimizer
 
-SEVEN_B = "Qwen/Qwen2.5-7B"
 SMALL = {"model_type": "qwen2", **COMMON, "num_key_value_heads": 2, "tie_word_embeddings": False}
 STATE = ("weights in float32", "AdamW's moments", "gradients in float32")
-
-
 LARGER = ["rollout.max_completion_tokens", "data.prompts_per_step", "rollout.max_num_seqs"]
 
 
@@ -184,13 +180,9 @@ def held_by(count: int, index: int, replicas: int) -> dict[str, int]:
 @pytest.mark.parametrize(("count", "replicas"), [(2, 1), (4, 2), (3, 1)])
 def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
     spec = spec_from_config("small", SMALL)
-    config = on(
-        config_of("rollout.max_completion_tokens=64", "optimizer.micro_batch_tokens=256"),
-        count,
-        parallel__dp_replicate=replicas,
-    )
-    memory = predict_memory(spec, config, 64, gpu="rank")
-    [update] = [phase for phase in memory.phases if phase.name == "update_actor"]
+    config = config_of("rollout.max_completion_tokens=64", "optimizer.micro_batch_tokens=256")
+    config = on(config, count, parallel__dp_replicate=replicas)
+    update = phase_of(predict_memory(spec, config, 64, gpu="rank"), "update_actor")
     planned = {part.what: part.size for part in update.parts if part.what in STATE}
     assert planned.keys() == set(STATE)
     held = [held_by(count, index, replicas) for index in range(count)]
@@ -235,13 +227,9 @@ def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
     tokens = 256
     measured = (kept_for_backward(5, tokens, compiled=compiled) - kept_for_backward(3, tokens, compiled=compiled)) / 2
     spec = ModelSpec("m", 0, hidden=64, layers=1, heads=4, kv_heads=2, head_size=16, mlp=96, vocabulary=100, tied=False)
-    words = (
-        f"model.compile={str(compiled).lower()}",
-        f"optimizer.micro_batch_tokens={tokens}",
-        "rollout.max_completion_tokens=64",
-    )
-    memory = predict_memory(spec, config_of(*words), prompt_tokens=64)
-    phase = next(phase for phase in memory.phases if phase.name == "update_actor")
+    words = (f"model.compile={str(compiled).lower()}", f"optimizer.micro_batch_tokens={tokens}")
+    config = config_of(*words, "rollout.max_completion_tokens=64")
+    phase = phase_of(predict_memory(spec, config, prompt_tokens=64), "update_actor")
     [planned] = [part.size for part in phase.parts if part.what == "activations"]
     assert planned == pytest.approx(measured, rel=0.02)
 
@@ -259,26 +247,14 @@ def test_logits_are_the_chunk_that_the_head_makes(dtype: torch.dtype, budget: in
     spec = SPECS[HALF_B]
     words = (f"optimizer.micro_batch_tokens={budget}", f"model.dtype={str(dtype).removeprefix('torch.')}")
     kl = ("algorithm.kl_coefficient=0.1", f"algorithm.kl_estimator={estimator}")
-    moments = moments_of_update(
-        spec, config_of(*words, *kl, "rollout.max_completion_tokens=64", "data.prompts_per_step=128"), 64
-    )
+    config = config_of(*words, *kl, "rollout.max_completion_tokens=64", "data.prompts_per_step=128")
+    parts = [part for moment in moments_of_update(spec, config, 64) for part in moment if part.what == "logits"]
     rows = min(budget // 2, head._rows(torch.empty(0, dtype=dtype), models * spec.vocabulary, None))
     assert (rows == 64) == (budget == 128)
     chunk = models * rows * spec.vocabulary * dtype.itemsize
-    [own] = [part.size for moment in moments for part in moment if (part.role, part.what) == ("policy", "logits")]
-    [reference] = [
-        part.size for moment in moments for part in moment if (part.role, part.what) == ("reference", "logits")
-    ]
+    [own], [reference] = ([part.size for part in parts if part.role == role] for role in ("policy", "reference"))
     assert own == pytest.approx(chunk, rel=0.01)
     assert reference == (0 if estimator == "exact" else own)
-
-
-def test_an_exact_kl_takes_no_more_than_one_of_the_sampled_token() -> None:
-    words = ("algorithm.kl_coefficient=0.1", *GRPO)
-    sampled, exact = (
-        predict_memory(SPECS[HALF_B], config_of(*words, f"algorithm.kl_estimator={name}")) for name in ("k3", "exact")
-    )
-    assert exact.peak == sampled.peak
 
 
 def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_model: LanguageModel) -> None:
@@ -287,13 +263,11 @@ def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_mo
         sharding.shard(reference, FsdpOptions(torch.device("cpu"), torch.float32))
         with sharding.on_device(reference), torch.no_grad():
             reference(torch.zeros(1, 3, dtype=torch.long))
-            gathered = {
-                name for name, weight in reference.named_parameters(remove_duplicate=False)
-                if not isinstance(weight, DTensor)
-            }  # fmt: skip
+            weights = reference.named_parameters(remove_duplicate=False)
+            gathered = {name for name, weight in weights if not isinstance(weight, DTensor)}
     assert {name for name in gathered if "layers" in name} == set()
     assert {"model.embed_tokens.weight", "lm_head.weight"} <= gathered
-    spec = SPECS["Qwen/Qwen2.5-7B"]
+    spec = SPECS[SEVEN_B]
     for moment in moments_of_update(spec, config_of("algorithm.kl_coefficient=0.1", model=spec.name), 64):
         [planned] = [part.size for part in moment if (part.role, part.what) == ("reference", "unsharded weights")]
         assert planned >= 2 * spec.embeddings
@@ -324,10 +298,9 @@ def test_layers_are_planned_as_they_are_compiled(
         "register_fsdp_forward_method": lambda *_: None,
     }.items():
         monkeypatch.setattr(sharding, name, fake)
+    options = FsdpOptions(torch.device("cuda"), torch.bfloat16, compile=wanted)
     with sharding.process_group(torch.device("cpu")):
-        sharding.shard(
-            copy.deepcopy(toy_model.model), FsdpOptions(torch.device("cuda"), torch.bfloat16, compile=wanted)
-        )  # fmt: skip
+        sharding.shard(copy.deepcopy(toy_model.model), options)
     expected = parameters >= 100_000_000 if wanted is None else wanted
     assert bool(compiled) == compiles(wanted, parameters) == expected
 
@@ -348,14 +321,11 @@ def test_bytes_of_a_parameter_in_host_memory(words: tuple[str, ...], bytes_each:
 
 
 def test_a_critic_doubles_it_and_an_adapter_takes_little() -> None:
-    critic = host_bytes(SPECS[SEVEN_B], config_of("memory.cpu_offload=always", "algorithm.advantage_estimator=gae"))
-    assert (
-        critic == 32 * SPECS[SEVEN_B].parameters - 12 * SPECS[SEVEN_B].embedding
-    )  # the language model head, which no critic trains
-    adapter = host_bytes(
-        SPECS[SEVEN_B], config_of("memory.cpu_offload=always", "lora.rank=8", "algorithm.kl_coefficient=0.01")
-    )
-    assert adapter == 4 * SPECS[SEVEN_B].parameters + 16 * SPECS[SEVEN_B].adapter(8)
+    spec, offload = SPECS[SEVEN_B], "memory.cpu_offload=always"
+    critic = host_bytes(spec, config_of(offload, "algorithm.advantage_estimator=gae"))
+    assert critic == 32 * spec.parameters - 12 * spec.embedding  # the language model head, which no critic trains
+    adapter = host_bytes(spec, config_of(offload, "lora.rank=8", "algorithm.kl_coefficient=0.01"))
+    assert adapter == 4 * spec.parameters + 16 * spec.adapter(8)
 
 
 def test_host_memory_holds_what_is_offloaded_once_for_each_replica() -> None:
@@ -367,11 +337,12 @@ def test_host_memory_holds_what_is_offloaded_once_for_each_replica() -> None:
 
 
 LARGE_BATCH = (
-    "data.prompts_per_step=128",
-    "rollout.max_completion_tokens=1024",
-    "optimizer.micro_batch_tokens=32768",
-    "eval.num_problems=8",
+    *("data.prompts_per_step=128", "rollout.max_completion_tokens=1024"),
+    *("optimizer.micro_batch_tokens=32768", "eval.num_problems=8"),
 )
+VLLM_1024 = ("rollout.engine=vllm", *GRPO_1024)
+AWAKE = (*VLLM_1024, "vllm.gpu_memory_gb=14.02", "vllm.sleep_mode=false")
+ASLEEP = (*VLLM_1024, "vllm.gpu_memory_gb=19.82", "vllm.sleep_mode=true")
 
 
 @pytest.mark.parametrize(
@@ -379,32 +350,8 @@ LARGE_BATCH = (
     [
         (("eval.greedy=false", *LARGE_BATCH), None, HALF_B, 140, 62.45e9),
         (("rollout.engine=vllm", *LARGE_BATCH), None, HALF_B, 140, 68.1e9),
-        (
-            (
-                "rollout.engine=vllm",
-                "vllm.gpu_memory_gb=14.02",
-                "vllm.sleep_mode=false",
-                "rollout.max_completion_tokens=1024",
-                *GRPO,
-            ),
-            "tinyzero-grpo",
-            "Qwen/Qwen2.5-1.5B",
-            256,
-            80.0 * GIB,
-        ),
-        (
-            (
-                "rollout.engine=vllm",
-                "vllm.gpu_memory_gb=19.82",
-                "vllm.sleep_mode=true",
-                "rollout.max_completion_tokens=1024",
-                *GRPO,
-            ),
-            "tinyzero-grpo",
-            "Qwen/Qwen2.5-3B",
-            256,
-            113.57 * GIB,
-        ),
+        (AWAKE, "tinyzero-grpo", "Qwen/Qwen2.5-1.5B", 256, 80.0 * GIB),
+        (ASLEEP, "tinyzero-grpo", "Qwen/Qwen2.5-3B", 256, 113.57 * GIB),
     ],
     ids=["torch, 0.5B", "vllm, 0.5B", "vllm, 1.5B", "vllm, 3B"],
 )
@@ -416,11 +363,6 @@ def test_peaks_as_the_driver_counted_them(
     memory = predict_within(spec, config, limit, prompt)
     assert memory.worst.name == "update_actor"
     assert memory.peak == pytest.approx(measured, rel=0.1)
-
-
-OWN = ModelSpec(
-    "m", 9_930_624, hidden=384, layers=6, heads=6, kv_heads=2, head_size=64, mlp=1024, vocabulary=1252, tied=True
-)
 
 
 def test_memory_of_the_own_models_run_as_measured_on_an_h200() -> None:

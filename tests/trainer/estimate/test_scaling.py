@@ -21,7 +21,6 @@ from benchmarks.cluster.step import (
     generation,
     one_step_off,
     passes,
-    peak_bytes,
     phase_bytes,
     slots_for,
     synchronous,
@@ -54,7 +53,6 @@ MEASURED = run_of("data.prompts_per_step=128", "optimizer.num_mini_batches=1", g
 def test_one_gpu_takes_as_long_as_was_measured() -> None:
     step = synchronous(MEASURED)
     assert step.seconds == pytest.approx(14.4, rel=0.1)
-    assert step.seconds == pytest.approx(14.7, rel=0.1)
     assert step.phases["gen"].seconds == pytest.approx(4.88, rel=0.1)
     assert step.phases["update_actor"].seconds == pytest.approx(9.56, rel=0.1)
     assert step.rate == pytest.approx(81_188, rel=0.1)
@@ -117,16 +115,14 @@ def engines(step: Callable[[int, float], float], count: int, places: int, refill
 
 
 @given(LOADS, st.integers(1, 5), st.integers(1, 20), st.booleans(), st.booleans())
-def test_every_token_is_generated_once(lengths: list[int], count: int, places: int, refills: bool, queue: bool) -> None:
+def test_every_token_is_generated_once_and_the_longest_is_waited_for(
+    lengths: list[int], count: int, places: int, refills: bool, queue: bool
+) -> None:
     by_sequences = engines(lambda sequences, _: sequences, count, places, refills, prefill=3)
     assert sum(by_sequences.generate(lengths, shared=queue)) == sum(lengths) + 3 * len(lengths)
     by_cache = engines(lambda sequences, length: sequences * length, count, places, refills)
     cached = sum(length * 7 + length**2 / 2 for length in lengths)
     assert sum(by_cache.generate(lengths, shared=queue)) == pytest.approx(cached)
-
-
-@given(LOADS, st.integers(1, 5), st.integers(1, 20), st.booleans(), st.booleans())
-def test_the_longest_is_waited_for(lengths: list[int], count: int, places: int, refills: bool, queue: bool) -> None:
     done = engines(lambda *_: 1, count, places, refills).generate(lengths, shared=queue)
     assert max(lengths) <= max(done) <= sum(lengths)
 
@@ -240,12 +236,6 @@ def test_an_engine_has_room_for_more_where_shards_are_smaller() -> None:
         assert phase_bytes(spec, config, 140, shards, count + 1)["update_weights"] > gpu
     with pytest.raises(ValueError, match="in 1 shards leaves no memory"):
         slots_for(spec, config, 140, 1, 4096, gpu)
-
-
-def test_what_is_held_fits_the_gpu() -> None:
-    run = run_of(model="Qwen/Qwen2.5-7B", nodes=2)
-    held = peak_bytes(run)
-    assert max(held["gen"], held["update_weights"]) < run.cluster.gpu.memory * 2**30
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

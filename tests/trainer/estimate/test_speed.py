@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from tests.trainer.plan.planned import (
     ASYNC,
     GRPO,
+    GRPO_1024,
     H200,
     HALF_B,
     MODELS,
+    OWN,
     SETTINGS,
     SPECS,
     config_of,
@@ -33,16 +35,9 @@ from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec, known_gpus
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 
-GEMMA = {
-    "model_type": "gemma3_text",
-    "hidden_size": 1152,
-    "intermediate_size": 6912,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "vocab_size": 262_144,
-}
+GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 26, "vocab_size": 262_144}
+GEMMA |= {"hidden_size": 1152, "intermediate_size": 6912}
+GEMMA |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}
 
 
 @given(MODELS, SETTINGS, st.integers(1, 7), st.sampled_from(["token", "sequence"]))
@@ -80,14 +75,9 @@ def test_a_ring_takes_at_least_what_a_link_takes(count: int, size: float) -> Non
 @pytest.mark.parametrize("phase", ["update_actor", "update_critic"])
 def test_every_epoch_takes_as_long(offload: str | None, phase: str) -> None:
     config = config_of("algorithm.advantage_estimator=gae", "algorithm.kl_coefficient=0.1", *GRPO)
-    once, thrice = (
-        predict_speed(
-            SPECS[HALF_B],
-            with_settings(config, {"optimizer.update_epochs": count, "memory.cpu_offload": offload}),
-            H200,
-        ).seconds[phase]
-        for count in (1, 3)
-    )
+    config = with_settings(config, {"memory.cpu_offload": offload})
+    epochs = (with_settings(config, {"optimizer.update_epochs": count}) for count in (1, 3))
+    once, thrice = (predict_speed(SPECS[HALF_B], one, H200).seconds[phase] for one in epochs)
     assert thrice == pytest.approx(3 * once)
 
 
@@ -102,13 +92,8 @@ def test_numbers_twice_as_large_take_longer_to_read(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_greedy_completions_of_remax_are_generated_too(engine: str, toy_model: LanguageModel) -> None:
-    words = (
-        f"rollout.engine={engine}",
-        "rollout.max_completion_tokens=24",
-        "eval.greedy=false",
-        "eval.num_problems=8",
-        *GRPO,
-    )
+    words = (f"rollout.engine={engine}", "rollout.max_completion_tokens=24", "eval.greedy=false", *GRPO)
+    words = (*words, "eval.num_problems=8")
     spec = shape_like(toy_model.model)
     plain, remax = (config_of(*words, f"algorithm.advantage_estimator={name}") for name in ("grpo", "remax"))
     seconds = predict_speed(spec, remax, H200).seconds
@@ -152,11 +137,6 @@ def test_vllm_is_faster_than_the_torch_engine_without_cuda_graphs() -> None:
     assert predict_speed(spec, torch_engine, H200).seconds["gen"] > predict_speed(spec, vllm, H200).seconds["gen"]
 
 
-OWN = ModelSpec(
-    "m", 9_930_624, hidden=384, layers=6, heads=6, kv_heads=2, head_size=64, mlp=1024, vocabulary=1252, tied=True
-)
-
-
 MANY_KEYS = replace(OWN, parameters=9_782_400, kv_heads=6, mlp=832)
 
 
@@ -189,14 +169,6 @@ def test_tokens_a_second_of_vllm_as_measured_on_an_h200(spec: ModelSpec, prompt:
     assert speed.throughput == pytest.approx(speed.tokens / sum(speed.seconds.values()))
 
 
-SMALL_BATCHES = (
-    "rollout.engine=vllm",
-    "rollout.max_completion_tokens=1024",
-    "vllm.gpu_memory_gb=6.48",
-    "data.max_prompt_tokens=256",
-)
-
-
 PPO = {"algorithm.advantage_estimator": "gae", "algorithm.kl_placement": "reward", "algorithm.kl_estimator": "k1"}
 
 
@@ -211,12 +183,10 @@ PPO = {"algorithm.advantage_estimator": "gae", "algorithm.kl_placement": "reward
 def test_seconds_of_a_step_of_small_micro_batches_as_measured_on_an_h200(
     changes: dict[str, Any], seconds: float
 ) -> None:
-    base = config_of(
-        "data.prompts_per_step=32", *SMALL_BATCHES, "optimizer.num_mini_batches=2", "algorithm.kl_coefficient=0.001"
-    )
-    assert predict_speed(SPECS[HALF_B], with_settings(base, changes), H200, 256).step == pytest.approx(
-        seconds, rel=0.25
-    )
+    words = ("rollout.engine=vllm", "vllm.gpu_memory_gb=6.48", "data.max_prompt_tokens=256", *GRPO_1024)
+    base = config_of(*words, "optimizer.num_mini_batches=2", "algorithm.kl_coefficient=0.001")
+    step = predict_speed(SPECS[HALF_B], with_settings(base, changes), H200, 256).step
+    assert step == pytest.approx(seconds, rel=0.25)
 
 
 def test_seconds_of_the_update_as_measured_on_an_h200() -> None:
@@ -233,7 +203,6 @@ def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from tinyzero_trainer.models.device import choose_device
-    from tinyzero_trainer.models.spec import spec_from_config
     from tinyzero_trainer.rollout.decoder import TransformersDecoder
 
     device = choose_device("cuda")

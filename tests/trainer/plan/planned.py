@@ -16,8 +16,10 @@ from tinyzero_trainer.plan.target_gpu import TargetGpu
 
 HALF_B = "Qwen/Qwen2.5-0.5B"
 SPECS = WELL_KNOWN
+SEVEN_B = "Qwen/Qwen2.5-7B"
 GRPO = ("data.prompts_per_step=32", "rollout.group_size=8")
 """As TinyZero's users run it on one GPU, with 1,024 new tokens."""
+GRPO_1024 = (*GRPO, "rollout.max_completion_tokens=1024")
 
 
 def config_of(*words: str, recipe: str | None = None, model: str = HALF_B) -> TrainConfig:
@@ -58,6 +60,10 @@ def phase_of(memory: Memory, name: str) -> Phase:
 
 
 H200 = gpu_of("H200")
+OWN = ModelSpec(
+    "m", 9_930_624, hidden=384, layers=6, heads=6, kv_heads=2, head_size=64, mlp=1024, vocabulary=1252, tied=True
+)
+"""About the small model that `train` makes."""
 ASYNC = {"rollout.max_async_level": 1, "rollout.return_logprobs": "always", "rollout_correction.is_level": "token"}
 COMMON: dict[str, Any] = {
     "vocab_size": 100,

@@ -9,7 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.configurations import call
-from tests.trainer.plan.planned import GRPO, HALF_B, MODELS, SETTINGS, SPECS, config_of, on, target_of
+from tests.trainer.plan.planned import (
+    GRPO,
+    GRPO_1024,
+    HALF_B,
+    MODELS,
+    SETTINGS,
+    SEVEN_B,
+    SPECS,
+    config_of,
+    on,
+    target_of,
+)
 from tinyzero_sdk.settings import flatten, parse_overrides
 from tinyzero_trainer.cli import oom_advice
 from tinyzero_trainer.cli.plan_report import plan_for
@@ -25,7 +36,7 @@ from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 RTX_4090 = target_of("RTX 4090")
-SEVEN_B = "Qwen/Qwen2.5-7B"
+LARGER, VLLM = "Qwen/Qwen2.5-1.5B", "rollout.engine=vllm"
 
 
 def oom_line(config: TrainConfig, phase: str, reason: str = "") -> str:
@@ -74,20 +85,18 @@ def test_train_warns_of_a_run_that_will_not_fit_and_starts_it(
 
 
 def test_the_warning_names_the_settings_to_give(small_gpu: SimpleNamespace) -> None:
-    config = config_of(*GRPO, "rollout.max_completion_tokens=1024", "algorithm.kl_coefficient=0.001")
-    found = advice.warning(config)
-    assert found is not None
+    words = (*GRPO_1024, "algorithm.kl_coefficient=0.001")
+    found = advice.warning(config_of(*words)) or ""
     assert found.startswith("update_actor is predicted to take ")
     named = [word for word in found.split() if "=" in word]
-    better = config_of(*GRPO, "rollout.max_completion_tokens=1024", "algorithm.kl_coefficient=0.001", *named)
-    assert advice.warning(better) is None
+    assert advice.warning(config_of(*words, *named)) is None
     assert "\n" not in found
 
 
 @pytest.mark.usefixtures("small_gpu")
-def test_nothing_is_said_of_a_model_that_cannot_be_found() -> None:
-    assert advice.warning(config_of(model="nobody/nothing")) is None
+def test_there_is_no_warning_of_a_model_that_cannot_be_found() -> None:
     unknown = config_of(model="nobody/nothing")
+    assert advice.warning(unknown) is None
     assert advice.after_out_of_memory(unknown, ["gen"]) == "rollout.max_num_seqs=512"
     assert advice.after_out_of_memory(unknown, ["update_actor"]) == "optimizer.micro_batch_tokens=8192"
     assert advice.after_out_of_memory(unknown, [advice.LOADING]) == "memory.cpu_offload=idle"
@@ -132,14 +141,14 @@ def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_gpu
     ],
 )
 def test_what_is_advised_lowers_what_was_held_where_memory_ran_out(phase: str, advised: str) -> None:
-    config = config_of(*GRPO, "rollout.max_completion_tokens=1024", "rollout.max_num_seqs=8", "run.output=nowhere")
+    config = config_of(*GRPO_1024, "rollout.max_num_seqs=8", "run.output=nowhere")
     assert oom_line(config, phase).endswith(f"while {phase}; start again with {advised}")
 
 
 @pytest.mark.slow
 def test_where_no_settings_fit_the_line_says_what_would(small_gpu: SimpleNamespace) -> None:
     small_gpu.target = TargetGpu("a small GPU", 8 * GIB, None)
-    config = config_of(*GRPO, "run.output=nowhere", model="Qwen/Qwen2.5-7B")
+    config = config_of(*GRPO, "run.output=nowhere", model=SEVEN_B)
     for phase in oom_advice.PHASES:
         line = oom_line(config, phase)
         assert line.endswith("; no settings were found that help: take a smaller model or a GPU with more memory")
@@ -149,7 +158,7 @@ def test_where_resuming_cannot_help_a_new_run_may(small_gpu: SimpleNamespace, tm
     small_gpu.target = TargetGpu("NVIDIA H200", 140 * GIB, None)
     (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)
     spare = ["memory.cpu_offload=always", "memory.activation_checkpointing=true", "optimizer.micro_batch_tokens=1280"]
-    config = config_of(f"run.output={tmp_path}", *GRPO, "rollout.max_completion_tokens=1024", *spare)
+    config = config_of(f"run.output={tmp_path}", *GRPO_1024, *spare)
     line = oom_line(config, "the weights were updated")
     words = line.partition("; no setting that --resume may change helps: start a run in another --output with ")[2]
     assert words.startswith("lora.rank=32 optimizer.learning_rate=1e-05, or take a smaller model or a GPU")
@@ -165,7 +174,7 @@ def test_vllm_is_given_less_where_it_is_what_memory_ran_out_for() -> None:
 @pytest.mark.slow
 @given(MODELS, SETTINGS, st.sampled_from(["gen", "update_actor", "update_weights"]), st.sampled_from([None, RTX_4090]))
 @settings(max_examples=30, deadline=None)
-def test_every_word_said_after_out_of_memory_lowers_that_phase(
+def test_all_advice_after_out_of_memory_lowers_that_phase(
     name: str, values: dict[str, Any], phase: str, gpu: TargetGpu | None
 ) -> None:
     config = with_settings(TrainConfig(), {**values, "model.path": name, "run.device": "cuda"})
@@ -184,19 +193,16 @@ def test_every_word_said_after_out_of_memory_lowers_that_phase(
     assert after < before
 
 
-def test_what_others_hold_of_the_gpu_is_counted_and_said() -> None:
-    config, spec = config_of(*GRPO, "rollout.max_completion_tokens=1024"), SPECS["Qwen/Qwen2.5-0.5B"]
+def test_what_others_hold_of_the_gpu_is_counted_and_named() -> None:
+    config, spec = config_of(*GRPO_1024), SPECS[HALF_B]
     assert advice.warning_for(spec, config, TargetGpu("a GPU", 48 * GIB, None)) is None
-    found = advice.warning_for(spec, config, TargetGpu("a GPU", 48 * GIB, None, in_use=42 * GIB))
-    assert found is not None
+    found = advice.warning_for(spec, config, TargetGpu("a GPU", 48 * GIB, None, in_use=42 * GIB)) or ""
     assert "and a GPU has 48.0 GiB, 42.0 GiB of it in use by other processes; give " in found
     assert found.endswith(", or end the other processes on it (details: tinyzero plan)")
     named = [word.rstrip(",") for word in found.split() if "=" in word]
-    assert make_plan(spec, config_of(*GRPO, "rollout.max_completion_tokens=1024", *named), 6 * GIB).fits
-    small = advice.warning_for(spec, config, TargetGpu("a GPU", 4 * GIB, None, in_use=20 * 2**20))
-    assert small is not None
+    assert make_plan(spec, config_of(*GRPO_1024, *named), 6 * GIB).fits
+    small = advice.warning_for(spec, config, TargetGpu("a GPU", 4 * GIB, None, in_use=20 * 2**20)) or "other processes"
     assert "other processes" not in small
-    assert "end the other" not in small
 
 
 def test_after_a_run_ran_out_of_memory_what_is_in_use_is_its_own(small_gpu: SimpleNamespace) -> None:
@@ -207,69 +213,51 @@ def test_after_a_run_ran_out_of_memory_what_is_in_use_is_its_own(small_gpu: Simp
 
 
 def test_train_warns_of_memory_that_the_machine_has_not() -> None:
-    spec, config = SPECS["Qwen/Qwen2.5-7B"], config_of("memory.cpu_offload=always", *GRPO, model="Qwen/Qwen2.5-7B")
+    spec, config = SPECS[SEVEN_B], config_of("memory.cpu_offload=always", *GRPO, model=SEVEN_B)
     assert advice.warning_for(spec, config, TargetGpu("a GPU", 140 * GIB, None, 256 * GIB)) is None
-    found = advice.warning_for(spec, config, TargetGpu("a GPU", 140 * GIB, None, 64 * GIB))
-    assert found is not None
+    found = advice.warning_for(spec, config, TargetGpu("a GPU", 140 * GIB, None, 64 * GIB)) or ""
     assert "113.5 GiB in host memory, which has 64.0 GiB" in found
 
 
 def test_the_warning_names_the_kind_of_gpu_and_settings_that_fit() -> None:
     spec = SPECS[SEVEN_B]
-    words = (*GRPO, "rollout.max_completion_tokens=1024")
-    config = on(config_of(*words, model=SEVEN_B), 4, rollout__num_engines=1)
-    found = advice.warning_for(spec, config, target_of("H100"))
-    assert found is not None
+    config = on(config_of(*GRPO_1024, model=SEVEN_B), 4, rollout__num_engines=1)
+    found = advice.warning_for(spec, config, target_of("H100")) or ""
     assert "update_actor is predicted to take " in found
     assert " GiB on a rank's GPU, and H100 has 79.6 GiB" in found
     named = [word for word in found.split() if "=" in word and not word.startswith("(")]
-    better = config_of(*words, "run.executor=ray", "ray.gpus=4", "rollout.num_engines=1", *named, model=SEVEN_B)
-    assert predict_memory(spec, settle(spec, better, usable(target_of("H100").free))).peak <= usable(
-        target_of("H100").free
-    )
+    several = ("run.executor=ray", "ray.gpus=4", "rollout.num_engines=1")
+    better = config_of(*GRPO_1024, *several, *named, model=SEVEN_B)
     assert advice.warning_for(spec, better, target_of("H100")) is None
 
 
 def test_out_of_memory_on_a_rank_names_what_lowers_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "present_gpu", lambda _: target_of("H200"))
-    config = on(
-        config_of(*GRPO, "rollout.max_completion_tokens=1024", "rollout.max_num_seqs=64"), 4, rollout__num_engines=1
-    )
+    config = on(config_of(*GRPO_1024, "rollout.max_num_seqs=64"), 4, rollout__num_engines=1)
     assert advice.after_out_of_memory(config, ["update_actor"]).startswith("optimizer.micro_batch_tokens=")
     assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_num_seqs=32"
     assert advice.after_out_of_memory(config, [advice.LOADING]) in ("", "memory.cpu_offload=always")
 
 
-LARGER = "Qwen/Qwen2.5-1.5B"
-
-
-VLLM = "rollout.engine=vllm"
-
-
-def test_train_says_so_too() -> None:
-    def said(*words: str, gib: int = 80) -> str | None:
+def test_train_warns_of_too_little_memory_for_vllm() -> None:
+    def warning(*words: str, gib: int = 80) -> str | None:
         config: Any = config_of(VLLM, *words, model=LARGER)
         return advice.warning_for(SPECS[LARGER], config, TargetGpu("A100", gib * GIB, find_gpu_spec("A100")))
 
-    line = said("vllm.gpu_memory_gb=1") or ""
-    assert line.startswith(
-        "vllm.gpu_memory_gb=1 is too small: weights, workspaces and one sequence are predicted to take "
-    )
+    line = warning("vllm.gpu_memory_gb=1") or ""
+    assert line.startswith("vllm.gpu_memory_gb=1 is too small: weights, workspaces and one sequence are predicted")
     assert "leave it out" in line
-    cure = [word for word in line.partition(";")[2].split() if "=" in word]
-    assert said(*cure) is None
-    assert said() is None
+    fix = [word for word in line.partition(";")[2].split() if "=" in word]
+    assert warning(*fix) is None
+    assert warning() is None
     assert "\n" not in line
-    nothing = said("vllm.gpu_memory_gb=1", gib=3) or ""
-    assert "no settings were found that fit" in nothing
+    assert "no settings were found that fit" in (warning("vllm.gpu_memory_gb=1", gib=3) or "")
 
 
-def test_the_warning_and_the_words_after_out_of_memory_count_it_too() -> None:
+def test_the_warning_and_the_advice_after_out_of_memory_count_with_float32() -> None:
     config, spec = config_of(*GRPO, "rollout.max_completion_tokens=256", "rollout.max_num_seqs=64"), SPECS[HALF_B]
-    peaks = [
-        plan_for(spec, config, TargetGpu("a GPU", 100 * GIB, None, bfloat16=has)).plan.requested.peak for has in (1, 0)
-    ]
-    between = sum(peaks) // 2
+    targets = [TargetGpu("a GPU", 100 * GIB, None, bfloat16=has) for has in (True, False)]
+    between = sum(plan_for(spec, config, target).plan.requested.peak for target in targets) // 2
     assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None)) is None
     assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None, bfloat16=False)) is not None
     old = TargetGpu("a GPU", int(between / 0.9), None, bfloat16=False)

@@ -23,7 +23,6 @@ RESTART = "restart Ray there"
 INSTALL = ("pip install 'tinyzero-trainer[ray]'",)
 NO_ADDRESS = "not the address of a Ray cluster"
 TOKEN = ("export RAY_AUTH_MODE=token", "export RAY_AUTH_TOKEN=SECRET")
-
 MAX_NAMED = 4
 
 Key = TypeVar("Key", bound=Hashable)

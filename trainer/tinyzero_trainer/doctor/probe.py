@@ -23,8 +23,7 @@ from tinyzero_trainer.hardware.host import cores, host_memory
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 from tinyzero_trainer.models.files import find_model, hub_cache
 
-TORCH_SECONDS = 120.0
-"""Importing torch and transformers from a cold disk may take most of it."""
+TORCH_SECONDS = 120.0  # importing torch and transformers from a cold disk may take most of it
 
 
 def look(*, output: Path, model: str, model_path: Path) -> Facts:

@@ -5,11 +5,8 @@ from typing import TypeAlias
 
 GIB, MIB = 2**30, 2**20
 
-Capability: TypeAlias = tuple[int, int]
-"""Compute capability of a GPU, such as (9, 0)."""
-
-CudaVersion: TypeAlias = tuple[int, int]
-"""Version of CUDA, such as (12, 8)."""
+Capability: TypeAlias = tuple[int, int]  # compute capability of a GPU, such as (9, 0)
+CudaVersion: TypeAlias = tuple[int, int]  # such as (12, 8)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from tinyzero_trainer.models.spec import (
 )
 
 _HUB_SECONDS = 5.0
-
 _FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What broken files and odd architectures end in, in transformers as well."""
 

@@ -25,7 +25,6 @@ from tinyzero_trainer.distributed.dtensor import assign, full_tensor
 from tinyzero_trainer.distributed.fsdp import ranks_of
 
 DIRECTORY = "adapter"
-
 WEIGHTS_FILE = "adapter_model.safetensors"
 _NAME = "default"  # peft's own for an adapter that is the only one
 _PREFIX = "base_model.model."  # peft's names are those within its wrapper

@@ -119,6 +119,8 @@ def make_plan(
     Returns:
         A plan that `fits`, if one was found; otherwise the one that takes the least memory.
     """
+    gpu = gpu or find_gpu_spec(COMMON_GPU)
+    assert gpu is not None
     ladder = _Ladder(spec, config, usable(memory), prompt_tokens, gpu, host)
     requested = ladder.tried({})
     assert requested is not None
@@ -132,7 +134,7 @@ def make_plan(
         found = found if adapter is None else min(found, ladder.descend(adapter), key=lambda one: one.memory.peak)
     if found.memory.peak <= ladder.limit:
         found = ladder.improved(found, {"lora.rank", "optimizer.learning_rate", *start.settings})
-    changes = tuple(_changes(spec, config, found.config, prompt_tokens))
+    changes = tuple(ladder.changes(found.config))
     return Plan(requested.memory, found.config, found.memory, changes, ladder.limit, shortfall)
 
 
@@ -144,7 +146,7 @@ class _Ladder:
     config: TrainConfig
     limit: int
     prompt_tokens: int | None
-    gpu: GpuSpec | None
+    gpu: GpuSpec
     host: int | None
 
     def tried(self, settings: Settings) -> _Candidate | None:
@@ -162,9 +164,8 @@ class _Ladder:
         if "memory.cpu_offload" in settings and self.host is not None and host_bytes(self.spec, config) > self.host:
             return None
         memory = predict_within(self.spec, config, self.limit, self.prompt_tokens)
-        gpu = self.gpu or find_gpu_spec(COMMON_GPU)
-        assert gpu is not None
-        return _Candidate(settings, config, memory, predict_speed(self.spec, config, gpu, self.prompt_tokens).step)
+        seconds = predict_speed(self.spec, config, self.gpu, self.prompt_tokens).step
+        return _Candidate(settings, config, memory, seconds)
 
     def neighbours(self, found: _Candidate) -> Iterator[_Candidate]:
         """Candidates with one change more."""
@@ -210,6 +211,20 @@ class _Ladder:
                 return found
             found = best
 
+    def changes(self, config: TrainConfig) -> Iterator[Change]:
+        """How a configuration differs from the requested one."""
+        for key, trade_off in TRADE_OFFS.items():
+            value, before = setting(config, key), setting(self.config, key)
+            if value == before:
+                continue
+            work = workload_of(config, self.prompt_tokens)
+            if key == "rollout.max_num_seqs" and value >= work.completions:
+                trade_off = "evaluations are generated in more rounds"
+            if key == "vllm.gpu_memory_gb":
+                count = min(work.trained_at_a_time, sequences_in_vllm(self.spec, config, work))
+                trade_off = f"GB: enough for {count:,} of {work.trained_at_a_time:,} whole sequences at a time"
+            yield Change(key, value, before, TRADE_OFFS_OF_VALUE.get((key, value), trade_off))
+
 
 def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
     """Settings that may take less memory, the cheapest first, for a configuration that `settle` has filled in."""
@@ -243,19 +258,3 @@ def smaller_micro_batch(config: TrainConfig, work: Workload) -> int | None:
 def _adapter(config: TrainConfig) -> Settings:
     rate = float(f"{LORA_RATE * config.optimizer.learning_rate:.6g}")
     return {"lora.rank": LORA_RANK, "optimizer.learning_rate": rate}
-
-
-def _changes(
-    spec: ModelSpec, requested: TrainConfig, config: TrainConfig, prompt_tokens: int | None
-) -> Iterator[Change]:
-    for key, trade_off in TRADE_OFFS.items():
-        value, before = setting(config, key), setting(requested, key)
-        if value == before:
-            continue
-        work = workload_of(config, prompt_tokens)
-        if key == "rollout.max_num_seqs" and value >= work.completions:
-            trade_off = "evaluations are generated in more rounds"
-        if key == "vllm.gpu_memory_gb":
-            count = min(work.trained_at_a_time, sequences_in_vllm(spec, config, work))
-            trade_off = f"GB: enough for {count:,} of {work.trained_at_a_time:,} whole sequences at a time"
-        yield Change(key, value, before, TRADE_OFFS_OF_VALUE.get((key, value), trade_off))
