@@ -44,7 +44,7 @@ def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
     cache = [*engine._cache.keys, *engine._cache.values]
     assert planned["KV cache"] == sum(tensor.nbytes for tensor in cache)
     assert cache[0].shape[2] == (64 if new == 24 else 128)
-    weights = engine._weights._tensors.values()
+    weights = engine._weights.values()
     own = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in weights}
     assert planned["weights"] == pytest.approx(sum(own.values()), rel=0.01)
 
