@@ -106,13 +106,10 @@ def test_the_policy_is_intact_if_no_training_rank_has_died_and_none_was_updating
 
 
 def test_waiting_can_be_stopped(call: Callable[..., list[Any]]) -> None:
-    class Stop(Exception):
-        """Stands for a signal."""
-
     def meanwhile() -> None:
-        raise Stop
+        raise KeyboardInterrupt
 
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         call("a", "b", meanwhile=meanwhile)
 
 

@@ -20,6 +20,7 @@ import tomli_w
 import torch
 
 from tests.trainer import runs
+from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
 from tests.trainer.controller.test_async_loop import dedicated_workers
 from tests.trainer.processes import in_own_process
@@ -64,9 +65,18 @@ ASYNC: dict[str, Any] = {
 
 def make_config(folder: Path, name: str, **changes: Any) -> TrainConfig:
     """The configuration of a run of a few steps; `changes` are keys with `__` for the dot."""
-    given: dict[str, Any] = {"run__task": str(TOY_TASK), "run__steps": STEPS, "task__limit": 5, "eval__every": 0}
-    given |= {"optimizer__num_mini_batches": 2, "optimizer__micro_batch_tokens": 40, "checkpoint__every": 1}
-    return runs.short_run(folder / "model", folder / name, **given | {"algorithm__kl_coefficient": 0.05} | changes)
+    values: dict[str, Any] = {
+        "run": {"task": str(TOY_TASK), "output": str(folder / name), "steps": STEPS, "device": "cpu"},
+        "task": {"limit": 5},
+        "model": {"path": str(folder / "model")},
+        "data": {"prompt_template": "base", "test_fraction": 0.4, "prompts_per_step": 4},
+        "rollout": {"group_size": 4, "max_completion_tokens": 8},
+        "optimizer": {"learning_rate": 1e-3, "num_mini_batches": 2, "micro_batch_tokens": 40},
+        "algorithm": {"kl_coefficient": 0.05},
+        "eval": {"num_problems": 8, "every": 0},
+        "checkpoint": {"every": 1},
+    }
+    return changed(values, changes)
 
 
 @pytest.fixture(scope="module")

@@ -188,16 +188,13 @@ def test_a_failure_stops_the_others_and_is_raised(silent: bool) -> None:
 
 
 def test_a_signal_stops_all_and_is_raised() -> None:
-    class Stop(Exception):
-        """Stands for a signal."""
-
     def on_progress(finished: int) -> None:
-        raise Stop
+        raise KeyboardInterrupt
 
     actors = [FakeActor(), FakeActor()]
     for actor in actors:
         actor.methods["generate"] = actor.wait_for_stop
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         generate(dedicated(*actors), 4, on_progress=on_progress)
     assert all(actor.stopped.is_set() for actor in actors)
 
