@@ -103,10 +103,12 @@ def with_dropout(language_model: LanguageModel) -> LanguageModel:
 
 
 @torch.no_grad()
-def token_logprobs(language_model: LanguageModel, prompt: list[int], completion: list[int]) -> list[float]:
+def token_logprobs(
+    language_model: LanguageModel, prompt: list[int], completion: list[int], temperature: float = 1.0
+) -> list[float]:
     """log π of each completion token, from one unpadded forward pass."""
     sequence = torch.tensor([prompt + completion])
-    logits = language_model.model(sequence).logits[0, len(prompt) - 1 : -1]
+    logits = language_model.model(sequence).logits[0, len(prompt) - 1 : -1] / temperature
     return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(completion)[:, None])[:, 0].tolist()
 
 

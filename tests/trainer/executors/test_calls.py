@@ -26,8 +26,6 @@ class FakeRayError(Exception):
 
 
 class TaskError(FakeRayError):
-    """A method raised."""
-
     def __init__(self, cause: Exception) -> None:
         super().__init__("many\nlines")
         self.cause = cause

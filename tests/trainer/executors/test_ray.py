@@ -124,8 +124,7 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
     """The same, once for all tests, in a separate process, since Ray leaves much open."""
-    result: dict[str, Any] = in_own_process(on_two_nodes, folder, folder)
-    return result
+    return in_own_process(on_two_nodes, folder, folder)
 
 
 def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.configurations import changed
+from tests.trainer.samples import token_logprobs
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine, build
 from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
@@ -52,11 +53,8 @@ def test_logprobs_are_the_models_and_change_nothing_else(toy_model: LanguageMode
     for prompt, group, bare in zip(prompts, with_logprobs, without, strict=True):
         assert bare == [replace(rollout, logprobs=None) for rollout in group]
         for rollout in group:
-            sequence = torch.tensor([prompt + rollout.token_ids])
-            with torch.no_grad():
-                logits = toy_model.model.eval()(sequence).logits[0, len(prompt) - 1 : -1] / 0.7
-            expected = torch.log_softmax(logits, dim=-1).gather(1, sequence[0, len(prompt) :, None])[:, 0]
-            assert rollout.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+            logprobs = token_logprobs(toy_model, prompt, rollout.token_ids, temperature=0.7)
+            assert rollout.logprobs == pytest.approx(logprobs, abs=1e-4)
 
 
 def test_samples_do_not_depend_on_the_rest_of_the_batch(toy_model: LanguageModel, prompts: list[list[int]]) -> None:

@@ -11,6 +11,7 @@ import torch
 from tests.trainer.configurations import changed
 from tests.trainer.processes import in_own_process
 from tests.trainer.runs import lines
+from tests.trainer.samples import token_logprobs
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.errors import VllmError
@@ -103,11 +104,8 @@ def test_logprobs_are_the_policys_and_ends_are_ends(engine, tiny, prompts):
         assert rollout.finished == (rollout.token_ids[-1] in tiny.eos_ids)
         assert not tiny.eos_ids & set(rollout.token_ids[:-1])
         assert rollout.finished or len(rollout.token_ids) == 30
-        sequence = torch.tensor([prompt + rollout.token_ids])
-        with torch.no_grad():
-            logits = tiny.model.eval()(sequence).logits[0, len(prompt) - 1 : -1] / 0.7
-        expected = torch.log_softmax(logits, dim=-1).gather(1, sequence[0, len(prompt) :, None])[:, 0]
-        assert rollout.logprobs == pytest.approx(expected.tolist(), abs=1e-3)
+        logprobs = token_logprobs(tiny, prompt, rollout.token_ids, temperature=0.7)
+        assert rollout.logprobs == pytest.approx(logprobs, abs=1e-3)
 
 
 def test_more_prompt_tokens_than_go_through_at_once(engine: VllmEngine, notes: list[str]) -> None:
