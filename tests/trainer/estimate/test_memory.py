@@ -153,7 +153,7 @@ def test_nothing_is_gained_or_lost_between_kinds_of_gpus(name: str, values: dict
 
 @contextmanager
 def rank_of(count: int, index: int) -> Iterator[None]:
-    """Within, this process is one of several ranks; what others send is made up."""
+    """Within, this process is one of several ranks; what others send is synthetic."""
     dist.init_process_group("fake", store=FakeStore(), rank=index, world_size=count)
     try:
         yield

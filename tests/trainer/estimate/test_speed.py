@@ -223,11 +223,11 @@ def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int
         for _ in range(5):
             decoder.step(drawn)
         torch.cuda.synchronize()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(20):
             decoder.step(drawn)
         torch.cuda.synchronize()
-        seconds = (time.perf_counter() - begun) / 20
+        seconds = (time.perf_counter() - started) / 20
     planned = decoding_step(spec_from_config("gemma", GEMMA, parameters), config_of(), kind, sequences, length)
     print(f"{sequences} sequences of {length}: {1e3 * seconds:.1f} ms a step, planned {1e3 * planned:.1f} ms")
     assert 0.4 < planned / seconds < 2.5

@@ -139,17 +139,17 @@ BROKEN = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_files_are_a_line_of_train_and_a_finding(name: str, toy_model_path: Path, tmp_path: Path) -> None:
-    breaks, said, typed = BROKEN[name]
+    breaks, message, command = BROKEN[name]
     breaks(toy_model_path)
     with pytest.raises(ModelError) as refused:
         load_model(str(toy_model_path), CPU)
     line = str(refused.value)
-    assert said in line
+    assert message in line
     assert "\n" not in line
     finding = seen(facts_of(model=find_model("m", toy_model_path, tmp_path)), "model")
     assert finding.level == "error"
     assert f"{finding.what}; {finding.do}" in line
-    assert any(typed in command for command in finding.commands) or not typed
+    assert not command or any(command in one for one in finding.commands)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
@@ -167,12 +167,12 @@ def test_of_an_architecture_that_is_not_counted_the_loader_names_what_does_not_f
     toy_model.tokenizer.save_pretrained(tmp_path)
     assert load_model(str(tmp_path), CPU).parameters
     assert find_model("m", tmp_path, tmp_path).size
-    for changes, said in (({"vocab_size": 30}, "(20, 8) and not of (30, 8)"), ({"n_layer": 2}, "is missing, and ")):
+    for changes, message in (({"vocab_size": 30}, "(20, 8) and not of (30, 8)"), ({"n_layer": 2}, "is missing, and ")):
         configured(**{"vocab_size": 20, "n_layer": 1} | changes)(tmp_path)
         assert find_fault(tmp_path) is None
         with pytest.raises(ModelError, match=r"its weights do not fit its config\.json") as refused:
             load_model(str(tmp_path), CPU)
-        assert said in str(refused.value)
+        assert message in str(refused.value)
 
 
 @pytest.mark.slow

@@ -153,10 +153,10 @@ def test_the_merged_state_is_that_of_a_plain_model_and_acts_as_the_adapted_one(a
     assert all(torch.equal(tensor, state[name]) for name, tensor in of_engine.items())
     tokens = torch.tensor([[5, 17, 40, 96]])
     with torch.no_grad():
-        start, aimed = plain(tokens).logits, architecture(tokens).logits
+        start, expected = plain(tokens).logits, architecture(tokens).logits
         plain.load_state_dict(state, strict=True)
-        torch.testing.assert_close(plain(tokens).logits, aimed, atol=1e-4, rtol=1e-4)
-    assert (start - aimed).abs().max() > 0.1
+        torch.testing.assert_close(plain(tokens).logits, expected, atol=1e-4, rtol=1e-4)
+    assert (start - expected).abs().max() > 0.1
 
 
 def test_decoders_follow_the_adapter(architecture: PreTrainedModel) -> None:
@@ -199,17 +199,17 @@ def test_the_reference_is_the_start_and_switching_to_it_leaves_no_trace(toy_mode
     assert torch.equal(shared.reference_logprobs(samples, 1.0), copied.reference_logprobs(samples, 1.0))
     assert (shared.logprobs(samples, 1.0) - shared.reference_logprobs(samples, 1.0)).abs().max() > 0.01
     assert sum(parameter.numel() for parameter in model.model.parameters()) == model.parameters
-    learnt, results = copied_weights(model.model), []
+    trained_weights, results = copied_weights(model.model), []
     for policy in (shared, copied):
         metrics = policy.update(with_advantages(samples, ADVANTAGES), NOW)
         assert metrics["actor/kl_loss"] > 0.01
         results.append((metrics, copied_weights(model.model)))
         with torch.no_grad():
             for name, tensor in trained(model.model).items():
-                tensor.copy_(learnt[name])
+                tensor.copy_(trained_weights[name])
     (metrics, weights), (same_metrics, same_weights) = results
     assert metrics == same_metrics
-    assert all(torch.equal(weights[name], same_weights[name]) for name in learnt)
+    assert all(torch.equal(weights[name], same_weights[name]) for name in trained_weights)
 
 
 def test_an_error_in_the_reference_leaves_the_adapter_on(toy_model: LanguageModel) -> None:

@@ -25,9 +25,9 @@ def test_the_plan_refuses_what_exceeds_the_context_in_the_words_of_train(capsys:
     prompt: Any = SimpleNamespace(token_ids=[0] * 256)
     with pytest.raises(ModelError) as caught:
         check_context(model, [prompt], 100_000)
-    sentence, _, cure = str(caught.value).partition(";")
+    sentence, _, advice = str(caught.value).partition(";")
     assert sentence.replace("that tiny", "that the tiny model that comes with the trainer") in " ".join(err.split())
-    assert cure.strip() in " ".join(err.split())
+    assert advice.strip() in " ".join(err.split())
     assert "--prompt-tokens" not in err  # which would be no help
 
 
@@ -70,15 +70,15 @@ def test_train_refuses_before_anything_is_loaded(
 ) -> None:
     from tinyzero_trainer.controller import loop
 
-    begun = []
-    monkeypatch.setattr(loop, "train", lambda config, **_: begun.append(config))
+    started = []
+    monkeypatch.setattr(loop, "train", lambda config, **_: started.append(config))
     words = ("train", "--task", toy_task, "--model", "tiny", "run.device=cpu", "--output", str(tmp_path / "run"))
     code, _, err = call(capsys, *words, "rollout.max_completion_tokens=2048")
     refused = "a prompt of 1 token and rollout.max_completion_tokens=2048 exceed the 2048 tokens that "
     assert (code, refused in " ".join(err.split()), err.count("\n")) == (2, True, 1)
-    assert not begun
+    assert not started
     assert call(capsys, *words, "rollout.max_completion_tokens=2047")[0] == 0
-    assert len(begun) == 1
+    assert len(started) == 1
 
 
 def test_vllm_on_several_gpus_needs_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

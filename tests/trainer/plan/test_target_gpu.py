@@ -162,7 +162,7 @@ CAPABILITIES = [(6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0),
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], memory: int = 24 * GIB) -> torch.device:
     """Torch with a GPU that it has not."""
     major, minor = capability
-    gpu = SimpleNamespace(major=major, minor=minor, total_memory=memory, name="made up")
+    gpu = SimpleNamespace(major=major, minor=minor, total_memory=memory, name="synthetic")
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -176,7 +176,7 @@ def test_the_run_and_the_plan_mean_the_same(
     name: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = str(compute_dtype(name, pretend(monkeypatch, capability))).removeprefix("torch.")
-    here = GpuInfo(0, "Made up", capability, 24 * GIB, uuid="a")
+    here = GpuInfo(0, "Synthetic", capability, 24 * GIB, uuid="a")
     gpus_here(monkeypatch, [here], [here])
     planned = on_gpu(config_of(f"model.dtype={name}"), choose_target(None, None, "auto")).model.dtype
     assert {"auto": "bfloat16"}.get(planned, planned) == run
