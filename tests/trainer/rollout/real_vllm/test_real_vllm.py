@@ -176,6 +176,7 @@ def test_a_killed_engine_is_restarted_and_its_batch_repeated(restarting, prompts
     assert (run / "vllm.log").exists()
 
 
+@pytest.mark.nightly(reason="starts vLLM once more; the fast tests have such failures with a fake vLLM")
 def test_the_reason_for_a_failed_start_is_one_line(toy_model: LanguageModel, tmp_path: Path) -> None:
     with pytest.raises(VllmError, match=r"vLLM did not start: .*head_dim=16") as error:
         build_engine(make_config(tmp_path), toy_model)  # its heads are smaller than vLLM's kernels support
