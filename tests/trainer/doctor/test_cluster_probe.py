@@ -125,15 +125,14 @@ def test_the_node_probe_needs_nothing_of_tinyzero_there() -> None:
 
 
 def cluster_of_one_node(directory: str) -> RayCluster:
-    """What is seen of a Ray that has counted the GPUs itself."""
-    from ray.cluster_utils import Cluster
+    """What is seen of a Ray that has counted the GPUs itself, which `Cluster` prevents."""
+    import ray
 
-    given = {"num_cpus": 16, "num_gpus": None, "object_store_memory": 2**28, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=given)
+    context = ray.init("local", num_cpus=16, object_store_memory=2**28, include_dashboard=False)
     try:
-        return look(Path(directory), cluster.address)
+        return look(Path(directory), context.address_info["gcs_address"])
     finally:
-        cluster.shutdown()
+        ray.shutdown()
 
 
 @pytest.mark.gpu
