@@ -121,6 +121,7 @@ def test_verl_may_be_given_the_task_and_its_options():
     assert compute_score("lighteval/MATH", WRONG, TRUTH, task="countdown", options=options, details=True) == details
 
 
+@pytest.mark.slow
 def test_a_reward_travels_to_other_processes_with_its_workers():
     task = load_task("countdown", options={"reward": "tinyzero"})
     with pickle.loads(pickle.dumps(ComputeScore(task, workers=1, timeout=3.0))) as copy:

@@ -75,6 +75,7 @@ def imported_packages(file: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_every_third_party_import_is_a_declared_dependency(name: str) -> None:
     modules = BROUGHT | {requirement.name.replace("-", "_") for requirement in requirements(name)}

@@ -71,6 +71,7 @@ def test_a_gold_completion_is_better_than_its_group() -> None:
     assert (result[:, 1:] < 0).all()
 
 
+@pytest.mark.slow
 def test_completions_end_with_their_end_token(policy, rollouts) -> None:
     model, tokenizer = policy
     start = rollouts.tokens.shape[1] - rollouts.completion_mask.shape[1]
@@ -97,6 +98,7 @@ def test_logprobs_do_not_depend_on_padding_or_on_the_rest_of_the_batch(policy, r
             assert (batch[row, length:] == 0).all()
 
 
+@pytest.mark.slow
 def test_the_update_does_not_depend_on_the_size_of_micro_batches(rollouts) -> None:
     rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
     updated = []

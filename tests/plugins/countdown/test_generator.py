@@ -87,6 +87,7 @@ def test_seeds_and_splits_give_other_candidates():
     assert len(set.union(*puzzles)) > 590
 
 
+@pytest.mark.slow
 def test_no_operator_shape_number_or_target_is_favoured():
     size = 32_768
     operators, shapes, targets, numbers = Counter(), Counter(), [], []
@@ -128,6 +129,7 @@ def test_difficulty_range_is_kept():
     assert list(items[100:150]) == list(generate("train", 50, 0, 100, options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

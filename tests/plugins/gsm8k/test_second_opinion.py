@@ -79,6 +79,7 @@ def test_answers_on_which_they_once_differed(text, truth, right):
     assert (read_number(text) == read_number(truth)) is right
 
 
+@pytest.mark.slow
 def test_the_two_agree_on_every_phrase_that_the_second_opinion_knows():
     judged = 0
     for first in sorted(_SAID_FIRST):

@@ -53,6 +53,7 @@ def test_tasks_lists_each_with_its_origin(run, say):
     assert "Say a [number]." in line
 
 
+@pytest.mark.slow
 def test_tasks_lists_what_is_broken_too(run, say, install):
     install("tz-broken", modules={"broken_module": "import no_such"}, tasks={"broken": "broken_module"})
     install("tz-again", tasks={"say": "other_module"})

@@ -89,6 +89,7 @@ def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(key
     assert f"only {len(expected)} different" in error
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(keys=st.lists(st.integers(), min_size=1, max_size=30), block=st.integers(1, 5000))
 def test_endless_task_with_few_problems_ends_at_the_same_candidate(keys, block):

@@ -62,6 +62,7 @@ def test_text_goes_to_the_completions_endpoint_and_json_to_stdout(evaluate, serv
     assert len(server.requests) == 4
 
 
+@pytest.mark.slow
 def test_another_configuration_is_refused_by_name(evaluate, server, tmp_path):
     output = tmp_path / "out.jsonl"
     assert evaluate("--size", 2, "-o", output)[0] == 0

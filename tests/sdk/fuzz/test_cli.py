@@ -44,6 +44,7 @@ def test_a_finding_is_shown_kept_once_and_replayed(run, write_task, tmp_path):
     assert "labelled-cases" in checked.stdout
 
 
+@pytest.mark.slow
 def test_a_clean_task_ends_with_zero_and_leaves_no_file(run, write_task, tmp_path):
     done = run(write_task(solve=SOLVE, oracle=ORACLE), "--time", 0.2, "--workers", 1)
     assert (done.exit_code, "nothing found" in done.stdout) == (0, True)

@@ -74,6 +74,7 @@ def test_nothing_is_found_where_nothing_is_wrong(make):
     assert report.tried > 2000
 
 
+@pytest.mark.slow
 def test_the_same_seed_finds_the_same(make):
     task = make(score=scorer("answer == str(ground_truth) or '_' in answer"))
     first, again = (fuzz(task, seconds=20, seed=7, stop_after=1).findings for _ in range(2))

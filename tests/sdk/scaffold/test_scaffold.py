@@ -49,6 +49,7 @@ def example_task(tmp_path, install, monkeypatch):
 # ---- names
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.one_of(NAMES, st.text(max_size=12), st.text("ab-_.9A ", max_size=8)))
 @example("a" * 33)
@@ -97,6 +98,7 @@ def test_a_name_that_a_task_family_or_distribution_has_is_refused(install, task_
 # ---- what is written
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(NAMES.filter(is_name))
 def test_every_file_is_whole(name):

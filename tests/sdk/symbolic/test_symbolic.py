@@ -71,6 +71,7 @@ def test_different(left, right):
     assert comparisons(left, right) == (False, False)
 
 
+@pytest.mark.slow
 def test_agreement_of_values_is_no_proof():
     assert comparisons("x", "x + e^(-1000)") == (False, True)
 
@@ -197,6 +198,7 @@ def test_what_differs_at_a_point_is_different(one, other):
 TURNING = st.builds(lambda a, b: f"{a}x + ({b})", st.integers(1, 99), st.integers(-999, 999))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     TURNING,

@@ -137,6 +137,7 @@ def test_a_large_family_is_one_line_and_is_not_loaded(run, monkeypatch):
     assert [name for name in names if name.startswith("big/")] == sorted(f"big/{number}" for number in range(12))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large_family")
 def test_the_list_of_a_family_describes_each_task(run):
     rows = {row["name"]: row for row in json.loads(run("tasks", "big", "--json")[1])}

@@ -186,6 +186,7 @@ def test_special_tokens_do_not_change_the_score(write_task):
         assert task.score_completion(f"<answer>3{token}</answer>{token}\n{token}", 3).correct
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filling", ["</s>", "<|a|>", "<answer>", "x"])
 def test_an_endless_completion_is_read_at_its_end_only(write_task, filling):
     task = load_task(write_task())

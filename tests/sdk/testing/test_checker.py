@@ -63,6 +63,7 @@ def test_labelled_cases_hold_the_reward(write_sum):
     assert (sample.completion, sample.note) == ("so <answer>3</answer>", "labelled wrong: mislabelled")
 
 
+@pytest.mark.slow
 def test_waived_checks_are_shown_with_their_reason(write_sum):
     waivers = {"emptiness-pays-nothing": "intended", "prompts-complete": "not needed"}
     path = write_sum(score=EMPTY_IS_REWARDED, info=WAIVED.format(waivers=waivers))

@@ -73,6 +73,7 @@ def weights_after_update(language_model, policy_loss: str) -> torch.Tensor:
     return torch.cat([parameter.flatten() for parameter in policy.language_model.model.parameters()])
 
 
+@pytest.mark.slow
 def test_a_custom_loss_trains_as_a_built_in_one(toy_model, own: Path) -> None:
     built_in, from_file = (weights_after_update(toy_model, name) for name in ("ppo", f"{own}:clipped"))
     assert torch.equal(built_in, from_file)

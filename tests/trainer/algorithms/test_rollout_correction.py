@@ -93,6 +93,7 @@ def by_definition(
 LOGPROB = st.floats(-30, 0).map(lambda value: round(value, 3) + 0.0)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.tuples(LOGPROB, LOGPROB), min_size=1, max_size=6), min_size=1, max_size=5),
     st.sampled_from([None, "token", "sequence"]),

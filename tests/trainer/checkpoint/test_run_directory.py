@@ -41,6 +41,7 @@ def test_everything_has_its_place(path):
         assert build(TrainConfig, tomllib.load(file)) == CONFIG
 
 
+@pytest.mark.slow
 def test_a_second_trainer_is_refused_and_the_process_that_holds_it_named(path):
     program = """
 import sys

@@ -313,6 +313,7 @@ def test_disk_full_at_any_moment_leaves_no_half_checkpoint(root, tmp_path):
         assert "tmp" not in " ".join(names(copy))
 
 
+@pytest.mark.slow
 @given(st.binary(min_size=1, max_size=40), st.data())
 def test_a_byte_that_has_changed_in_any_piece_of_a_file_is_noticed(content, data):
     place, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))

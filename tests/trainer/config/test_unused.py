@@ -95,6 +95,7 @@ def test_values_of_a_wrong_type_are_left_to_the_check_of_types(values: dict) -> 
         compose(values, {"eval": {"num_problems_during": 3}}, needs_task=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_whatever_suits_a_model_composes_without_what_has_no_effect(data: st.DataObject) -> None:

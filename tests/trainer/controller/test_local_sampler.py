@@ -71,6 +71,7 @@ def test_an_evaluation_that_was_stopped_gives_what_one_that_was_not_gives(plan, 
     assert len({row["completion"] for row in rows_of(whole)}) > 6  # they are draws, not one text
 
 
+@pytest.mark.slow
 def test_a_finished_evaluation_is_not_sampled_again(plan, tmp_path, monkeypatch):
     output = tmp_path / "out.jsonl"
     first = evaluate(plan(), output, NoProgress())

@@ -104,6 +104,7 @@ def test_a_killed_run_resumes_to_the_same_metrics(configure, whole, tmp_path, mo
     assert_same_weights(output, whole.output, STEPS)
 
 
+@pytest.mark.slow
 def test_a_broken_scorer_is_named(configure, toy_task, tmp_path):
     tasks = {"good": {"task": toy_task}, "bad": {"task": toy_task, "options": {"fail": True}}}
     run = configure(tmp_path / "run", tasks=tasks, reward__max_failure_rate=0.0, curriculum={})
@@ -111,6 +112,7 @@ def test_a_broken_scorer_is_named(configure, toy_task, tmp_path):
         train(run)
 
 
+@pytest.mark.slow
 def test_a_curriculum_without_a_choice_stops_the_run_before_anything_is_evaluated(configure, toy_task, tmp_path):
     run = configure(tmp_path / "run", tasks__long={"task": toy_task, "options": {"limit": 5}})
     with pytest.raises(SettingsError, match=r"curriculum\.buckets=2: all \d+ problems looked at of task 'long' have"):

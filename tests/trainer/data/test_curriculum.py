@@ -151,6 +151,7 @@ def test_every_problem_comes_once_an_epoch(seed: int, size: int, of_each: int, s
     assert sorted(problem for _, problem, _ in take(drawing, size)) == list(range(size))
 
 
+@pytest.mark.slow
 @examples(max_examples=30)
 @given(st.integers(0, 25), st.integers(0, 3))
 def test_a_resumed_stream_is_the_stream(steps: int, seed: int) -> None:

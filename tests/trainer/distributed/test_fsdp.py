@@ -127,6 +127,7 @@ def test_a_layer_is_gathered_alone_and_kept_unless_memory_is_saved(
     )  # sharded again, without a backward pass
 
 
+@pytest.mark.slow
 def test_no_weight_stays_gathered(toy_model: LanguageModel) -> None:
     policy, experience = make_policy(toy_model, Case(kl="exact"), PLAIN), shared_batch(toy_model)
     assert policy._reference is not None
@@ -242,6 +243,7 @@ def test_in_half_precision_the_optimizer_steps_float32_weights(toy_model: Langua
         assert weight.to(torch.bfloat16).float().ne(weight).any() or weight.numel() < 8, name  # more than half's digits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumed", [False, True])
 def test_in_half_precision_the_policy_starts_at_no_distance_from_its_reference(
     resumed: bool, toy_model: LanguageModel, tmp_path: Path

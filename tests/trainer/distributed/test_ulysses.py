@@ -26,6 +26,7 @@ from tinyzero_trainer.training.varlen_attention import use_kernel
 from tinyzero_trainer.utils import jagged
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=12),

@@ -161,6 +161,7 @@ def test_engines_over_several_gpus_add_up_in_every_layer() -> None:
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.sampled_from([2, 3, 8]), st.floats(0, 1), st.integers(0, 9))
 def test_more_nodes_are_never_faster_than_linear(nodes: int, spread: float, seed: int) -> None:

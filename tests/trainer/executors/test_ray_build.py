@@ -64,6 +64,7 @@ def test_a_run_that_leaves_the_clusters_gpus_idle_says_so(
 # ---- the run directory -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", ["the same", "another run's", None])
 def test_a_rank_that_does_not_see_the_run_directory_is_named(
     there: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

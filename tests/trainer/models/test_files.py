@@ -161,6 +161,7 @@ def test_whole_models_have_no_fault(kind: str, tied: bool, tmp_path: Path) -> No
     assert find_fault(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_of_an_architecture_that_is_not_counted_the_loader_names_what_does_not_fit(toy_model, tmp_path):
     config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, n_positions=16)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)

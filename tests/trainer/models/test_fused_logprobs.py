@@ -52,6 +52,7 @@ def test_no_more_logits_than_a_chunk_are_held(monkeypatch):
     assert len(largest) == 2 * 100
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(**CASES, with_reference=st.booleans())
 @example(tokens=9, vocabulary=6, temperature=0.3, chunk=1, seed=138, with_reference=True)

@@ -191,6 +191,7 @@ def test_the_engine_agrees_with_the_policy_after_every_update(toy_model: Languag
         before = rollout.logprobs
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_start_and_switching_to_it_leaves_no_trace(toy_model: LanguageModel) -> None:
     start = copy.deepcopy(toy_model.model)
     samples = ragged_samples(toy_model)

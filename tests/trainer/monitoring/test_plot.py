@@ -73,6 +73,7 @@ def test_everything_is_labelled_and_a_reward_that_is_not_the_accuracy_is_drawn(
     assert len(top.get_legend().get_texts()) == 2
 
 
+@pytest.mark.slow
 def test_several_tasks_have_a_colour_and_labels_each(metrics, tmp_path, drawn):
     held_out = {held_out_key("multiply"): 0.4, size_key("multiply"): 64, **before()}
     row = {ACCURACY: 0.3, task_key("countdown", "acc"): 0.2, task_key("multiply", "acc"): 0.5}
@@ -105,6 +106,7 @@ def test_a_very_short_run_can_be_drawn(metrics, tmp_path, rows):
     draw(metrics(rows), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_long_model_name_keeps_its_end(metrics, tmp_path, drawn):
     plot_curve(metrics([before()]), tmp_path / "curve.png", tasks=["countdown"], model="/far/away" * 20 + "/the-model")
     title = drawn[0].axes[0].get_title(loc="left")
@@ -113,6 +115,7 @@ def test_a_long_model_name_keeps_its_end(metrics, tmp_path, drawn):
     assert len(title) < 90
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_gone_is_one_line(metrics, tmp_path):
     with pytest.raises(PlotError, match=r"cannot write .*gone/curve\.png: No such file or directory"):
         plot_curve(metrics([before()]), tmp_path / "gone" / "curve.png", tasks=["countdown"], model="m")

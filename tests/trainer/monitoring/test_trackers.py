@@ -105,6 +105,7 @@ def test_without_a_server_wandb_is_tried_offline_once(tmp_path, fake_wandb):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang", HANGS)
 def test_a_hang_never_blocks_a_step_and_is_abandoned_at_the_end(tmp_path, fake_wandb, monkeypatch, hang):
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.2)

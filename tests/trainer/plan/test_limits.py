@@ -31,6 +31,7 @@ def test_the_plan_refuses_what_exceeds_the_context_in_the_words_of_train(capsys:
     assert "--prompt-tokens" not in err  # which would be no help
 
 
+@pytest.mark.slow
 def test_prompts_count_as_the_plan_has_them(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*TINY, "rollout.max_completion_tokens=2000")
     assert "lower rollout.max_completion_tokens, or give --prompt-tokens" in " ".join(call(capsys, *words)[2].split())

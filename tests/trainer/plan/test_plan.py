@@ -124,6 +124,7 @@ def test_a_tie_goes_to_the_fewest_changes() -> None:
     assert predict_within(spec, larger, tight.limit).peak > tight.limit
 
 
+@pytest.mark.slow
 def test_nothing_is_offloaded_that_host_memory_cannot_hold() -> None:
     spec, config = SPECS[SEVEN_B], config_of(model=SEVEN_B)
     rich, poor = planned(spec, config, 24), planned(spec, config, 24, host=64 * GIB)

@@ -102,6 +102,7 @@ def test_buffers_serve_smaller_larger_and_other_batches() -> None:
         assert_same(ours, other.generate(prompts, samples, params, seed=4))
 
 
+@pytest.mark.slow
 def test_a_temperature_that_changes_needs_no_new_graph() -> None:
     model = random_model("qwen2")
     engine, other = graph(model), plain(model)
@@ -154,6 +155,7 @@ def test_there_is_memory_for_each_way_of_sampling() -> None:
     assert sizes[0] < sizes[1] < sizes[2] == sizes[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keep", "unused", "kept"), [(True, None, True), (False, None, False), (True, 60, True), (True, 5, False)]
 )
@@ -168,6 +170,7 @@ def test_sleep_keeps_memory_only_if_it_may_and_nothing_else_needs_it(keep, unuse
     assert_same(engine.generate(PROMPTS, 10, ALL, seed=7), before)
 
 
+@pytest.mark.slow
 def test_with_little_memory_batches_are_smaller_and_the_user_is_told_once() -> None:
     model, notes = random_model("qwen2"), []
     size, prefill = sizes_of(model)

@@ -57,6 +57,7 @@ def test_logprobs_are_the_models_and_change_nothing_else(toy_model: LanguageMode
             assert rollout.logprobs == pytest.approx(logprobs, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_the_rest_of_the_batch(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
     params = SamplingParams(40)
     early = make_engine(toy_model, range(0, 1252, 9)).generate(prompts, 8, params, seed=5)

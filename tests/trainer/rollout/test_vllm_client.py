@@ -82,6 +82,7 @@ def bystander() -> Iterator[Any]:
     process.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "seconds", "error"), [(hang, 0.2, EngineDiedError), (interrupt, 60.0, KeyboardInterrupt)]
 )
@@ -97,6 +98,7 @@ def test_the_process_of_an_engine_that_does_not_start_is_ended_and_no_other(
     assert spawn.get_executable() == sys.executable.encode()  # what the start changes is undone
 
 
+@pytest.mark.slow
 def test_an_engine_that_has_started_after_its_end_is_shut_down(monkeypatch, make_client):
     monkeypatch.setattr(client, "END_SECONDS", 0.3)
     proceed = threading.Event()

@@ -92,6 +92,7 @@ def test_a_prefix_cache_in_use_is_reset_again_after_a_pause(monkeypatch: pytest.
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

@@ -58,6 +58,7 @@ def test_what_cannot_be_trained_is_refused_and_leaves_nothing(tmp_path, toy_task
     assert not output.exists()
 
 
+@pytest.mark.slow
 def test_several_tasks_share_a_model_a_preset_and_a_model_card(tmp_path: Path, toy_task: str) -> None:
     other = tmp_path / "other.py"
     other.write_text(Path(toy_task).read_text())

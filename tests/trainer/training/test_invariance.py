@@ -134,6 +134,7 @@ def test_the_policys_gradient_is_the_same_for_every_split(
     check(update, ragged_samples(toy_model, groups=2, samples=3), monkeypatch)
 
 
+@pytest.mark.slow
 def test_the_critics_gradient_is_the_same_for_every_split(
     toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_micro_batches_hold_every_token_once_within_the_budget(
             assert batch.tokens.numel() + sum(shapes[following.indices[0]]) > budget
 
 
+@pytest.mark.slow
 @given(st.integers(2, 5000), st.integers(1, 2000), st.integers(2, 3000))
 def test_the_warm_up_batch_fills_the_budget(budget: int, most: int, context: int) -> None:
     samples = fill_budget(budget, most, context=context)

@@ -26,7 +26,7 @@ from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.types import Generation
 
 STEPS = 3
-OTHER_LAYOUT = pytest.mark.nightly(reason="starts vLLM twice more; placement is tested with the engine `torch`")
+OTHER_LAYOUT = pytest.mark.nightly(reason="starts vLLM once or twice more; placement is tested with the engine `torch`")
 
 
 def make_config(output: Path, **changes: object) -> TrainConfig:
@@ -205,7 +205,8 @@ def test_three_steps_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         pytest.param(0, 1, id="one colocated with each rank", marks=OTHER_LAYOUT),
         pytest.param(0, 2, id="one colocated with both, of two processes", marks=OTHER_LAYOUT),
-        pytest.param(1, 2, id="one dedicated, of two processes"),
+        pytest.param(1, 1, id="one dedicated"),
+        pytest.param(1, 2, id="one dedicated, of two processes", marks=OTHER_LAYOUT),
     ],
 )
 def test_three_steps_of_two_ranks_of_ray(engines: int, spread: int, tmp_path: Path) -> None:
