@@ -21,8 +21,8 @@ test: $(READY)  ## run the fast tests (under a minute)
 slow: $(READY)  ## run the slow tests (several minutes)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal -m "slow and not nightly and not gpu"
 
-nightly: $(READY)  ## run the tests that take too long for every change; required for a release
-	@PYTHONDONTWRITEBYTECODE= HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --dist worksteal -m "nightly and not gpu"
+nightly: $(READY)  ## run all tests, with more examples, and those that take too long for every change; for a release
+	@PYTHONDONTWRITEBYTECODE= HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu"
 
 lint: $(READY)  ## check style (ruff), types (mypy) and the order of imports (import-linter)
 	@$(BIN)/python -m ruff check

@@ -11,7 +11,7 @@ from hypothesis import settings
 from tests import in_process_scoring
 from tinyzero_sdk.scoring import pool
 
-# No deadlines, because the machine may be busy. Every run draws other examples, so a run by hand needs fewer; .ci/run
+# No deadlines, because the machine may be busy. Every run draws other examples, so each may have few; `make nightly`
 # uses the other profile.
 settings.register_profile("tinyzero", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None)

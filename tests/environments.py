@@ -1,8 +1,8 @@
 """Packages that only tests need: installed once, on top of the running environment.
 
 Each set is in a folder of the user's cache, outside every checkout, named by a hash of its requirements, this Python
-and the installed packages. It is installed on first use, which needs a package index; `python -m tests.environments`
-installs all sets. Old folders may be deleted at any time.
+and the installed packages. It is installed on first use, which needs a package index;
+`python -m tests.environments [NAME …]` installs these sets, or all. Old folders may be deleted at any time.
 
 The folder precedes the running environment on `PYTHONPATH`; the running environment stays visible and unchanged, and
 torch keeps its version.
@@ -99,5 +99,5 @@ def _run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = No
 
 
 if __name__ == "__main__":
-    for each in PACKAGES:
+    for each in sys.argv[1:] or PACKAGES:
         print(installed(each))

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from tests.environments import run_script
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(reason="installs and loads TRL; every change tests the losses against their papers")
 
 SCRIPT = Path(__file__).with_name("against_trl.py")
 TOLERANCE = 1e-4

@@ -54,6 +54,7 @@ from tinyzero_trainer.training.optimizer import Optimizer
 
 SMALL = {"model_type": "qwen2", **COMMON, "num_key_value_heads": 2, "tie_word_embeddings": False}
 STATE = ("weights in float32", "AdamW's moments", "gradients in float32")
+COMPILED = pytest.mark.nightly(reason="compiles C++; what compiled layers keep changes with torch alone")
 LARGER = ["rollout.max_completion_tokens", "data.prompts_per_step", "rollout.max_num_seqs"]
 
 
@@ -222,7 +223,7 @@ def kept_for_backward(layers: int, tokens: int, *, compiled: bool) -> int:
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=COMPILED)])
 def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
     tokens = 256
     measured = (kept_for_backward(5, tokens, compiled=compiled) - kept_for_backward(3, tokens, compiled=compiled)) / 2

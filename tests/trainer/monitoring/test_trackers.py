@@ -147,8 +147,11 @@ def scalars(directory):
     return [(event.step, event.value) for event in events.Scalars("critic/score/mean")]
 
 
+NO_KEY = pytest.mark.nightly(reason="starts W&B a second time; with a key it is the same path")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("key", [None, "a" * 40], ids=["no key", "no server"])
+@pytest.mark.parametrize("key", [pytest.param(None, id="no key", marks=NO_KEY), pytest.param("a" * 40, id="no server")])
 def test_the_real_wandb_records_offline_and_does_not_prompt_for_a_key(tmp_path, monkeypatch, key):
     pytest.importorskip("wandb")
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 120.0)  # on a busy machine, too
