@@ -1,4 +1,4 @@
-"""A word problem in GSM8K's format, and what its question and its solution say. Where it comes from: `sources.py`."""
+"""A word problem in GSM8K's format, and what its question and its solution say. Its origin: `data/sources.py`."""
 
 import random
 from collections.abc import Iterable, Mapping, Sequence

@@ -14,7 +14,7 @@ import datasets
 import pytest
 
 from tests.plugins.gsm8k.rows import TEST, TRAIN, as_dataset, write_datasets_cache, write_hub_cache
-from tinyzero_gsm8k import hub, sources
+from tinyzero_gsm8k.data import hub, sources
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import DataError
 

@@ -4,7 +4,7 @@ import datasets
 import pytest
 
 from tests.plugins.gsm8k.rows import SHARED, TEST, TRAIN, as_dataset, write_jsonl, write_parquet, write_repository
-from tinyzero_gsm8k.sources import collect
+from tinyzero_gsm8k.data.sources import collect
 from tinyzero_sdk import Item, load_task
 from tinyzero_sdk.errors import DataError, ExhaustedError, SettingsError
 from tinyzero_sdk.tasks.splits import iterate_split

@@ -72,7 +72,7 @@ def _stamp(path: Path) -> _Stamp:
 @lru_cache(maxsize=4)
 def _pool(path: Path, stamp: _Stamp) -> tuple[Problem, ...]:
     if path.is_dir():
-        from tinyzero_gsm8k.folders import read_saved
+        from tinyzero_gsm8k.data.folders import read_saved
 
         return read_problems(read_saved(path), str(path))
     from tinyzero_sdk.data.files import read_rows  # which, unlike `datasets`, names the line of a fault
@@ -84,14 +84,14 @@ def _pool(path: Path, stamp: _Stamp) -> tuple[Problem, ...]:
 
 @lru_cache(maxsize=4)
 def _folder(path: Path, stamp: _Stamp) -> Collection:
-    from tinyzero_gsm8k.folders import read_folder
+    from tinyzero_gsm8k.data.folders import read_folder
 
     return collect(read_folder(path), str(path))
 
 
 @lru_cache(maxsize=1)
 def _published() -> Collection:
-    from tinyzero_gsm8k.hub import REPOSITORY, published
+    from tinyzero_gsm8k.data.hub import REPOSITORY, published
 
     return collect(published(), REPOSITORY)
 

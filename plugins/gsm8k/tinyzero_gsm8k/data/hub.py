@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tinyzero_gsm8k.folders import Rows, read_folder, reading
+from tinyzero_gsm8k.data.folders import Rows, read_folder, reading
 from tinyzero_sdk.errors import DataError
 
 REPOSITORY, CONFIGURATION = "openai/gsm8k", "main"
