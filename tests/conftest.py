@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -50,6 +51,15 @@ def scored_in_process(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 @pytest.fixture
 def real_workers() -> None:
     """Scoring in worker processes, as in a real run."""
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """A real pretrained chat model: the directory of SmolLM2-135M-Instruct that TINYZERO_SMOLLM2 names."""
+    if not (directory := os.environ.get("TINYZERO_SMOLLM2")):
+        pytest.skip("needs TINYZERO_SMOLLM2, the directory of HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert Path(directory, "config.json").is_file(), f"TINYZERO_SMOLLM2={directory} is no model"
+    return Path(directory)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
