@@ -92,6 +92,8 @@ def reference(name: str, outcome: TrainingBatch) -> list[float]:
     if name == "remax":
         greedy = outcome.greedy_rewards.tolist()
         return [value - greedy[index // n] for index, row in enumerate(returns(outcome)) for value in row]
+    if name == "raft":
+        return spread(outcome, [1.0] * len(outcome.lengths))
     assert name == "gae"
     return [value for row in gae_rows(outcome) for value in row]
 

@@ -12,7 +12,7 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, describe, flatten, merge, parse_overrides, unflatten
 from tinyzero_trainer.config import Advantage, Estimator, TrainConfig
 from tinyzero_trainer.config import algorithm as named_losses
-from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES
+from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES, NO_REWARDS
 from tinyzero_trainer.config.compose import compose, drop_unused
 from tinyzero_trainer.config.unused import DISCOUNTS, RULES, default_settings, unused_settings
 
@@ -21,6 +21,10 @@ UNUSED = [
     ("algorithm.policy_loss=cispo algorithm.dual_clip_c=3", "bounds the ratio on both sides"),
     ("run.device=cpu memory.cpu_offload=idle", "has no GPU whose memory it would save"),
     ("algorithm.gamma=0.9", "algorithm.advantage_estimator='grpo' gives all tokens the same"),
+    ("algorithm.max_accepted=4", "algorithm.advantage_estimator='grpo' trains on wrong completions too; take raft"),
+    ("algorithm.advantage_estimator=raft algorithm.kl_coefficient=0.1 algorithm.kl_placement=reward",
+     "uses no rewards"),
+    ("algorithm.advantage_estimator=raft data.max_refill_rounds=2", "needs no rewards that differ"),
     ("algorithm.gae_lambda=0.9", "algorithm.advantage_estimator='grpo' has no critic"),
     ("algorithm.kl_estimator=k1", "algorithm.kl_coefficient=0 leaves the KL out"),
     ("algorithm.kl_coefficient_end=0.1", "leaves the KL out"),
@@ -139,4 +143,4 @@ def test_the_names_that_settings_take_are_those_of_functions() -> None:
     assert all(name == function.__name__ for name, function in ESTIMATORS.items())  # as the setting's text has it
     assert set(get_args(Estimator)) == {*SAMPLED, "exact"}
     assert tuple(POLICY_LOSSES) == named_losses.BUILT_IN_LOSSES
-    assert {*COMPARES_SAMPLES, *DISCOUNTS} <= set(ESTIMATORS)
+    assert {*COMPARES_SAMPLES, *DISCOUNTS, *NO_REWARDS} <= set(ESTIMATORS)

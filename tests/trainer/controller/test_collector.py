@@ -82,8 +82,3 @@ def test_groups_of_equally_right_answers_are_replaced(groups, prompts, rounds, d
 def test_without_any_group_to_learn_from_the_step_still_has_a_batch(monkeypatch) -> None:
     assert collect(monkeypatch, [EQUAL] * 6, prompts=2, rounds=2) == ([[0, 1, 2, 3, 4, 5], [0, 1]], 6)
     assert LOGGED == ["step 1: the answers within each of 6 groups are equally right"]
-
-
-def test_a_step_of_masked_completions_alone_says_so(monkeypatch) -> None:
-    collect(monkeypatch, [ALL_MASKED], prompts=1, rounds=0)
-    assert LOGGED == ["step 1: all completions are masked, so it trains nothing"]

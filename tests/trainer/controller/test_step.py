@@ -104,7 +104,9 @@ def _fake_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
     """Take the second of three steps; the fakes with their records, its metrics and seconds."""
 
-    def take_step(scores: Sequence[Score] = SCORES, *, rollout: dict[str, Any] | None = None, **groups: Any) -> tuple:
+    def take_step(
+        scores: Sequence[Score] = SCORES, *, rollout: dict[str, Any] | None = None, log: Any = print, **groups: Any
+    ) -> tuple:
         monkeypatch.setattr(
             collecting,
             "score",
@@ -119,7 +121,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
             rollout=RolloutConfig(**{**ROLLOUT, **(rollout or {})}),
             **groups,
         )
-        step = TrainingStep(config, fake_workers(policy, engine), TrainerState(), None, None)
+        step = TrainingStep(config, fake_workers(policy, engine, log=log), TrainerState(), None, None)
         _, metrics = step.take(2)
         seconds = {name.removeprefix("timing_s/"): value for name, value in metrics.items()}
         assert engine.loaded == 1
@@ -182,6 +184,32 @@ def test_a_token_of_the_update_is_one_that_was_trained_on(take) -> None:
     _, _, metrics, _ = take([Score(0.0, False, masked=True)] * 4)
     assert "timing_per_token_ms/update_actor" not in metrics
     assert "critic/advantages/mean" not in metrics
+
+
+RAFT = AlgorithmConfig(advantage_estimator="raft", policy_loss="reinforce", loss_aggregation="token-mean")
+
+
+def test_raft_trains_on_right_completions_alone_and_says_if_there_are_none(take) -> None:
+    policy, _, metrics, seconds = take(algorithm=RAFT)
+    ((batch, _),) = policy.updates
+    assert batch.mask.tolist() == [True, False, False, True]
+    assert batch.advantages.tolist() == [1.0] * sum(LENGTHS)
+    assert metrics["critic/score/mean"] == 0.5  # of all
+    trained = LENGTHS[0] + LENGTHS[3] + 1 + 2
+    assert metrics["timing_per_token_ms/update_actor"] == pytest.approx(1000 * seconds["update_actor"] / trained)
+    logged: list[str] = []
+    take([Score(0.5, False)] * 4, algorithm=RAFT, log=logged.append)
+    take([Score(0.0, False, masked=True)] * 4, log=logged.append)
+    assert logged == [
+        "step 2: no completion is right, so it trains nothing",
+        "step 2: all completions are masked, so it trains nothing",
+    ]
+
+
+def test_raft_takes_the_first_right_completions_of_each_prompt(take) -> None:
+    right = Score(1.0, True)
+    policy, *_ = take([right, right, replace(right, masked=True), right], algorithm=replace(RAFT, max_accepted=1))
+    assert policy.updates[0][0].mask.tolist() == [True, False, False, True]
 
 
 def test_the_advantages_reported_are_those_of_the_loss(take) -> None:

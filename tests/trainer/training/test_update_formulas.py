@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.trainer.samples import build_policy, flat_gradient, masked, ragged_samples
-from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_sdk import Score
+from tinyzero_trainer.algorithms.advantages import raft
+from tinyzero_trainer.algorithms.batch import TrainingBatch, mask_rejected
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
@@ -183,3 +185,28 @@ def test_a_mini_batch_is_weighted_by_its_own_tokens(toy_model: LanguageModel) ->
     twin = replace(toy_model, model=copy.deepcopy(toy_model.model))
     one_after_the_other = after(toy_model, [range(4), range(4, 8)], 1)
     torch.testing.assert_close(after(twin, [range(8)], 2), one_after_the_other, atol=1e-6, rtol=0)
+
+
+def test_raft_with_reinforce_is_supervised_fine_tuning_on_the_right_completions(toy_model: LanguageModel) -> None:
+    """The gradient of transformers' own loss, a mean over the tokens of those completions."""
+    twin, right = copy.deepcopy(toy_model.model).double(), (1, 2, 6)
+    rollouts = [
+        replace(sample, score=Score(float(index in right), index in right))
+        for index, sample in enumerate(ragged_samples(toy_model, groups=2))
+    ]
+    sums = []
+    for index in right:
+        prompt, ids = rollouts[index].prompt.token_ids, rollouts[index].generation.token_ids
+        labels = torch.tensor([[-100] * len(prompt) + ids])
+        sums.append(len(ids) * twin(torch.tensor([prompt + ids]), labels=labels).loss)
+    tokens = sum(len(rollouts[index].generation.token_ids) for index in right)
+    expected = sum(sums) / tokens
+    expected.backward()
+    settings = OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=70)
+    policy = build_policy(toy_model, optimizer=settings, policy_loss="reinforce", advantage_estimator="raft")
+    batch = TrainingBatch.of(mask_rejected(rollouts, 4), 4)
+    batch.advantages = raft(batch)
+    metrics = policy.update(batch, StepSettings(1e-9, 1.0, 0.0))
+    ours, theirs = flat_gradient(toy_model.model).double(), flat_gradient(twin)
+    assert (ours - theirs).norm() < 1e-5 * theirs.norm()
+    assert metrics["actor/pg_loss"] == pytest.approx(expected.item(), rel=1e-5)

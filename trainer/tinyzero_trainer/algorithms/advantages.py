@@ -73,6 +73,11 @@ def gae(batch: TrainingBatch) -> Tensor:
     return jagged.from_matrix(_discounted_sums(deltas, batch.gamma * batch.gae_lambda), batch.lengths)
 
 
+def raft(batch: TrainingBatch) -> Tensor:
+    """1: with wrong completions masked, −A·log π is supervised fine-tuning on the right ones (arXiv 2304.06767)."""
+    return torch.ones(int(batch.lengths.sum()))
+
+
 AdvantageFunction = Callable[[TrainingBatch], Tensor]
 
 ESTIMATORS: Mapping[str, AdvantageFunction] = {
@@ -83,6 +88,7 @@ ESTIMATORS: Mapping[str, AdvantageFunction] = {
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "remax": remax,
     "gae": gae,
+    "raft": raft,
 }
 
 

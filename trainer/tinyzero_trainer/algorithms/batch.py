@@ -120,6 +120,18 @@ class TrainingBatch:
                     yield self.select(counted)
 
 
+def mask_rejected(rollouts: Sequence[Rollout], group_size: int, most: int | None = None) -> list[Rollout]:
+    """The rollouts, with all masked but the right ones, and of each group all but its first `most` right ones."""
+    accepted = set[int]()
+    for start in range(0, len(rollouts), group_size):
+        scores = [(index, rollouts[index].score) for index in range(start, start + group_size)]
+        accepted.update([index for index, score in scores if score.correct and not score.masked][:most])
+    return [
+        rollout if index in accepted else replace(rollout, score=replace(rollout.score, masked=True))
+        for index, rollout in enumerate(rollouts)
+    ]
+
+
 def mini_batch_indices(prompts: int, group_size: int, mini_batches: int) -> list[range]:
     """Indices of each mini-batch's completions: whole groups in order, divided evenly.
 

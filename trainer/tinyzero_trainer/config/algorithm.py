@@ -19,13 +19,16 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import execute
 from tinyzero_trainer.utils.bounds import NonNegativeFloat, PositiveFloat, PositiveInt
 
-Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae"]
+Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae", "raft"]
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 Estimator = Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
 
 BUILT_IN_LOSSES = ("ppo", "gspo", "cispo", "reinforce")
 COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 """Advantages that compare the completions of a prompt with each other."""
+
+NO_REWARDS = ("raft",)
+"""Advantages in which no reward, and so no KL penalty, counts."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class AlgorithmConfig:
 
     gae_lambda: Annotated[float, Ge(0), Le(1)] = 1.0
     """λ of `gae`: 1 relies on the rewards alone, 0 on the critic's next value."""
+
+    max_accepted: PositiveInt | None = None
+    """Right completions of a prompt that `raft` trains on, the first ones; none = all."""
 
     policy_loss: str = "ppo"
     """`ppo` (clipped surrogate), `gspo` (one ratio a completion), `cispo` (clipped weights), `reinforce`; or your own

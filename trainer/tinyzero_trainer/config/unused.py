@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from tinyzero_sdk.settings import merge
+from tinyzero_trainer.config.algorithm import NO_REWARDS
 from tinyzero_trainer.config.train_config import TrainConfig
 
 DISCOUNTS = ("reinforce_pp", "remax", "gae")
@@ -74,6 +75,10 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
      "algorithm.advantage_estimator={algorithm.advantage_estimator!r} gives all tokens the same"),
     ("algorithm", "gae_lambda", lambda c: c.algorithm.advantage_estimator != "gae",
      "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no critic"),
+    ("algorithm", "max_accepted", lambda c: c.algorithm.advantage_estimator != "raft",
+     "algorithm.advantage_estimator={algorithm.advantage_estimator!r} trains on wrong completions too; take raft"),
+    ("algorithm", "kl_placement", lambda c: c.algorithm.advantage_estimator in NO_REWARDS,
+     "algorithm.advantage_estimator={algorithm.advantage_estimator!r} uses no rewards; leave the KL in the loss"),
     ("algorithm", "kl_estimator kl_placement kl_target kl_horizon kl_coefficient_end",
      lambda c: not c.algorithm.kl_coefficient, "algorithm.kl_coefficient=0 leaves the KL out"),
     ("algorithm", "kl_coefficient_end", lambda c: c.algorithm.kl_target is not None,
@@ -108,6 +113,8 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
      "rollout.engine={rollout.engine!r} has no such setting; give rollout.engine=vllm"),
     ("data", "max_refill_rounds", lambda c: c.rollout.group_size == 1,
      "the rewards of rollout.group_size=1 completion are always all equal"),
+    ("data", "max_refill_rounds", lambda c: c.algorithm.advantage_estimator in NO_REWARDS,
+     "algorithm.advantage_estimator={algorithm.advantage_estimator!r} needs no rewards that differ"),
     ("default_model", "*", lambda c: c.model.path is not None,
      "model.path={model.path!r} names a model, so none is made"),
     ("rollout", "max_async_level", lambda c: c.rollout.max_async_level and c.run.steps == 1,

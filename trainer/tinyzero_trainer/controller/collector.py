@@ -139,8 +139,6 @@ class RolloutCollector:
             groups = len(rollouts) // group_size
             self.workers.display.log(f"step {step}: the answers within each of {groups} groups are equally right")
             kept = rollouts[: count * group_size]
-        if all(rollout.score.masked for rollout in kept):
-            self.workers.display.log(f"step {step}: all completions are masked, so it trains nothing")
         return rollouts, kept
 
     def greedy_rewards(self, kept: list[Rollout], stop: Stop) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tinyzero_trainer.algorithms.advantages import ESTIMATORS, whiten
-from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.algorithms.batch import TrainingBatch, mask_rejected
 from tinyzero_trainer.algorithms.kl import SAMPLED, adapted_coefficient
 from tinyzero_trainer.algorithms.rollout_correction import ENGINE_DIVERGENCE, importance_weights
 from tinyzero_trainer.algorithms.schedules import StepSettings, settings_at
@@ -93,9 +93,15 @@ class TrainingStep:
     def learn(self, collected: RolloutBatch, settings: StepSettings) -> tuple[TrainingBatch, dict[str, float]]:
         """From scored completions to updated weights; the batch with all its columns, and the update's metrics."""
         algorithm, greedy = self.config.algorithm, collected.greedy_rewards
+        rollouts, group_size, none_counts = collected.kept, self.config.rollout.group_size, "all completions are masked"
+        if algorithm.advantage_estimator == "raft":
+            rollouts = mask_rejected(rollouts, group_size, algorithm.max_accepted)
+            none_counts = "no completion is right"
+        if all(rollout.score.masked for rollout in rollouts):
+            self.workers.display.log(f"step {collected.step}: {none_counts}, so it trains nothing")
         batch = TrainingBatch.of(
-            collected.kept,
-            self.config.rollout.group_size,
+            rollouts,
+            group_size,
             greedy_rewards=None if greedy is None else torch.tensor(greedy),
             gamma=algorithm.gamma,
             gae_lambda=algorithm.gae_lambda,
@@ -203,11 +209,11 @@ class TrainingStep:
             averages = {"mean_success_length": after.correct_length, "success_rate": after.success_rate}
             metrics |= {f"length_control/{name}": value for name, value in averages.items() if value is not None}
         seconds = {**collected.seconds, **self._timer.stop()}
-        metrics |= timing_metrics(seconds, collected.rollouts, collected.kept) | memory_metrics(gpus)
-        return metrics | self.utilization(seconds, collected.kept, gpus)
+        metrics |= timing_metrics(seconds, collected.rollouts, batch.rollouts) | memory_metrics(gpus)
+        return metrics | self.utilization(seconds, batch.rollouts, gpus)
 
     def utilization(
-        self, seconds: dict[str, float], kept: list[Rollout], gpus: Sequence[GpuMemoryUsage]
+        self, seconds: dict[str, float], kept: Sequence[Rollout], gpus: Sequence[GpuMemoryUsage]
     ) -> dict[str, float]:
         """Model FLOPs utilization of the updates; nothing on the CPU and on GPUs of unknown peak."""
         peak, policy, critic = peak_flops(gpus), self.workers.language_model, self.workers.critic
