@@ -4,25 +4,21 @@ Uses the first column present of each of `COMPLETIONS`, `GROUND_TRUTHS` and `PRO
 rows, with the number of their record as key.
 """
 
-import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tinyzero_sdk.data.files import BadRow, Block, invalid_rows, read_blocks
+from tinyzero_sdk.data.folders import TABLES, split_files
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.readers.records import files_of
 
 COMPLETIONS = ("completion", "completions", "response", "responses", "generation", "generations", "output", "outputs")
 """Columns that hold a completion, or a list of them."""
 
 GROUND_TRUTHS = ("ground_truth", "reward_model", "target", "answer", "solution")  # columns that hold the ground truth
 PROMPTS = ("prompt", "question", "problem", "query")  # columns that hold the prompt (optional)
-_SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 
 
 def read(path: Path) -> Iterator[Block]:
@@ -43,37 +39,12 @@ def read(path: Path) -> Iterator[Block]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise DataError(f"{path} is a file; --format hf expects a folder")
+    splits = split_files(path, TABLES)
+    if len(splits) == 1:
+        return next(iter(splits.values()))
     if (path / "dataset_dict.json").is_file():
-        splits = _read_list(path / "dataset_dict.json", "splits", lambda name: name)
-        if len(splits) > 1:
-            raise DataError(f"{path} has the splits {', '.join(splits)}; name one, such as {path / splits[0]}")
-        path = path / splits[0]
-    state = path / "state.json"
-    if state.is_file():  # it has the order of the rows
-        return [path / name for name in _read_list(state, "_data_files", lambda entry: entry["filename"])]
-    files = files_of(path, "*.parquet", "*.arrow")
-    splits = sorted({split for split in map(_split_of, files) if split})
-    if len(splits) > 1:
-        raise DataError(f"{path} has files of the splits {', '.join(splits)}; put each split into its own folder")
-    return files
-
-
-def _split_of(file: Path) -> str | None:
-    """The split in the name of a Parquet file, as in `train-00000-of-00002.parquet` or `train.parquet`."""
-    shard = re.match(r"(.+?)-\d+-of-\d+", file.name)
-    first = re.split(r"[^a-z]", file.name)[0]
-    return shard[1] if shard else first if first in _SPLITS else None
-
-
-def _read_list(path: Path, key: str, name_of: Callable[[Any], Any]) -> list[str]:
-    """The names that a file of `save_to_disk` lists under a key; at least one."""
-    try:
-        names = [name_of(entry) for entry in json.loads(path.read_text(encoding="utf-8"))[key]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a file of save_to_disk ({type(error).__name__}: {error})") from error
-    if not names or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{path} names no files under {key!r}; expected a list of names, as save_to_disk writes")
-    return names
+        raise DataError(f"{path} has the splits {', '.join(splits)}; name one, such as {path / next(iter(splits))}")
+    raise DataError(f"{path} has files of the splits {', '.join(sorted(splits))}; put each split into its own folder")
 
 
 def _read_arrow(path: Path) -> Iterator[Block]:

@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.files import BadRow, Block, parse_line
+from tinyzero_sdk.data.folders import files_of
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
-from tinyzero_sdk.scoring.readers.records import converted, files_of
+from tinyzero_sdk.scoring.readers.records import converted
 
 _ZSTANDARD = 93  # of APPNOTE.TXT 4.4.5; Python's zipfile knows it from 3.14 on
 _AT_ONCE = 64

@@ -1,11 +1,11 @@
 """Shared by the readers: convert records of other tools to blocks of rows."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.files import BadRow, Block, read_blocks
+from tinyzero_sdk.data.folders import files_of
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
 
@@ -13,24 +13,6 @@ Convert = Callable[[Row], Sequence[Row]]
 """The rows of a record, one for each completion; raises DataError for a record without any."""
 
 _OURS = (*RESULT_COLUMNS, "prompt", "completion", "ground_truth")
-
-
-def files_of(path: Path, *patterns: str) -> list[Path]:
-    """A file, or the files of a folder in the order of the numbers in their names.
-
-    Raises:
-        DataError: the folder has no such file.
-    """
-    if not path.is_dir():
-        return [path]
-    files = {file for pattern in patterns for file in path.glob(pattern)}
-    if not files:
-        raise DataError(f"the folder {path} has no file like {' or '.join(patterns)}; name the file, or its folder")
-    return sorted(files, key=_natural)
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"([0-9]+)", path.name)]
 
 
 def read_json_lines(path: Path, pattern: str, convert_for: Callable[[Path], Convert], *, form: str) -> Iterator[Block]:

@@ -1,0 +1,92 @@
+"""Data sets by their name on the Hugging Face Hub: the files of a cached copy, else of a download by `datasets`.
+
+A cached copy comes first: no request for each process and run. Before a download one request tells whether there is a
+network at all, where the library would try again and again for half a minute.
+"""
+
+import http.client
+import re
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tinyzero_sdk.data.folders import split_files
+from tinyzero_sdk.errors import DataError
+
+_NAME = re.compile(r"(?:hf://)?(?:datasets/)?([\w.-]+/[\w.-]+)(?:/([\w.-]+))?")
+_PATIENCE = 5.0  # seconds
+
+
+def parse_name(source: str) -> tuple[str, str | None] | None:
+    """Repository and configuration of a name such as `openai/gsm8k/main` or `hf://datasets/openai/gsm8k`."""
+    match = None if source.startswith((".", "/", "~")) else _NAME.fullmatch(source)
+    return match and (match[1], match[2])
+
+
+def hub_files(repository: str, configuration: str | None) -> dict[str, list[Path]]:
+    """The files of each split of a data set: Parquet, JSON Lines, or Arrow.
+
+    Raises:
+        DataError: there is neither a copy in a cache nor a network, or the data set has no such configuration.
+    """
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"there is no file or folder {repository}, and the Hugging Face Hub needs the package datasets: "
+            "pip install 'tinyzero-sdk[hub]'"
+        ) from error
+    for folder in [*_hub_cache(repository, configuration), *_datasets_cache(repository, configuration)]:
+        try:
+            return split_files(folder)
+        except DataError:  # a snapshot holds what was fetched, which may be the README alone
+            continue
+    reason = "HF_HUB_OFFLINE is set" if datasets.config.HF_HUB_OFFLINE else unreachable(datasets.config.HF_ENDPOINT)
+    if reason is None:
+        try:
+            found = datasets.load_dataset(repository, configuration)
+            return {str(split): [Path(file["filename"]) for file in part.cache_files] for split, part in found.items()}
+        except Exception as error:  # the border to a library that raises many kinds, most of several lines
+            reason = " ".join(str(error).split())[:300]
+    name = "/".join(filter(None, (repository, configuration)))
+    raise DataError(
+        f"cannot get {name} from the Hugging Face Hub ({reason}), and no copy of it is cached here; give a file or a "
+        "folder instead"
+    )
+
+
+def _hub_cache(repository: str, configuration: str | None) -> list[Path]:
+    """What `hf download` fetched."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        snapshot = Path(snapshot_download(repository, repo_type="dataset", local_files_only=True))
+    except LocalEntryNotFoundError:
+        return []
+    return [snapshot / configuration] if configuration else [snapshot / "data", snapshot]
+
+
+def _datasets_cache(repository: str, configuration: str | None) -> list[Path]:
+    """What `datasets.load_dataset` prepared, the newest first."""
+    import datasets
+
+    root = Path(datasets.config.HF_DATASETS_CACHE) / repository.replace("/", "___")
+    folders = root.glob(f"{configuration or 'default'}/*/*/")
+    return sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)
+
+
+def unreachable(endpoint: str) -> str | None:
+    """Why the endpoint cannot be reached, or None if it answers, whatever it says. Heeds the proxies set."""
+    try:
+        request = urllib.request.Request(f"{endpoint}/api/datasets", method="HEAD")
+        with urllib.request.urlopen(request, timeout=_PATIENCE):
+            return None
+    except (urllib.error.HTTPError, http.client.HTTPException):
+        return None  # "not found" and nonsense are answers, too
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):
+            return None  # something answers; the library has certificates of its own
+        return f"{endpoint}: {getattr(reason, 'strerror', None) or reason}"

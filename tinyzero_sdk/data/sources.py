@@ -1,0 +1,198 @@
+"""Rows by index, from wherever users keep them: a file, a folder, or the Hugging Face Hub.
+
+No row is held as Python objects: Arrow is memory-mapped, Parquet by way of an unnamed temporary file, and of JSON Lines
+there is an index of the lines. `files.py` reads whole files in order.
+"""
+
+import mmap
+import tempfile
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tinyzero_sdk.data.arrow import Row, to_list
+from tinyzero_sdk.data.files import check_ending, parse_line, read_blocks
+from tinyzero_sdk.data.folders import split_files
+from tinyzero_sdk.data.hub import hub_files, parse_name
+from tinyzero_sdk.errors import DataError
+
+_AT_ONCE = 1024
+
+
+class Rows:
+    """Rows of plain Python values, read when they are asked for."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """
+        Raises:
+            DataError: a file cannot be read; rows of JSON Lines are checked when they are read.
+        """
+        self._files = [_JsonLines(path) if path.suffix == ".jsonl" else _Table(path) for path in files]
+        self._starts = np.array([0, *accumulate(map(len, self._files))])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> Row:
+        return self.take([index])[0]
+
+    def __iter__(self) -> Iterator[Row]:
+        for start in range(0, len(self), _AT_ONCE):
+            yield from self.take(range(start, min(start + _AT_ONCE, len(self))))
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> list[Row]:
+        """The rows at these indices; faster than one by one.
+
+        Raises:
+            DataError: a row is not a JSON object; the message begins with its place.
+        """
+        rows = np.empty(len(indices), object)
+        for file, start, where in _by_part(np.asarray(indices, np.int64), self._starts):
+            rows[where] = self._files[file].take(np.asarray(indices)[where] - start)
+        return rows.tolist()
+
+    def place(self, index: int) -> str:
+        """Where a row is, for messages: `FILE:NUMBER`, the line of JSON Lines or the row of a table, from 1."""
+        file = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self._files[file].place(index - int(self._starts[file]))
+
+
+def open_rows(source: str, split: str = "train") -> Rows:
+    """The rows of a split of a source, or all of a source that is not divided.
+
+    Args:
+        source: a `.parquet` or `.jsonl` file, a folder of them (with the names of splits, such as `train.parquet`), a
+            folder of `save_to_disk`, or the name of a data set on the Hugging Face Hub, such as `openai/gsm8k/main`
+            (the last part is the configuration; `hf://` before it is fine).
+        split: as the source calls it.
+
+    Raises:
+        DataError: there is no such source or split, or it cannot be read; one line that says what to do.
+    """
+    splits = find_files(source)
+    if "" not in splits and split not in splits:
+        raise DataError(f"{source} has no {split} split; it has {', '.join(splits)}")
+    return Rows(splits[split if split in splits else ""])
+
+
+def find_files(source: str) -> dict[str, list[Path]]:
+    """The files of each split of a source, or all under "" if it is not divided; as `open_rows`."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return split_files(path)
+    if path.exists():
+        check_ending(path)
+        return {"": [path]}
+    if path.suffix not in (".parquet", ".jsonl") and (name := parse_name(source)):
+        return hub_files(*name)
+    raise DataError(
+        f"{source} does not exist; expected a .parquet or .jsonl file, a folder of them, or a data set of the Hugging "
+        "Face Hub, such as openai/gsm8k/main"
+    )
+
+
+def _by_part(indices: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+    """The parts that indices fall into: number, start, and where in `indices` those of the part are."""
+    parts = np.searchsorted(starts, indices, side="right") - 1
+    for part in np.unique(parts):
+        yield int(part), int(starts[part]), np.flatnonzero(parts == part)
+
+
+class _File(ABC):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def take(self, indices: np.ndarray) -> list[Row]: ...
+
+    def place(self, index: int) -> str:
+        return f"{self.path}:{index + 1}"
+
+
+class _Table(_File):
+    """A Parquet or Arrow file, as memory-mapped record batches."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            table = _map_parquet(path) if path.suffix == ".parquet" else _map_arrow(str(path))
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+        self._batches = table.to_batches()
+        self._starts = np.array([0, *accumulate(map(len, self._batches))])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def take(self, indices: np.ndarray) -> list[Row]:
+        rows = np.empty(len(indices), object)
+        for part, start, where in _by_part(indices, self._starts):
+            batch = self._batches[part].take(pa.array(indices[where] - start))
+            cells = zip(*(to_list(column) for column in batch.columns), strict=True)
+            rows[where] = [dict(zip(batch.schema.names, row, strict=True)) for row in cells]
+        return rows.tolist()
+
+
+def _map_arrow(path: str) -> pa.Table:
+    return pa.ipc.open_stream(pa.memory_map(path)).read_all()
+
+
+def _map_parquet(path: Path) -> pa.Table:
+    """The rows of a Parquet file, decompressed into a file without a name, which is gone with the process."""
+    with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
+        writer = None
+        for block in read_blocks(path):
+            assert block.table is not None
+            if block.bad:
+                raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].problem}")
+            writer = writer or pa.ipc.new_stream(file.name, block.table.schema)
+            writer.write_table(block.table)
+        if writer is None:
+            return pa.table({})
+        writer.close()
+        return _map_arrow(file.name)
+
+
+class _JsonLines(_File):
+    """A JSON Lines file, as the places of its lines; blank ones are left out."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        starts, lengths, numbers, end = array("q"), array("q"), array("q"), 0
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        starts.append(end)
+                        lengths.append(len(line))
+                        numbers.append(number)
+                    end += len(line)
+                self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if end else b""
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        self._starts, self._lengths, self._numbers = starts, lengths, numbers
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def place(self, index: int) -> str:
+        return f"{self.path}:{self._numbers[index]}"
+
+    def take(self, indices: np.ndarray) -> list[Row]:
+        rows = []
+        for index in indices.tolist():
+            start = self._starts[index]
+            line = self._text[start : start + self._lengths[index]]
+            try:
+                rows.append(parse_line(line.removeprefix(b"\xef\xbb\xbf") if start == 0 else line) or {})
+            except DataError as error:
+                raise DataError(f"{self.place(index)}: {error}") from None
+        return rows
