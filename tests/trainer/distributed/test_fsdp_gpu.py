@@ -4,7 +4,6 @@ import copy
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +200,7 @@ def test_checkpointed_activations_take_less(half: FsdpOptions, language_model: L
     peaks = []
     for checkpointed in (False, True):
         policy = make(language_model, replace(half, activation_checkpointing=checkpointed))
-        policy._settings = replace(policy._settings, micro_batch_tokens=16384)
-        policy._micro_batches = partial(policy._micro_batches, token_budget=16384)
+        policy.continue_with(16384)
         policy.warm_up(NOW)
         before = allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -16,7 +16,7 @@ from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import Aggregation, CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.sft.tiny_model import build_model
-from tinyzero_trainer.training import critic, policy
+from tinyzero_trainer.training import learner
 from tinyzero_trainer.training import micro_batches as batching
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths
@@ -102,8 +102,7 @@ def check(update: Callable[[Split, TrainingBatch], Tensor], samples: list[Rollou
     for name, split in SPLITS.items():
         with patch.context() as each:
             if split.left:
-                each.setattr(policy, "micro_batches", on_the_left)
-                each.setattr(critic, "micro_batches", on_the_left)
+                each.setattr(learner, "micro_batches", on_the_left)
             found = update(split, reordered(experience) if split.reorder else experience)
         difference = ((found - whole).norm() / whole.norm()).item()
         assert difference < 1e-5, f"{name}: {difference:.1e}"

@@ -42,10 +42,10 @@ def test_what_is_weighted_is_summed_over_a_mini_batch_and_averaged_over_mini_bat
 
 def test_the_norm_is_that_of_the_updates_that_were_made() -> None:
     metrics = MetricAccumulator()
-    assert not metrics.weights_changed
+    assert metrics.mini_batches == 0
     for norm in (3.0, float("nan"), 5.0, float("inf")):
         metrics.end_mini_batch(torch.tensor(norm))
-    assert metrics.weights_changed
+    assert metrics.mini_batches == 4
     assert metrics.updates() == {"grad_norm": 4.0, "skipped_updates": 2.0}
     metrics = MetricAccumulator()
     metrics.end_mini_batch(torch.tensor(float("nan")))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -204,8 +204,29 @@ def on_device(model: nn.Module, *, changed: bool = False) -> Iterator[None]:
     with nullcontext() if sharded.offload is None else sharded.offload.on_device(changed=changed):
         try:
             yield
+        except BaseException:
+            _forget_pass(sharded)
+            raise
         finally:
             reshard(model)
+
+
+def _forget_pass(sharded: _Sharded) -> None:
+    """Forget a pass that failed midway, so that the next one may be of the same model.
+
+    Only on one rank: with several, the others still wait in this pass.
+    """
+    for parameter in sharded.root.parameters():  # of a gathered layer they are the gathered ones: FSDP2 keeps those
+        parameter.grad = None
+    root = cast(FSDPModule, sharded.root)
+    state: Any = root._get_fsdp_state()
+    if sharded.ranks.is_distributed or not state._is_root:  # it has not begun
+        return
+    if hasattr(root, "reset_iter_state"):  # since PyTorch 2.13
+        root.reset_iter_state()
+    else:
+        state._root_post_backward_final_callback()
+        state._state_ctx.iter_forward_root = None
 
 
 def reshard(model: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,12 +14,12 @@ from tinyzero_trainer.checkpoint.sharded_tensors import load_sharded
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.dtensor import assign
-from tinyzero_trainer.distributed.fsdp import FsdpOptions, device_of, on_device, ranks_of, shard
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, shard
 from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.training.learner import Learner
 from tinyzero_trainer.training.logprobs import TokenModel, completion_states
-from tinyzero_trainer.training.micro_batches import MicroBatch, in_batch_order, micro_batches, to_device
-from tinyzero_trainer.training.optimizer import Optimizer, save_tensors
-from tinyzero_trainer.training.packing import choose_layout
+from tinyzero_trainer.training.micro_batches import MicroBatch, in_batch_order, to_device
+from tinyzero_trainer.training.optimizer import save_tensors
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
@@ -48,7 +47,7 @@ class ValueModel(TokenModel):
         return values
 
 
-class Critic:
+class Critic(Learner):
     """The value model with its optimizer; over several ranks as the policy is."""
 
     def __init__(
@@ -68,15 +67,8 @@ class Critic:
         self.model = ValueModel(language_model)
         if options is not None:
             shard(self.model, options, exact=[self.model.head])
-        self._ranks, self._settings, self._shared = ranks_of(self.model), settings, optimizer
-        self._optimizer = Optimizer(self.model, optimizer)
-        self._micro_batches = partial(
-            micro_batches,
-            token_budget=optimizer.micro_batch_tokens,
-            pad_id=language_model.pad_id,
-            device=device_of(self.model),
-            layout=choose_layout(self.model, optimizer.packing, name=language_model.name),
-        )
+        self._own_settings = settings
+        super().__init__(self.model, self.model, language_model, optimizer)
 
     @property
     def parameters(self) -> int:
@@ -92,13 +84,10 @@ class Critic:
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
         """As many passes and mini-batches as the policy's; returns the metrics `critic/*`."""
-        metrics = MetricAccumulator()
         with on_device(self.model, changed=True), self._optimizer.on_device(changed=True):
-            for mini_batch in batch.mini_batches(self._shared):
-                self._update_mini_batch(mini_batch, metrics)
-            self._optimizer.end()
+            metrics = self._updates(batch, self._update_mini_batch)
         metrics.gather(self._ranks)
-        return {"critic/lr": self._settings.learning_rate, **_metrics(metrics)}
+        return {"critic/lr": self._own_settings.learning_rate, **_metrics(metrics)}
 
     def _update_mini_batch(self, mini_batch: TrainingBatch, metrics: MetricAccumulator) -> None:
         self.model.eval()  # without dropout, as for the old values
@@ -112,11 +101,11 @@ class Critic:
             columns = (part.values, part.returns, jagged.select(weights, mini_batch.lengths, batch.indices))
             old, returns, weight = (to_device(column, batch.tokens.device) for column in columns)
             values = self.model(batch)
-            loss, clipped = value_loss(values, old, returns, clip=self._settings.value_clip_range)
+            loss, clipped = value_loss(values, old, returns, clip=self._own_settings.value_clip_range)
             ((torch.zeros_like(weight) if batch.is_padding else weight) * loss).sum().backward()
             if not batch.is_padding:
                 metrics.extend(loss=loss, clipped=clipped.float(), values=old, returns=returns)
-        metrics.end_mini_batch(self._optimizer.step(self._settings.learning_rate))
+        self._step(self._own_settings.learning_rate, metrics)
 
     def save(self, directory: Path) -> None:
         """Write weights and moments."""

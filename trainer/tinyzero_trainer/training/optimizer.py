@@ -28,7 +28,7 @@ class Optimizer:
     def __init__(self, model: nn.Module, settings: OptimizerConfig) -> None:
         """The model is already sharded if it ever is; its parameters that require a gradient are trained."""
         self._settings = settings
-        self._nonfinite_updates = 0  # consecutive
+        self._nonfinite_updates = torch.zeros((), dtype=torch.long)  # consecutive
         self._parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
         # AdamW treats each element alone, so it steps plain tensors: this rank's shards.
         self._shards = {name: local_shard(value) for name, value in self._parameters.items()}
@@ -71,13 +71,13 @@ class Optimizer:
         torch.nn.utils.clip_grads_with_norm_(self._shards.values(), self._settings.max_grad_norm, norm)
         if torch.isfinite(norm):
             self._adamw.step()
-            self._nonfinite_updates = 0
+            self._nonfinite_updates.zero_()
             return norm
         # A NaN in AdamW's moments would stay there.
-        self._nonfinite_updates += 1
-        if self._nonfinite_updates >= self._settings.max_nonfinite_updates:
+        count = int(self._nonfinite_updates.add_(1))
+        if count >= self._settings.max_nonfinite_updates:
             raise UpdateError(
-                f"{self._nonfinite_updates} updates in a row had a gradient that is not finite (each was skipped); "
+                f"{count} updates in a row had a gradient that is not finite (all skipped); "
                 "resume from the last checkpoint, and if that fails restart with a learning rate below "
                 f"{learning_rate:g}"
             )
@@ -103,6 +103,13 @@ class Optimizer:
     def _moments(self) -> Iterator[Tensor]:
         for state in self._adamw.state.values():
             yield from (value for value in state.values() if value.ndim)
+
+    def local_state(self) -> Iterator[Tensor]:
+        """Everything that steps change on this rank: its shards, their moments, and the count of skipped updates."""
+        yield self._nonfinite_updates
+        for shard in self._shards.values():
+            yield shard.detach()
+            yield from self._adamw.state[shard].values()
 
     def save(self, directory: Path, name: str) -> None:
         """Write the moments by parameter name; see `save_tensors`."""

@@ -13,15 +13,14 @@ from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, tok
 from tinyzero_trainer.algorithms.rollout_correction import mismatch_metrics
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
-from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
+from tinyzero_trainer.distributed.fsdp import device_of, on_device
 from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
+from tinyzero_trainer.training.learner import Learner
 from tinyzero_trainer.training.logprobs import PolicyModel, TokenStatistics, frozen
-from tinyzero_trainer.training.micro_batches import MicroBatch, fill_budget, in_batch_order, micro_batches, to_device
+from tinyzero_trainer.training.micro_batches import MicroBatch, fill_budget, in_batch_order, to_device
 from tinyzero_trainer.training.objective import policy_objective
-from tinyzero_trainer.training.optimizer import Optimizer
-from tinyzero_trainer.training.packing import choose_layout
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
@@ -34,8 +33,8 @@ SMALL = 256
 use other kernels. The last micro-batch of a mini-batch is often that small, and must not stop a step to compile."""
 
 
-class Policy:
-    """A model with its optimizer.
+class Policy(Learner):
+    """A language model with its optimizer.
 
     With several ranks, each is called with the whole batch, computes its shard, and returns the results of all.
     """
@@ -60,17 +59,9 @@ class Policy:
         """
         assert (reference is not None) == (algorithm.kl_coefficient > 0)
         self.language_model, self.model = language_model, PolicyModel.of(language_model.model)
-        self._algorithm, self._settings = algorithm, optimizer
-        self._policy_loss = find_policy_loss(algorithm.policy_loss)
-        self._max_tokens, self._reference, self._ranks = max_tokens, reference, ranks_of(self.model)
-        self._optimizer = Optimizer(language_model.model, optimizer)
-        self._micro_batches = partial(
-            micro_batches,
-            token_budget=optimizer.micro_batch_tokens,
-            pad_id=language_model.pad_id,
-            device=device_of(self.model),
-            layout=choose_layout(self.model, optimizer.packing, name=language_model.name),
-        )
+        self._algorithm, self._policy_loss = algorithm, find_policy_loss(algorithm.policy_loss)
+        self._max_tokens, self._reference = max_tokens, reference
+        super().__init__(self.model, language_model.model, language_model, optimizer)
 
     @property
     def world_size(self) -> int:
@@ -106,11 +97,8 @@ class Policy:
         """
         single_update = self._settings.num_mini_batches == self._settings.update_epochs == 1
         assert batch.old_logprobs is not None or single_update
-        metrics = MetricAccumulator()
         with self._updating(changed=True):
-            for mini_batch in batch.mini_batches(self._settings):
-                self._update_mini_batch(mini_batch, settings, metrics)
-            self._optimizer.end()
+            metrics = self._updates(batch, lambda part, metrics: self._update_mini_batch(part, settings, metrics))
         metrics.gather(self._ranks)
         return {"actor/lr": settings.learning_rate, **_metrics(metrics)}
 
@@ -127,12 +115,11 @@ class Policy:
 
         Forward and backward over synthetic completions, then over a few short ones, so that the update's passes are
         compiled by then if sequences are packed; nothing is trained. `most` is the most tokens of a micro-batch, where
-        a mini-batch does not fill the budget.
+        a mini-batch does not fill the budget, or a sequence is longer.
         """
         self.model.eval()
         group, context = self._ranks.sequence_group, self.language_model.context
-        budget = self._settings.micro_batch_tokens * (1 if group is None else group.size)
-        budget = budget if most is None else min(budget, most)
+        budget = most or self.micro_batch_tokens * (1 if group is None else group.size)
         short = min(self._max_tokens, SMALL // 5)  # several of them, of unequal length as in training
         with self._updating(changed=False):
             for size, longest in ((budget, self._max_tokens), (min(budget, SMALL), short)):
@@ -161,7 +148,7 @@ class Policy:
             counted = MetricAccumulator() if batch.is_padding else metrics
             loss = self._token_losses(batch, mini_batch.select(batch.indices), weight, settings, counted)
             (weight * loss).sum().backward()
-        metrics.end_mini_batch(self._optimizer.step(settings.learning_rate))
+        self._step(settings.learning_rate, metrics)
 
     def _token_losses(
         self, batch: MicroBatch, part: TrainingBatch, weight: Tensor, settings: StepSettings, metrics: MetricAccumulator
@@ -198,7 +185,7 @@ class Policy:
         metrics.add_weighted_sum(pg_loss=weight * values.pop("pg_loss"))
         metrics.extend(log_ratio=values.pop("log_ratio"), ratio=values.pop("ratio"))
         metrics.add(**values)
-        if part.engine_logprobs is not None and not metrics.weights_changed:
+        if part.engine_logprobs is not None and not metrics.mini_batches:
             metrics.extend(before=current, engine=part.engine_logprobs)
         return loss
 

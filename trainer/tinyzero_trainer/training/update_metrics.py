@@ -24,9 +24,19 @@ class MetricAccumulator:
         self._norms: list[float] = []
 
     @property
-    def weights_changed(self) -> bool:
-        """Whether a mini-batch is done, so that the weights may differ from those at the start."""
-        return bool(self._norms)
+    def mini_batches(self) -> int:
+        """Number of those done: after the first, the weights may differ from those at the start."""
+        return len(self._norms)
+
+    def copy(self, *, on_cpu: bool = False) -> "MetricAccumulator":
+        """The same so far; what is added to one of them is not in the other."""
+        found = MetricAccumulator()
+        found._sums, found._totals, found._columns = (
+            {name: [part.cpu() for part in parts] if on_cpu else list(parts) for name, parts in values.items()}
+            for values in (self._sums, self._totals, self._columns)
+        )
+        found._counts, found._norms = self._counts.copy(), list(self._norms)
+        return found
 
     def add(self, **values: Tensor) -> None:
         """Add [tokens] values, for their mean."""

@@ -1,0 +1,81 @@
+"""What policy and critic have in common: updates in mini-batches, which go on elsewhere if this rank cannot."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from threading import Lock
+
+from torch import Tensor, nn
+
+from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.config import OptimizerConfig
+from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.training.logprobs import TokenModel
+from tinyzero_trainer.training.micro_batches import micro_batches
+from tinyzero_trainer.training.optimizer import Optimizer
+from tinyzero_trainer.training.packing import choose_layout
+from tinyzero_trainer.training.update_metrics import MetricAccumulator
+
+
+class Learner:
+    """A model with its optimizer; all its ranks are called with the whole batch at the same time."""
+
+    def __init__(
+        self, model: TokenModel, trained: nn.Module, language_model: LanguageModel, optimizer: OptimizerConfig
+    ) -> None:
+        """`model` computes, `trained` has its parameters under the names of checkpoints; both sharded if they are."""
+        self._computes, self._settings, self._ranks = model, optimizer, ranks_of(model)
+        self._optimizer = Optimizer(trained, optimizer)
+        self._micro_batches = partial(
+            micro_batches,
+            token_budget=optimizer.micro_batch_tokens,
+            pad_id=language_model.pad_id,
+            device=device_of(model),
+            layout=choose_layout(model, optimizer.packing, name=language_model.name),
+        )
+        self._metrics, self._unfinished = MetricAccumulator(), MetricAccumulator()
+        self._stepping = Lock()
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Starts as `optimizer.micro_batch_tokens`."""
+        tokens: int = self._micro_batches.keywords["token_budget"]
+        return tokens
+
+    def continue_with(self, micro_batch_tokens: int, metrics: Sequence[MetricAccumulator] = ()) -> None:
+        """Split by another budget; an update that was cut off goes on when it is called again.
+
+        `metrics` are of the mini-batches done; none = this object's own.
+        """
+        self._micro_batches = partial(self._micro_batches, token_budget=micro_batch_tokens)
+        (self._unfinished,) = metrics or (self._metrics,)
+
+    def _updates(
+        self, batch: TrainingBatch, update: Callable[[TrainingBatch, MetricAccumulator], None]
+    ) -> MetricAccumulator:
+        """Call `update` with each mini-batch that is still to do; the metrics of all, of this rank."""
+        self._metrics, self._unfinished = self._unfinished, MetricAccumulator()
+        for mini_batch in islice(batch.mini_batches(self._settings), self._metrics.mini_batches, None):
+            update(mini_batch, self._metrics.copy())  # of a mini-batch that fails midway nothing is kept
+        self._optimizer.end()
+        metrics, self._metrics = self._metrics, MetricAccumulator()
+        return metrics
+
+    def _step(self, learning_rate: float, metrics: MetricAccumulator) -> None:
+        with self._stepping:
+            metrics.end_mini_batch(self._optimizer.step(learning_rate))
+            self._metrics = metrics
+
+    # ---- from a rank to the one that takes its place: both have the same shards ------------------------------------
+
+    def stop(self, seconds: float) -> MetricAccumulator | None:
+        """From another thread: make no further step; what is done of an update. None = a step does not end in time."""
+        return self._metrics.copy(on_cpu=True) if self._stepping.acquire(timeout=seconds) else None
+
+    @contextmanager
+    def local_state(self, *, changed: bool) -> Iterator[Iterator[Tensor]]:
+        """This rank's shards and moments, in an order that is the same for all of its kind, `changed` or read."""
+        with on_device(self._computes, changed=changed), self._optimizer.on_device(changed=changed):
+            yield self._optimizer.local_state()
