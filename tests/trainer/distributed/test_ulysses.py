@@ -1,7 +1,6 @@
 """Ranks of a sequence-parallel group: their shards make up the packed row, and they compute what one rank does."""
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,16 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Gemma2Config, PreTrainedModel
 
 from tests.trainer.conftest import random_model
-from tests.trainer.distributed.sharded import CPU, PLAIN
+from tests.trainer.distributed.sharded import CPU
 from tests.trainer.processes import on_threads
 from tests.trainer.samples import make_sample, mixed_lengths
+from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.models.loading import ModelError
-from tinyzero_trainer.training.build import _load
+from tinyzero_trainer.training.build import refuse_architecture
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
 from tinyzero_trainer.training.packing import computes_the_same_in_slices
@@ -162,15 +162,22 @@ def test_a_model_that_attends_to_its_own_shard_alone_is_noticed(monkeypatch: pyt
     assert all(on_threads(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
 
 
-def test_indivisible_heads_are_refused(toy_model_path: Path) -> None:
+def test_sequences_are_divided_only_where_the_architecture_allows_it(toy_model_path: Path, tmp_path: Path) -> None:
+    """Before any weight is read: there are none."""
+
+    def refuse(slices: int, path: Path) -> None:
+        parallel = {"world_size": slices, "sequence_parallel": slices}
+        run = {"task": "countdown", "executor": "ray", "output": str(tmp_path)}
+        refuse_architecture(make_config({"run": run, "parallel": parallel, "model": {"path": str(path)}}))
+
+    (toy_model_path / "model.safetensors").unlink()
+    refuse(2, toy_model_path)
+    with pytest.raises(ModelError, match=r"sequence_parallel=3 does not divide the 2 attention heads .* 1, 2$"):
+        refuse(3, toy_model_path)
+    Gemma2Config(
+        hidden_size=32, num_attention_heads=2, num_key_value_heads=2, attn_logit_softcapping=50.0
+    ).save_pretrained(tmp_path)
     with pytest.raises(
-        ModelError, match=r"parallel\.sequence_parallel=3 does not divide the 2 attention heads .* 1, 2$"
+        ModelError, match=r"\(gemma2\) has its own attention, .*sequence_parallel=2 .*; leave that out$"
     ):
-        _load(str(toy_model_path), replace(PLAIN, sequence_parallel=3))
-
-
-def test_a_model_with_its_own_attention_is_refused(toy_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinyzero_trainer.training.varlen_attention._is_plain", lambda model: False)
-    _load(str(toy_model_path), PLAIN)
-    with pytest.raises(ModelError, match="has its own attention"):
-        _load(str(toy_model_path), replace(PLAIN, sequence_parallel=2))
+        refuse(2, tmp_path)

@@ -1,9 +1,12 @@
+import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, from_parts, load_model
 
 CPU = torch.device("cpu")
@@ -27,6 +30,27 @@ def test_pickled_weights_are_never_loaded(toy_model: LanguageModel, toy_model_pa
     torch.save(toy_model.model.state_dict(), toy_model_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="cannot load the model"):
         load_model(str(toy_model_path), CPU)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            {"model_type": "qwen2", "quantization_config": {"quant_method": "gptq"}},
+            r"is quantised \(gptq\).*; give the",
+        ),
+        ({"model_type": "gemma3"}, "'gemma3' is multimodal, .*; give one of 'gemma3_text'$"),
+        ({"model_type": "t5"}, "'t5' is an encoder with a decoder; give a causal LM"),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}},
+            "has no 'own', and it brings code of its own",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_named_before_weights_are_read(content: Any, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(TinyZeroError, match=reason):
+        load_model(str(tmp_path), CPU)
 
 
 def test_a_directory_that_holds_no_model_is_one_line(tmp_path: Path) -> None:

@@ -95,6 +95,11 @@ LLAMA = {key: value for key, value in LlamaConfig(**COMMON).to_dict().items() if
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "'t5' is an encoder with a decoder"),
         ({"model_type": "vit"}, "'vit' is no causal LM that transformers knows"),
         ({"model_type": "nobody-knows"}, "nobody-knows"),
+        (
+            {"model_type": "gemma3"},
+            "'gemma3' is multimodal, and only text models are trained; give one of 'gemma3_text'",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, "is quantised (fp8), which cannot be trained"),
         ({"hidden_size": None}, "hidden_size"),
         ({"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}, "it brings code of its own in auto_map"),
     ],

@@ -9,8 +9,9 @@ import pytest
 
 from tests.trainer.configurations import call
 from tests.trainer.plan.planned import HALF_B, target_of
-from tinyzero_trainer.models.hub import context_of, find_spec
+from tinyzero_trainer.models.hub import config_of, find_spec
 from tinyzero_trainer.models.loading import ModelError
+from tinyzero_trainer.models.spec import context_in
 from tinyzero_trainer.plan import target_gpu
 from tinyzero_trainer.rollout.generate import check_context
 
@@ -56,14 +57,14 @@ QWEN2 |= {"num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": 9}
 )
 def test_a_models_context(content: dict[str, Any], context: int | None, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
-    assert find_spec(str(tmp_path)).context == context_of(str(tmp_path)) == context
+    assert find_spec(str(tmp_path)).context == context_in(config_of(str(tmp_path))) == context
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '"a"', None])
 def test_a_broken_config_has_no_context(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    assert context_of(str(tmp_path)) is None
+    assert context_in(config_of(str(tmp_path))) is None
 
 
 def test_train_refuses_before_anything_is_loaded(

@@ -1,16 +1,19 @@
 """How vLLM is started: what is refused before, its arguments and its environment."""
 
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import Gemma3ForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM, XGLMForCausalLM
 
 from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.build import require_engine
 from tinyzero_trainer.rollout.vllm import client, engine_args, version
-from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, settled
+from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, refuse_architecture, settled
 from tinyzero_trainer.rollout.vllm.version import VllmMissingError
 
 CPU = torch.device("cpu")
@@ -41,6 +44,26 @@ def test_a_missing_or_old_vllm_is_reported_before_a_model_is_loaded(monkeypatch:
     installed = {}
     require_engine(changed({"run": {"task": "countdown"}}, {}), CPU)
     require_engine(config, CPU, here=False)
+
+
+def test_an_architecture_that_vllm_does_not_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = tmp_path / "vllm/model_executor/models/registry.py"
+    registry.parent.mkdir(parents=True)
+    registry.write_text(
+        '_A = {\n    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),\n'
+        '    "Olmo2ForCausalLM": (\n        "transformers",\n        "TransformersForCausalLM",\n    ),\n}\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(engine_args, "require_vllm", lambda: "0.32.0")
+    apart, within = changed(BASE, {}), changed(BASE, {"vllm__separate_process": False})
+    refuse_architecture(within, LlamaForCausalLM)
+    refuse_architecture(apart, Olmo2ForCausalLM)
+    refuse_architecture(apart, Gemma3ForCausalLM)  # of which this vLLM knows nothing, as transformers' own class
+    for unfit in (Olmo2ForCausalLM, Gemma3ForCausalLM):
+        with pytest.raises(VllmError, match=f"{unfit.__name__}, .*; leave out vllm.separate_process=false"):
+            refuse_architecture(within, unfit)
+    with pytest.raises(VllmError, match=r"vLLM 0\.32\.0 does not run XGLMForCausalLM, .*take rollout\.engine=torch"):
+        refuse_architecture(apart, XGLMForCausalLM)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
     from tinyzero_trainer.checkpoint.run_directory import RunDirectory
     from tinyzero_trainer.config.algorithm import check_loss_place
     from tinyzero_trainer.config.tasks import load_tasks
-    from tinyzero_trainer.plan.limits import refuse_no_prompt
+    from tinyzero_trainer.plan.limits import refuse_model
     from tinyzero_trainer.rollout.vllm.version import require_vllm
 
     allow_unsafe = config.reward.allow_unsafe
@@ -113,7 +113,7 @@ def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
         check_address(config.ray.address)
     if config.rollout.engine == "vllm" and config.ray.address is None:  # elsewhere the workers' machines need it
         require_vllm()
-    refuse_no_prompt(config)
+    refuse_model(config)
     if config.run.output:
         RunDirectory(Path(config.run.output)).check(resume=resume)
     return tasks

@@ -15,6 +15,7 @@ from tinyzero_trainer.executors.local import build_local_workers
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout.build import require_engine
+from tinyzero_trainer.training.build import refuse_architecture
 
 
 def build_workers(
@@ -39,6 +40,8 @@ def build_workers(
     # Ray's workers choose their devices themselves: this process may have none, and must not initialize CUDA.
     device = torch.device("cuda" if config.ray.gpus else "cpu") if on_ray else choose_device(config.run.device)
     require_engine(config, device, here=config.ray.address is None)
+    if training:
+        refuse_architecture(config)
     tasks = tasks or load_tasks(
         config.task_specs,
         wrappers=config.wrappers_with_limit() if training else (),

@@ -1,7 +1,9 @@
 """The sizes of a model that a user names: a directory, a name on the Hub, or the tiny model."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of
@@ -12,10 +14,13 @@ from tinyzero_trainer.models.spec import (
     COUNTED,
     WELL_KNOWN,
     ModelSpec,
-    context_in,
+    refuse_quantised,
     spec_from_config,
     well_known,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 _HUB_SECONDS = 5.0
 _FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -29,7 +34,7 @@ def find_spec(model: str | None, *, download: bool = True) -> ModelSpec:
         download: whether the config.json of a name that is neither in the Hub's cache nor well known may be fetched.
 
     Raises:
-        SettingsError: there is no such model, or it is not a language model.
+        SettingsError: there is no such model, or it is not one that can be trained.
     """
     directory = _directory(model)
     if directory is None:
@@ -38,6 +43,7 @@ def find_spec(model: str | None, *, download: bool = True) -> ModelSpec:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         is_counted = config["model_type"] in COUNTED
+        refuse_quantised(name, config)
         return spec_from_config(name, config) if is_counted else _by_transformers(name, str(directory))
     except _FAULTS as error:
         raise SettingsError(
@@ -46,14 +52,14 @@ def find_spec(model: str | None, *, download: bool = True) -> ModelSpec:
         ) from error
 
 
-def context_of(model: str | None) -> int | None:
-    """Tokens of the longest sequence a model was made for, if its config.json is on this machine and says so."""
+def config_of(model: str | None) -> Mapping[str, Any]:
+    """A model's config.json; empty if it is not on this machine, or broken."""
     directory = _directory(model)
     try:
         config = None if directory is None else json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None  # loading the model reports it
-    return context_in(config) if isinstance(config, dict) else None
+        return {}  # loading the model reports it
+    return config if isinstance(config, dict) else {}
 
 
 def _directory(model: str | None) -> Path | None:
@@ -94,28 +100,55 @@ def _check_hub(model: str) -> None:
         raise OSError(f"{constants.ENDPOINT} cannot be reached: {error}") from error
 
 
-def _by_transformers(name: str, source: str) -> ModelSpec:
-    """Built without memory for its weights, which takes seconds: any architecture that transformers knows."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+def architecture(model: str | None) -> "tuple[PreTrainedConfig, type[PreTrainedModel]]":
+    """The configuration and the class of transformers of a `model.path`, from its config.json alone.
 
+    Raises:
+        SettingsError: it is not one that can be trained.
+        OSError, ValueError: it cannot be read.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, __version__
+
+    source = str(directory_of(model) or BUILT_IN_MODEL)
     content, _ = PreTrainedConfig.get_config_dict(source)
-    if "auto_map" in content and content.get("model_type") not in CONFIG_MAPPING_NAMES:
-        raise ValueError("it brings code of its own in auto_map, which is not run")
+    refuse_quantised(source, content)
+    kind = content.get("model_type")
+    if kind is not None and kind not in CONFIG_MAPPING:
+        code = ", and it brings code of its own in auto_map, which is not run" if "auto_map" in content else ""
+        raise SettingsError(f"{source}: transformers {__version__} has no {kind!r}{code}; give a model that it knows")
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    if config.is_encoder_decoder:
-        raise ValueError(f"{config.model_type!r} is an encoder with a decoder")
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except ValueError as error:
-        raise ValueError(f"{config.model_type!r} is no causal LM that transformers knows") from error
+    found: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if config.is_encoder_decoder or found is None:
+        what = "an encoder with a decoder" if config.is_encoder_decoder else "no causal LM that transformers knows"
+        raise SettingsError(f"{source}: {kind!r} is {what}; give a causal LM, such as one of 'qwen3' or 'llama'")
+    text = config.get_text_config()
+    if text is not config and found.config_class is type(config):
+        raise SettingsError(
+            f"{source}: {kind!r} is multimodal, and only text models are trained; give one of {text.model_type!r}"
+        )
+    return config, found
+
+
+def outline(model: str | None) -> "PreTrainedModel":
+    """The model of a `model.path` without memory for its weights, in a second; raises what `architecture` raises."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config, _ = architecture(model)
+    with torch.device("meta"):
+        built: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return built
+
+
+def _by_transformers(name: str, source: str) -> ModelSpec:
+    """Of any architecture that transformers knows."""
+    model = outline(source)
+    config = model.config
     text = config.get_text_config()
     sizes = (
         *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
         *("intermediate_size", "vocab_size", "max_position_embeddings"),
     )
-    content = {key: getattr(text, key, None) for key in sizes}
+    content = text.to_dict() | {key: getattr(text, key, None) for key in sizes}
     content |= {"model_type": text.model_type, "tie_word_embeddings": bool(config.tie_word_embeddings)}
     return spec_from_config(name, content, parameters=sum(parameter.numel() for parameter in model.parameters()))

@@ -16,6 +16,7 @@ from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, d
 from tinyzero_trainer.distributed.fsdp import on_device, ranks_of
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.files import find_model, hub_cache
+from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, merged_state, merged_weights
 
@@ -59,6 +60,7 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
     """A causal LM with float32 weights and its tokenizer; safetensors only, since a pickle can hold any code.
 
     Raises:
+        SettingsError: it is not one that can be trained.
         ModelError: it cannot be found or loaded, is an adapter, or lacks some of its weights; the message names the
             broken file or the reason.
     """
@@ -66,16 +68,18 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
     _refuse_adapter(source, Path(source, "adapter_config.json").exists())
     try:
         with _quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            architecture(source)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             # Missing or mismatched weights would be random numbers: the report lists them.
             model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
                 source,
                 dtype=torch.float32,
                 use_safetensors=True,
+                trust_remote_code=False,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError, TinyZeroError):
         raise
     except Exception as error:  # the border to transformers: broken files raise anything there
         raise ModelError(_loading_error(source, first_line(error))) from error

@@ -48,18 +48,13 @@ class Adapter:
             LoraError: peft is missing, or the model has no layer of a name in `target_modules`.
         """
         peft = import_peft(settings)
-        layers = _linear_layers(model)
-        names = sorted(layers)
-        missing = [name for name in settings.target_modules if name not in names]
-        if missing or not names:
-            have = f"it has {', '.join(names)}" if names else "it has none"
-            raise LoraError(f"lora.target_modules names {missing}, expected linear layers of the model's body: {have}")
+        layers = adaptable_layers(model, settings)
         self._model, self._start = model, start
         self._config = peft.LoraConfig(
             r=settings.rank,
             lora_alpha=2 * settings.rank if settings.alpha is None else settings.alpha,
             use_rslora=settings.rslora,
-            target_modules=list(settings.target_modules) or names,
+            target_modules=list(settings.target_modules) or sorted(layers),
             fan_in_fan_out=Conv1D in layers.values(),
             task_type="CAUSAL_LM",
             base_model_name_or_path=start,
@@ -183,11 +178,21 @@ def _is_adapted(module: nn.Module) -> bool:
     return hasattr(module, "get_delta_weight")
 
 
-def _linear_layers(model: PreTrainedModel) -> dict[str, type]:
-    """Names (last component) and types of the body's linear layers; the output head is not one of them."""
+def adaptable_layers(model: PreTrainedModel, settings: LoraConfig) -> dict[str, type]:
+    """Names (last component) and types of the body's linear layers; the output head is not one of them.
+
+    Raises:
+        LoraError: `target_modules` names others, or there are none.
+    """
     head = model.get_output_embeddings()
-    return {
+    layers = {
         name.rpartition(".")[2]: type(module)
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not head
     }
+    missing = [name for name in settings.target_modules if name not in layers]
+    if missing or not layers:
+        have = f"it has {', '.join(sorted(layers))}" if layers else "it has none"
+        kind = model.config.model_type
+        raise LoraError(f"lora.target_modules names {missing}, expected linear layers of a {kind} model's body: {have}")
+    return layers

@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tinyzero_sdk.errors import SettingsError
+
 CONFIG_FILE = "config.json"
 
 COUNTED = ("llama", "mistral", "qwen2", "qwen3")
 """Architectures (`model_type`) whose parameters are counted here; transformers counts those of others."""
+
+FUSED = (*COUNTED, "olmo2", "phi3", "smollm3")
+"""Architectures that the engine `torch` generates with its own decoders, and with CUDA graphs; see `has_graphs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,19 @@ def spec_from_config(name: str, config: Mapping[str, Any], parameters: int | Non
     return replace(spec, parameters=_count(spec, config))
 
 
+def refuse_quantised(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a model whose config.json says that its weights are quantised.
+
+    Raises:
+        SettingsError: says how, and what to give instead.
+    """
+    if (settings := config.get("quantization_config")) is not None:
+        how = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else settings
+        raise SettingsError(
+            f"{name} is quantised ({str(how)[:40]}), which cannot be trained; give the model that it was made from"
+        )
+
+
 def context_in(config: Mapping[str, Any]) -> int | None:
     """Tokens of the longest sequence, as far as a config.json says it; see `models.loading.LanguageModel.context`."""
     keys = ("max_position_embeddings", "n_positions")
@@ -172,8 +190,9 @@ def has_graphs(config: Mapping[str, Any]) -> bool:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     slides = config.get("sliding_window") and config.get("use_sliding_window", True)
     return (
-        config.get("model_type") in COUNTED
+        config.get("model_type") in FUSED
         and rope.get("rope_type", rope.get("type", "default")) in ("default", "linear", "llama3", "yarn")  # fixed ones
+        and (rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1) == 1
         and set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
         and not slides
         and config.get("hidden_act", "silu") == "silu"

@@ -8,8 +8,8 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of
 from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims, refuse_uneven
 from tinyzero_trainer.estimate.workload import workload_of
-from tinyzero_trainer.models.hub import context_of
-from tinyzero_trainer.models.spec import ModelSpec, context_error
+from tinyzero_trainer.models.hub import config_of
+from tinyzero_trainer.models.spec import ModelSpec, context_error, context_in, refuse_quantised
 
 
 def refuse_impossible(spec: ModelSpec, config: TrainConfig, prompt_tokens: int | None, visible: int) -> None:
@@ -56,14 +56,17 @@ def refuse_cpu(config: TrainConfig) -> None:
         raise SettingsError(f"{what} uses no GPU, and a plan is for GPUs; {instead}")
 
 
-def refuse_no_prompt(config: TrainConfig) -> None:
-    """Refuse a run whose completions leave no tokens for a prompt, before its model is loaded.
+def refuse_model(config: TrainConfig) -> None:
+    """Refuse what a model's config.json rules out, before PyTorch is loaded; `models.hub.architecture` refuses more.
 
     Raises:
-        SettingsError: rollout.max_completion_tokens and one token more exceed the model's context.
+        SettingsError: its weights are quantised; or completions of rollout.max_completion_tokens leave its context no
+            token for a prompt.
     """
     path, most = config.model.path, config.rollout.max_completion_tokens
-    context = context_of(path)
+    name = TINY_MODEL if path is None or directory_of(path) is None else path
+    content = config_of(path)
+    refuse_quantised(name, content)
+    context = context_in(content)
     if context is not None and 1 + most > context:
-        name = TINY_MODEL if path is None or directory_of(path) is None else path
         raise SettingsError(context_error(name, context, 1, most))

@@ -12,6 +12,7 @@ import torch
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
 from tinyzero_trainer.estimate.engine_memory import FEW_SEQUENCES
+from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.decoder import FusedDecoder
@@ -26,13 +27,14 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
 
     Raises:
         VllmMissingError: vLLM is not installed, or too old.
-        VllmError: a setting is not possible on this device.
+        VllmError: a setting is not possible on this device, or vLLM does not run the model's architecture.
     """
     if config.rollout.engine == "vllm":
-        from tinyzero_trainer.rollout.vllm.engine_args import refuse_impossible
+        from tinyzero_trainer.rollout.vllm.engine_args import refuse_architecture, refuse_impossible
 
         if here:
             require_vllm()
+            refuse_architecture(config, architecture(config.model.path)[1])
         refuse_impossible(config, device)
 
 

@@ -175,10 +175,12 @@ class FusedDecoder(Decoder):
         for layer, cache in enumerate(self._caches):
             fused = weights.project(layer, hidden).transpose(1, 2)  # [batch, all heads, length, head size]
             query, key, value = fused.split([weights.heads, weights.kv_heads, weights.kv_heads], dim=1)
-            cache[:, 0, :, self._length : end] = _rotate(key, cos, sin)
+            if not weights.rotates or weights.rotates[layer]:
+                query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+            cache[:, 0, :, self._length : end] = key
             cache[:, 1, :, self._length : end] = value
             attended = F.scaled_dot_product_attention(
-                _rotate(query, cos, sin),
+                query,
                 cache[:, 0, :, :end],
                 cache[:, 1, :, :end],
                 attn_mask=allowed,
@@ -186,10 +188,12 @@ class FusedDecoder(Decoder):
                 enable_gqa=weights.heads != weights.kv_heads,
             )
             attended = attended.transpose(1, 2).flatten(2)
-            hidden = hidden + F.linear(attended, weights[f"{layer}.out"], weights.get(f"{layer}.out_bias"))
+            added = F.linear(attended, weights[f"{layer}.out"], weights.get(f"{layer}.out_bias"))
+            hidden = hidden + weights.norm(f"{layer}.out_norm", added)
             gate_up = F.linear(weights.norm(f"{layer}.norm2", hidden), weights[f"{layer}.gate_up"])
             gate, up = gate_up.chunk(2, dim=-1)
-            hidden = hidden + F.linear(F.silu(gate) * up, weights[f"{layer}.down"])
+            added = F.linear(F.silu(gate) * up, weights[f"{layer}.down"])
+            hidden = hidden + weights.norm(f"{layer}.down_norm", added)
         self._length = end
         return weights.norm("norm", hidden)
 
@@ -197,4 +201,4 @@ class FusedDecoder(Decoder):
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding of [batch, heads, length, head size]."""
     left, right = states.chunk(2, dim=-1)
-    return states * cos + torch.cat([-right, left], dim=-1) * sin
+    return (states * cos + torch.cat([-right, left], dim=-1) * sin).to(states.dtype)

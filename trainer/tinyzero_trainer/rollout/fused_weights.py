@@ -29,6 +29,11 @@ class FusedWeights(dict[str, Tensor]):
         self._source, self._dtype, self._device, self._share = source, dtype, device, share
         self._tied = bool(config.tie_word_embeddings)
         self._eps: float = config.rms_norm_eps
+        self.rotates: list[bool] = [bool(each) for each in getattr(config, "no_rope_layers", None) or ()]
+        """For each layer whether it encodes positions; empty = all do."""
+
+        # It normalizes what attention and MLP give, not what they get, and all heads together.
+        self._is_olmo2 = config.model_type == "olmo2"
         self._targets = self._find_targets(config.intermediate_size)
 
     @torch.no_grad()
@@ -52,8 +57,9 @@ class FusedWeights(dict[str, Tensor]):
             self["head"] = self["embed"]
 
     def norm(self, name: str, hidden: Tensor) -> Tensor:
-        """RMSNorm over the last dimension."""
-        return F.rms_norm(hidden, (hidden.shape[-1],), self[name], self._eps)
+        """RMSNorm over the last dimension; without a weight of this name nothing changes."""
+        weight = self.get(name)
+        return hidden if weight is None else F.rms_norm(hidden, (hidden.shape[-1],), weight, self._eps)
 
     def project(self, layer: int, hidden: Tensor) -> Tensor:
         """Query, key and value [..., heads + 2 × kv heads, head size], normalized if the model does so, not rotated."""
@@ -62,7 +68,12 @@ class FusedWeights(dict[str, Tensor]):
         if f"{layer}.q_norm" not in self:
             return fused
         query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=-2)
-        return torch.cat([self.norm(f"{layer}.q_norm", query), self.norm(f"{layer}.k_norm", key), value], dim=-2)
+        if self._is_olmo2:
+            query, key = query.flatten(-2), key.flatten(-2)
+        query, key = self.norm(f"{layer}.q_norm", query), self.norm(f"{layer}.k_norm", key)
+        if self._is_olmo2:
+            query, key = (part.unflatten(-1, (-1, self.head_size)) for part in (query, key))
+        return torch.cat([query, key, value], dim=-2)
 
     def _find_targets(self, mlp_size: int) -> dict[str, tuple[str, tuple[int, int, int] | None]]:
         """For each name in transformers: the tensor here, and its first row, the one after its last, and all rows."""
@@ -73,7 +84,8 @@ class FusedWeights(dict[str, Tensor]):
             "model.norm.weight": ("norm", None),
             "lm_head.weight": ("head", None),
             "input_layernorm.weight": ("norm1", None),
-            "post_attention_layernorm.weight": ("norm2", None),
+            "post_attention_layernorm.weight": ("out_norm" if self._is_olmo2 else "norm2", None),
+            "post_feedforward_layernorm.weight": ("down_norm", None),
             "self_attn.q_norm.weight": ("q_norm", None),
             "self_attn.k_norm.weight": ("k_norm", None),
             "self_attn.o_proj.weight": ("out", None),
@@ -81,6 +93,8 @@ class FusedWeights(dict[str, Tensor]):
             "mlp.gate_proj.weight": ("gate_up", (0, mlp_size, 2 * mlp_size)),
             "mlp.up_proj.weight": ("gate_up", (mlp_size, 2 * mlp_size, 2 * mlp_size)),
             "mlp.down_proj.weight": ("down", None),
+            "self_attn.qkv_proj.weight": ("qkv", None),
+            "mlp.gate_up_proj.weight": ("gate_up", None),
         }
         for leaf, target in (("weight", "qkv"), ("bias", "qkv_bias")):
             targets |= {

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
+from tinyzero_trainer.models.hub import outline
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
-from tinyzero_trainer.models.lora import Adapter, import_peft
+from tinyzero_trainer.models.lora import Adapter, adaptable_layers, import_peft
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.training.varlen_attention import use_kernel
+from tinyzero_trainer.training.varlen_attention import is_plain, use_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,35 @@ class TrainedModels:
     language_model: LanguageModel  # the policy's
     policy: Policy
     critic: Critic | None
+
+
+def refuse_architecture(config: TrainConfig) -> None:
+    """Refuse, from the model's config.json alone, settings that its architecture does not allow.
+
+    Raises:
+        LoraError, ModelError: names the setting, and what is possible.
+    """
+    slices, path = config.parallel.sequence_parallel, config.model.path
+    if slices == 1 and not config.lora.target_modules:
+        return
+    model = outline(path)
+    if config.lora.rank:
+        adaptable_layers(model, config.lora)
+    if slices == 1:
+        return
+    text = model.config.get_text_config()
+    if not is_plain(model):
+        raise ModelError(
+            f"{path} ({text.model_type}) has its own attention, which parallel.sequence_parallel={slices} cannot "
+            "divide; leave that out"
+        )
+    heads = text.num_attention_heads
+    if heads % slices:
+        possible = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
+        raise ModelError(
+            f"parallel.sequence_parallel={slices} does not divide the {heads} attention heads of {path}; "
+            f"give one of {possible}"
+        )
 
 
 def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoint: Path | None) -> TrainedModels:
@@ -45,22 +75,8 @@ def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoin
 
 def _load(source: str | None, options: FsdpOptions) -> LanguageModel:
     """A model to be sharded, with a kernel for packed sequences where there is one."""
-    language_model, slices = load_model(source, options.loading_device), options.sequence_parallel
-    model, name = language_model.model, language_model.name
-    has_kernel = use_kernel(model, options.dtype, options.device, or_plain=slices > 1)
-    if slices == 1:
-        return language_model
-    if not has_kernel:
-        raise ModelError(
-            f"{name} has its own attention, which parallel.sequence_parallel={slices} cannot divide; leave that out"
-        )
-    heads = model.config.get_text_config().num_attention_heads
-    if heads % slices:
-        possible = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
-        raise ModelError(
-            f"parallel.sequence_parallel={slices} does not divide the {heads} attention heads of {name}; "
-            f"give one of {possible}"
-        )
+    language_model = load_model(source, options.loading_device)
+    use_kernel(language_model.model, options.dtype, options.device, or_plain=options.sequence_parallel > 1)
     return language_model
 
 

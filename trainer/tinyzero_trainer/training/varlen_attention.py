@@ -50,7 +50,7 @@ def use_kernel(model: PreTrainedModel, dtype: torch.dtype, device: torch.device,
     Its attention over padded rows and with a cache stays the same. Without a kernel for the device and type that it
     computes in, `or_plain` makes it attend in plain PyTorch, as sequence-parallel ranks need it.
     """
-    if not _is_plain(model) or not (or_plain or _has_kernel(device, dtype)):
+    if not is_plain(model) or not (or_plain or _has_kernel(device, dtype)):
         return False
     AttentionInterface.register(KERNEL, _attend)
     AttentionMaskInterface.register(KERNEL, sdpa_mask)
@@ -62,7 +62,7 @@ def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and dtype in HALF and (varlen_attn is not None or flash_attn is not None)
 
 
-def _is_plain(model: PreTrainedModel) -> bool:
+def is_plain(model: PreTrainedModel) -> bool:
     """Whether a model attends as the kernel does: no sinks, no capped scores, no chunks."""
     config = model.config.get_text_config()
     types = set(getattr(config, "layer_types", None) or ["full_attention"])

@@ -19,7 +19,7 @@ from tinyzero_trainer.rollout.fused_weights import FusedWeights
 
 
 class Cache:
-    """Keys and values of every layer, each [slots, kv heads, length, head size], and tables of the rotary embedding."""
+    """For every layer keys and values, each [slots, kv heads, length, head size], and tables for its positions."""
 
     def __init__(self, model: "GraphModel", slots: int, length: int) -> None:
         self.length, self.tables = length, model.tables(length)
@@ -61,12 +61,13 @@ class GraphModel:
         """Of the activations of a number of prompt tokens."""
         return tokens * (3 * self.mlp_size + 6 * self.hidden_size) * self.dtype.itemsize
 
-    def tables(self, length: int) -> Tables:
-        """Of the rotary embedding, rounded as the policy rounds it."""
+    def tables(self, length: int) -> list[Tables]:
+        """Of each layer's rotary embedding, rounded as the policy rounds it."""
         states = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device)
         tables = self._rotary(states, torch.arange(length, device=self.device)[None])
         cos, sin = (table[0, :, : self.head_size // 2].float().contiguous() for table in tables)
-        return cos, sin
+        none = torch.ones_like(cos), torch.zeros_like(sin)  # rotates by nothing, where a layer encodes no positions
+        return [(cos, sin) if rotates else none for rotates in self._weights.rotates or [True] * self.layers]
 
     def prefill(self, tokens: Tensor, lengths: Tensor, copies: Tensor, slots: slice, cache: Cache) -> Tensor:
         """Run each prompt once, whatever the number of its completions.
@@ -84,12 +85,12 @@ class GraphModel:
         indices, count = torch.arange(prompts, device=tokens.device), slots.stop - slots.start
         # [slots]; output_size saves asking the device for the sum.
         repeats = torch.repeat_interleave(indices, copies, output_size=count)
-        cos, sin = (table[:longest, None] for table in cache.tables)  # [longest, 1, half]
         group = self.heads // self.kv_heads
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).unflatten(0, (prompts, longest))
             query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+            cos, sin = (table[:longest, None] for table in cache.tables[layer])  # [longest, 1, half]
             query, key = (rotate(part, cos, sin).transpose(1, 2) for part in (query, key))
             value = value.transpose(1, 2)
             cache.keys[layer][slots, :, :longest] = key[repeats]
@@ -107,19 +108,27 @@ class GraphModel:
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).flatten(1)
             keys, values = cache.keys[layer], cache.values[layer]
-            attended = self._ops.attend(fused, cache.tables, state, rows, keys, values, self.heads)
+            attended = self._ops.attend(fused, cache.tables[layer], state, rows, keys, values, self.heads)
             hidden = self._finish_layer(layer, hidden, attended)
         return self._logits(hidden)
 
     def _finish_layer(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         """What follows the attention; overwrites `hidden`."""
         weights = self._weights
-        hidden = hidden.addmm_(attended, weights[f"{layer}.out"].T)  # the residual is added by the product itself
-        bias = weights.get(f"{layer}.out_bias")
+        hidden = self._add_product(hidden, attended, f"{layer}.out")
+        gate_up = F.linear(weights.norm(f"{layer}.norm2", hidden), weights[f"{layer}.gate_up"])
+        return self._add_product(hidden, self._ops.gated(gate_up), f"{layer}.down")
+
+    def _add_product(self, hidden: Tensor, states: Tensor, name: str) -> Tensor:
+        """hidden += states · weightᵀ, normalized first if the model does so."""
+        weights, bias = self._weights, self._weights.get(f"{name}_bias")
+        if f"{name}_norm" in weights:
+            hidden += weights.norm(f"{name}_norm", F.linear(states, weights[name], bias))
+            return hidden
+        hidden.addmm_(states, weights[name].T)  # the residual is added by the product itself
         if bias is not None:
             hidden += bias
-        gate_up = F.linear(weights.norm(f"{layer}.norm2", hidden), weights[f"{layer}.gate_up"])
-        return hidden.addmm_(self._ops.gated(gate_up), weights[f"{layer}.down"].T)
+        return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(self._weights.norm("norm", hidden), self._weights["head"])

@@ -41,7 +41,7 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
 
     keys, values = (zeros(2, model.kv_heads, BLOCK, model.head_size) for _ in range(2))
     fused = zeros(1, (model.heads + 2 * model.kv_heads) * model.head_size)
-    attend(fused, model.tables(BLOCK), state, 1, keys, values, model.heads)
+    attend(fused, model.tables(BLOCK)[0], state, 1, keys, values, model.heads)
     gated(zeros(1, 2 * model.mlp_size))
     sample(zeros(1, model.vocabulary), state, 1, ends=True)
 

@@ -1,7 +1,10 @@
-"""Whether vLLM is installed and new enough; checked before anything slow is imported. No torch in here."""
+"""Whether vLLM is installed and new enough, and what it runs, before anything slow is imported. No torch in here."""
 
 import importlib.metadata
+import re
 from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -24,3 +27,13 @@ def require_vllm() -> str:
                 raise VllmMissingError(f"rollout.engine=vllm needs vLLM {OLDEST} or newer, not {version}; {advice} -U")
             return version
     raise VllmMissingError(f"rollout.engine=vllm needs vLLM, which is not installed; {advice}")
+
+
+def implementations() -> dict[str, str]:
+    """For each class of transformers the module in which vLLM implements it, `transformers` = it runs that class.
+
+    Read from vLLM's source, since importing it takes seconds; empty if it is not there.
+    """
+    spec = find_spec("vllm")
+    registry = Path((spec.submodule_search_locations or [""])[0] if spec else "", "model_executor/models/registry.py")
+    return dict(re.findall(r'"(\w+)": \(\s*"(\w+)"', registry.read_text())) if registry.is_file() else {}
