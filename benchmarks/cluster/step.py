@@ -97,7 +97,7 @@ def refuse(config: TrainConfig) -> None:
     algorithm = config.algorithm
     present = {
         "lora.rank": config.lora.rank,
-        "memory.cpu_offload": config.memory.cpu_offload,
+        "memory.cpu_offload": config.memory.offload,
         "algorithm.kl_coefficient": algorithm.kl_coefficient,
         "a critic": algorithm.needs_critic,
         "algorithm.advantage_estimator=remax": algorithm.advantage_estimator == "remax",
@@ -186,7 +186,7 @@ def passes(run: Run, lengths: Sequence[int]) -> dict[str, Traffic]:
     """The forward pass for old log-probabilities, if needed, and the update."""
     speed = predict_speed(run.spec, run.config, run.cluster.gpu, run.prompt)
     per_token = speed.seconds["update_actor"] / speed.tokens / run.config.optimizer.update_epochs
-    forward = per_token * 2 / (8 if run.config.memory.activation_checkpointing else 6)
+    forward = per_token * 2 / (8 if run.config.memory.activation_checkpointing is True else 6)
     sequences = [run.prompt + length for length in lengths]
     found = {}
     if run.config.old_logprobs_source == "policy":
@@ -248,7 +248,7 @@ def _fullest(run: Run, sequences: Sequence[int]) -> tuple[int, int]:
     loads = [0] * run.cluster.size
     for tokens in sorted(sequences, reverse=True):
         heapreplace(loads, loads[0] + tokens)
-    return max(loads), -(-max(loads) // max(run.config.optimizer.micro_batch_tokens, *sequences))
+    return max(loads), -(-max(loads) // max(run.config.optimizer.token_budget, *sequences))
 
 
 # ---- memory: the plan's items for one GPU, divided if sharded --------------------------------------------------------

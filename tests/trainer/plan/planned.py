@@ -20,6 +20,8 @@ SEVEN_B = "Qwen/Qwen2.5-7B"
 GRPO = ("data.prompts_per_step=32", "rollout.group_size=8")
 """As TinyZero's users run it on one GPU, with 1,024 new tokens."""
 GRPO_1024 = (*GRPO, "rollout.max_completion_tokens=1024")
+TYPED = ("optimizer.micro_batch_tokens=16384", "memory.activation_checkpointing=false", "memory.cpu_offload=none")
+"""So that nothing but what the engine decides is left to the run."""
 
 
 def config_of(*words: str, recipe: str | None = None, model: str = HALF_B) -> TrainConfig:
@@ -85,13 +87,13 @@ SETTINGS = st.fixed_dictionaries(
     {
         "rollout.engine": st.sampled_from(["torch", "vllm"]),
         "rollout.max_completion_tokens": st.integers(1, 4096),
-        "rollout.max_num_seqs": st.none() | st.integers(8, 2048),
+        "rollout.max_num_seqs": st.just("auto") | st.integers(8, 2048),
         "data.prompts_per_step": st.integers(4, 512),
         "rollout.group_size": st.integers(2, 16),
         "optimizer.micro_batch_tokens": st.integers(256, 65536),
         "optimizer.num_mini_batches": st.integers(1, 4),
         "memory.activation_checkpointing": st.booleans(),
-        "memory.cpu_offload": st.sampled_from([None, "idle", "always"]),
+        "memory.cpu_offload": st.sampled_from(["none", "idle", "always"]),
         "model.compile": st.sampled_from([None, False, True]),
         "model.dtype": st.sampled_from(["auto", "float32"]),
         "algorithm.kl_coefficient": st.sampled_from([0.0, 0.001]),

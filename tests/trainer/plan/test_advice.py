@@ -17,6 +17,7 @@ from tests.trainer.plan.planned import (
     SETTINGS,
     SEVEN_B,
     SPECS,
+    TYPED,
     config_of,
     on,
     target_of,
@@ -86,7 +87,8 @@ def test_train_warns_of_a_run_that_will_not_fit_and_starts_it(
 
 def test_the_warning_names_the_settings_to_give(small_gpu: SimpleNamespace) -> None:
     words = (*GRPO_1024, "algorithm.kl_coefficient=0.001")
-    found = advice.warning(config_of(*words)) or ""
+    assert advice.warning(config_of(*words)) is None  # what is left to the run fits
+    found = advice.warning(config_of(*words, *TYPED)) or ""
     assert found.startswith("update_actor is predicted to take ")
     named = [word for word in found.split() if "=" in word]
     assert advice.warning(config_of(*words, *named)) is None
@@ -117,7 +119,7 @@ def test_out_of_memory_names_the_next_setting_of_that_phase(small_gpu: SimpleNam
 
 
 def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_gpu: SimpleNamespace) -> None:
-    config = config_of("rollout.max_completion_tokens=1024", model="Qwen/Qwen2.5-3B")
+    config = config_of("rollout.max_completion_tokens=1024", *TYPED, model="Qwen/Qwen2.5-3B")
     words = advice.after_out_of_memory(config, ["update_actor"])
     assert words == advice.as_overrides(make_plan(SPECS["Qwen/Qwen2.5-3B"], config, 24 * GIB).changes)
     assert "memory.cpu_offload=always" in words
@@ -194,7 +196,7 @@ def test_all_advice_after_out_of_memory_lowers_that_phase(
 
 
 def test_what_others_hold_of_the_gpu_is_counted_and_named() -> None:
-    config, spec = config_of(*GRPO_1024), SPECS[HALF_B]
+    config, spec = config_of(*GRPO_1024, *TYPED), SPECS[HALF_B]
     assert advice.warning_for(spec, config, TargetGpu("a GPU", 48 * GIB, None)) is None
     found = advice.warning_for(spec, config, TargetGpu("a GPU", 48 * GIB, None, in_use=42 * GIB)) or ""
     assert "and a GPU has 48.0 GiB, 42.0 GiB of it in use by other processes; give " in found
@@ -221,7 +223,7 @@ def test_train_warns_of_memory_that_the_machine_has_not() -> None:
 
 def test_the_warning_names_the_kind_of_gpu_and_settings_that_fit() -> None:
     spec = SPECS[SEVEN_B]
-    config = on(config_of(*GRPO_1024, model=SEVEN_B), 4, rollout__num_engines=1)
+    config = on(config_of(*GRPO_1024, *TYPED, model=SEVEN_B), 4, rollout__num_engines=1)
     found = advice.warning_for(spec, config, target_of("H100")) or ""
     assert "update_actor is predicted to take " in found
     assert " GiB on a rank's GPU, and H100 has 79.6 GiB" in found
@@ -255,11 +257,12 @@ def test_train_warns_of_too_little_memory_for_vllm() -> None:
 
 
 def test_the_warning_and_the_advice_after_out_of_memory_count_with_float32() -> None:
-    config, spec = config_of(*GRPO, "rollout.max_completion_tokens=256", "rollout.max_num_seqs=64"), SPECS[HALF_B]
+    words = (*GRPO, "rollout.max_completion_tokens=256")
+    config, spec = config_of(*words, "rollout.max_num_seqs=64", *TYPED), SPECS[HALF_B]
     targets = [TargetGpu("a GPU", 100 * GIB, None, bfloat16=has) for has in (True, False)]
     between = sum(plan_for(spec, config, target).plan.requested.peak for target in targets) // 2
     assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None)) is None
     assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None, bfloat16=False)) is not None
     old = TargetGpu("a GPU", int(between / 0.9), None, bfloat16=False)
-    words = advice.after_out_of_memory(config, ["update_actor"], old)
-    assert plan_for(spec, config_of(*GRPO, "rollout.max_completion_tokens=256", *words.split()), old).plan.fits
+    changes = advice.after_out_of_memory(config, ["update_actor"], old)
+    assert plan_for(spec, config_of(*words, *changes.split()), old).plan.fits

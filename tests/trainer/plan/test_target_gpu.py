@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.configurations import call
-from tests.trainer.plan.planned import GRPO, HALF_B, SPECS, config_of, gpu_of
+from tests.trainer.plan.planned import GRPO, HALF_B, SPECS, TYPED, config_of, gpu_of
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.distributed.fsdp import compute_dtype
@@ -194,7 +194,7 @@ def test_what_a_gpu_is_called_tells_it_where_its_capability_is_not_known(monkeyp
 
 
 def test_memory_and_time_are_those_of_float32(capsys: pytest.CaptureFixture[str]) -> None:
-    config, spec, t4 = config_of(*GRPO), SPECS[HALF_B], choose_target("T4", "80GB", "auto")
+    config, spec, t4 = config_of(*GRPO, *TYPED), SPECS[HALF_B], choose_target("T4", "80GB", "auto")
     auto, asked = (plan_for(spec, one, t4) for one in (config, with_settings(config, {"model.dtype": "float32"})))
     assert auto == asked
     half_precision = plan_for(spec, config, choose_target("L4", "80GB", "auto"))
@@ -217,4 +217,4 @@ def test_vllm_gets_memory_for_the_type_that_it_computes_in(
         sizes.append(settled(config, toy_model, pretend(monkeypatch, capability)).vllm.gpu_memory_gb)
     asked = with_settings(config, {"model.dtype": "float32"})
     assert sizes[0] == settled(asked, toy_model, torch.device("cuda")).vllm.gpu_memory_gb
-    assert (sizes[0] or 0) > (sizes[1] or 0)
+    assert sizes[0] > sizes[1]  # type: ignore[operator]

@@ -112,7 +112,7 @@ def test_the_gpus_memory_is_shared_as_planned(toy_model: LanguageModel, monkeypa
         config = changed(BASE | {"run": {"task": "countdown", "device": "cuda"}}, changes)
         found = engine_arguments(settled(config, toy_model, cuda), toy_model, "d", cuda)
         assert found["enable_sleep_mode"] is sleep
-        if config.vllm.gpu_memory_gb is not None:
+        if config.vllm.gpu_memory_gb != "auto":
             assert found["gpu_memory_utilization"] == pytest.approx(6e9 / gpu.total_memory)
         assert 0 < found["gpu_memory_utilization"] <= 0.6
         assert found["enforce_eager"] is False

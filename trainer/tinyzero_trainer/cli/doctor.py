@@ -84,7 +84,7 @@ def requirements_of(config: "TrainConfig") -> "Requirements":
         frozen_models=int(config.algorithm.kl_coefficient > 0),
         keep=config.checkpoint.keep,
         workers=config.reward.num_workers,
-        offload=config.memory.cpu_offload,
+        offload=config.memory.offload,
         names_model=config.model.path is not None,
         address=config.ray.address,
         dims=parallel_dims(config) if config.run.executor == "ray" and sized else None,

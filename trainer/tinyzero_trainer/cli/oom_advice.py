@@ -73,9 +73,9 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
 
 def _for_host(config: TrainConfig, again: str) -> str:
     more = "end other programs, or take a smaller model or a machine with more memory"
-    if config.memory.cpu_offload is None:
+    if config.memory.offload is None:
         return more
     with suppress(Exception):  # as above
         if fits_without_offload(config):
             return f"{again} memory.cpu_offload=none, which keeps everything on the GPU, or {more}"
-    return f"memory.cpu_offload={config.memory.cpu_offload} uses it, and the GPU has no room for everything: {more}"
+    return f"memory.cpu_offload={config.memory.offload} uses it, and the GPU has no room for everything: {more}"

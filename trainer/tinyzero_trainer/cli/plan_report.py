@@ -1,6 +1,6 @@
 """A plan with its speed, and its report for the terminal or as JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from tinyzero_trainer.estimate.workload import Workload, workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.plan.advice import as_overrides, in_use_message, on_which_gpu, shortfall_message
-from tinyzero_trainer.plan.plan import ENGINE_DECIDES, Plan, make_plan
+from tinyzero_trainer.plan.plan import Change, Plan, make_plan
 from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu
 
 
@@ -94,6 +94,7 @@ def as_json(report: PlanReport) -> dict[str, Any]:
         "fits": plan.fits,
         "vllm_needs": plan.shortfall,
         "host_bytes": report.host,
+        "chosen": list(map(asdict, plan.chosen)),
         "changes": list(map(asdict, plan.changes)),
         "overrides": as_overrides(plan.changes),
         "interconnect": None if interconnect is None else asdict(interconnect),
@@ -123,17 +124,18 @@ def show(report: PlanReport, *, typed: str) -> None:
         _print("", *([several] if len(report.gpus) > 1 else []))
         stdout.print(_phases(report, group.memory))
     _print("", *_summary(report))
+    if plan.chosen:
+        _print("\nthe run will choose:")
+        stdout.print(_changes(plan.chosen))
     if plan.changes:
         requested = f"as requested it would take {plan.requested.peak / GIB:.1f} GiB"
         then = "proposed:" if plan.fits else "the least memory that was found is with:"
         if report.shortfall:
             requested = report.shortfall
         elif plan.requested.peak <= plan.limit:
-            requested, then = "the requested settings fit", "the engine will choose:"
-            if {change.key for change in plan.changes} - set(ENGINE_DECIDES):
-                then = "the step is shorter with these, as more sequences fit at a time:"
+            requested, then = "the requested settings fit", "the step is shorter with:"
         _print(f"\n{requested}; {then}")
-        stdout.print(_changes(plan))
+        stdout.print(_changes(plan.changes))
     if plan.fits and plan.changes:
         stdout.print("\nto train with them:", style="dim")
         stdout.print(f"tinyzero train {typed} {as_overrides(plan.changes)}", markup=False, soft_wrap=True)
@@ -192,12 +194,12 @@ def _phases(report: PlanReport, memory: Memory) -> RenderableType:
     return shown
 
 
-def _changes(plan: Plan) -> RenderableType:
+def _changes(changes: Iterable[Change]) -> RenderableType:
     shown = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     shown.add_column(no_wrap=True)
     shown.add_column()
-    for change in plan.changes:
-        before = f"instead of {format_value(change.before)}" if change.before is not None else ""
+    for change in changes:
+        before = "" if change.before in (None, "auto") else f"instead of {format_value(change.before)}"
         shown.add_row(f"{change.key}={format_value(change.value)}", "; ".join(filter(None, (before, change.trade_off))))
     return shown
 

@@ -47,6 +47,7 @@ def train(
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.resume import resume_config
+    from tinyzero_trainer.plan.auto import resolve_auto
 
     flags = options.flag_settings(task, gpus, address)
     flags |= {"run.output": output and str(output), "run.recipe": recipe, "model.path": model}
@@ -64,6 +65,9 @@ def train(
             resolved = composition.config
         tasks = _check(resolved, resume=resume)
         _announce(resolved, composition)
+        resolved, chosen = resolve_auto(resolved)
+        if chosen:
+            stderr.print(chosen, style="dim", soft_wrap=True, markup=False, highlight=False)
         if not is_planned:
             _warn_of_memory(resolved)
         stderr.print("loading PyTorch", style="dim")

@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from tinyzero_trainer.utils.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Decay = Literal["constant", "linear", "cosine"]
 Layout = Literal["auto", "padded", "packed"]
+MICRO_BATCH_TOKENS = 16384
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class OptimizerConfig:
     update_epochs: PositiveInt = 1
     """Passes over each batch."""
 
-    micro_batch_tokens: PositiveInt = 16384
-    """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss."""
+    micro_batch_tokens: PositiveInt | Auto = "auto"
+    """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss. `auto` =
+    what suits the GPU and the model, and 16,384 where they are not known and on the CPU."""
 
     packing: Layout = "auto"
     """`packed` = sequences one after another, without padding; changes memory and speed, never the loss. Without a
@@ -55,6 +57,11 @@ class OptimizerConfig:
 
     max_nonfinite_updates: PositiveInt = 3
     """Consecutive updates with a non-finite loss or gradient (each is skipped) before the run stops."""
+
+    @property
+    def token_budget(self) -> int:
+        """micro_batch_tokens, or its default where it is left to the run and nothing has been chosen."""
+        return MICRO_BATCH_TOKENS if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from tinyzero_trainer.utils.bounds import (
+    Auto,
     Fraction,
+    NoneIs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -86,9 +88,9 @@ class RolloutConfig:
     top_k: NonNegativeInt = 0
     """Sample from the k most probable tokens; 0 = all."""
 
-    max_num_seqs: PositiveInt | None = None
-    """Sequences generated at a time, which bounds the memory of the KV cache; none = as many as fit on a GPU, and 512
-    elsewhere and for models without CUDA graphs. Random numbers do not depend on it."""
+    max_num_seqs: Annotated[PositiveInt | Auto, NoneIs("auto")] = "auto"
+    """Sequences generated at a time, which bounds the memory of the KV cache; `auto` = as many as fit on a GPU, and 512
+    on the CPU. Random numbers do not depend on it."""
 
     ignore_eos: bool = False
     """Generate up to rollout.max_completion_tokens past any end token: to measure speed and memory, not to train."""
@@ -126,11 +128,11 @@ class RolloutConfig:
 class VllmConfig:
     """The rollout engine `vllm`."""
 
-    gpu_memory_gb: PositiveFloat | None = None
-    """GB of GPU memory for weights, KV cache and workspace; none = what the update leaves, at most 60 % of the GPU."""
+    gpu_memory_gb: Annotated[PositiveFloat | Auto, NoneIs("auto")] = "auto"
+    """GB of GPU memory for weights, KV cache and workspace; `auto` = what the update leaves, at most 60 % of it."""
 
-    sleep_mode: bool | None = None
-    """Free its memory during the update and reload the weights afterwards; none = where memory requires it."""
+    sleep_mode: Annotated[bool | Auto, NoneIs("auto")] = "auto"
+    """Free its memory during the update and reload the weights afterwards; `auto` = where memory requires it."""
 
     tensor_parallel: PositiveInt = 1
     """GPUs that the engine's model is split over; on the CPU, processes."""

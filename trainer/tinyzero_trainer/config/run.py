@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from tinyzero_trainer.utils.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from tinyzero_trainer.utils.bounds import Auto, Fraction, NoneIs, NonNegativeInt, PositiveFloat, PositiveInt
 
 DEVICES = "auto, cpu, cuda or cuda:N"
 """Values of `run.device`."""
@@ -74,16 +74,24 @@ class ModelConfig:
     """Compile the network's layers with torch.compile for the update; none = on a GPU, from about 0.1B parameters."""
 
 
+Offload = Literal["auto", "none", "idle", "always"]
+
+
 @dataclass(frozen=True)
 class MemoryConfig:
-    """Speed traded for GPU memory; none of it changes the loss."""
+    """Speed traded for GPU memory; none of it changes the loss. `auto` = only where memory requires it."""
 
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | Auto = "auto"
     """Keep only each layer's input and recompute the rest in the backward pass: about a third more computation."""
 
-    cpu_offload: Literal["idle", "always"] | None = None
+    cpu_offload: Annotated[Offload, NoneIs("none")] = "auto"
     """Keep weights and optimizer state in host memory: `idle` = while their model is not in use, `always` = throughout,
-    copied to the GPU layer by layer and updated on the CPU; none = they stay on the GPU."""
+    copied to the GPU layer by layer and updated on the CPU; `none` = they stay on the GPU."""
+
+    @property
+    def offload(self) -> Literal["idle", "always"] | None:
+        """cpu_offload; None = nothing is offloaded."""
+        return self.cpu_offload if self.cpu_offload in ("idle", "always") else None
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
      "with rollout.max_async_level={rollout.max_async_level} engines never sleep"),
     ("model", "compile", lambda c: c.parallel.sequence_parallel > 1,
      "parallel.sequence_parallel={parallel.sequence_parallel} exchanges heads within layers, so none is compiled"),
-    ("memory", "cpu_offload", lambda c: c.run.device == "cpu",
+    ("memory", "cpu_offload", lambda c: c.run.device == "cpu" and c.memory.cpu_offload in ("idle", "always"),
      "run.device='cpu' has no GPU whose memory it would save"),
 )  # fmt: skip
 """(group, its keys or `*`, condition, reason with settings in braces); of two that hold the first is reported."""

@@ -15,6 +15,7 @@ from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import FEW_SEQUENCES, require_engine
 from tinyzero_trainer.rollout.generate import generate
+from tinyzero_trainer.utils.bounds import given
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 
@@ -37,7 +38,7 @@ class LocalSampler:
         )
         self._params = SamplingParams(config.rollout.max_completion_tokens, request.temperature, request.top_p)
         self._samples, self._seed = request.samples, config.run.seed
-        max_num_seqs = config.rollout.max_num_seqs or FEW_SEQUENCES
+        max_num_seqs = given(config.rollout.max_num_seqs) or FEW_SEQUENCES
         self._group_size = max(1, max_num_seqs // request.samples)
         self.template = self._prompts.template
         # A problem's completions depend on its seed and on which others are sampled with it.

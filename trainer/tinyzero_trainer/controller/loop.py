@@ -24,6 +24,7 @@ from tinyzero_trainer.monitoring.metrics_log import MetricsLog, held_out_key, re
 from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
+from tinyzero_trainer.plan.auto import resolve_auto
 from tinyzero_trainer.utils.signals import StopFlag, StopRequested, catch_signals
 
 
@@ -55,11 +56,14 @@ def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task
         Interrupted: a signal ended the run; a checkpoint was saved.
         TinyZeroError: anything else a user can cause.
     """
+    config, chosen = resolve_auto(config)
     with (
         Progress() as progress,
         RunDirectory.open(config.run.output, resume=resume) as run,
         catch_signals() as stop,
     ):
+        if chosen:
+            progress.log(chosen)
         checkpoint = newest_checkpoint(config, run, progress.log) if resume else None
         path = None if checkpoint is None else checkpoint.path
         with (

@@ -58,9 +58,9 @@ class FsdpOptions:
         return cls(
             device,
             compute_dtype(config.model.dtype, device),
-            config.memory.activation_checkpointing,
+            config.memory.activation_checkpointing is True,
             config.model.compile,
-            config.memory.cpu_offload if device.type == "cuda" else None,
+            config.memory.offload if device.type == "cuda" else None,
             config.parallel.dp_replicate,
             config.parallel.sequence_parallel,
         )
@@ -81,9 +81,9 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def offload_note(config: TrainConfig, device: torch.device) -> str | None:
     """A note for the user if `memory.cpu_offload` has no effect on this device."""
-    if config.memory.cpu_offload is None or device.type == "cuda":
+    if config.memory.offload is None or device.type == "cuda":
         return None
-    return f"memory.cpu_offload={config.memory.cpu_offload} has no effect: there is no GPU whose memory it would save"
+    return f"memory.cpu_offload={config.memory.offload} has no effect: there is no GPU whose memory it would save"
 
 
 @contextmanager

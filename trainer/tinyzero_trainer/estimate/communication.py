@@ -102,7 +102,7 @@ class Traffic:
         reduced = self._reduced(adapter // max(1, spec.layers) if adapter else spec.layer)
         layers = spec.layers * (self._gathered(spec.layer) + reduced)
         root = 0.0 if adapter else self._reduced(spec.embeddings)
-        again = 2 if self.config.memory.activation_checkpointing else 1
+        again = 2 if self.config.memory.activation_checkpointing is True else 1
         return count * (max(compute / count, layers) + root + again * self._exchanged())
 
     def of_decoding(self, sequences: int) -> float:

@@ -77,6 +77,7 @@ PASS_LAYER = 1.5e-3
 """Seconds on the host for a layer in a forward pass over a micro-batch; a backward pass takes twice that. From steps at
 0.5B with 1 and 3 sequences in a micro-batch, on a virtual machine, which is slower than others."""
 
+LAUNCH_WAIT = 0.25  # fraction of the update's launching that a GPU waits for, where settings are compared; assumed
 PCIE = 20e9  # bytes a second between the host and the GPU
 HOST_STEP = 15e9  # bytes a second that AdamW updates on the host
 SCORING_RATE = 20_000  # completions a second

@@ -7,6 +7,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.workload import Workload, number_bytes
 from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.utils.bounds import given
 
 GB = 1e9  # unit of vllm.gpu_memory_gb
 CACHE_BLOCK = 64  # tokens by which the KV cache of the engine `torch` grows
@@ -95,10 +96,13 @@ def _vllm(spec: ModelSpec, config: TrainConfig, work: Workload) -> Engine:
     if config.vllm.tensor_parallel > 1:
         process["NCCL of its process"] = constants.NCCL
     wanted = needed_by_vllm(spec, config, work)
-    size = wanted if config.vllm.gpu_memory_gb is None else int(config.vllm.gpu_memory_gb * GB)
+    gigabytes = given(config.vllm.gpu_memory_gb)
+    size = wanted if gigabytes is None else int(gigabytes * GB)
     graphs = constants.VLLM_BESIDE if config.vllm.cuda_graphs else constants.VLLM_BESIDE // 4
     awake = {"vllm.gpu_memory_gb": size, "beside it": graphs, **process}
-    asleep = {"what stays when it sleeps": constants.VLLM_ASLEEP, **process} if config.vllm.sleep_mode else awake
+    asleep = (
+        {"what stays when it sleeps": constants.VLLM_ASLEEP, **process} if config.vllm.sleep_mode is True else awake
+    )
     return Engine(awake=awake, asleep=asleep, separate_process=config.vllm.separate_process)
 
 
@@ -113,19 +117,20 @@ def needed_by_vllm(spec: ModelSpec, config: TrainConfig, work: Workload, sequenc
 
 def sequences_in_vllm(spec: ModelSpec, config: TrainConfig, work: Workload) -> int:
     """Whole sequences that vLLM's KV cache holds at a time; at least 1."""
-    if config.vllm.gpu_memory_gb is None:
+    gigabytes = given(config.vllm.gpu_memory_gb)
+    if gigabytes is None:
         return work.trained_at_a_time
-    left = config.vllm.gpu_memory_gb * GB - needed_by_vllm(spec, config, work, sequences=0)
+    left = gigabytes * GB - needed_by_vllm(spec, config, work, sequences=0)
     return max(1, int(left // (number_bytes(config) * _cached(spec, config, work))))
 
 
 def shortfall_of_vllm(spec: ModelSpec, config: TrainConfig, work: Workload) -> int:
     """vllm.gpu_memory_gb, in bytes, that the weights and one sequence need; 0 if no less is given."""
-    given = config.vllm.gpu_memory_gb
-    if config.rollout.engine != "vllm" or given is None:
+    gigabytes = given(config.vllm.gpu_memory_gb)
+    if config.rollout.engine != "vllm" or gigabytes is None:
         return 0
     least = needed_by_vllm(spec, config, work, sequences=1)
-    return least if given * GB + GB / 100 < least else 0  # a proposed value is rounded down
+    return least if gigabytes * GB + GB / 100 < least else 0  # a proposed value is rounded down
 
 
 def _cached(spec: ModelSpec, config: TrainConfig, work: Workload) -> int:

@@ -28,17 +28,19 @@ def usable(memory: int) -> int:
 def settle(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None = None) -> TrainConfig:
     """Decide what the configuration leaves to the rollout engine.
 
-    The engine `torch` generates as many sequences at a time as fit; without CUDA graphs always `FEW_SEQUENCES`. vLLM
+    The engine `torch` generates as many sequences at a time as fit; without CUDA graphs at most `FEW_SEQUENCES`. vLLM
     stays awake during the update if all its sequences fit as well, or if it has dedicated GPUs; otherwise it sleeps and
-    takes what the weights leave, but at least enough for `LEAST_SEQUENCES`, whether that fits or not.
+    takes what the weights leave, up to `VLLM_SHARE` of the GPU. It gets at least enough for `LEAST_SEQUENCES`, whether
+    that fits or not.
     """
     if config.rollout.engine == "vllm":
         return _settle_vllm(spec, config, limit, prompt_tokens)
-    if config.rollout.max_num_seqs is not None:
+    if config.rollout.max_num_seqs != "auto":
         return config
-    if not spec.graphs:
-        return with_settings(config, {"rollout.max_num_seqs": FEW_SEQUENCES})
     count, settled = workload_of(config, prompt_tokens).at_a_time, config
+    if not spec.graphs:
+        count = min(count, FEW_SEQUENCES)
+        settled = replace(config, rollout=replace(config.rollout, max_num_seqs=count))
     least = max(LEAST_SEQUENCES, config.rollout.group_size)
     while count // 2 >= least and awake_bytes(spec, settled, prompt_tokens) > limit:
         count //= 2
@@ -50,13 +52,14 @@ def _settle_vllm(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens
     vllm, work, dims = config.vllm, workload_of(config, prompt_tokens), planned_dims(config)
     most = needed_by_vllm(spec, config, work)
     least = needed_by_vllm(spec, config, work, sequences=LEAST_SEQUENCES)
-    for sleep in (False, True) if vllm.sleep_mode is None and dims.colocated else (vllm.sleep_mode,):
-        given = _gigabytes(least) if vllm.gpu_memory_gb is None else vllm.gpu_memory_gb
-        tight = replace(config, vllm=replace(vllm, gpu_memory_gb=given, sleep_mode=sleep))
+    most = min(most, max(least, int(constants.VLLM_SHARE * limit / (1 - constants.MARGIN))))
+    for sleep in (False, True) if vllm.sleep_mode == "auto" and dims.colocated else (vllm.sleep_mode,):
+        size = _gigabytes(least) if vllm.gpu_memory_gb == "auto" else vllm.gpu_memory_gb
+        tight = replace(config, vllm=replace(vllm, gpu_memory_gb=size, sleep_mode=sleep))
         peak = predict_memory(spec, tight, prompt_tokens, gpu=dims.generating).peak
-        awake = awake_bytes(spec, tight, prompt_tokens) if sleep else peak
-        room = given * GB + (limit - awake) / (1 if vllm.separate_process else 1 + constants.SLACK)
-        if vllm.gpu_memory_gb is not None:
+        awake = awake_bytes(spec, tight, prompt_tokens) if sleep is True else peak
+        room = size * GB + (limit - awake) / (1 if vllm.separate_process else 1 + constants.SLACK)
+        if vllm.gpu_memory_gb != "auto":
             settled, good = tight, peak <= limit
         else:
             size = max(least, min(most + GB / 100, room))  # so that rounding down costs no sequence
@@ -76,7 +79,7 @@ def predict_within(
     spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None = None, *, gpu: GpuRole | None = None
 ) -> Memory:
     """As `predict_memory`, where the engine `torch` keeps its memory if that fits and nothing is offloaded."""
-    kept = predict_memory(spec, config, prompt_tokens, keeps=config.memory.cpu_offload is None, gpu=gpu)
+    kept = predict_memory(spec, config, prompt_tokens, keeps=config.memory.offload is None, gpu=gpu)
     return kept if kept.peak <= limit else predict_memory(spec, config, prompt_tokens, gpu=gpu)
 
 

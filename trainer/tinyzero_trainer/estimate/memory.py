@@ -94,7 +94,7 @@ def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:
 
     These are float32 weights, AdamW's two moments, with `always` the gradients too, and what is frozen.
     """
-    offload, algorithm = config.memory.cpu_offload, config.algorithm
+    offload, algorithm = config.memory.offload, config.algorithm
     if offload is None:
         return 0
     each = (4 if offload == "always" else 3) * constants.MASTER_BYTES
@@ -192,7 +192,7 @@ class _Step:
 
     def _weights(self, phase: str, active: tuple[Role, ...]) -> Iterator[Part]:
         """Weights and optimiser states that are on the GPU."""
-        offload, spec, algorithm = self.config.memory.cpu_offload, self.spec, self.config.algorithm
+        offload, spec, algorithm = self.config.memory.offload, self.spec, self.config.algorithm
         if offload == "always":
             return
         stay = offload is None
@@ -219,10 +219,10 @@ class _Step:
         """Gathered weights of embedding, head and the layers in use, in the compute dtype; see distributed/fsdp.py."""
         several, memory = self.dims.dp_shard > 1, self.config.memory
         layers = self.spec.layers
-        if several or role == "reference" or memory.activation_checkpointing or memory.cpu_offload:
+        if several or role == "reference" or memory.activation_checkpointing is True or memory.offload:
             layers = constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0)
         size = self.spec.embeddings + layers * self.spec.layer
-        staged = constants.MASTER_BYTES * self.dims.shard(self.spec.layer) if memory.cpu_offload == "always" else 0
+        staged = constants.MASTER_BYTES * self.dims.shard(self.spec.layer) if memory.offload == "always" else 0
         return Part(role, "unsharded weights", self.number * size + staged)
 
     def _forward(self, role: Role) -> list[Part]:
@@ -244,7 +244,7 @@ class _Step:
         """The moments of an update that may be its worst."""
         spec, adapter = self.spec, self.adapter if role == "policy" else 0
         trained = self.dims.shard(adapter or spec.parameters)
-        whole = 0 if self.config.memory.cpu_offload == "always" else constants.MASTER_BYTES * trained
+        whole = 0 if self.config.memory.offload == "always" else constants.MASTER_BYTES * trained
         gradients = Part(role, "gradients in float32", whole if self.work.accumulates else 0)
         kept, layer = self._activations()
         held = [self._gathered(role), Part(role, "activations", kept), gradients]
@@ -287,6 +287,6 @@ class _Step:
         layer = tokens * (hidden * spec.hidden + mlp * spec.mlp + attention) * self.number // 2
         adapted = 2 * tokens * self.config.lora.rank * len(spec.matrices) * self.number
         working = int(constants.LAYER_BACKWARD * layer)
-        if self.config.memory.activation_checkpointing:
+        if self.config.memory.activation_checkpointing is True:
             return spec.layers * tokens * spec.hidden * self.number, layer + adapted + working
         return spec.layers * (layer + adapted), working

@@ -11,7 +11,7 @@ from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.communication import Interconnect, Traffic
 from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm
-from tinyzero_trainer.estimate.workload import number_bytes, workload_of
+from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
 
@@ -73,7 +73,7 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
         seconds |= {"values": forward, "update_critic": whole}
     in_loss = algorithm.kl_coefficient > 0 and not algorithm.kl_in_reward
     seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
-    sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep_mode else 0.0
+    sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep_mode is True else 0.0
     copied = 10 * spec.parameters / (gpu.bandwidth * 1e9)
     seconds["update_weights"] = sleeps + copied + traffic.new_weights()
     return Speed(
@@ -87,22 +87,27 @@ def _passes(traffic: Traffic, gpu: GpuSpec) -> tuple[float, float]:
     size = spec.parameters
     share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
     unit = size * work.tokens_of_a_gpu / (gpu.flops_in(number_bytes(config)) * share)
-    of_update = (8 if config.memory.activation_checkpointing else 6) * unit
+    of_update = (8 if config.memory.activation_checkpointing is True else 6) * unit
     # With few tokens in a micro-batch the host's kernel launches, layer after layer, take longest.
-    launching = work.micro_batches * spec.layers * constants.PASS_LAYER
+    launching = launching_seconds(spec, work)
     forward = max(traffic.with_forward(2 * unit), launching)
     update = traffic.with_forward(2 * unit) + traffic.with_backward(of_update - 2 * unit)
     update = max(update, of_update / (2 * unit) * launching) * work.epochs
     shard, trained = size / dims.dp_shard, 0 if config.lora.rank else size / dims.dp_shard
-    if config.memory.cpu_offload == "idle":  # weights and moments both ways
+    if config.memory.offload == "idle":  # weights and moments both ways
         update += 2 * 12 * trained / constants.PCIE
         forward += 4 * shard / constants.PCIE
-    if config.memory.cpu_offload == "always":
+    if config.memory.offload == "always":
         copied = 12 * shard * work.micro_batches / constants.PCIE  # weights in both passes, and gradients
         stepped = 28 * trained * dims.world_size  # the ranks share the machine's cores
         update += work.epochs * copied + stepped * work.epochs * work.mini_batches / constants.HOST_STEP
         forward += work.micro_batches * 4 * shard / constants.PCIE
     return forward, update
+
+
+def launching_seconds(spec: ModelSpec, work: Workload) -> float:
+    """Seconds in which the host launches a forward pass over the batch; it takes twice that for a backward pass."""
+    return work.micro_batches * spec.layers * constants.PASS_LAYER
 
 
 def _generation(traffic: Traffic, gpu: GpuSpec, completions: int, prompts: int) -> float:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate.constants import PROMPT_TOKENS, VLLM_SEQUENCES
+from tinyzero_trainer.utils.bounds import given
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,11 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Worklo
     prompt = prompt_tokens or min(PROMPT_TOKENS, data.max_prompt_tokens)
     completions = data.prompts_per_step * rollout.group_size
     all_sequences = max(completions, config.eval.num_problems)
-    most = rollout.max_num_seqs or all_sequences
-    if rollout.engine == "vllm" and rollout.max_num_seqs is None:
+    most = given(rollout.max_num_seqs) or all_sequences
+    if rollout.engine == "vllm" and given(rollout.max_num_seqs) is None:
         most = min(most, VLLM_SEQUENCES)
     sequence, per_mini_batch = prompt + rollout.max_completion_tokens, -(-completions // optimizer.num_mini_batches)
-    shard, budget = -(-per_mini_batch // dims.data_parallel), optimizer.micro_batch_tokens * dims.sequence_parallel
+    shard, budget = -(-per_mini_batch // dims.data_parallel), optimizer.token_budget * dims.sequence_parallel
     row = max(sequence, min(budget, shard * sequence))  # a sequence longer than the budget goes alone
     return Workload(
         prompt=prompt,

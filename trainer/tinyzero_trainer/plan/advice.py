@@ -17,6 +17,7 @@ from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import WELL_KNOWN, ModelSpec
 from tinyzero_trainer.plan.plan import ENGINE_DECIDES, Change, Plan, candidate_changes, make_plan
 from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu, present_gpu
+from tinyzero_trainer.utils.bounds import given
 
 LAST_RESORT = "take a smaller model or a GPU with more memory"
 
@@ -116,7 +117,7 @@ def fits_without_offload(config: TrainConfig) -> bool:
     target, spec = present_gpu(device_of(config)), _find(config)
     if target is None or spec is None:
         return True
-    config = with_settings(on_gpu(config, target), {"memory.cpu_offload": None})
+    config = with_settings(on_gpu(config, target), {"memory.cpu_offload": "none"})
     plan = make_plan(spec, config, target.memory)
     return plan.requested.peak <= plan.limit
 
@@ -155,7 +156,7 @@ def as_overrides(changes: Iterable[Change]) -> str:
 
 def _candidates(spec: ModelSpec, config: TrainConfig) -> Iterator[Settings]:
     """`candidate_changes`, and less memory for vLLM."""
-    size = config.vllm.gpu_memory_gb
+    size = given(config.vllm.gpu_memory_gb)
     if config.rollout.engine == "vllm" and size is not None:
         less = int(80 * size) / 100
         if less * GB >= needed_by_vllm(spec, config, workload_of(config), sequences=LEAST_SEQUENCES):

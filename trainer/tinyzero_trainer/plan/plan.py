@@ -1,4 +1,5 @@
-"""Settings with which a run fits a GPU, found by a greedy ladder of changes. What no GPU can run is in limits.py."""
+"""Settings with which a run fits a GPU: what is left to the run is chosen by auto.py, and what the user gave is changed
+by a greedy ladder. What no GPU can run is in limits.py."""
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -6,23 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.optimizer import MICRO_BATCH_TOKENS
 from tinyzero_trainer.estimate.constants import COMMON_GPU
 from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm, shortfall_of_vllm
-from tinyzero_trainer.estimate.fit import (
-    LEAST_SEQUENCES,
-    LEAST_TOKENS,
-    Settings,
-    predict_within,
-    setting,
-    settle,
-    usable,
-    with_settings,
-)
+from tinyzero_trainer.estimate.fit import LEAST_SEQUENCES, LEAST_TOKENS, Settings, setting, usable, with_settings
 from tinyzero_trainer.estimate.memory import Memory, host_bytes
-from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.estimate.workload import Workload, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
 from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.plan.auto import choose, left_open
+from tinyzero_trainer.utils.bounds import given
 
 ENGINE_DECIDES = ("vllm.gpu_memory_gb", "vllm.sleep_mode", "rollout.max_num_seqs")
 """Settings that the rollout engine decides where they are left open."""
@@ -47,6 +41,7 @@ TRADE_OFFS = {
 TRADE_OFFS_OF_VALUE = {
     ("vllm.sleep_mode", True): "its weights are reloaded in every step, in about a second",
     ("vllm.sleep_mode", False): "it fits in memory together with the update",
+    ("memory.activation_checkpointing", False): "",
     ("memory.cpu_offload", "idle"): "seconds a step: idle weights and optimiser state wait in host memory",
     ("memory.cpu_offload", "always"): "a much slower update: weights travel in every pass, and the CPU updates them",
 }
@@ -70,10 +65,15 @@ class Plan:
     """Of the requested configuration; `memory` is that of the proposed one."""
 
     config: TrainConfig
-    """The proposed configuration, with what the rollout engine decides filled in."""
+    """The proposed configuration, with values for what is left to the run."""
 
     memory: Memory
+    chosen: tuple[Change, ...]
+    """These values; a run chooses them by itself."""
+
     changes: tuple[Change, ...]
+    """Settings to give."""
+
     limit: int
     """Bytes of the GPU that may be used."""
 
@@ -127,15 +127,16 @@ def make_plan(
     start = requested
     shortfall = shortfall_of_vllm(spec, requested.config, workload_of(requested.config, prompt_tokens))
     if shortfall:  # as if it had not been set
-        start = ladder.tried({"vllm.gpu_memory_gb": None}) or requested
+        start = ladder.tried({"vllm.gpu_memory_gb": "auto"}) or requested
     found = ladder.descend(start)
     if found.memory.peak > ladder.limit and not config.lora.rank:
         adapter = ladder.tried({**start.settings, **_adapter(config)})
         found = found if adapter is None else min(found, ladder.descend(adapter), key=lambda one: one.memory.peak)
     if found.memory.peak <= ladder.limit:
         found = ladder.improved(found, {"lora.rank", "optimizer.learning_rate", *start.settings})
-    changes = tuple(ladder.changes(found.config))
-    return Plan(requested.memory, found.config, found.memory, changes, ladder.limit, shortfall)
+    differences = list(ladder.differences(found.config))
+    values, changes = (tuple(one for one in differences if (one.before == "auto") == left) for left in (True, False))
+    return Plan(requested.memory, found.config, found.memory, values, changes, ladder.limit, shortfall)
 
 
 @dataclass(frozen=True)
@@ -153,26 +154,26 @@ class _Ladder:
         """The requested configuration with some settings changed; None if they conflict or host memory is too small."""
         try:
             changed = with_settings(self.config, settings)
-            config = settle(self.spec, changed, self.limit, self.prompt_tokens)
         except ValueError:
             return None
-        size, asked = config.vllm.gpu_memory_gb, self.config.vllm.gpu_memory_gb
+        found = choose(self.spec, changed, self.limit, self.gpu, self.prompt_tokens, host=self.host)
+        config = found.config
+        size, asked = given(config.vllm.gpu_memory_gb), given(self.config.vllm.gpu_memory_gb)
         if "vllm.gpu_memory_gb" in settings and size is not None and asked is not None and size >= asked:
             work = workload_of(self.config, self.prompt_tokens)
             if not shortfall_of_vllm(self.spec, self.config, work):
                 return None  # no less than requested
         if "memory.cpu_offload" in settings and self.host is not None and host_bytes(self.spec, config) > self.host:
             return None
-        memory = predict_within(self.spec, config, self.limit, self.prompt_tokens)
-        seconds = predict_speed(self.spec, config, self.gpu, self.prompt_tokens).step
-        return _Candidate(settings, config, memory, seconds)
+        return _Candidate(settings, config, found.memory, found.seconds)
 
     def neighbours(self, found: _Candidate) -> Iterator[_Candidate]:
-        """Candidates with one change more."""
+        """Candidates with one change more to what the user gave."""
         candidates = candidate_changes(found.config, self.prompt_tokens)
-        changes = [change for change in candidates if "lora.rank" not in change]
-        if self.config.rollout.engine == "vllm" and self.config.vllm.gpu_memory_gb is not None:
-            changes.append({"vllm.gpu_memory_gb": None})  # as much as fits
+        left = {"lora.rank", *left_open(self.config)}
+        changes = [change for change in candidates if left.isdisjoint(change)]
+        if self.config.rollout.engine == "vllm" and self.config.vllm.gpu_memory_gb != "auto":
+            changes.append({"vllm.gpu_memory_gb": "auto"})  # as much as fits
         yield from filter(None, (self.tried({**found.settings, **change}) for change in changes))
 
     def descend(self, found: _Candidate) -> _Candidate:
@@ -194,7 +195,7 @@ class _Ladder:
         for key in found.settings:
             rest = {other: value for other, value in found.settings.items() if other != key}
             size = 2 * found.settings[key] if key == "optimizer.micro_batch_tokens" else None
-            larger = [{**rest, key: size}] if size and size < self.config.optimizer.micro_batch_tokens else []
+            larger = [{**rest, key: size}] if size and size < self.config.optimizer.token_budget else []
             yield from filter(None, map(self.tried, [] if key in kept else [rest, *larger]))
 
     def improved(self, found: _Candidate, kept: AbstractSet[str]) -> _Candidate:
@@ -211,7 +212,7 @@ class _Ladder:
                 return found
             found = best
 
-    def changes(self, config: TrainConfig) -> Iterator[Change]:
+    def differences(self, config: TrainConfig) -> Iterator[Change]:
         """How a configuration differs from the requested one."""
         for key, trade_off in TRADE_OFFS.items():
             value, before = setting(config, key), setting(self.config, key)
@@ -219,7 +220,10 @@ class _Ladder:
                 continue
             work = workload_of(config, self.prompt_tokens)
             if key == "rollout.max_num_seqs" and value >= work.completions:
-                trade_off = "evaluations are generated in more rounds"
+                at_once = value >= max(work.completions, self.config.eval.num_problems)
+                trade_off = "" if at_once else "evaluations are generated in more rounds"
+            if key == "optimizer.micro_batch_tokens" and value >= MICRO_BATCH_TOKENS:
+                trade_off = ""
             if key == "vllm.gpu_memory_gb":
                 count = min(work.trained_at_a_time, sequences_in_vllm(self.spec, config, work))
                 trade_off = f"GB: enough for {count:,} of {work.trained_at_a_time:,} whole sequences at a time"
@@ -228,10 +232,10 @@ class _Ladder:
 
 def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
     """Settings that may take less memory, the cheapest first, for a configuration that `settle` has filled in."""
-    work, offload, on_gpu = workload_of(config, prompt_tokens), config.memory.cpu_offload, config.run.device != "cpu"
+    work, offload, on_gpu = workload_of(config, prompt_tokens), config.memory.offload, config.run.device != "cpu"
     if config.rollout.engine == "vllm" and config.vllm.sleep_mode is False:
         yield {"vllm.sleep_mode": True}
-    count = min(config.rollout.max_num_seqs or work.at_a_time, work.at_a_time)
+    count = min(given(config.rollout.max_num_seqs) or work.at_a_time, work.at_a_time)
     if count > (least := max(LEAST_SEQUENCES, config.rollout.group_size)):
         yield {"rollout.max_num_seqs": max(count // 2, least)}
     if (size := smaller_micro_batch(config, work)) is not None:
@@ -240,7 +244,7 @@ def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> 
         yield {"parallel.dp_replicate": 1}
     if on_gpu and offload is None:
         yield {"memory.cpu_offload": "idle"}
-    if not config.memory.activation_checkpointing:
+    if config.memory.activation_checkpointing is not True:
         yield {"memory.activation_checkpointing": True}
     if on_gpu and offload != "always":
         yield {"memory.cpu_offload": "always"}
@@ -250,7 +254,7 @@ def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> 
 
 def smaller_micro_batch(config: TrainConfig, work: Workload) -> int | None:
     """The power of two below optimizer.micro_batch_tokens; None = too few, or each sequence goes alone already."""
-    budget = min(config.optimizer.micro_batch_tokens, work.micro_batch)
+    budget = min(config.optimizer.token_budget, work.micro_batch)
     size = 1 << (budget - 1).bit_length() - 1
     return size if budget * work.sequence_parallel > work.sequence and size >= LEAST_TOKENS else None
 

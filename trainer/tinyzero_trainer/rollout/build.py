@@ -20,6 +20,7 @@ from tinyzero_trainer.rollout.engine import RolloutEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
 from tinyzero_trainer.rollout.vllm.version import require_vllm
 from tinyzero_trainer.rollout.weight_source import WeightSource, named_weights
+from tinyzero_trainer.utils.bounds import given
 
 
 def require_engine(config: TrainConfig, device: torch.device, *, here: bool = True) -> None:
@@ -73,12 +74,12 @@ def build_engine(
                 source,
                 dtype=compute_dtype(config.model.dtype, device),
                 device=device,
-                max_num_seqs=config.rollout.max_num_seqs,
-                keep_memory=config.memory.cpu_offload is None,
+                max_num_seqs=given(config.rollout.max_num_seqs),
+                keep_memory=config.memory.offload is None,
                 report=report,
             )
         report(
             f"rollout.engine=torch has no CUDA graphs for {type(model).__name__} as this model is set up, so "
             "completions are generated slowly; rollout.engine=vllm is faster"
         )
-    return TorchEngine(language_model, max_num_seqs=config.rollout.max_num_seqs or FEW_SEQUENCES)
+    return TorchEngine(language_model, max_num_seqs=given(config.rollout.max_num_seqs) or FEW_SEQUENCES)

@@ -30,7 +30,7 @@ class Learner:
         self._optimizer = Optimizer(trained, optimizer)
         self._micro_batches = partial(
             micro_batches,
-            token_budget=optimizer.micro_batch_tokens,
+            token_budget=optimizer.token_budget,
             pad_id=language_model.pad_id,
             device=device_of(model),
             layout=choose_layout(model, optimizer.packing, name=language_model.name),

@@ -1,7 +1,8 @@
-"""Bounded numbers, as types of the configuration's fields."""
+"""Types of the configuration's fields: bounded numbers, and settings that may be left to the run."""
 
 import math
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -11,3 +12,24 @@ PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
 NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
 TestFraction = Annotated[float, Gt(0), Le(0.5)]
 Fraction = Annotated[float, Ge(0), Le(1)]
+
+T = TypeVar("T")
+Auto = Literal["auto"]
+"""Left to the run; plan/auto.py chooses a value where it knows model and GPU."""
+
+
+def given(value: T | Auto) -> T | None:
+    """A setting's value; None where it is left to the run."""
+    return None if value == "auto" else value
+
+
+@dataclass(frozen=True)
+class NoneIs:
+    """`none` is typed for this value, and in Python given as None: metadata of a field's type, for pydantic."""
+
+    value: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core.core_schema import no_info_before_validator_function
+
+        return no_info_before_validator_function(lambda value: self.value if value is None else value, handler(source))

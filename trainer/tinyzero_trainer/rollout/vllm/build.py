@@ -44,7 +44,7 @@ def build_vllm(config: TrainConfig, language_model: LanguageModel, source: Weigh
         lambda: buckets(source(), dtype, limit),
         eos_ids=language_model.eos_ids,
         timeout=vllm.timeout if vllm.separate_process else None,
-        sleep_mode=bool(vllm.sleep_mode),
+        sleep_mode=vllm.sleep_mode is True,
         log_reason=log.reason,
         check=SyncCheck(language_model, dtype) if vllm.verify_weights else None,
     )

@@ -23,6 +23,7 @@ from tinyzero_trainer.models.spec import spec_from_config
 from tinyzero_trainer.rollout.vllm.log import LEVEL
 from tinyzero_trainer.rollout.vllm.parent_watchdog import TRAINER
 from tinyzero_trainer.rollout.vllm.version import implementations, require_vllm
+from tinyzero_trainer.utils.bounds import given
 
 GRAPHS_UP_TO = 512
 """Batch size up to which vLLM captures CUDA graphs by default."""
@@ -55,7 +56,7 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
     elif 0 < (here := torch.cuda.device_count()) < vllm.tensor_parallel:  # 0: they are on other machines
         raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {here} GPUs")
     expands = any(allocator.expands(os.environ.get(name)) for name in allocator.VARIABLES)
-    if vllm.sleep_mode and not vllm.separate_process and expands:
+    if vllm.sleep_mode is True and not vllm.separate_process and expands:
         raise VllmError(
             "vllm.sleep_mode=true in the trainer's process does not go with expandable segments; set "
             f"vllm.separate_process=true, or unset {' and '.join(allocator.VARIABLES)}"
@@ -86,9 +87,6 @@ def settled(config: TrainConfig, language_model: LanguageModel, device: torch.de
     model = language_model.model.config
     spec = spec_from_config(language_model.name, model.to_dict(), language_model.parameters)
     found = settle(spec, with_settings(config, {"model.dtype": _dtype(config, device)}), usable(total)).vllm
-    assert found.gpu_memory_gb is not None
-    if config.vllm.gpu_memory_gb is None:
-        found = replace(found, gpu_memory_gb=min(found.gpu_memory_gb, constants.VLLM_SHARE * total / GB))
     return replace(config, vllm=found)
 
 
@@ -102,8 +100,8 @@ def longest_sequence(config: TrainConfig, language_model: LanguageModel) -> int:
 
 def sequences_at_a_time(config: TrainConfig, device: torch.device) -> int:
     """How many vLLM may generate at a time; it takes fewer by itself if its cache is too small."""
-    if config.rollout.max_num_seqs is not None:
-        return config.rollout.max_num_seqs
+    if (most := given(config.rollout.max_num_seqs)) is not None:
+        return most
     wanted = max(config.data.prompts_per_step * config.rollout.group_size, config.eval.num_problems)
     return min(wanted, MAX_SEQUENCES[device.type])
 
@@ -139,10 +137,10 @@ def engine_arguments(
         # A chunked prompt rewinds the random generator of its completion, which is impossible on a CPU.
         batched_tokens = max(CPU_BATCHED_TOKENS, longest)
         return arguments | {"enable_chunked_prefill": False, "max_num_batched_tokens": batched_tokens}
-    assert vllm.gpu_memory_gb is not None
+    assert vllm.gpu_memory_gb != "auto"
     total = torch.cuda.get_device_properties(device).total_memory
     arguments |= {
-        "enable_sleep_mode": bool(vllm.sleep_mode),
+        "enable_sleep_mode": vllm.sleep_mode is True,
         "gpu_memory_utilization": min(0.98, vllm.gpu_memory_gb * GB / total),
     }
     if vllm.cuda_graphs and arguments["max_num_seqs"] > GRAPHS_UP_TO:
