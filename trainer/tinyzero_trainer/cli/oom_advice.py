@@ -7,6 +7,7 @@ from pathlib import Path
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import sealed
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.plan.advice import (
     FEW_SEQUENCES,
     LAST_RESORT,
@@ -46,6 +47,8 @@ def advise_on_out_of_memory(config: TrainConfig) -> Iterator[None]:
 
 def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
     """What to change to what, and how to resume, in one line."""
+    if error.micro_batch_tokens is not None:
+        config = with_settings(config, {"optimizer.micro_batch_tokens": error.micro_batch_tokens})
     checkpoints = RunDirectory(Path(config.run.output).expanduser()).checkpoints
     resumed = bool(config.run.output) and checkpoints.is_dir() and any(sealed(checkpoints))
     again = "resume from the last checkpoint with --resume" if resumed else "start again with"

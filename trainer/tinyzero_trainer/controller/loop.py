@@ -5,7 +5,7 @@ Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tinyzero_sdk import Task
@@ -85,6 +85,7 @@ def _train(
 ) -> TrainResult:
     """From the start or a checkpoint to the last step; a signal or a dead worker ends it earlier, with a checkpoint."""
     progress = workers.display
+    config = _as_it_fits(config, workers)
     run.save_config(config)  # also when resumed: run.steps may have been raised
     checkpointer = Checkpointer(config, run, workers)
     state, prefetched = checkpointer.restore(checkpoint)
@@ -110,6 +111,9 @@ def _train(
         progress.train(config.run.steps, done=state.step)
         for step in range(state.step + 1, config.run.steps + 1):
             rollouts, metrics = training_step.take(step)
+            if (fitting := _as_it_fits(config, workers)) != config:
+                config = fitting
+                run.save_config(config)
             metrics |= state.add_totals(rollouts, metrics["timing_s/step"]) | checkpointer.timing()
             state.step, state.pending_metrics = step, metrics
             if config.log.rollouts_every and step % config.log.rollouts_every == 0:
@@ -123,6 +127,12 @@ def _train(
             if config.checkpoint.every and step % config.checkpoint.every == 0:
                 checkpointer.save(state, training_step.collector)
     return _report(config, run, workers, {name: len(prompts) for name, prompts in evaluation.prompts.items()})
+
+
+def _as_it_fits(config: TrainConfig, workers: Workers) -> TrainConfig:
+    """With the micro-batch that memory had room for, which a resumed run starts with."""
+    assert workers.policy is not None
+    return replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=workers.policy.micro_batch_tokens))
 
 
 def _report(config: TrainConfig, run: RunDirectory, workers: Workers, held_out: Mapping[str, int]) -> TrainResult:

@@ -25,6 +25,10 @@ class PolicyWorker(Protocol):
     def world_size(self) -> int:
         """Number of ranks that share the work."""
 
+    @property
+    def micro_batch_tokens(self) -> int:
+        """`optimizer.micro_batch_tokens`, or fewer where memory has run out."""
+
     def gpu_memory(self) -> list[GpuMemoryUsage]:
         """Of each rank's GPU; empty on the CPU."""
 

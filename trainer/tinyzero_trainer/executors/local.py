@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,15 +13,18 @@ from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.cuda_allocator import expand_segments
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, offload_note, process_group
+from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.executors.micro_batch_halving import PASSES, MicroBatchHalving
 from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import RolloutEngine
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.training.build import build_trained_models
+from tinyzero_trainer.training.build import TrainedModels, build_trained_models
+from tinyzero_trainer.training.learner import Learner
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 
@@ -38,19 +42,19 @@ def build_local_workers(
     if training and device.type == "cuda":
         expand_segments(config)
     with process_group(device) if training else nullcontext(), ExitStack() as stack:
-        policy = critic = None
+        policy: Any = None
+        critic: Any = None
         with catch_out_of_memory("the models were loaded"):
             if training:
                 if (note := offload_note(config, device)) is not None:
                     display.log(note)
                 models = build_trained_models(config, FsdpOptions.of(config, device), checkpoint=checkpoint)
-                language_model, policy, critic = models.language_model, models.policy, models.critic
+                language_model = models.language_model
             else:
                 language_model = load_model(str(checkpoint) if checkpoint else config.model.path, device)
             run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer))
-        if policy is not None and device.type == "cuda":
-            with catch_out_of_memory("the largest micro-batch was tried out"):
-                policy.warm_up(settings_at(config, 1), workload_of(config, config.data.max_prompt_tokens).micro_batch)
+        if training:
+            policy, critic = repeating_learners(config, models, device, display.log)
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         with catch_out_of_memory("the rollout engine took over the weights"):
@@ -60,6 +64,39 @@ def build_local_workers(
             yield Workers(run, language_model, engine, policy, critic, display)
         finally:
             engine.close()
+
+
+def repeating_learners(
+    config: TrainConfig, models: TrainedModels, device: torch.device, report: Callable[[str], None]
+) -> tuple[Any, Any]:
+    """Policy and critic, whose passes are repeated where memory runs out; on a GPU the largest has been tried out."""
+    learners = [learner for learner in (models.policy, models.critic) if learner is not None]
+
+    def restart(tokens: int) -> None:
+        for learner in learners:
+            learner.continue_with(tokens)
+
+    def warm_up() -> None:
+        tried = with_settings(config, {"optimizer.micro_batch_tokens": halving.tokens})
+        models.policy.warm_up(settings_at(tried, 1), workload_of(tried, tried.data.max_prompt_tokens).micro_batch)
+
+    halving = MicroBatchHalving(config, restart, report)
+    if device.type == "cuda":
+        with catch_out_of_memory("the largest micro-batch was tried out"):
+            halving.try_largest(warm_up)
+    critic = None if models.critic is None else RepeatingLearner(models.critic, halving)
+    return RepeatingLearner(models.policy, halving), critic
+
+
+class RepeatingLearner:
+    """The `PolicyWorker` or `CriticWorker` of this process."""
+
+    def __init__(self, learner: Learner, halving: MicroBatchHalving) -> None:
+        self._learner, self._halving = learner, halving
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._learner, name)
+        return self._halving.repeating(found) if name in PASSES else found
 
 
 def build_local_engine(

@@ -38,6 +38,8 @@ class OutOfMemoryError(TinyZeroError):
     def __init__(self, phase: str = "", reason: str = "", *, on_host: bool = False, advice: str = "") -> None:
         super().__init__(phase, reason)
         self.phase, self.reason, self.on_host, self.advice = phase, reason, on_host, advice
+        self.micro_batch_tokens: int | None = None
+        """With how many it ran out; None = with the configuration's."""
 
     def __str__(self) -> str:
         memory = "host memory (RAM)" if self.on_host else "the GPU's memory"
