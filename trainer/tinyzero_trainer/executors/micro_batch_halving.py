@@ -65,9 +65,8 @@ class MicroBatchHalving:
         """One of `PASSES`, repeated so."""
 
         def repeated(batch: TrainingBatch | Sequence[Rollout], *args: Any) -> Result:
-            parts, rollouts = 1, batch
-            if isinstance(batch, TrainingBatch):
-                parts, rollouts = self._work.mini_batches, batch.rollouts
+            parts = self._work.mini_batches if isinstance(batch, TrainingBatch) else 1
+            rollouts = batch.rollouts if isinstance(batch, TrainingBatch) else batch
             longest = max(len(each.prompt.token_ids) + len(each.generation.token_ids) for each in rollouts)
             sequences = -(-len(rollouts) // (parts * self._work.data_parallel))
             most = -(-sequences * longest // self._work.sequence_parallel)
