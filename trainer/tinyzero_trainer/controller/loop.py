@@ -132,7 +132,10 @@ def _train(
 def _as_it_fits(config: TrainConfig, workers: Workers) -> TrainConfig:
     """With the micro-batch that memory had room for, which a resumed run starts with."""
     assert workers.policy is not None
-    return replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=workers.policy.micro_batch_tokens))
+    tokens = workers.policy.micro_batch_tokens
+    if tokens == config.optimizer.token_budget:
+        return config
+    return replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=tokens))
 
 
 def _report(config: TrainConfig, run: RunDirectory, workers: Workers, held_out: Mapping[str, int]) -> TrainResult:

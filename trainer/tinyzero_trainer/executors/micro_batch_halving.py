@@ -23,7 +23,7 @@ class MicroBatchHalving:
 
     def __init__(self, config: TrainConfig, restart: Callable[[int], None], report: Callable[[str], None]) -> None:
         """`restart` makes every rank ready to repeat its pass, given the new budget; `report` receives a line."""
-        self.tokens = config.optimizer.micro_batch_tokens
+        self.tokens = config.optimizer.token_budget
         self._work = workload_of(config, config.data.max_prompt_tokens)
         self._restart, self._report = restart, report
 
