@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
+from rich.text import Text
 from typer.core import TyperCommand
 
 from tinyzero_sdk.cli.summary_report import complain, show_faults, show_tables
 from tinyzero_sdk.cli.task_options import AllowUnsafe, progress_bar
-from tinyzero_sdk.console import print_json, stdout
+from tinyzero_sdk.console import print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin
 
@@ -139,6 +140,11 @@ def evaluate(
     with _observer(output) as observer:
         result = evaluation.evaluate(plan, output, observer)
     print_json(_as_json(result)) if json else _show(plan, result)
+    if result.signal.fault is not None:
+        from tinyzero_sdk.evaluation.signal_advice import Situation, warning
+
+        text = f"warning: {warning(result.signal, Situation(plan.task, model, plan.max_tokens))}"
+        stderr.print(Text(text, "yellow"), soft_wrap=True)
     if result.report is not None and not result.report.is_clean:
         show_faults(output or Path("the completions"), result.report)
         raise typer.Exit(1)
@@ -230,6 +236,11 @@ def _as_json(result: "EvaluationResult") -> dict[str, Any]:
 def _show(plan: "EvaluationPlan", result: "EvaluationResult") -> None:
     how = "greedy" if plan.temperature == 0 else f"sampled at T={plan.temperature:g}"
     where = "held out" if plan.split == "test" else "of the training split"
+    signal = {
+        "no answer": result.signal.no_answer_frac,
+        "cut off": result.signal.truncated_frac,
+        "zero-variance groups": result.signal.zero_std_frac,
+    }
     rows = {
         "task": plan.task.name,
         "model": plan.model,
@@ -238,6 +249,7 @@ def _show(plan: "EvaluationPlan", result: "EvaluationResult") -> None:
         "mean score": f"{result.mean_score:.3f}",
         "mean length": None if result.mean_length is None else f"{result.mean_length:,.1f} tokens",
         "reasons": " · ".join(f"{reason} {count:,}" for reason, count in sorted(result.by_reason.items())),
+        "signal": " · ".join(f"{name} {100 * part:.1f} %" for name, part in signal.items() if part is not None),
         "speed": None if result.tokens_per_second is None else f"{result.tokens_per_second:,.0f} tokens/s",
     }
     for name, value in rows.items():

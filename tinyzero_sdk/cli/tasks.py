@@ -1,6 +1,5 @@
 """`tinyzero tasks` and `tinyzero plugins`: what is installed and what is broken."""
 
-import contextlib
 import dataclasses
 import textwrap
 from itertools import groupby
@@ -17,7 +16,6 @@ from tinyzero_sdk.settings import describe, format_value
 from tinyzero_sdk.tasks.registry import TaskEntry, list_tasks, load_task
 from tinyzero_sdk.tasks.task import Task
 
-TEMPLATES = ("base", "chat", "compact")
 OFFERS = {"register_commands": "commands", "task_names": "tasks", "score_wrappers": "score wrappers"}
 MOST_SHOWN = 8  # tasks of a family in the list of all tasks
 UNSAFE = "it scores only with --allow-unsafe-scorers, in worker processes"
@@ -141,10 +139,7 @@ def _example(task: Task) -> dict[str, Any]:
         if not items:
             return {"templates": [], "example": None, "no_example": "the task makes no problem"}
         item = items[0]
-        prompts = {}
-        for template in TEMPLATES:
-            with contextlib.suppress(TinyZeroError):  # a task may have fewer templates
-                prompts[template] = task.make_prompt(item, template)
+        prompts = task.templates(item)
         example = {
             "prompt": next(iter(prompts.values()), None),
             "ground_truth": item.ground_truth,

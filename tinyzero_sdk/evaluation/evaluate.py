@@ -114,6 +114,7 @@ def _sum_up(plan: EvaluationPlan, report: "ScoreReport", tokens: int, seconds: f
         by_reason=dict(sorted(report.reasons.items())),
         mean_length=summary.mean_length if summary.length_unit == "tokens" else None,
         tokens_per_second=tokens / (seconds + report.seconds) or None,
+        signal=summary.signal,
         summary=summary.as_json(),
         report=report,
     )

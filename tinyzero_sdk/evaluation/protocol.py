@@ -14,6 +14,7 @@ from tinyzero_sdk.tasks.task import Task
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from tinyzero_sdk.scoring.learning_signal import LearningSignal
     from tinyzero_sdk.scoring.score_file import ScoreReport
 
 EVALUATION_SEED = 0  # held-out problems are the same in every run and evaluation of a task, whatever their seeds
@@ -134,6 +135,9 @@ class EvaluationResult:
 
     tokens_per_second: float | None
     """Tokens per second of this session; None where unknown, or nothing was sampled."""
+
+    signal: "LearningSignal"
+    """Completions without an answer, cut-off ones, and prompts without variance."""
 
     summary: Mapping[str, Any] = field(default_factory=dict)
     """The summary of `tinyzero score`, as JSON."""

@@ -1,6 +1,6 @@
 """The summary of scored completions: collected block by block, computed at the end.
 
-A row takes 30 bytes until then, so ten million rows fit in memory. The formulas are in `statistics.py`.
+A row takes 31 bytes until then, so ten million rows fit in memory. The formulas are in `statistics.py`.
 """
 
 import math
@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.column_hash import hash_array, hash_numbers, hash_values
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS, Json
 from tinyzero_sdk.scoring.batches import ScoreColumns
+from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
 from tinyzero_sdk.scoring.outputs import LENGTH_COLUMNS, OutputBatch, column
 from tinyzero_sdk.scoring.statistics import (
     best_at_k,
@@ -32,6 +34,7 @@ PROMPT_COLUMNS = ("extra_info.key", "prompt", "extra_info.index")
 
 MOST_DRAWN = 1024  # greatest k of pass@k, majority@k and best@k
 _NO_LENGTH = int(np.iinfo(np.uint32).max)
+_UNKNOWN = 2  # in place of a flag that is 0 or 1
 _CODES = {reason: code for code, reason in enumerate(REASONS)}
 
 
@@ -90,6 +93,7 @@ class Summary:
     mean_score: float
     length_unit: str
     mean_length: float | None
+    signal: LearningSignal
     at_k: list[AtK] = field(default_factory=list)
     """For powers of two and the largest number of completions; empty where no prompt has several."""
 
@@ -147,6 +151,7 @@ class SummaryBuilder:
             "reason": np.array([_CODES[reason] for reason in scores.reasons], np.uint8),
             "difficulty": difficulty,  # infinite or NaN where unknown
             "length": self._lengths(batch),
+            "finished": _flags(column(batch.block, "finished"), size),
         }
         for name, values in arrays.items():
             self._columns.setdefault(name, []).append(values)
@@ -212,7 +217,7 @@ class SummaryBuilder:
 
 
 def summarise(columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: str) -> Summary:
-    """The summary of `SummaryBuilder`'s columns: key, answer, score, correct, reason, difficulty, length, each [n]."""
+    """The summary of `SummaryBuilder`'s columns, each [n]."""
     keys, correct, score = columns["key"], columns["correct"], columns["score"]
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
@@ -230,10 +235,17 @@ def summarise(columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: s
         mean_score=float(score.mean()),
         length_unit=length_unit,
         mean_length=float(lengths.mean()) if len(lengths) else None,
+        signal=_signal({name: columns[name][order] for name in ("score", "correct", "reason", "finished")}, sizes),
         at_k=_at_k(columns, order, starts, sizes, solved),
         by_difficulty=_by_difficulty(columns),
         by_reason=_by_reason(columns),
     )
+
+
+def _signal(columns: Mapping[str, np.ndarray], sizes: np.ndarray) -> LearningSignal:
+    finished, no_answer = columns["finished"], columns["reason"] == _CODES["no_answer"]
+    truncated = finished == 0 if (finished != _UNKNOWN).any() else None
+    return measure(sizes, columns["score"], columns["correct"], no_answer, truncated)
 
 
 def _at_k(
@@ -323,6 +335,12 @@ def _has_values(values: "pa.Array | list[Json] | None") -> bool:
     if isinstance(values, list):
         return any(value is not None for value in values)
     return values.null_count < len(values)
+
+
+def _flags(values: "pa.Array | list[Json] | None", size: int) -> np.ndarray:
+    """[n] uint8: 0, 1 or `_UNKNOWN`."""
+    cells: Any = [None] * size if values is None else to_list(values) if isinstance(values, pa.Array) else values
+    return np.array([int(cell) if isinstance(cell, bool) else _UNKNOWN for cell in cells], np.uint8)
 
 
 def _numbers(values: "pa.Array | list[Json] | None", size: int) -> np.ndarray:

@@ -6,6 +6,7 @@
 import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ from tinyzero_sdk.tasks.unsafe_scorers import check_allowed, check_place
 
 if TYPE_CHECKING:
     import numpy as np
+
+TEMPLATES = ("base", "chat", "compact")
+"""Names of prompt templates; a task may have fewer."""
 
 
 class Task:
@@ -158,6 +162,14 @@ class Task:
         if not (_is_text(prompt) or (isinstance(prompt, list) and all(map(_is_message, prompt)))):
             raise self._refusal("make_prompt", prompt, "str, or a list of {'role': str, 'content': str}, in UTF-8")
         return prompt
+
+    def templates(self, item: Item) -> dict[str, str | list[Message]]:
+        """The item's prompt by each template that the task has."""
+        prompts = {}
+        for template in TEMPLATES:
+            with suppress(TinyZeroError):
+                prompts[template] = self.make_prompt(item, template)
+        return prompts
 
     def extract_answer(self, text: str) -> str | None:
         """The answer in a completion, special tokens removed, or None."""

@@ -10,6 +10,7 @@ import types
 import pytest
 
 from tests.trainer.configurations import call
+from tinyzero_sdk.scoring.learning_signal import LearningSignal
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.utils.signals import Interrupted
 
@@ -26,6 +27,7 @@ class Result:
     by_reason: dict = dataclasses.field(default_factory=lambda: {"wrong": 33, "ok": 31})
     mean_length: float = 57.25
     tokens_per_second: float = 12345.6
+    signal: LearningSignal = LearningSignal(64, 0.49, 0.0, 0.125, None, None)  # noqa: RUF009
     summary: dict = dataclasses.field(default_factory=dict)
     report: None = None
 
@@ -176,6 +178,7 @@ def test_eval_prints_its_result(capsys, calls):
         "mean score  0.490",
         "mean length 57.2 tokens",
         "reasons     ok 31 · wrong 33",
+        "signal      no answer 0.0 % · cut off 12.5 %",
         "speed       12,346 tokens/s",
     ]
 

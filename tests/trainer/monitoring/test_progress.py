@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, REWARD, THROUGHPUT
+from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, NO_ANSWER, REWARD, THROUGHPUT, TRUNCATED, ZERO_STD
 from tinyzero_trainer.monitoring.progress import Progress, _duration, outcome_line, sparkline
 
 METRICS = {REWARD: 0.4123, ACCURACY: 0.382, LENGTH: 57.4, THROUGHPUT: 12345.6, "actor/entropy": 1.0}
@@ -142,6 +142,27 @@ def test_the_terminal_shows_several_tasks_in_a_separate_line(terminal, clock):
     _, numbers, by_task = live(terminal)
     assert numbers == "reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
     assert by_task == "countdown 33.1 %  multiply 52.5 %"
+
+
+SIGNAL = {NO_ANSWER: 1.0, TRUNCATED: 1.0, ZERO_STD: 1.0}
+
+
+def test_what_cannot_be_learnt_from_has_a_line_of_its_own(plain, terminal, clock):
+    for display in (plain, terminal):
+        display.train(94)
+        clock.now += 1.5
+        display.step(1, METRICS | SIGNAL)
+    shown = "no answer 100.0 %  cut off 100.0 %  zero-variance groups 100.0 %"
+    assert printed(plain)[-1] == f"  {shown}"
+    assert live(terminal)[2] == shown
+    plain.step(94, METRICS | {NO_ANSWER: 0.0, TRUNCATED: 0.0})  # groups of one have no variance to speak of
+    assert printed(plain)[-1] == "  no answer 0.0 %  cut off 0.0 %"
+
+
+def test_a_warning_stays_in_one_piece(plain):
+    plain.warn("a first line\n  and a command " + "that is long " * 10)
+    assert printed(plain)[0] == "warning: a first line"
+    assert len(printed(plain)) == 2
 
 
 def test_the_time_left_runs_down_during_a_step(terminal, clock):

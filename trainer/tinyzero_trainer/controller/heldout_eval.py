@@ -10,9 +10,11 @@ from time import perf_counter
 import numpy as np
 
 from tinyzero_sdk.evaluation.protocol import EvaluationResult
+from tinyzero_sdk.scoring.learning_signal import LearningSignal
 from tinyzero_sdk.scoring.statistics import standard_error
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.controller.signal_monitor import learning_signal
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.monitoring.metrics_log import held_out_key, size_key
 from tinyzero_trainer.rewards.score import score
@@ -27,6 +29,8 @@ class HeldOutEvaluation:
 
     def __init__(self, config: TrainConfig, workers: Workers, stop: StopFlag) -> None:
         self.config, self.workers, self.stop = config, workers, stop
+        self.signals: dict[str, LearningSignal] = {}
+        """Of each task, in the latest evaluation at `eval.temperature`."""
         progress, count = workers.display, config.eval.num_problems
         progress.phase("sampling held-out problems")
         self.prompts = {name: task.prompts.held_out(count) for name, task in workers.tasks.items()}
@@ -62,7 +66,12 @@ class HeldOutEvaluation:
             params = SamplingParams(self.config.rollout.max_completion_tokens, temperature)
             # The same seed each time: two evaluations differ by the policy, not by the sampling.
             seed = derive_seed("evaluation", self.config.run.seed)
-            metrics[key] = evaluate(self.workers, prompts, params, seed=seed, stop=self.stop).accuracy
+            result = evaluate(self.workers, prompts, params, seed=seed, stop=self.stop)
+            metrics[key] = result.accuracy
+            if key == held_out_key(name):
+                self.signals[name] = result.signal
+                metrics[f"val-aux/{name}/no_answer_frac"] = result.signal.no_answer_frac
+                metrics[f"val-aux/{name}/truncated_frac"] = result.signal.truncated_frac or 0.0
         return metrics
 
 
@@ -85,6 +94,7 @@ def evaluate(
         by_reason=Counter(rollout.score.reason for rollout in rollouts),
         mean_length=fmean(tokens),
         tokens_per_second=sum(tokens) / (perf_counter() - started),
+        signal=learning_signal(rollouts),
     )
 
 

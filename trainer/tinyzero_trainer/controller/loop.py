@@ -16,6 +16,7 @@ from tinyzero_trainer.checkpoint.store import Checkpoint
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.checkpointer import Checkpointer, newest_checkpoint
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation, write_samples
+from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.data.mixture import some_of_each
 from tinyzero_trainer.executors.base import Workers
@@ -93,6 +94,7 @@ def _train(
     for line in (workers.language_model.trained, *rollout_correction.notes(config)):
         progress.log(line)
     evaluation = HeldOutEvaluation(config, workers, stop)
+    signal = SignalMonitor(config, workers, evaluation.prompts)
     training_step = TrainingStep(config, workers, state, stop, run.rollouts, prefetched)
 
     def evaluate_and_log() -> None:
@@ -103,6 +105,9 @@ def _train(
         trackers.log(state.step, metrics)
         if state.step:
             progress.step(state.step, metrics)
+        else:
+            for name, measured in evaluation.signals.items():
+                signal.judge(name, measured)
         state.pending_metrics = None
 
     with checkpointer.saving_at_the_end(state, training_step, stop):
@@ -122,11 +127,14 @@ def _train(
             if training_step.collector.failure is not None:
                 raise training_step.collector.failure
             evaluate_and_log()
+            signal.step(step, rollouts)
             if stop.requested:
                 raise StopRequested
             if config.checkpoint.every and step % config.checkpoint.every == 0:
                 checkpointer.save(state, training_step.collector)
-    return _report(config, run, workers, {name: len(prompts) for name, prompts in evaluation.prompts.items()})
+    result = _report(config, run, workers, {name: len(prompts) for name, prompts in evaluation.prompts.items()})
+    signal.repeat({name: change.after - change.before for name, change in result.accuracy.items()})
+    return result
 
 
 def _as_it_fits(config: TrainConfig, workers: Workers) -> TrainConfig:

@@ -9,7 +9,8 @@ import torch
 from tinyzero_sdk import ItemColumns, Task
 from tinyzero_sdk.records import Reason
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.monitoring.metrics_log import ACCURACY, task_key
+from tinyzero_trainer.controller.signal_monitor import learning_signal
+from tinyzero_trainer.monitoring.metrics_log import ACCURACY, TRUNCATED, ZERO_STD, task_key
 from tinyzero_trainer.training.seqlen_balancing import seqlen_metrics
 from tinyzero_trainer.types import Rollout
 
@@ -48,7 +49,7 @@ def batch_metrics(
         **_mean_max_min("prompt_length", prompts),
         **seqlen_metrics([_length(sample) for sample in samples], ranks),
         "response_length/clip_ratio": fmean(not sample.generation.finished for sample in samples),
-        "group/zero_std_frac": zero_std.float().mean().item(),
+        **({ZERO_STD: zero_std.float().mean().item()} if group_size > 1 else {}),
         "group/sampled": len(samples) / group_size,
         "group/kept": len(batch.lengths) / group_size,
         **{f"reward/{reason}_frac": reasons.count(reason) / len(reasons) for reason in FAILURES},
@@ -88,7 +89,7 @@ def _completions(samples: Sequence[Rollout]) -> dict[str, float]:
     metrics = {
         ACCURACY: fmean(sample.score.correct for sample in samples),
         "completion/finished_frac": len(finished) / len(samples),
-        "completion/truncated_frac": len(truncated) / len(samples),
+        TRUNCATED: len(truncated) / len(samples),
     }
     means: dict[str, Sequence[float]] = {
         "acc_finished": finished,
@@ -99,7 +100,7 @@ def _completions(samples: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: int) -> dict[str, float]:
-    """Accuracy by difficulty, and with several tasks each one's size, accuracy and score."""
+    """Accuracy by difficulty, and with several tasks the size, accuracy, score and learning signal of each."""
     if len(tasks) == 1:
         (task,) = tasks.values()
         return _by_difficulty(task, samples, "train/acc_by_difficulty")
@@ -110,6 +111,9 @@ def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: 
         if own:
             metrics[task_key(name, "acc")] = fmean(sample.score.correct for sample in own)
             metrics[task_key(name, "score")] = fmean(sample.score.value for sample in own)
+            signal = learning_signal(own, group_size)
+            fractions = {part: getattr(signal, part) for part in ("no_answer_frac", "truncated_frac", "zero_std_frac")}
+            metrics |= {task_key(name, part): value for part, value in fractions.items() if value is not None}
         metrics |= _by_difficulty(task, own, f"train/acc_by_difficulty/{name}")
     return metrics
 

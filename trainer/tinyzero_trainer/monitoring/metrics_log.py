@@ -21,6 +21,9 @@ REWARD = "critic/score/mean"
 ACCURACY = "completion/acc_mean"
 LENGTH = "response_length/mean"
 THROUGHPUT = "perf/throughput"
+NO_ANSWER = "reward/no_answer_frac"
+TRUNCATED = "completion/truncated_frac"
+ZERO_STD = "group/zero_std_frac"
 
 
 def held_out_key(task: str) -> str:

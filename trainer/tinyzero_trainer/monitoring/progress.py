@@ -17,7 +17,16 @@ from rich.spinner import Spinner
 from rich.table import Column
 from rich.text import Text
 
-from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, REWARD, THROUGHPUT, task_key
+from tinyzero_trainer.monitoring.metrics_log import (
+    ACCURACY,
+    LENGTH,
+    NO_ANSWER,
+    REWARD,
+    THROUGHPUT,
+    TRUNCATED,
+    ZERO_STD,
+    task_key,
+)
 
 STEP_SECONDS = 2.0
 """Plain output: shortest time between two lines about steps."""
@@ -99,6 +108,10 @@ class Progress:
         """Print a line that stays."""
         self._console.print(text, soft_wrap=True, markup=False)
 
+    def warn(self, text: str) -> None:
+        """Print a warning that stays."""
+        self._console.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
+
     def done(self, *lines: str) -> None:
         """End the bars and print the results to stdout."""
         self.close()
@@ -147,7 +160,8 @@ class _Bars(Bars):
             if task.total is not None:
                 yield self.make_tasks_table([task])
             if metrics := task.fields.get("metrics"):
-                yield from (Text(line) for line in (_summary(metrics), _accuracy_by_task(metrics)) if line)
+                lines = (_summary(metrics), _signal(metrics), _accuracy_by_task(metrics))
+                yield from (Text(line) for line in lines if line)
             if len(rewards := task.fields.get("rewards", [])) > 1:
                 yield Text(f"reward so far  {sparkline(rewards)}", style="dim")
 
@@ -210,11 +224,20 @@ def _summary(metrics: Mapping[str, Any]) -> str:
 
 
 def _step_line(count: str, metrics: Mapping[str, Any]) -> str:
-    """One line for a step: with several tasks the accuracy of each instead of the mean, if it fits."""
-    by_task = _accuracy_by_task(metrics)
+    """The lines for a step: with several tasks the accuracy of each instead of the mean, if it fits."""
+    by_task, signal = _accuracy_by_task(metrics), _signal(metrics)
     reward = f"reward {metrics[REWARD]:.3f}  " if metrics.get(REWARD) is not None else ""
     line = f"{count}  {reward}{by_task}"
-    return line if by_task and len(line) <= LINE_WIDTH else f"{count}  {_summary(metrics)}".rstrip()
+    if not by_task or len(line) > LINE_WIDTH:
+        line = f"{count}  {_summary(metrics)}".rstrip()
+    return f"{line}\n  {signal}" if signal else line
+
+
+def _signal(metrics: Mapping[str, Any]) -> str:
+    """The fractions of completions and groups from which nothing can be learnt."""
+    shown = {NO_ANSWER: "no answer", TRUNCATED: "cut off", ZERO_STD: "zero-variance groups"}
+    found = ((name, metrics.get(key)) for key, name in shown.items())
+    return "  ".join(f"{name} {_percent(value)}" for name, value in found if value is not None)
 
 
 def _accuracy_by_task(metrics: Mapping[str, Any]) -> str:

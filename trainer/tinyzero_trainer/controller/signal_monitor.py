@@ -1,0 +1,83 @@
+"""The warning that a model can hardly learn: once per task, before training or after the first steps."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tinyzero_sdk.evaluation.signal_advice import Situation, headline, warning
+from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES
+from tinyzero_trainer.config.model_defaults import directory_of
+from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.types import Prompt, Rollout
+
+ENOUGH_GROUPS = 64
+"""Groups per task that decide; later steps say something about the training, and no longer about its start."""
+
+LITTLE_GAIN = 0.01
+"""At the end of a run the warning is repeated for a task whose accuracy rose by less."""
+
+
+def learning_signal(
+    rollouts: Sequence[Rollout], group_size: int = 1, *, config: TrainConfig | None = None
+) -> LearningSignal:
+    """What there is to learn from whole groups; `config` of training, where completions may be cut off on purpose."""
+    cuts = config is not None and (config.rollout.ignore_eos or config.length_control.mode != "full")
+    return measure(
+        np.full(len(rollouts) // group_size, group_size),
+        np.array([rollout.score.value for rollout in rollouts]),
+        np.array([rollout.score.correct for rollout in rollouts]),
+        np.array([rollout.score.reason == "no_answer" for rollout in rollouts]),
+        None if cuts else np.array([not rollout.generation.finished for rollout in rollouts]),
+    )
+
+
+class SignalMonitor:
+    """Watches the evaluation before training and the first steps."""
+
+    def __init__(self, config: TrainConfig, workers: Workers, held_out: Mapping[str, Sequence[Prompt]]) -> None:
+        """`held_out` are problems of each task."""
+        self.config, self.workers, self.held_out = config, workers, held_out
+        self.headlines: dict[str, str] = {}
+        """Of the warnings so far, by task."""
+        self._rollouts: dict[str, list[Rollout]] = {name: [] for name in workers.tasks}
+
+    def step(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Judge by the completions of the steps so far."""
+        config = self.config
+        if (step - 1) * config.data.prompts_per_step >= ENOUGH_GROUPS * len(self._rollouts):
+            self._rollouts = {name: [] for name in self._rollouts}
+            return
+        for name, earlier in self._rollouts.items():
+            earlier += [rollout for rollout in rollouts if rollout.prompt.task == name]
+            if earlier:
+                self.judge(name, learning_signal(earlier, config.rollout.group_size, config=config))
+
+    def judge(self, name: str, signal: LearningSignal) -> None:
+        """Warn of a task, unless that has been done or there is enough to learn."""
+        config, model = self.config, self.workers.language_model
+        only_groups = config.algorithm.advantage_estimator in COMPARES_SAMPLES
+        if name in self.headlines or signal.fault is None or (signal.fault == "zero_std" and not only_groups):
+            return
+        task, tokens = self.workers.tasks[name], config.rollout.max_completion_tokens
+        directory = directory_of(config.model.path)
+        situation = Situation(
+            task.task,
+            None if directory is None else str(directory),
+            tokens,
+            "rollout.max_completion_tokens=",
+            "data.prompt_template=",
+            task.prompts.template,
+            bool(model.tokenizer.chat_template),
+            model.context - max(len(prompt.token_ids) for prompt in self.held_out[name]),
+        )
+        of_task = f"{name}: " if len(self.workers.tasks) > 1 else ""
+        self.headlines[name] = of_task + headline(signal, tokens)
+        self.workers.display.warn(of_task + warning(signal, situation))
+
+    def repeat(self, gains: Mapping[str, float]) -> None:
+        """At the end of the run; `gains` are in held-out accuracy."""
+        for name, text in self.headlines.items():
+            if gains[name] < LITTLE_GAIN:
+                self.workers.display.warn(f"the run began with too little to learn from: {text}")
