@@ -11,8 +11,10 @@ QWEN = {
     "0.5B": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
     "1.5B": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960},
     "3B": {"hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "intermediate_size": 11008},
+    "7B": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "intermediate_size": 18944}
+    | {"num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False},
 }
-"""Of Qwen2.5, all with two key-value heads, 151,936 tokens and a tied head."""
+"""Of Qwen2.5; where it says nothing else with two key-value heads, 151,936 tokens and a tied head."""
 
 SMALL = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1024}
 """The trainer's own small model: 9.9 million parameters with the tiny tokenizer's vocabulary, two key-value heads."""
@@ -39,9 +41,9 @@ def _write(directory: Path, shape: str) -> int:
 
     tokenizer = build_tokenizer()
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    sizes = {**QWEN[shape], "vocab_size": 151_936} if shape in QWEN else {**SMALL, "vocab_size": len(tokenizer)}
-    sizes["num_key_value_heads"] = 2
-    config = Qwen2Config(**sizes, tie_word_embeddings=True, max_position_embeddings=32_768, bos_token_id=None, **ends)
+    sizes = {"num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True, **QWEN.get(shape, SMALL)}
+    sizes |= {} if shape in QWEN else {"vocab_size": len(tokenizer)}
+    config = Qwen2Config(**sizes, max_position_embeddings=32_768, bos_token_id=None, **ends)
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = Qwen2ForCausalLM(config)
