@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common import last_of_each
 from tests.trainer.configurations import call
-from tests.trainer.plan.planned import GRPO, HALF_B, PUBLISHED, SPECS, config_of
+from tests.trainer.plan.planned import GRPO, HALF_B, PUBLISHED, SPECS, TYPED, config_of
 from tinyzero_trainer.cli import plan_report
 from tinyzero_trainer.estimate.engine_memory import GB
-from tinyzero_trainer.estimate.fit import predict_within, usable
+from tinyzero_trainer.estimate.fit import predict_within, usable, with_settings
 from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
 from tinyzero_trainer.plan import target_gpu as target
 
@@ -166,7 +167,7 @@ def test_json_has_each_type_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     ("recipe", "words"), [("tinyzero-grpo", GRPO), ("tinyzero-ppo", ("data.prompts_per_step=256",))]
 )
 def test_the_run_that_ended_without_memory_fits_a_gpu_of_24_gb(recipe, words, engine, capsys):
-    words = (*words, f"rollout.engine={engine}")
+    words = (*words, *TYPED, f"rollout.engine={engine}")
     arguments = ["--task", "countdown", "--model", HALF_B, "--recipe", recipe, *words]
     code, out, _ = call(capsys, "plan", *arguments, "--gpu-memory", "24GB", "--prompt-tokens", "256", "--json")
     found = json.loads(out)
@@ -175,7 +176,8 @@ def test_the_run_that_ended_without_memory_fits_a_gpu_of_24_gb(recipe, words, en
     assert found["proposed"]["peak"] <= 23.5 * GIB
     assert (found["work"]["completions"], found["work"]["completion"]) == (256, 1024)
     # The words are taken by train, and mean what was planned.
-    proposed = config_of(*words, *found["overrides"].split(), recipe=recipe)
+    proposed = config_of(*last_of_each([*words, *found["overrides"].split()]), recipe=recipe)
+    proposed = with_settings(proposed, {one["key"]: one["value"] for one in found["chosen"]})
     assert predict_within(SPECS[HALF_B], proposed, usable(24 * 10**9), 256).peak == found["proposed"]["peak"]
     assert "lora.rank" not in found["overrides"]
     assert "memory.cpu_offload=always" not in found["overrides"]

@@ -15,7 +15,7 @@ import torch
 from tests.trainer import preloaded
 from tests.trainer.runs import Configure, assert_same_weights, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
-from tinyzero_sdk.settings import build, to_mapping
+from tinyzero_sdk.settings import build, read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
@@ -23,7 +23,10 @@ from tinyzero_trainer.controller import heldout_eval, loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError
+from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.loading import ModelError
+from tinyzero_trainer.plan import auto
+from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.rollout.build import TorchEngine
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils.signals import Interrupted
@@ -58,6 +61,22 @@ def config(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def whole(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> loop.TrainResult:
     """A run that nothing interrupted."""
     return train(configure(tmp_path_factory.mktemp("whole") / "run"))
+
+
+@pytest.mark.slow
+def test_what_a_run_chooses_is_told_and_recorded(
+    config: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the CPU, by the plan for a GPU: no choice changes what is learned."""
+    left = {"optimizer__micro_batch_tokens": "auto", "rollout__max_num_seqs": "auto", "run__steps": 1}
+    plain = train(config("plain", **left)).output
+    assert read_toml(plain / "config.toml")["optimizer"]["micro_batch_tokens"] == "auto"
+    monkeypatch.setattr(auto, "present_gpu", lambda _: TargetGpu("a GPU", 24 * GIB, None))
+    chosen = train(config("chosen", **left)).output
+    saved = read_toml(chosen / "config.toml")
+    assert saved["memory"] == {"activation_checkpointing": False, "cpu_offload": "none"}
+    assert f"auto: optimizer.micro_batch_tokens={saved['optimizer']['micro_batch_tokens']} " in capsys.readouterr().err
+    assert_same_weights(plain, chosen, 1)
 
 
 @pytest.mark.slow

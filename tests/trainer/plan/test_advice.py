@@ -31,7 +31,7 @@ from tinyzero_trainer.estimate.fit import settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
-from tinyzero_trainer.plan import advice
+from tinyzero_trainer.plan import advice, auto
 from tinyzero_trainer.plan.plan import make_plan
 from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.utils.oom import OutOfMemoryError
@@ -50,7 +50,8 @@ def oom_line(config: TrainConfig, phase: str, reason: str = "") -> str:
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine with one GPU, which a test may make smaller."""
     gpu = SimpleNamespace(target=RTX_4090)
-    monkeypatch.setattr(advice, "present_gpu", lambda device: None if device == "cpu" else gpu.target)
+    for module in (advice, auto):
+        monkeypatch.setattr(module, "present_gpu", lambda device: None if device == "cpu" else gpu.target)
     return gpu
 
 
@@ -70,6 +71,8 @@ def test_train_warns_of_a_run_that_will_not_fit_and_starts_it(
         arguments += ["data.prompts_per_step=512", "rollout.max_completion_tokens=192", *words]
         code, _, err = call(capsys, "train", *arguments)
         assert code == 0
+        is_known = target is not None and started[-1].optimizer.micro_batch_tokens != "auto"
+        assert ("auto: optimizer.micro_batch_tokens=" in err) == is_known
         return [line for line in err.splitlines() if line.startswith("warning:")]
 
     small = TargetGpu("a small GPU", GIB // 2, None)
@@ -82,7 +85,8 @@ def test_train_warns_of_a_run_that_will_not_fit_and_starts_it(
     assert not warnings(None)
     assert not warnings(small, "run.device=cpu")
     assert not warnings(small, "run.executor=ray", "parallel.world_size=2")
-    assert len(started) == 6
+    sizes = [config.optimizer.micro_batch_tokens for config in started]
+    assert [size == "auto" for size in sizes] == [False, False, False, True, True, True]
 
 
 def test_the_warning_names_the_settings_to_give(small_gpu: SimpleNamespace) -> None:

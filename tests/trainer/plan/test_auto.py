@@ -72,7 +72,6 @@ def test_a_run_fits_without_any_memory_setting(
 
 def test_the_default_model_gets_the_micro_batch_that_was_measured_to_be_the_fastest() -> None:
     config = compose({"run": {"task": "countdown"}}, default_model.SETTINGS).config
-    config = with_settings(config, {"optimizer.micro_batch_tokens": "auto"})
     found, _ = resolve_auto(config, OWN, target_of("H200"))
     assert found.optimizer.micro_batch_tokens == 131_072
 

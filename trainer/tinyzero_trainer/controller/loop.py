@@ -20,12 +20,12 @@ from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.data.mixture import some_of_each
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.build import build_workers
+from tinyzero_trainer.executors.build import build_workers, gpu_elsewhere
 from tinyzero_trainer.monitoring.metrics_log import MetricsLog, held_out_key, read_metrics
 from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
-from tinyzero_trainer.plan.auto import resolve_auto
+from tinyzero_trainer.plan.auto import left_open, resolve_auto
 from tinyzero_trainer.utils.signals import StopFlag, StopRequested, catch_signals
 
 
@@ -57,7 +57,7 @@ def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task
         Interrupted: a signal ended the run; a checkpoint was saved.
         TinyZeroError: anything else a user can cause.
     """
-    config, chosen = resolve_auto(config)
+    config, chosen = resolve_auto(config, target=gpu_elsewhere(config) if left_open(config) else None)
     with (
         Progress() as progress,
         RunDirectory.open(config.run.output, resume=resume) as run,

@@ -14,8 +14,18 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.local import build_local_workers
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.rollout.build import require_engine
 from tinyzero_trainer.training.build import refuse_architecture
+
+
+def gpu_elsewhere(config: TrainConfig) -> TargetGpu | None:
+    """A GPU of the Ray that the run is sent to, where this machine has none; otherwise None."""
+    if config.ray.address is None or not config.ray.gpus or present_gpu("cuda") is not None:
+        return None
+    from tinyzero_trainer.executors.ray.cluster import gpu_there
+
+    return gpu_there(config.ray)
 
 
 def build_workers(

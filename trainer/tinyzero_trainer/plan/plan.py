@@ -220,9 +220,12 @@ class _Ladder:
                 continue
             work = workload_of(config, self.prompt_tokens)
             if key == "rollout.max_num_seqs" and value >= work.completions:
-                at_once = value >= max(work.completions, self.config.eval.num_problems)
-                trade_off = "" if at_once else "evaluations are generated in more rounds"
-            if key == "optimizer.micro_batch_tokens" and value >= MICRO_BATCH_TOKENS:
+                trade_off = "evaluations are generated in more rounds"
+            free = {
+                "rollout.max_num_seqs": max(work.completions, config.eval.num_problems),
+                "optimizer.micro_batch_tokens": MICRO_BATCH_TOKENS,
+            }
+            if before == "auto" and key in free and value >= free[key]:
                 trade_off = ""
             if key == "vllm.gpu_memory_gb":
                 count = min(work.trained_at_a_time, sequences_in_vllm(self.spec, config, work))

@@ -7,11 +7,12 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.distributed.parallel_dims import Resources
+from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
 
 OBJECT_STORE_BYTES = 2**30
 """Of a Ray that is started for the run: it holds batches, never weights."""
@@ -48,13 +49,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
         RayError: Ray cannot be reached or started, or has too few free resources.
     """
     ray = import_ray()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        _start(ray, config, bundles)
-    finally:
-        for number, handler in handlers.items():  # Ray has installed its own, which end the run without a checkpoint
-            with suppress(ValueError):  # outside the main thread, where Ray installs none either
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    _start(ray, config, bundles)
     try:
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if not group.wait(RESOURCES_SECONDS):
@@ -70,7 +65,37 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
         ray.shutdown()
 
 
+def gpu_there(config: RayConfig) -> TargetGpu | None:
+    """A GPU of the Ray at an address, as its driver describes it; None if it has none, or none is free.
+
+    Raises:
+        RayError: see `placement_group`.
+    """
+    ray = import_ray()
+    _start(ray, config, [])
+    try:
+        if not ray.cluster_resources().get("GPU"):
+            return None
+        look = ray.remote(num_cpus=0, num_gpus=0.01)(present_gpu)
+        with suppress(ray.exceptions.GetTimeoutError):
+            return cast(TargetGpu | None, ray.get(look.remote("cuda"), timeout=RESOURCES_SECONDS))
+        return None
+    finally:
+        ray.shutdown()
+
+
 def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
+    """Connect to Ray, or start it, but without its handlers of signals, which end a run without a checkpoint."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        _connect(ray, config, bundles)
+    finally:
+        for number, handler in handlers.items():
+            with suppress(ValueError):  # outside the main thread, where Ray installs none either
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
     import torch  # late: `tinyzero doctor` uses this module where torch may be broken
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
