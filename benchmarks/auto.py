@@ -55,16 +55,12 @@ def settings(micro_batch: int, *, recompute: bool = False, offload: str = "none"
 
 
 _GRPO, _PPO = "--recipe tinyzero-grpo", "--recipe tinyzero-ppo"
-_ON_24GB = (settings(4096), settings(8192), settings(16384, recompute=True))
-_ON_24GB_IDLE = (
-    *(settings(size, offload="idle") for size in (4096, 8192)),
-    settings(16384, recompute=True, offload="idle"),
-)
+_RECOMPUTED = (settings(16384, recompute=True), settings(32768, recompute=True))
 CASES = {
     "3B": Case("3B", "", (settings(8192), settings(16384), settings(65536, recompute=True))),
     "7B": Case("7B", "--gpus 2", (settings(4096), settings(8192), settings(32768, recompute=True))),
-    "grpo-24gb": Case("0.5B", _GRPO, _ON_24GB, 24 * 10**9),
-    "ppo-24gb": Case("0.5B", _PPO, _ON_24GB_IDLE, 24 * 10**9),
+    "grpo-24gb": Case("0.5B", _GRPO, (settings(4096), *_RECOMPUTED), 24 * 10**9),
+    "ppo-24gb": Case("0.5B", _PPO, (settings(8192, offload="idle"), *_RECOMPUTED), 24 * 10**9),
     "0.5B": Case("0.5B", "", (settings(16384), settings(32768), settings(131072))),
     "10M": Case("10M", "rollout.max_completion_tokens=16", (settings(2048),)),
 }

@@ -25,6 +25,7 @@ from benchmarks.commands import BUSY_BYTES, MemoryReadings, run, wait_until_idle
 from benchmarks.common import TINYZERO, fixed_workload, last_of_each, print_machine, print_table
 from benchmarks.shapes import write_model
 from benchmarks.training import mean_timings, metrics_of
+from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.hardware.gpu import GIB
 
@@ -90,7 +91,8 @@ def measure(case: Case, overrides: Sequence[str], *, steps: int, limit: float) -
         work = fixed_workload(folder / "model", prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, steps=steps)
         requested = [*work, *case.arguments, *overrides]
         planned = plan(requested, case)
-        proposed = planned["overrides"].split()
+        chosen = (f"{one['key']}={format_value(one['value'])}" for one in planned["chosen"])
+        proposed = [*planned["overrides"].split(), *chosen]
         print("planned:", " ".join(proposed) or "as requested", "" if planned["fits"] else "(DOES NOT FIT)", flush=True)
         arguments = last_of_each([*requested, *proposed, "--output", str(directory)])
         gpu = str(planned["gpu"]["memory"] if case.gpu_memory else 0)

@@ -65,11 +65,11 @@ def train(
             resolved = composition.config
         tasks = _check(resolved, resume=resume)
         _announce(resolved, composition)
+        if not is_planned:
+            _warn_of_memory(resolved)
         resolved, chosen = resolve_auto(resolved)
         if chosen:
             stderr.print(chosen, style="dim", soft_wrap=True, markup=False, highlight=False)
-        if not is_planned:
-            _warn_of_memory(resolved)
         stderr.print("loading PyTorch", style="dim")
         calm_threads()
         with without_collector():
