@@ -31,8 +31,12 @@ def split_of_key(key: str, test_fraction: float = 1 / 16) -> Split:
 
     Seed and index do not enter, so the same problem is on the same side in every dataset.
     """
-    digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"tz-split").digest()
-    return "test" if int.from_bytes(digest, "little") < test_fraction * 2.0**64 else "train"
+    return "test" if key_hash(key) < test_fraction * 2.0**64 else "train"
+
+
+def key_hash(key: str) -> int:
+    """64 bits of a problem's canonical key; those of the least hashes are held out."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8, person=b"tz-split").digest(), "little")
 
 
 def random_bits(seed: int, indices: "np.ndarray", draws: int) -> "np.ndarray":

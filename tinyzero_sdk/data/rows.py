@@ -3,6 +3,7 @@
 `files.py` reads and writes whole files.
 """
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def make_row(
         "extra_info": {
             "index": index,
             "split": split,
-            "difficulty": difficulty,
+            "difficulty": difficulty if math.isfinite(difficulty) else None,
             "key": key,
             "task_version": task.version,
         },
@@ -147,12 +148,17 @@ def ground_truth_of(row: Mapping[str, Any]) -> Json:
     Raises:
         DataError: there is none, or it is not plain JSON.
     """
+    return plain(find_ground_truth(row))
+
+
+def find_ground_truth(row: Mapping[str, Any]) -> Any:
+    """As `ground_truth_of`, of a row that is plain JSON."""
     truth = row.get("ground_truth")
     if truth is None and isinstance(row.get("reward_model"), Mapping):
         truth = row["reward_model"].get("ground_truth")
     if truth is None:
         raise DataError(NO_GROUND_TRUTH)
-    return plain(truth)
+    return truth
 
 
 def as_messages(prompt: str | list[Message]) -> list[Message]:

@@ -4,6 +4,7 @@ No row is held as Python objects: Arrow is memory-mapped, Parquet by way of an u
 there is an index of the lines. `files.py` reads whole files in order.
 """
 
+import hashlib
 import mmap
 import tempfile
 from abc import ABC, abstractmethod
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tinyzero_sdk.data.arrow import Row, to_list
+from tinyzero_sdk.data.arrow import Row, fits_json, to_list
 from tinyzero_sdk.data.files import check_ending, parse_line, read_blocks
 from tinyzero_sdk.data.folders import split_files
 from tinyzero_sdk.data.hub import hub_files, parse_name
@@ -32,34 +34,52 @@ class Rows:
         Raises:
             DataError: a file cannot be read; rows of JSON Lines are checked when they are read.
         """
+        self.paths = tuple(files)
         self._files = [_JsonLines(path) if path.suffix == ".jsonl" else _Table(path) for path in files]
-        self._starts = np.array([0, *accumulate(map(len, self._files))])
+        self.starts = np.array([0, *accumulate(map(len, self._files))])
+        """[files + 1] index of the first row of each file, and the number of rows."""
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self.starts[-1])
 
     def __getitem__(self, index: int) -> Row:
         return self.take([index])[0]
 
     def __iter__(self) -> Iterator[Row]:
-        for start in range(0, len(self), _AT_ONCE):
-            yield from self.take(range(start, min(start + _AT_ONCE, len(self))))
+        return self.read()
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> list[Row]:
-        """The rows at these indices; faster than one by one.
+    def read(self, without: str | None = None) -> Iterator[Row]:
+        """All rows in order; of tables without a column that is not needed, which is faster."""
+        for start in range(0, len(self), _AT_ONCE):
+            yield from self.take(range(start, min(start + _AT_ONCE, len(self))), without)
+
+    def take(self, indices: Sequence[int] | np.ndarray, without: str | None = None) -> list[Row]:
+        """The rows at these indices; faster than one by one. `without` is as for `read`.
 
         Raises:
             DataError: a row is not a JSON object; the message begins with its place.
         """
         rows = np.empty(len(indices), object)
-        for file, start, where in _by_part(np.asarray(indices, np.int64), self._starts):
-            rows[where] = self._files[file].take(np.asarray(indices)[where] - start)
+        for file, start, where in _by_part(np.asarray(indices, np.int64), self.starts):
+            rows[where] = self._files[file].take(np.asarray(indices)[where] - start, without)
         return rows.tolist()
+
+    def sizes(self, column: str) -> np.ndarray:
+        """[rows] bytes of text in a column of a table, or of the row in JSON Lines."""
+        return np.concatenate([np.zeros(0, np.int64), *(file.sizes(column) for file in self._files)])
 
     def place(self, index: int) -> str:
         """Where a row is, for messages: `FILE:NUMBER`, the line of JSON Lines or the row of a table, from 1."""
-        file = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self._files[file].place(index - int(self._starts[file]))
+        file = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return self._files[file].place(index - int(self.starts[file]))
+
+    def digest(self) -> str:
+        """A hash of the files' bytes."""
+        digest = hashlib.blake2b(digest_size=8)
+        for path in self.paths:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "blake2b").digest())
+        return digest.hexdigest()
 
 
 def open_rows(source: str, split: str = "train") -> Rows:
@@ -111,7 +131,10 @@ class _File(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def take(self, indices: np.ndarray) -> list[Row]: ...
+    def take(self, indices: np.ndarray, without: str | None) -> list[Row]: ...
+
+    @abstractmethod
+    def sizes(self, column: str) -> np.ndarray: ...
 
     def place(self, index: int) -> str:
         return f"{self.path}:{index + 1}"
@@ -126,19 +149,37 @@ class _Table(_File):
             table = _map_parquet(path) if path.suffix == ".parquet" else _map_arrow(str(path))
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"cannot read {path}: {' '.join(str(error).split())}") from error
-        self._batches = table.to_batches()
+        # Times, images and the like are no part of a problem.
+        self._batches = table.select([field.name for field in table.schema if fits_json(field.type)]).to_batches()
         self._starts = np.array([0, *accumulate(map(len, self._batches))])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def take(self, indices: np.ndarray) -> list[Row]:
+    def take(self, indices: np.ndarray, without: str | None) -> list[Row]:
         rows = np.empty(len(indices), object)
         for part, start, where in _by_part(indices, self._starts):
-            batch = self._batches[part].take(pa.array(indices[where] - start))
+            names = [name for name in self._batches[part].schema.names if name != without]
+            batch = self._batches[part].select(names).take(pa.array(indices[where] - start))
             cells = zip(*(to_list(column) for column in batch.columns), strict=True)
-            rows[where] = [dict(zip(batch.schema.names, row, strict=True)) for row in cells]
+            rows[where] = [dict(zip(names, row, strict=True)) for row in cells] or {}
         return rows.tolist()
+
+    def sizes(self, column: str) -> np.ndarray:
+        if not self._batches or column not in self._batches[0].schema.names:
+            return np.zeros(len(self), np.int64)
+        return np.concatenate([_text_bytes(batch.column(column)) for batch in self._batches])
+
+
+def _text_bytes(values: pa.Array) -> np.ndarray:
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        ends, offsets = np.cumsum([0, *_text_bytes(values.values)]), values.offsets.to_numpy()
+        return ends[offsets[1:]] - ends[offsets[:-1]]
+    fields = values.flatten() if pa.types.is_struct(kind) else []
+    return sum(map(_text_bytes, fields), start=np.zeros(len(values), np.int64))
 
 
 def _map_arrow(path: str) -> pa.Table:
@@ -186,7 +227,10 @@ class _JsonLines(_File):
     def place(self, index: int) -> str:
         return f"{self.path}:{self._numbers[index]}"
 
-    def take(self, indices: np.ndarray) -> list[Row]:
+    def sizes(self, column: str) -> np.ndarray:
+        return np.array(self._lengths)
+
+    def take(self, indices: np.ndarray, without: str | None) -> list[Row]:
         rows = []
         for index in indices.tolist():
             start = self._starts[index]

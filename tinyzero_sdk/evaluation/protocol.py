@@ -96,6 +96,7 @@ class EvaluationPlan:
             "task": self.task.name,
             "task_version": self.task.version,
             "task_options": {name: _plain(value) for name, value in options.items()},
+            **({"data_version": self.task.data_version} if self.task.data_version else {}),
             "template": sampler.template,
             **{name: getattr(self, name) for name in ("split", "size", "test_fraction", "samples")},
             **{name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens", "seed")},

@@ -91,6 +91,9 @@ class Task:
         self._is_valid = bind(hook.is_valid, options)
         self._item_key = bind(hook.item_key, options)
 
+        self.data_version: str | None = None
+        """Hash of the files that its problems come from; None = it makes them itself."""
+
         self.has_own_splits = bool(self._call("has_own_splits", bind(hook.has_own_splits, options)))
         """Whether the task has its own splits; otherwise problems are divided by the hash of their key."""
 
@@ -152,10 +155,17 @@ class Task:
         return items
 
     def dataset(
-        self, split: Split, size: int | None = None, *, seed: int = 0, test_fraction: float = DEFAULT_TEST_FRACTION
+        self,
+        split: Split,
+        size: int | None = None,
+        *,
+        seed: int = 0,
+        test_fraction: float = DEFAULT_TEST_FRACTION,
+        start: int = 0,
     ) -> Iterator[Item]:
-        """The first `size` problems of a split (None = all): none twice, and none in both splits."""
-        return iterate_split(self, split, size=size, seed=seed, test_fraction=test_fraction)
+        """`size` problems of a split (None = all) from number `start` on: none twice, and none in both splits."""
+        end = None if size is None else start + size
+        return islice(iterate_split(self, split, size=end, seed=seed, test_fraction=test_fraction), start, None)
 
     def make_prompt(self, item: Item, template: str = "base") -> str | list[Message]:
         prompt = self._call("make_prompt", self._make_prompt, item, template)

@@ -16,12 +16,12 @@ class ToyProblems:
 
     def __init__(self, name: str, size: int, of_each: int = 1) -> None:
         self.name, self.size = name, size
-        self.task = SimpleNamespace(difficulty=lambda item: float(item.data // of_each))
+        self.task = SimpleNamespace(difficulty=lambda item: float(item.data // of_each), data_version=None)
 
-    def epoch(self, seed: int, number: int) -> Iterator[Item]:
+    def epoch(self, seed: int, number: int, start: int = 0) -> Iterator[Item]:
         order = list(range(self.size))
         Random(derive_seed(self.name, seed, number)).shuffle(order)
-        return (Item(None, index) for index in order)
+        return (Item(None, index) for index in order[start:])
 
     def prompt(self, item: Item, bucket: int = 0) -> Prompt:
         return Prompt(item, str(item.data), [1], self.name, bucket)

@@ -104,8 +104,11 @@ def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
     from tinyzero_trainer.plan.limits import refuse_model
     from tinyzero_trainer.rollout.vllm.version import require_vllm
 
+    if config.data.test_path and not config.data.path:
+        raise SettingsError(f"data.test_path={config.data.test_path} alone trains on nothing; give data.path too")
     allow_unsafe = config.reward.allow_unsafe
-    tasks = load_tasks(config.task_specs, wrappers=config.wrappers_with_limit(), allow_unsafe_scorers=allow_unsafe)
+    wrappers = config.wrappers_with_limit()
+    tasks = load_tasks(config.task_specs, config.data, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe)
     for task in tasks.values():
         task.check_scoring_allowed()
     check_loss_place(config.algorithm.policy_loss)

@@ -24,6 +24,7 @@ _RESUMABLE = {
     "vllm": "gpu_memory_gb sleep_mode tensor_parallel separate_process cuda_graphs max_restarts timeout verify_weights",
     "optimizer": "micro_batch_tokens packing",
     "reward": "num_workers memory_limit_gb",
+    "data": "path test_path",
     "eval": "every num_problems_during",
     "checkpoint": "every keep",
     "log": "trackers project rollouts_every rollouts_count",

@@ -21,6 +21,15 @@ from tinyzero_trainer.utils.bounds import (
 class DataConfig:
     """Where problems come from."""
 
+    path: str | None = None
+    """File with the prompts and ground truths to train on, which the task scores: Parquet or JSON Lines as
+    `tinyzero data`, TinyZero and verl write it, a folder, or a data set's name on the Hugging Face Hub. With several
+    tasks, a row's `data_source` names its task; none = the task's own problems."""
+
+    test_path: str | None = None
+    """File with held-out problems; none = the rows of data.path that belong to a test split, else
+    data.test_fraction of them."""
+
     prompt_template: str | None = None
     """Prompt template; none = `chat` if the model has a chat template, else `base`."""
 

@@ -17,6 +17,7 @@ from tinyzero_sdk.tasks.local_packages import is_path
 
 if TYPE_CHECKING:
     from tinyzero_sdk import Task
+    from tinyzero_trainer.config.rollout import DataConfig
 
 ENTRY_KEYS = ("task", "weight", "options")
 
@@ -104,12 +105,19 @@ def complete_table(specs: Sequence[TaskSpec]) -> dict[str, Any]:
 
 
 def load_tasks(
-    specs: Sequence[TaskSpec], *, wrappers: Sequence[str] = (), allow_unsafe_scorers: bool = False
-) -> dict[str, "Task"]:
-    """The tasks by what the run calls them; the options and errors are those of `tinyzero_sdk.load_task`."""
+    specs: Sequence[TaskSpec],
+    data: "DataConfig | None" = None,
+    *,
+    wrappers: Sequence[str] = (),
+    allow_unsafe_scorers: bool = False,
+) -> Mapping[str, "Task"]:
+    """The tasks by what the run calls them, with the problems of `data.path`, if it names any.
+
+    The options and errors are those of `tinyzero_sdk.load_task`, and `load_file_tasks`.
+    """
     from tinyzero_sdk import load_task
 
-    tasks = {}
+    tasks: dict[str, Task] = {}
     for spec in specs:
         try:
             tasks[spec.name] = load_task(
@@ -120,7 +128,11 @@ def load_tasks(
                 raise
             # `load_task` knows options by the short way of writing them.
             raise SettingsError(re.sub(r"\btask\.(?=\w)", f"tasks.{spec.name}.options.", str(error))) from error
-    return tasks
+    if data is None or (data.path or data.test_path) is None:
+        return tasks
+    from tinyzero_sdk.data.problems import load_file_tasks
+
+    return load_file_tasks(tasks, data.path, data.test_path, data.test_fraction)
 
 
 def _read_entry(name: str, entry: Any) -> TaskSpec:

@@ -14,7 +14,7 @@ from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, 
 from tinyzero_sdk.settings import flatten, get, merge, read_toml, unflatten
 from tinyzero_trainer.checkpoint.store import latest
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compose import gather, make_config, text
+from tinyzero_trainer.config.compose import drop_unused, gather, make_config, text
 from tinyzero_trainer.config.help import key_help
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, directory_of
 from tinyzero_trainer.config.renamed_keys import with_new_names
@@ -30,6 +30,8 @@ EVALUATION_KEYS = (
     "run.device",
     "tasks",
     "model.path",
+    "data.path",
+    "data.test_path",
     "data.prompt_template",
     "data.test_fraction",
     "data.max_prompt_tokens",
@@ -58,7 +60,8 @@ class LocalModels:
             "rollout.max_completion_tokens": request.max_tokens,
         }
         config = evaluation_config(gather(TrainConfig, flags, request.overrides))
-        (task,) = load_tasks(config.task_specs, allow_unsafe_scorers=request.allow_unsafe_scorers).values()
+        allow_unsafe = request.allow_unsafe_scorers
+        (task,) = load_tasks(config.task_specs, config.data, allow_unsafe_scorers=allow_unsafe).values()
         calm_threads()
         return EvaluationPlan(
             task=task,
@@ -119,7 +122,7 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
             if newest is None:
                 raise SettingsError(f"{run} has no checkpoint yet; wait for its first, or give another --model")
             model = str(newest.path)
-        values = merge(merge(inherited, values), {"model": {"path": model}})
+        values = merge(merge(drop_unused(inherited, values), values), {"model": {"path": model}})
     return make_config(values)
 
 
@@ -142,4 +145,5 @@ def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:
     for spec in specs:
         if requested in ([], [spec.name]) or identity(spec.task) == identity(requested[0]):
             return inherited | {"tasks": {spec.name: {"task": spec.task, "options": dict(spec.options)}}}
-    return inherited
+    own = ("path", "test_path")  # the files have problems of the run's task
+    return inherited | {"data": {key: value for key, value in inherited["data"].items() if key not in own}}

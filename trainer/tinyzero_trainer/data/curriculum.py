@@ -6,6 +6,7 @@ Pure functions over the measured pass rates. Problems wait in prompts.py until t
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from math import isnan
 from operator import itemgetter
 from statistics import fmean
 
@@ -27,12 +28,17 @@ def bucket_edges(difficulties: Sequence[float], buckets: int, *, task: str) -> t
     requested.
 
     Raises:
-        SettingsError: all difficulties are equal.
+        SettingsError: all difficulties are equal, or one is unknown (NaN).
 
     Example:
         >>> bucket_edges([1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 4.0], 3, task="t")
         (2.0, 3.0)
     """
+    if any(map(isnan, difficulties)):
+        raise SettingsError(
+            f"curriculum.buckets={buckets} needs the difficulty of each problem of task {task!r}; give it as "
+            "extra_info.difficulty in data.path, or set curriculum.buckets=0"
+        )
     ordered = sorted(difficulties)
     if ordered[0] == ordered[-1]:
         raise SettingsError(

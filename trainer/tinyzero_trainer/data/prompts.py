@@ -10,7 +10,8 @@ from typing import Self
 from transformers import PreTrainedTokenizerBase
 
 from tinyzero_sdk import Item, Task
-from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.data.problems import FileTask, RowItem
+from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.records import Split
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import CurriculumConfig, DataConfig
@@ -26,6 +27,7 @@ from tinyzero_trainer.data.curriculum import (
 from tinyzero_trainer.data.tokenization import encode_prompt
 from tinyzero_trainer.types import Prompt, Rollout
 
+_LONGEST = 64  # prompts with the most text; one of them has the most tokens, or nearly so
 EVALUATION_SEED = 0
 """The held-out problems are the same in every run of a task, whatever the run's own seed."""
 
@@ -43,6 +45,9 @@ class StreamState:
     """Problems of this epoch handed out from each bucket."""
 
     pass_rates: PassRates = (None,)
+
+    data_version: str | None = None
+    """As `Task.data_version`."""
 
 
 class PromptSource:
@@ -67,6 +72,9 @@ class PromptSource:
         self, seed: int, progress: StreamState | None = None, curriculum: CurriculumConfig | None = None
     ) -> "PromptStream":
         """Problems of the training split without end: each once, then all again in another order."""
+        if isinstance(self.task, FileTask):  # a prompt that is too long would stop the run later
+            for item in self.task.longest("train", _LONGEST, self._test_fraction):
+                self.prompt(item)
         return PromptStream(self, seed, progress or StreamState(), curriculum or CurriculumConfig())
 
     def held_out(self, count: int) -> list[Prompt]:
@@ -78,23 +86,27 @@ class PromptSource:
 
     def prompt(self, item: Item, bucket: int = 0) -> Prompt:
         """The prompt of one problem; a `DataError` if it is empty or longer than `max_prompt_tokens`."""
-        text, token_ids = encode_prompt(self._tokenizer, self.task.make_prompt(item, self.template))
+        prompt = self.task.make_prompt(item, self.template)
+        if isinstance(item, RowItem) and not isinstance(prompt, str) and len(prompt) == 1:
+            prompt = prompt if self._tokenizer.chat_template else prompt[0]["content"]  # files have no plain text
+        text, token_ids = encode_prompt(self._tokenizer, prompt)
         if not 0 < len(token_ids) <= self._max_tokens:
+            where = f"{item.place}: the" if isinstance(item, RowItem) else "a"
             raise DataError(
-                f"a prompt of task {self.name!r} has {len(token_ids)} tokens, expected 1 to "
+                f"{where} prompt of task {self.name!r} has {len(token_ids)} tokens, expected 1 to "
                 f"data.max_prompt_tokens={self._max_tokens}; raise it or change the template"
             )
         return Prompt(item, text, token_ids, self.name, bucket)
 
-    def epoch(self, seed: int, number: int) -> Iterator[Item]:
-        """All problems of the training split once, in the order of this epoch (0-based)."""
-        return self._items("train", derive_seed("epoch", seed, number), None)
+    def epoch(self, seed: int, number: int, start: int = 0) -> Iterator[Item]:
+        """The problems of the training split from number `start` on, in the order of this epoch (0-based)."""
+        return self._items("train", derive_seed("epoch", seed, number), None, start)
 
-    def _items(self, split: Split, seed: int, most: int | None) -> Iterator[Item]:
+    def _items(self, split: Split, seed: int, most: int | None, start: int = 0) -> Iterator[Item]:
         """Different problems of a split: `most` or all of them, and at least one."""
-        found = False
+        found = start > 0
         try:
-            for item in self.task.dataset(split, most, seed=seed, test_fraction=self._test_fraction):
+            for item in self.task.dataset(split, most, seed=seed, test_fraction=self._test_fraction, start=start):
                 found = True
                 yield item
         except DataError:
@@ -116,13 +128,20 @@ class PromptStream(Iterator[Prompt]):
         self._source, self._seed, self._curriculum = source, seed, curriculum
         self._edges, self._sizes = self._find_buckets() if curriculum.buckets else ((), [1])
         count = len(self._sizes)
+        version = source.task.data_version
         if progress == StreamState():
-            progress = replace(progress, taken_from=(0,) * count, pass_rates=(None,) * count)
+            progress = replace(progress, taken_from=(0,) * count, pass_rates=(None,) * count, data_version=version)
+        if progress.data_version != version:
+            raise SettingsError(
+                f"data.path or data.test_path has not the problems of task {source.name!r} that the checkpoint has; "
+                "restore the files, or start a run in another --output"
+            )
         self.progress = progress
         self._weights = bucket_weights(progress.pass_rates, self._sizes, curriculum)
         self._waiting: list[deque[Item]] = [deque() for _ in range(count)]
-        self._items = source.epoch(seed, progress.epoch)
-        self._catch_up()
+        start = 0 if self._edges else progress.read  # without buckets none waits
+        self._items = source.epoch(seed, progress.epoch, start)
+        self._sort_again()
 
     def __iter__(self) -> Self:
         return self
@@ -157,13 +176,11 @@ class PromptStream(Iterator[Prompt]):
         found = Counter(bucket_of(difficulty, edges) for difficulty in difficulties)
         return edges, [found[bucket] for bucket in range(len(edges) + 1)]
 
-    def _catch_up(self) -> None:
-        """Read again what was read of this epoch, and skip what was handed out."""
-        read = self.progress.read
-        if not self._edges:  # none waits, and no difficulty is needed
-            next(islice(self._items, read, read), None)
+    def _sort_again(self) -> None:
+        """Sort what was read of this epoch into buckets again, and skip what was handed out."""
+        if not self._edges:
             return
-        for item in islice(self._items, read):
+        for item in islice(self._items, self.progress.read):
             self._sort(item)
         for waiting, count in zip(self._waiting, self.progress.taken_from, strict=True):
             for _ in range(count):

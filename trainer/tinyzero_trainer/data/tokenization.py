@@ -30,7 +30,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
         return prompt, cast(list[int], tokenizer(prompt)["input_ids"])
     if not tokenizer.chat_template:
         raise ModelError(
-            "the template gives chat messages, but the model has no chat template; set data.prompt_template=base"
+            "the prompt has chat messages, but the model has no chat template; set data.prompt_template=base, or give "
+            "a --model with one"
         )
     text = cast(str, tokenizer.apply_chat_template(cast(Any, prompt), tokenize=False, add_generation_prompt=True))
     # The template writes the special tokens itself.

@@ -54,6 +54,7 @@ def build_workers(
         refuse_architecture(config)
     tasks = tasks or load_tasks(
         config.task_specs,
+        config.data,
         wrappers=config.wrappers_with_limit() if training else (),
         allow_unsafe_scorers=config.reward.allow_unsafe,
     )

@@ -1,0 +1,300 @@
+"""A task with the problems in the rows of files: their prompts and ground truths as they stand, scored by the task.
+
+Rows are read when a problem is asked for; all that stays in memory is a hash of each row's key, and its split.
+"""
+
+import contextlib
+import copyreg
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tinyzero_sdk.data.arrow import Row
+from tinyzero_sdk.data.rows import ROW_COLUMNS, find_ground_truth
+from tinyzero_sdk.data.sources import Rows, find_files
+from tinyzero_sdk.errors import BrokenTaskError, DataError, describe_error
+from tinyzero_sdk.hookspecs import Message
+from tinyzero_sdk.records import Item, Json, Split
+from tinyzero_sdk.seeds import derive_seed, key_hash, random_bits
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION, check_test_fraction
+from tinyzero_sdk.tasks.task import Task
+
+HELD_OUT = ("test", "validation", "valid", "val", "dev")
+"""Names of splits that are never trained on; of a folder's, the first is the held-out one."""
+
+_BLOCK = 256
+_TRIAL_SCORES = 1000  # rows whose ground truth is scored once where the task has no `is_valid`; a score may be slow
+OTHER_TASK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RowItem(Item):
+    """A problem, with what its row says of it."""
+
+    place: str = ""
+    key: str = ""
+    prompt: str | list[Message] | None = None
+    difficulty: float | None = None
+
+
+class FileTask(Task):
+    """A task with the problems of files instead of its own; it pickles as the task itself, which scores."""
+
+    def __init__(
+        self, task: Task, rows: Rows, first_test: int | None, sources: frozenset[str | None] = frozenset()
+    ) -> None:
+        """
+        Args:
+            task: scores the completions.
+            rows: those for training, then those held out.
+            first_test: where the latter begin; None = the rows' own splits decide, else the hash of the key.
+            sources: the values of `data_source` of the task's rows; empty = all rows are the task's.
+
+        Raises:
+            DataError: a row is no problem of the task, or both splits hold the same problem.
+        """
+        vars(self).update(vars(task))
+        self._rows = rows
+        self._has_own_key = not task.plugin_manager.has_plugin("default item_key")
+        self._keys, self._prompt_bytes = np.zeros(len(rows), np.uint64), rows.sizes("prompt")
+        self.split = np.full(len(rows), OTHER_TASK, np.int8)  # 0 = training, 1 = held out
+        self._scan(first_test, sources)
+        self.has_own_splits = first_test is not None or bool((self.split == 1).any())
+        self.data_version = rows.digest()
+        self._refuse_overlap()
+
+    def __reduce__(self) -> Any:
+        return copyreg.dispatch_table[Task](self)
+
+    def _scan(self, first_test: int | None, sources: frozenset[str | None]) -> None:
+        """Check all rows, and note their keys and splits."""
+        rows = self._rows
+        # The values of a table's column have one type: the first prompt tells of all, and reading them is slow.
+        first = (rows[start] for start in rows.starts[:-1].tolist() if start < len(rows))
+        skips = all(path.suffix != ".jsonl" for path in rows.paths) and all(map(self._has_key_and_prompt, first))
+        for index, row in enumerate(rows.read(without="prompt" if skips else None)):
+            source = row.get("data_source")
+            if sources and sources.isdisjoint((source, str(source).rpartition("/")[2])):
+                continue
+            try:
+                item = _plain_item(row)
+                key = self._own_key(row, item)
+                if not skips or not key or not self._prompt_bytes[index]:
+                    row = rows[index] if skips else row
+                    self._check_prompt(item, row)
+                self._check_ground_truth(item.ground_truth, trial=index < _TRIAL_SCORES)
+            except (DataError, BrokenTaskError) as error:
+                raise DataError(f"{rows.place(index)}: {error}") from error
+            self._keys[index] = key_hash(key or _content_key(row, item))
+            own = _info(row).get("split") in HELD_OUT
+            self.split[index] = own if first_test is None else own or index >= first_test
+
+    def dataset(
+        self,
+        split: Split,
+        size: int | None = None,
+        *,
+        seed: int = 0,
+        test_fraction: float = DEFAULT_TEST_FRACTION,
+        start: int = 0,
+    ) -> Iterator[Item]:
+        """The problems of a split in an order that depends on the seed, or `size` of them; each once."""
+        check_test_fraction(self, test_fraction)
+        indices = self._indices(split, test_fraction)
+        order = np.argsort(random_bits(derive_seed("file", seed), indices, 1)[:, 0], kind="stable")
+        return self._items(indices[order][start : None if size is None else start + size])
+
+    def longest(self, split: Split, count: int, test_fraction: float) -> Iterator[Item]:
+        """The problems with the most text in their prompts."""
+        indices = self._indices(split, test_fraction)
+        return self._items(indices[np.argsort(self._prompt_bytes[indices])[::-1][:count]])
+
+    def _indices(self, split: Split, test_fraction: float) -> np.ndarray:
+        """The rows of a split, but of those with equal keys only the first."""
+        if self.has_own_splits:
+            is_chosen = self.split == (split == "test")
+        else:
+            is_test = self._keys < np.uint64(math.ceil(test_fraction * 2.0**64))  # as `split_of_key`
+            is_chosen = (is_test == (split == "test")) & (self.split != OTHER_TASK)
+        indices = np.flatnonzero(is_chosen)
+        return indices[np.sort(np.unique(self._keys[indices], return_index=True)[1])]
+
+    def check_not_empty(self, split: Split, test_fraction: float) -> None:
+        """Raise a DataError if the split has no problem."""
+        check_test_fraction(self, test_fraction)
+        if not len(self._indices(split, test_fraction)):
+            files, key = " and ".join(map(str, self._rows.paths)), "data.path"
+            if split == "test":
+                key = "data.test_path" if self.has_own_splits else "data.test_path, or raise data.test_fraction"
+            raise DataError(
+                f"{files}: none of {len(self._rows):,} rows is a problem of task {self.name!r} for "
+                f"{'evaluation' if split == 'test' else 'training'}; name another file with {key}"
+            )
+
+    def make_prompt(self, item: Item, template: str = "base") -> str | list[Message]:
+        prompt = item.prompt if isinstance(item, RowItem) else None
+        return super().make_prompt(item, template) if prompt is None else prompt
+
+    def difficulty(self, item: Item) -> float:
+        """As the row says, else as the task; NaN where neither can tell."""
+        if isinstance(item, RowItem) and item.difficulty is not None:
+            return item.difficulty
+        try:
+            return super().difficulty(item)
+        except BrokenTaskError:  # the row lacks a column that the task's own problems have
+            return math.nan
+
+    def item_key(self, item: Item) -> str:
+        return item.key if isinstance(item, RowItem) else super().item_key(item)
+
+    def _items(self, indices: np.ndarray) -> Iterator[Item]:
+        for start in range(0, len(indices), _BLOCK):
+            block = indices[start : start + _BLOCK]
+            for index, row in zip(block.tolist(), self._rows.take(block), strict=True):
+                yield self._read(row, self._rows.place(index))
+
+    def _read(self, row: Row, place: str) -> RowItem:
+        item, difficulty = _plain_item(row), _info(row).get("difficulty")
+        return RowItem(
+            item.ground_truth,
+            item.data,
+            place,
+            self._own_key(row, item) or _content_key(row, item),
+            row.get("prompt"),
+            difficulty if isinstance(difficulty, int | float) and math.isfinite(difficulty) else None,
+        )
+
+    def _own_key(self, row: Row, item: Item) -> str | None:
+        """The key that the row or the task gives the problem."""
+        key = _info(row).get("key")
+        if isinstance(key, str) and key:
+            return key
+        with contextlib.suppress(BrokenTaskError):  # the row lacks a column that the task's own problems have
+            return super().item_key(item) if self._has_own_key else None
+        return None
+
+    def _has_key_and_prompt(self, row: Row) -> bool:
+        try:
+            return _is_prompt(row.get("prompt")) and self._own_key(row, _plain_item(row)) is not None
+        except DataError:
+            return False
+
+    def _check_prompt(self, item: Item, row: Row) -> None:
+        prompt = row.get("prompt")
+        if _is_prompt(prompt):
+            return
+        if prompt is not None:
+            raise DataError(f"the prompt is {str(prompt)[:80]!r}; expected text, or messages with role and content")
+        try:
+            super().make_prompt(item)
+        except BrokenTaskError as error:
+            raise DataError(
+                f"no prompt, and task {self.name!r} cannot make one of the columns {', '.join(row)}; expected text or "
+                "chat messages in the column `prompt`"
+            ) from error
+
+    def _check_ground_truth(self, truth: Json, *, trial: bool) -> None:
+        if self.plugin_manager.hook.is_valid.get_hookimpls():
+            try:
+                if self.is_valid(truth):
+                    return
+                reason = ""
+            except BrokenTaskError as error:
+                reason = f" ({error})"
+        elif trial and not self.info.unsafe_scorer:
+            try:
+                self.score("0", truth)
+                return
+            except Exception as error:  # the border to a task
+                reason = f" ({describe_error(error)})"
+        else:
+            return
+        raise DataError(f"task {self.name!r} has no such ground truth: {str(truth)[:80]}{reason}")
+
+    def _refuse_overlap(self) -> None:
+        train, test = np.flatnonzero(self.split == 0), np.flatnonzero(self.split == 1)
+        shared, first, second = np.intersect1d(self._keys[train], self._keys[test], return_indices=True)
+        if len(shared):
+            there, here = self._rows.place(int(train[first[0]])), self._rows.place(int(test[second[0]]))
+            raise DataError(
+                f"{len(shared):,} problems are both for training and held out, such as {there} and {here}; remove them "
+                "from one"
+            )
+
+
+def load_file_tasks(
+    tasks: Mapping[str, Task],
+    path: str | None,
+    test_path: str | None = None,
+    test_fraction: float = DEFAULT_TEST_FRACTION,
+) -> dict[str, FileTask]:
+    """The tasks with the problems of files: the rows that name a task as their `data_source`.
+
+    If no row names the only task, all are its.
+
+    Args:
+        tasks: by what the run calls them.
+        path: rows for training, as `open_rows` takes it; the held-out ones too, where `test_path` is None.
+        test_path: held-out rows.
+        test_fraction: of the rows to hold out, where neither the files nor the rows say which.
+
+    Raises:
+        DataError: a file or a row cannot be used, or a split has no problem; one line that names it.
+    """
+    given = find_files(path) if path else {}
+    train = given.get("train") or given.get("", [])
+    if given and not train:
+        raise DataError(f"{path} has no train split; it has {', '.join(given)}")
+    if test_path:
+        given = find_files(test_path)
+    test = next((given[name] for name in HELD_OUT if name in given), given.get("", []) if test_path else [])
+    if test_path and not test:
+        raise DataError(f"{test_path} has no split that is held out ({', '.join(HELD_OUT)}); it has {', '.join(given)}")
+    rows = Rows([*train, *test])
+    first_test = int(rows.starts[len(train)]) if test else None
+    unnamed = [None] if len(tasks) == 1 else []
+    found = {name: FileTask(task, rows, first_test, frozenset((name, *unnamed))) for name, task in tasks.items()}
+    unused = np.flatnonzero(np.all([task.split == OTHER_TASK for task in found.values()], axis=0))
+    if len(tasks) == 1 and len(unused) == len(rows):  # no row names the task, so all are meant
+        found = {name: FileTask(task, rows, first_test) for name, task in tasks.items()}
+    elif len(unused) and len(tasks) > 1:
+        source = rows[int(unused[0])].get("data_source")
+        raise DataError(
+            f"{rows.place(int(unused[0]))}: the data_source {source!r} is none of the tasks {', '.join(tasks)} "
+            f"({len(unused):,} such rows)"
+        )
+    for task in found.values():
+        if path:
+            task.check_not_empty("train", test_fraction)
+        task.check_not_empty("test", test_fraction)
+    return found
+
+
+def _plain_item(row: Row) -> Item:
+    own = {name: value for name, value in row.items() if name not in (*ROW_COLUMNS, "ground_truth")}
+    return Item(find_ground_truth(row), own)
+
+
+def _content_key(row: Row, item: Item) -> str:
+    text = json.dumps([row.get("prompt"), item.ground_truth], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _info(row: Row) -> Mapping[str, Json]:
+    info = row.get("extra_info")
+    return info if isinstance(info, Mapping) else {}
+
+
+def _is_prompt(prompt: Json) -> bool:
+    return (isinstance(prompt, str) and bool(prompt)) or (
+        isinstance(prompt, list) and bool(prompt) and all(map(_is_message, prompt))
+    )
+
+
+def _is_message(value: Json) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
