@@ -16,6 +16,9 @@ from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.evaluation.protocol import DEFAULT_SIZE, EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
 from tinyzero_sdk.records import Completion, Json
 from tinyzero_sdk.seeds import derive_seed
+from tinyzero_sdk.settings import parse_overrides
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
+from tinyzero_sdk.tasks.task import Task
 
 DEFAULT_TEMPLATE = "chat"
 DEFAULT_MAX_TOKENS = 1024
@@ -57,7 +60,10 @@ def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> Evalu
         raise SettingsError(f"an evaluation at an endpoint needs {what}")
     if not options.url.startswith(("http://", "https://")):
         raise SettingsError(f"got --endpoint {options.url}; expected a URL, such as http://localhost:8000/v1")
-    task = load_task_with_overrides(request.task, request.overrides, allow_unsafe_scorers=request.allow_unsafe_scorers)
+    words = [word for word in request.overrides if not word.startswith("data.")]
+    task = load_task_with_overrides(request.task, words, allow_unsafe_scorers=request.allow_unsafe_scorers)
+    if len(words) < len(request.overrides):
+        task = _with_files(task, request)
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     return EvaluationPlan(
         task=task,
@@ -65,7 +71,7 @@ def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> Evalu
         opener=lambda: _open(request, options, max_tokens),
         max_tokens=max_tokens,
         size=request.size or DEFAULT_SIZE,
-        test_fraction=1 / 16 if request.test_fraction is None else request.test_fraction,
+        test_fraction=DEFAULT_TEST_FRACTION if request.test_fraction is None else request.test_fraction,
         split=request.split,
         samples=request.samples,
         temperature=request.temperature,
@@ -73,6 +79,20 @@ def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> Evalu
         seed=request.seed,
         workers=count_cores(),
     )
+
+
+def _with_files(task: Task, request: EvaluationRequest) -> Task:
+    """The task with the problems of `data.path` and `data.test_path`."""
+    from tinyzero_sdk.data.problems import load_file_tasks
+
+    files = parse_overrides([word for word in request.overrides if word.startswith("data.")])["data"]
+    for key, value in files.items():
+        if key not in ("path", "test_path") or not isinstance(value, str):
+            raise SettingsError(f"data.{key}={value!r}: expected a file as data.path or data.test_path")
+    if request.template:
+        raise SettingsError("--template has no effect: the rows of data.path have their own prompts")
+    fraction = DEFAULT_TEST_FRACTION if request.test_fraction is None else request.test_fraction
+    return load_file_tasks({task.name: task}, files.get("path"), files.get("test_path"), fraction)[task.name]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Servers as they are: what they leave out, refuse and repeat, and how they fail."""
 
+import json
 import sys
 from unittest.mock import Mock
 
@@ -21,9 +22,9 @@ def sample(server, task, tmp_path, monkeypatch):
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate._score", lambda *_: None)
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate._sum_up", lambda *_: None)
 
-    def sample(size=3, samples=2, **options):
+    def sample(size=3, samples=2, overrides=(), **options):
         output = tmp_path / "out.jsonl"
-        request = EvaluationRequest(task=task, model="m", size=size, samples=samples)
+        request = EvaluationRequest(task=task, model="m", overrides=overrides, size=size, samples=samples)
         observer = Mock()
         evaluate(plan_endpoint(request, EndpointOptions(server.url, **options)), output, observer)
         kept, finished, total = observer.sampling.call_args.args
@@ -147,3 +148,19 @@ def test_without_the_package_it_says_what_to_install(sample, monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(TinyZeroError, match=r"pip install 'tinyzero-sdk\[endpoint\]'"):
         sample()
+
+
+def test_problems_of_a_file_are_asked_as_they_stand(server, task, sample, tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"Say {n}!"}], "ground_truth": n} for n in range(3)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = f"data.test_path={tmp_path / 'test.jsonl'}"
+    rows = sample(samples=1, overrides=[file, "task.digits=2"])
+    assert sorted(request["messages"][0]["content"] for request in server.requests) == ["Say 0!", "Say 1!", "Say 2!"]
+    assert all(f"Say {row['reward_model']['ground_truth']}!" == row["prompt"][0]["content"] for row in rows)
+    for word, template, message in (
+        ("data.size=3", None, "expected a file as data.path or data.test_path"),
+        (file, "base", "--template has no effect"),
+    ):
+        request = EvaluationRequest(task=task, model="m", overrides=[word], template=template)
+        with pytest.raises(TinyZeroError, match=message):
+            plan_endpoint(request, EndpointOptions(server.url))

@@ -1,0 +1,100 @@
+"""Runs on the problems of files: their prompts, splits and difficulties, and that an interruption changes nothing."""
+
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.runs import assert_same_weights, killed, lines, short_run
+from tinyzero_sdk import load_task
+from tinyzero_sdk.data.build import write_dataset
+from tinyzero_sdk.errors import DataError, SettingsError
+from tinyzero_trainer.config import CurriculumConfig
+from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.config.rollout import DataConfig
+from tinyzero_trainer.config.tasks import load_tasks, read_task_specs
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.controller.step import TrainingStep
+from tinyzero_trainer.data.prompts import PromptSource
+from tinyzero_trainer.models.loading import LanguageModel
+
+
+@pytest.fixture
+def files(toy_task: str, tmp_path: Path) -> Path:
+    write_dataset(load_task(toy_task, options={"limit": 12}), tmp_path / "data", sizes={"train": 60, "test": 12})
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def source(toy_task: str, toy_model: LanguageModel) -> Callable[..., PromptSource]:
+    def make(path: Path, **options: int) -> PromptSource:
+        tasks = load_tasks(read_task_specs({"toy_task": {"task": toy_task}}), DataConfig(path=str(path)))
+        return PromptSource(tasks["toy_task"], toy_model.tokenizer, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("buckets", [0, 2])
+def test_each_row_comes_once_an_epoch_and_a_resumed_stream_continues(
+    files: Path, source: Callable[..., PromptSource], buckets: int
+) -> None:
+    curriculum = CurriculumConfig(buckets=buckets, min_probability=0.1)
+    stream = source(files).stream(7, None, curriculum)
+    prompts, states = [], []
+    for _ in range(150):
+        states.append(stream.progress)
+        prompts.append(next(stream).text)
+    assert len(set(prompts[:60])) == 60
+    assert sorted(prompts[60:120]) == sorted(prompts[:60]) != prompts[60:120]
+    assert all(prompt.endswith("=") for prompt in prompts)  # the text that the file has, without chat messages
+    for taken in (0, 37, 60, 141):
+        resumed = islice(source(files).stream(7, states[taken], curriculum), 9)
+        assert [prompt.text for prompt in resumed] == prompts[taken : taken + 9]
+
+
+def test_a_prompt_that_is_too_long_stops_the_run_before_it_starts(
+    files: Path, source: Callable[..., PromptSource]
+) -> None:
+    rows = [
+        {"prompt": "1+" * 60 if n == 17 else f"{n}+1=", "ground_truth": {"sum": n}, "extra_info": {"split": split}}
+        for n, split in enumerate(["train"] * 30 + ["test"] * 3)
+    ]
+    (files / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=r"long.jsonl:18: the prompt of task 'toy_task' has \d+ tokens, expected 1 to "):
+        source(files / "long.jsonl", max_prompt_tokens=20).stream(0)
+
+
+def test_settings_that_files_leave_without_effect_are_refused(toy_task: str) -> None:
+    for data, message in (
+        ({"path": "x", "prompt_template": "base"}, "prompt_template='base' has no effect: the rows of data.path have"),
+        ({"path": "x", "test_path": "y", "test_fraction": 0.2}, "test_fraction=0.2 has no effect: data.test_path has"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            make_config({"run": {"task": toy_task}, "model": {"path": "gpt2"}, "data": data})
+
+
+@pytest.mark.slow
+def test_a_run_on_files_is_resumed_with_the_same_files_alone(
+    files: Path, warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def configure(name: str, **changes: object):
+        data = {"path": str(files / "train.parquet"), "test_path": str(files / "test.parquet"), "prompts_per_step": 4}
+        data |= {"prompt_template": None, "test_fraction": 1 / 16}
+        tasks = {"toy_task": {"task": toy_task}}
+        settings = {"run__steps": 4, "tasks": tasks, "data": data, "curriculum": {"buckets": 2}, "checkpoint__every": 1}
+        return short_run(warm_model, tmp_path / name, **{**settings, **changes})
+
+    whole = train(configure("whole"))
+    assert lines(whole.output)[0]["val-aux/toy_task/size"] == 8
+    with killed(monkeypatch, TrainingStep, "take", 3):
+        train(configure("cut"))
+    kept = (files / "train.parquet").read_bytes()
+    write_dataset(load_task(toy_task), files, sizes={"train": 60}, seed=1, overwrite=True)
+    with pytest.raises(SettingsError, match=r"data\.path or data\.test_path has not the problems of task 'toy_task'"):
+        train(configure("cut"), resume=True)
+    (files / "train.parquet").write_bytes(kept)
+    train(configure("cut"), resume=True)
+    assert lines(tmp_path / "cut") == lines(whole.output)
+    assert_same_weights(tmp_path / "cut", whole.output, 4)
