@@ -95,7 +95,7 @@ def test_another_file_is_never_written_to(evaluate, server, tmp_path, content):
     [
         (("--size", "2"), "an evaluation at an endpoint needs --output FILE"),
         (("-o", "x.txt"), "expected a name that ends in .jsonl or .parquet"),
-        (("-o", "x.jsonl", "data.seed=0"), "unknown key 'data'"),
+        (("-o", "x.jsonl", "run.seed=0"), "unknown key 'run'"),
         (("-o", "x.jsonl", "task.no=1"), "unknown key 'task.no'"),
         (("-o", "x.jsonl", "--endpoint", "localhost"), "expected a URL, such as http://localhost:8000/v1"),
         (("-o", "x.jsonl", "--size", "2", "--test-fraction", "2"), "the test fraction is 2.0"),
