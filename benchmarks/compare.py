@@ -150,7 +150,8 @@ def recipes(
         chosen = ("--task", TASK, *named, f"run.steps={steps}", "run.device=cpu", "eval.num_problems=256")
         return [*chosen, *EVALUATION, *adapters]
 
-    names = recipes.split(",") if recipes else [NO_RECIPE, *recipe_names(), LORA]
+    alone = [name for name in recipe_names() if name != "distill"]  # which needs a teacher
+    names = recipes.split(",") if recipes else [NO_RECIPE, *alone, LORA]
     found = run_all({name: arguments(name) for name in names}, seeds, output, jobs=jobs)
     runs = next(iter(found.values()))
     where = ", ".join(f"{name} {value}" for name, value in machine(*VERSIONS).items())

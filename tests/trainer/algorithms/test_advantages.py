@@ -29,6 +29,8 @@ def outcomes(draw: st.DrawFn) -> TrainingBatch:
         lengths=torch.tensor(lengths),
         group_size=size,
         kl_penalties=some(tokens) if draw(st.booleans()) else None,
+        old_logprobs=some(tokens),
+        teacher_logprobs=some(tokens),
         values=some(tokens),
         greedy_rewards=some(groups),
         gamma=draw(st.sampled_from([1.0, 0.9])),
@@ -94,6 +96,9 @@ def reference(name: str, outcome: TrainingBatch) -> list[float]:
         return [value - greedy[index // n] for index, row in enumerate(returns(outcome)) for value in row]
     if name == "raft":
         return spread(outcome, [1.0] * len(outcome.lengths))
+    if name == "on_policy_distillation":
+        pairs = zip(outcome.teacher_logprobs.tolist(), outcome.old_logprobs.tolist(), strict=True)
+        return [teacher - policy for teacher, policy in pairs]
     assert name == "gae"
     return [value for row in gae_rows(outcome) for value in row]
 

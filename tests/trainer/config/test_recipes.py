@@ -26,14 +26,17 @@ EXPLICIT_DEFAULTS = {
 }
 
 
+TEACHER = {"model": {"teacher": "tiny"}}
+
+
 def with_recipe(values, name):
-    return merge(values, {"run": {"recipe": name}})
+    return merge(merge(values, TEACHER if name == "distill" else {}), {"run": {"recipe": name}})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_stands_alone_with_the_tiny_model_and_with_one_that_nothing_suits(name: str) -> None:
     recipe = find_recipe(name)
-    alone = build(TrainConfig, merge(recipe.full_size, recipe.settings))
+    alone = build(TrainConfig, merge(TEACHER if name == "distill" else {}, merge(recipe.full_size, recipe.settings)))
     large, tiny = make_config(with_recipe(LARGE, name)), make_config(with_recipe(TINY, name))
     assert (large.algorithm, large.optimizer, large.rollout) == (alone.algorithm, alone.optimizer, alone.rollout)
     for key, value in flatten(recipe.settings):
@@ -66,6 +69,7 @@ def test_a_recipe_says_what_it_is_and_where_it_is_from_in_a_line_each(name: str)
 
 def test_there_is_one_for_each_algorithm_and_no_two_are_the_same() -> None:
     named = "adaptive cispo dapo dr_grpo gspo grpo ppo reinforce_pp rloo tinyzero-grpo tinyzero-ppo"
+    named += " distill expert_iteration"
     assert set(named.split()) <= set(NAMES)
     configs = [make_config(with_recipe(LARGE, name)) for name in NAMES]
     assert len({repr(replace(config, run=replace(config.run, recipe=None))) for config in configs}) == len(NAMES)

@@ -27,7 +27,11 @@ class FakeStream:
 
 
 def fake_workers(
-    policy: Any = None, engine: Any = None, critic: Any = None, log: Callable[[str], None] = lambda text: None
+    policy: Any = None,
+    engine: Any = None,
+    critic: Any = None,
+    log: Callable[[str], None] = lambda text: None,
+    teacher: Any = None,
 ) -> Any:
     """What a step and its parts use of `Workers`."""
     task = SimpleNamespace(difficulties=lambda items: [0.0] * len(items))
@@ -35,6 +39,7 @@ def fake_workers(
         policy=policy,
         engine=engine,
         critic=critic,
+        teacher=teacher,
         tasks={"toy": SimpleNamespace(task=task)},
         language_model=SimpleNamespace(context=999, tokenizer=None),
         pools={},

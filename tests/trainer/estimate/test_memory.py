@@ -329,6 +329,25 @@ def test_a_critic_doubles_it_and_an_adapter_takes_little() -> None:
     assert adapter == 4 * spec.parameters + 16 * spec.adapter(8)
 
 
+def test_a_teacher_takes_the_memory_of_its_own_size() -> None:
+    spec, teacher = SPECS[HALF_B], SPECS[SEVEN_B]
+    words = ("algorithm.advantage_estimator=on_policy_distillation", f"model.teacher={SEVEN_B}")
+    alone, taught = (
+        predict_memory(spec, config_of("optimizer.num_mini_batches=2")),
+        predict_memory(spec, config_of(*words)),
+    )
+    assert phase_of(taught, "update_actor").of("teacher") == 2 * teacher.parameters
+    assert phase_of(taught, "update_actor").of("policy") == phase_of(alone, "update_actor").of("policy")
+    scoring, old = phase_of(taught, "teacher"), phase_of(taught, "old_log_prob")
+    assert scoring.of("teacher") > 2 * teacher.parameters + (old.of("policy") - 12 * spec.parameters)
+    resting = config_of(*words, "memory.cpu_offload=idle")
+    assert phase_of(predict_memory(spec, resting), "update_actor").of("teacher") == 0
+    assert host_bytes(spec, resting) == 12 * spec.parameters + 2 * teacher.parameters
+    seconds = predict_speed(spec, config_of(*words), H200).seconds
+    assert seconds["teacher"] > 5 * seconds["old_log_prob"]
+    assert seconds.keys() - {"reward"} == {phase.name for phase in taught.phases}
+
+
 def test_host_memory_holds_what_is_offloaded_once_for_each_replica() -> None:
     config, spec = config_of("memory.cpu_offload=idle"), SPECS[HALF_B]
     whole = host_bytes(spec, config)

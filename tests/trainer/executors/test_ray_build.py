@@ -95,9 +95,10 @@ def test_relative_paths_become_absolute_and_names_stay(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     run, loss = {"run": {"task": "countdown", "output": "runs/a"}}, {"algorithm": {"policy_loss": "./loss.py:mine"}}
-    found = build.with_absolute_paths(make_config(run | loss | {"model": {"path": "model"}}))
+    loss["algorithm"]["advantage_estimator"] = "on_policy_distillation"
+    found = build.with_absolute_paths(make_config(run | loss | {"model": {"path": "model", "teacher": "./model"}}))
     assert found.run.output == str(tmp_path / "runs/a")
-    assert found.model.path == str(tmp_path / "model")
+    assert found.model.path == found.model.teacher == str(tmp_path / "model")
     assert found.algorithm.policy_loss == f"{tmp_path / 'loss.py'}:mine"
     assert build.with_absolute_paths(found) == found
     for path in (None, "tiny", "Qwen/Qwen2.5-0.5B"):

@@ -78,6 +78,16 @@ def raft(batch: TrainingBatch) -> Tensor:
     return torch.ones(int(batch.lengths.sum()))
 
 
+def on_policy_distillation(batch: TrainingBatch) -> Tensor:
+    """log π_teacher − log π_old: its policy gradient is that of KL(π ‖ π_teacher) (arXiv 2306.08543, §2.2).
+
+    Only of each token's own KL: what later tokens add is left out, i.e. the discount is 0.
+    """
+    assert batch.teacher_logprobs is not None, "distillation needs the teacher's log-probabilities"
+    assert batch.old_logprobs is not None, "distillation needs the policy's log-probabilities before the update"
+    return batch.teacher_logprobs - batch.old_logprobs
+
+
 AdvantageFunction = Callable[[TrainingBatch], Tensor]
 
 ESTIMATORS: Mapping[str, AdvantageFunction] = {
@@ -89,6 +99,7 @@ ESTIMATORS: Mapping[str, AdvantageFunction] = {
     "remax": remax,
     "gae": gae,
     "raft": raft,
+    "on_policy_distillation": on_policy_distillation,
 }
 
 

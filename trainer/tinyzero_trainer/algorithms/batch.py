@@ -16,7 +16,10 @@ from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
 
-PER_TOKEN = ("old_logprobs", "engine_logprobs", "is_weights", "kl_penalties", "values", "advantages", "returns")
+PER_TOKEN = (
+    *("old_logprobs", "engine_logprobs", "teacher_logprobs"),
+    *("is_weights", "kl_penalties", "values", "advantages", "returns"),
+)
 
 
 @dataclass(slots=True)
@@ -41,6 +44,9 @@ class TrainingBatch:
 
     engine_logprobs: Tensor | None = None
     """[tokens] from the engine; None = not requested."""
+
+    teacher_logprobs: Tensor | None = None
+    """[tokens] log π_teacher; None = no teacher."""
 
     is_weights: Tensor | None = None
     """[tokens] importance-sampling weight of each token's loss; None = 1."""

@@ -19,7 +19,9 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import execute
 from tinyzero_trainer.utils.bounds import NonNegativeFloat, PositiveFloat, PositiveInt
 
-Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae", "raft"]
+Advantage = Literal[
+    "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae", "raft", "on_policy_distillation"
+]  # fmt: skip
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 Estimator = Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
 
@@ -27,7 +29,7 @@ BUILT_IN_LOSSES = ("ppo", "gspo", "cispo", "reinforce")
 COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 """Advantages that compare the completions of a prompt with each other."""
 
-NO_REWARDS = ("raft",)
+NO_REWARDS = ("raft", "on_policy_distillation")
 """Advantages in which no reward, and so no KL penalty, counts."""
 
 
@@ -101,6 +103,11 @@ class AlgorithmConfig:
     def needs_critic(self) -> bool:
         """Whether the advantages need a value model."""
         return self.advantage_estimator == "gae"
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the advantages need another model's log-probabilities."""
+        return self.advantage_estimator == "on_policy_distillation"
 
 
 def check_loss_place(name: str) -> None:

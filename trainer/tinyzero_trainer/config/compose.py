@@ -99,10 +99,11 @@ def compose(
     overrides = with_task_table(overrides)
     if not overrides.get("tasks") and (needs_task or overrides.get("task")):
         raise SettingsError("no task is named; give --task, or a table [tasks.NAME] in the file")
-    model, name = text(overrides, "model.path"), text(overrides, "run.recipe")
-    # A name on the Hugging Face Hub has at most one slash, inside; any other is a directory here.
-    if model and (model.startswith((".", "/", "~")) or model.count("/") > 1) and not Path(model).is_dir():
-        raise SettingsError(f"there is no directory {model}; give a model's directory, or its name on the Hub")
+    for model in filter(None, (text(overrides, key) for key in ("model.path", "model.teacher"))):
+        # A name on the Hugging Face Hub has at most one slash, inside; any other is a directory here.
+        if (model.startswith((".", "/", "~")) or model.count("/") > 1) and not Path(model).expanduser().is_dir():
+            raise SettingsError(f"there is no directory {model}; give a model's directory, or its name on the Hub")
+    name = text(overrides, "run.recipe")
     recipe = Recipe() if name is None else find_recipe(name)
     requested = merge(recipe.settings, overrides)
     if model_defaults is None:

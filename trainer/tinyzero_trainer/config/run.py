@@ -66,6 +66,9 @@ class ModelConfig:
     """Directory or Hub name of a transformers causal LM; `tiny` = the tiny model that comes with the trainer. none =
     `tiny` on the CPU, and on a GPU a small model that `tinyzero train` makes for the task (default_model)."""
 
+    teacher: str | None = None
+    """Directory or Hub name of the model, with the same tokenizer, that `on_policy_distillation` learns from."""
+
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the network's computation; `auto` = bfloat16 on a GPU that supports it, else float32. The
     optimizer's weights are always float32."""

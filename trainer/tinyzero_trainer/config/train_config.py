@@ -76,7 +76,7 @@ class TrainConfig:
         if self.rollout.return_logprobs == "always" and not self.rollout_correction.corrects:
             return "engine"
         single_update = self.optimizer.num_mini_batches == self.optimizer.update_epochs == 1
-        needed_before = self.algorithm.kl_in_reward or self.rollout_correction.corrects
+        needed_before = self.algorithm.kl_in_reward or self.algorithm.needs_teacher or self.rollout_correction.corrects
         return "update" if single_update and not needed_before else "policy"
 
     def wrappers_with_limit(self) -> tuple[str, ...]:
@@ -107,6 +107,11 @@ class TrainConfig:
             wrong = (
                 f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "
                 "policy; lower it or raise run.steps"
+            )
+        elif self.algorithm.needs_teacher and self.model.teacher is None:
+            wrong = (
+                f"algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} learns from a teacher, and none "
+                "is named; give model.teacher=DIR, or a name on the Hub"
             )
         elif rollout.top_k == 1:
             wrong = "rollout.top_k=1 samples the same completion each time, so nothing is learned; set 0 or at least 2"

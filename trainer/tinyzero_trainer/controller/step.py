@@ -135,13 +135,16 @@ class TrainingStep:
         return {}
 
     def add_penalties_and_values(self, batch: TrainingBatch, settings: StepSettings) -> None:
-        """The KL penalties, with `algorithm.kl_placement=reward`, and the critic's values."""
+        """KL penalties, with `algorithm.kl_placement=reward`, the teacher's log-probabilities, the critic's values."""
         if self.config.algorithm.kl_in_reward:
             assert batch.old_logprobs is not None
             reference = self.policy.reference_logprobs(batch.rollouts, settings.temperature)
             kl = SAMPLED[self.config.algorithm.kl_estimator](batch.old_logprobs, reference)
             batch.kl_penalties = settings.kl_coefficient * kl
             self._timer.record("ref")
+        if self.workers.teacher is not None:
+            batch.teacher_logprobs = self.workers.teacher.logprobs(batch.rollouts, settings.temperature)
+            self._timer.record("teacher")
         if self.workers.critic is not None:
             batch.values = self.workers.critic.values(batch.rollouts)
             self._timer.record("values")

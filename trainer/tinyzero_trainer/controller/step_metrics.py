@@ -38,6 +38,7 @@ def batch_metrics(
     assert batch.advantages is not None
     mask = batch.token_mask()
     advantages = (batch.advantages if mask is None else batch.advantages[mask]).double()  # those in the loss
+    distilled = batch.teacher_logprobs is not None and len(advantages)
     return {
         **_mean_max_min("critic/score", values),
         **_mean_max_min("critic/rewards", batch.group_rewards().flatten().tolist()),
@@ -45,6 +46,7 @@ def batch_metrics(
             f"critic/advantages/{name}": getattr(advantages, name)().item()
             for name in (("mean", "max", "min") if len(advantages) else ())
         },
+        **({"teacher/reverse_kl": -advantages.mean().item()} if distilled else {}),
         **_mean_max_min("response_length", lengths),
         **_mean_max_min("prompt_length", prompts),
         **seqlen_metrics([_length(sample) for sample in samples], ranks),

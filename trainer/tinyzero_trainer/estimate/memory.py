@@ -13,11 +13,11 @@ from tinyzero_trainer.config.run import compiles
 from tinyzero_trainer.distributed.parallel_dims import GpuRole, ParallelDims, planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import Engine, engine_of
-from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_of
+from tinyzero_trainer.estimate.workload import Workload, number_bytes, teacher_of, workload_of
 from tinyzero_trainer.models.spec import ModelSpec
 
-Role = Literal["policy", "critic", "reference", "rollout", "process"]
-ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "rollout", "process")
+Role = Literal["policy", "critic", "reference", "teacher", "rollout", "process"]
+ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "teacher", "rollout", "process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:
         held += each * (spec.parameters - head) + constants.FROZEN_BYTES * head
     if algorithm.kl_coefficient > 0 and not adapter:
         held += number_bytes(config) * spec.parameters
+    if (teacher := teacher_of(config)) is not None:
+        held += number_bytes(config) * teacher.parameters
     dims = planned_dims(config)
     nodes = -(-dims.gpus // constants.GPUS_OF_A_NODE)
     return -(-held * dims.dp_replicate // nodes)
@@ -146,7 +148,7 @@ class _Step:
         self, spec: ModelSpec, config: TrainConfig, work: Workload, engine: Engine | None, dims: ParallelDims
     ) -> None:
         self.spec, self.config, self.work, self.dims, self.engine = spec, config, work, dims, engine
-        self.number = number_bytes(config)
+        self.number, self.teacher = number_bytes(config), teacher_of(config)
         self.adapter = spec.adapter(config.lora.rank, config.lora.target_modules)
         self.frozen: Role = "policy" if self.adapter else "reference"  # the owner of the KL's reference weights
         self.kl = config.algorithm.kl_coefficient > 0
@@ -160,6 +162,9 @@ class _Step:
             yield self._phase("old_log_prob", self._forward("policy"), "policy")
         if self.kl and not self.in_loss:
             yield self._phase("ref", self._forward(self.frozen), self.frozen)
+        if self.teacher is not None:
+            scoring = _Step(self.teacher, self.config, self.work, None, self.dims)
+            yield self._phase("teacher", scoring._forward("teacher"), "teacher")
         if self.config.algorithm.advantage_estimator == "remax":
             yield self._phase("gen_greedy", [], awake=True)
         if self.config.algorithm.needs_critic:
@@ -207,6 +212,8 @@ class _Step:
             yield Part("critic", "frozen weights", constants.FROZEN_BYTES * self.dims.shard(head))
         if self.kl and not self.adapter and (stay or "reference" in active):
             yield Part("reference", "weights", self.number * self.dims.shard(spec.parameters))
+        if self.teacher is not None and (stay or "teacher" in active):
+            yield Part("teacher", "weights", self.number * self.dims.shard(self.teacher.parameters))
 
     def _trained(self, role: Role, count: int, moments: bool) -> Iterator[Part]:
         yield Part(role, "weights in float32", constants.MASTER_BYTES * self.dims.shard(count))
@@ -219,7 +226,7 @@ class _Step:
         """Gathered weights of embedding, head and the layers in use, in the compute dtype; see distributed/fsdp.py."""
         several, memory = self.dims.dp_shard > 1, self.config.memory
         layers = self.spec.layers
-        if several or role == "reference" or memory.activation_checkpointing is True or memory.offload:
+        if several or role in ("reference", "teacher") or memory.activation_checkpointing is True or memory.offload:
             layers = constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0)
         size = self.spec.embeddings + layers * self.spec.layer
         staged = constants.MASTER_BYTES * self.dims.shard(self.spec.layer) if memory.offload == "always" else 0

@@ -11,7 +11,7 @@ from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.communication import Interconnect, Traffic
 from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm
-from tinyzero_trainer.estimate.workload import Workload, number_bytes, workload_of
+from tinyzero_trainer.estimate.workload import Workload, number_bytes, teacher_of, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
 
@@ -67,6 +67,8 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
         seconds["old_log_prob"] = forward
     if algorithm.kl_in_reward:
         seconds["ref"] = forward
+    if (teacher := teacher_of(config)) is not None:
+        seconds["teacher"], _ = _passes(replace(traffic, spec=teacher), gpu)
     if algorithm.advantage_estimator == "remax":
         seconds["gen_greedy"] = _generation(traffic, gpu, prompts, prompts)
     if algorithm.needs_critic:

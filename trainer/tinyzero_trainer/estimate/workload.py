@@ -1,11 +1,14 @@
 """What a step has to do, in tokens, from the configuration alone, with every completion at full length."""
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate.constants import PROMPT_TOKENS, VLLM_SEQUENCES
+from tinyzero_trainer.models.hub import find_spec
+from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.utils.bounds import given
 
 
@@ -103,6 +106,14 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Worklo
         data_parallel=dims.data_parallel,
         sequence_parallel=dims.sequence_parallel,
     )
+
+
+def teacher_of(config: TrainConfig) -> ModelSpec | None:
+    """The sizes of `model.teacher`; None = there is none."""
+    return None if config.model.teacher is None else _find_spec(config.model.teacher)
+
+
+_find_spec = cache(find_spec)  # a plan predicts hundreds of configurations
 
 
 def number_bytes(config: TrainConfig) -> int:

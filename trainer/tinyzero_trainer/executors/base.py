@@ -71,6 +71,13 @@ class CriticWorker(Protocol):
         """Read what `save` wrote."""
 
 
+class TeacherWorker(Protocol):
+    """The teacher, on one or several ranks."""
+
+    def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
+        """[tokens] log π_teacher of every sampled token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workers:
     """The workers of a run: local objects or Ray proxies."""
@@ -88,6 +95,9 @@ class Workers:
 
     critic: CriticWorker | None
     """None unless `algorithm.advantage_estimator=gae`."""
+
+    teacher: TeacherWorker | None
+    """None unless `algorithm.advantage_estimator=on_policy_distillation`."""
 
     display: Progress
 

@@ -25,6 +25,7 @@ from tinyzero_trainer.rollout import RolloutEngine
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.training.build import TrainedModels, build_trained_models
 from tinyzero_trainer.training.learner import Learner
+from tinyzero_trainer.training.teacher import Teacher
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 
@@ -44,6 +45,7 @@ def build_local_workers(
     with process_group(device) if training else nullcontext(), ExitStack() as stack:
         policy: Any = None
         critic: Any = None
+        teacher: Any = None
         with catch_out_of_memory("the models were loaded"):
             if training:
                 if (note := offload_note(config, device)) is not None:
@@ -54,27 +56,28 @@ def build_local_workers(
                 language_model = load_model(str(checkpoint) if checkpoint else config.model.path, device)
             run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer))
         if training:
-            policy, critic = repeating_learners(config, models, device, display.log)
+            policy, critic, teacher = repeating_learners(config, models, device, display.log)
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         with catch_out_of_memory("the rollout engine took over the weights"):
             engine = build_local_engine(config, language_model, display.log)
         display.end_phase()
         try:
-            yield Workers(run, language_model, engine, policy, critic, display)
+            yield Workers(run, language_model, engine, policy, critic, teacher, display)
         finally:
             engine.close()
 
 
 def repeating_learners(
     config: TrainConfig, models: TrainedModels, device: torch.device, report: Callable[[str], None]
-) -> tuple[Any, Any]:
-    """Policy and critic, whose passes are repeated where memory runs out; on a GPU the largest has been tried out."""
-    learners = [learner for learner in (models.policy, models.critic) if learner is not None]
+) -> tuple[Any, Any, Any]:
+    """Policy, critic and teacher; passes are repeated where memory runs out, and on a GPU the largest is tried out."""
+    learners = (models.policy, models.critic, models.teacher)
 
     def restart(tokens: int) -> None:
         for learner in learners:
-            learner.continue_with(tokens)
+            if learner is not None:
+                learner.continue_with(tokens)
 
     def warm_up() -> None:
         tried = with_settings(config, {"optimizer.micro_batch_tokens": halving.tokens})
@@ -84,14 +87,14 @@ def repeating_learners(
     if device.type == "cuda":
         with catch_out_of_memory("the largest micro-batch was tried out"):
             halving.try_largest(warm_up)
-    critic = None if models.critic is None else RepeatingLearner(models.critic, halving)
-    return RepeatingLearner(models.policy, halving), critic
+    policy, critic, teacher = (learner and RepeatingLearner(learner, halving) for learner in learners)
+    return policy, critic, teacher
 
 
 class RepeatingLearner:
-    """The `PolicyWorker` or `CriticWorker` of this process."""
+    """The `PolicyWorker`, `CriticWorker` or `TeacherWorker` of this process."""
 
-    def __init__(self, learner: Learner, halving: MicroBatchHalving) -> None:
+    def __init__(self, learner: Learner | Teacher, halving: MicroBatchHalving) -> None:
         self._learner, self._halving = learner, halving
 
     def __getattr__(self, name: str) -> Any:

@@ -10,7 +10,7 @@ from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.oom import OutOfMemoryError, catch_out_of_memory
 
 PASSES = frozenset({"logprobs", "reference_logprobs", "values", "update"})
-"""Methods of policy and critic whose first argument is a batch or its completions, and which can be repeated."""
+"""Methods of policy, critic and teacher that can be repeated; the first argument is a batch or its completions."""
 
 Result = TypeVar("Result")
 

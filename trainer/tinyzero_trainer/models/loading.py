@@ -56,8 +56,8 @@ class LanguageModel:
         return f"training {part} parameters"
 
 
-def load_model(path: str | None, device: torch.device) -> LanguageModel:
-    """A causal LM with float32 weights and its tokenizer; safetensors only, since a pickle can hold any code.
+def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    """A causal LM and its tokenizer; safetensors only, since a pickle can hold any code.
 
     Raises:
         SettingsError: it is not one that can be trained.
@@ -73,7 +73,7 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
             # Missing or mismatched weights would be random numbers: the report lists them.
             model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
                 source,
-                dtype=torch.float32,
+                dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,
@@ -91,6 +91,25 @@ def load_model(path: str | None, device: torch.device) -> LanguageModel:
         raise ModelError(_loading_error(source, f"its weights do not fit its config.json: {min(wrong)}{more}"))
     model.to(device)
     return from_parts(TINY_MODEL if directory_of(path) is None else source, model, tokenizer)
+
+
+def require_same_tokens(path: str | None, teacher: str) -> None:
+    """Raise a ModelError if a token of the model `path` is another one to the teacher; reads the tokenizers alone."""
+    vocabularies = list[dict[str, int]]()
+    for source in (str(directory_of(name) or BUILT_IN_MODEL) for name in (path, teacher)):
+        try:
+            with _quiet_transformers():
+                vocabularies.append(AutoTokenizer.from_pretrained(source).get_vocab())
+        except Exception as error:  # as in `load_model`
+            raise ModelError(_loading_error(source, first_line(error))) from error
+    own, other = vocabularies
+    if different := sorted((index, token) for token, index in own.items() if other.get(token) != index):
+        index, token = different[0]
+        raise ModelError(
+            f"model.teacher={teacher} has another tokenizer than the policy: {len(different):,} of {len(own):,} tokens "
+            f"differ, the first is {token!r}, {index} to the policy and {other.get(token)} to the teacher; give a "
+            "teacher of the policy's family"
+        )
 
 
 def _loading_error(source: str, reason: str) -> str:

@@ -63,10 +63,11 @@ def refuse_model(config: TrainConfig) -> None:
         SettingsError: its weights are quantised; or completions of rollout.max_completion_tokens leave its context no
             token for a prompt.
     """
-    path, most = config.model.path, config.rollout.max_completion_tokens
-    name = TINY_MODEL if path is None or directory_of(path) is None else path
-    content = config_of(path)
-    refuse_quantised(name, content)
-    context = context_in(content)
-    if context is not None and 1 + most > context:
-        raise SettingsError(context_error(name, context, 1, most))
+    most = config.rollout.max_completion_tokens
+    for path in (config.model.path, *filter(None, [config.model.teacher])):
+        name = TINY_MODEL if path is None or directory_of(path) is None else path
+        content = config_of(path)
+        refuse_quantised(name, content)
+        context = context_in(content)
+        if context is not None and 1 + most > context:
+            raise SettingsError(context_error(name, context, 1, most))

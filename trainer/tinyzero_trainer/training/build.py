@@ -1,27 +1,34 @@
-"""Builds policy, reference and critic on this rank."""
+"""Builds policy, reference, critic and teacher on this rank."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
 from tinyzero_trainer.models.hub import outline
-from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model
+from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, require_same_tokens
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, adaptable_layers, import_peft
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.training.teacher import Teacher
 from tinyzero_trainer.training.varlen_attention import is_plain, use_kernel
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedModels:
-    """The models that are trained on this rank; the critic with `algorithm.advantage_estimator=gae`."""
+    """The models of an update on this rank."""
 
     language_model: LanguageModel  # the policy's
     policy: Policy
     critic: Critic | None
+    """None unless `algorithm.advantage_estimator=gae`."""
+
+    teacher: Teacher | None
+    """None unless `algorithm.advantage_estimator=on_policy_distillation`."""
 
 
 def refuse_architecture(config: TrainConfig) -> None:
@@ -30,14 +37,15 @@ def refuse_architecture(config: TrainConfig) -> None:
     Raises:
         LoraError, ModelError: names the setting, and what is possible.
     """
-    slices, path = config.parallel.sequence_parallel, config.model.path
-    if slices == 1 and not config.lora.target_modules:
-        return
+    if config.lora.target_modules:
+        adaptable_layers(outline(config.model.path), config.lora)
+    if config.parallel.sequence_parallel > 1:
+        for path in (config.model.path, *filter(None, [config.model.teacher])):
+            _refuse_slices(path, config.parallel.sequence_parallel)
+
+
+def _refuse_slices(path: str | None, slices: int) -> None:
     model = outline(path)
-    if config.lora.rank:
-        adaptable_layers(model, config.lora)
-    if slices == 1:
-        return
     text = model.config.get_text_config()
     if not is_plain(model):
         raise ModelError(
@@ -58,6 +66,8 @@ def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoin
     adapted = config.lora.rank > 0
     if adapted:
         import_peft(config.lora)  # fails now rather than minutes later
+    if config.model.teacher is not None:
+        require_same_tokens(config.model.path, config.model.teacher)
     # A checkpoint holds merged weights, which cannot be separated bit for bit.
     source = str(checkpoint) if checkpoint and not adapted else config.model.path
     language_model = _load(source, options)
@@ -70,12 +80,17 @@ def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoin
             adapter.load(checkpoint / ADAPTER_DIRECTORY)
         language_model = replace(language_model, adapter=adapter)
     policy = _build_policy(config, language_model, options, resumed=checkpoint is not None)
-    return TrainedModels(language_model, policy, critic)
+    teacher = None
+    if config.model.teacher is not None:
+        frozen = _load(config.model.teacher, options, options.dtype)
+        shard(PolicyModel(frozen.model.requires_grad_(False)), options)
+        teacher = Teacher(frozen, config.optimizer.token_budget)
+    return TrainedModels(language_model, policy, critic, teacher)
 
 
-def _load(source: str | None, options: FsdpOptions) -> LanguageModel:
+def _load(source: str | None, options: FsdpOptions, dtype: torch.dtype = torch.float32) -> LanguageModel:
     """A model to be sharded, with a kernel for packed sequences where there is one."""
-    language_model = load_model(source, options.loading_device)
+    language_model = load_model(source, options.loading_device, dtype)
     use_kernel(language_model.model, options.dtype, options.device, or_plain=options.sequence_parallel > 1)
     return language_model
 

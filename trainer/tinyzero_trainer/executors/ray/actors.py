@@ -171,7 +171,7 @@ class TrainerActor(EngineActor):
         return memory_usage(self._device)
 
     def do(self, role: str, method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-        """Call a method of `policy` or `critic`, or read a property; the first rank returns its result."""
+        """Call a method of `policy`, `critic` or `teacher`, or read a property; the first rank returns its result."""
         found, (args, kwargs) = getattr(getattr(self._models, role), method), arguments
         result = found(*args, **kwargs) if callable(found) else found
         return result if self._index == 0 else None

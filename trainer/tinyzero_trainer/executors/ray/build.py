@@ -61,6 +61,7 @@ def build_ray_workers(
             display.log(note)
         policy: Any = RemoteLearner(ranks, "policy")
         critic: Any = RemoteLearner(ranks, "critic") if config.algorithm.needs_critic else None
+        teacher: Any = RemoteLearner(ranks, "teacher") if config.algorithm.needs_teacher else None
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         remote = _connect_engines(config, pool, ranks, engines, display.log)
@@ -80,7 +81,7 @@ def build_ray_workers(
         run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
         display.end_phase()
         try:
-            yield Workers(run, language_model, remote, policy, critic, display)
+            yield Workers(run, language_model, remote, policy, critic, teacher, display)
         finally:
             remote.close()
 
@@ -90,13 +91,18 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
 
     Names on the Hugging Face Hub and of modules stay as they are; tasks carry the absolute path of their file.
     """
-    model, (file, _, function) = directory_of(config.model.path), config.algorithm.policy_loss.rpartition(":")
-    if model is not None and model.expanduser().is_dir():
-        config = replace(config, model=replace(config.model, path=_absolute(model)))
+    path, teacher = map(_absolute_model, (config.model.path, config.model.teacher))
+    config = replace(config, model=replace(config.model, path=path, teacher=teacher))
+    file, _, function = config.algorithm.policy_loss.rpartition(":")
     if file.endswith(".py"):
         loss = f"{_absolute(file)}:{function}"
         config = replace(config, algorithm=replace(config.algorithm, policy_loss=loss))
     return replace(config, run=replace(config.run, output=_absolute(config.run.output)))
+
+
+def _absolute_model(name: str | None) -> str | None:
+    directory = directory_of(name)
+    return name if directory is None or not directory.expanduser().is_dir() else _absolute(directory)
 
 
 def _absolute(path: str | Path) -> str:

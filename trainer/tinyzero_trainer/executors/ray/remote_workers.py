@@ -29,7 +29,7 @@ class TrainerActors:
         self._lock = Lock()  # with calls of two threads at once, ranks would wait for each other in different ones
 
     def do(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of every rank's policy or critic, or read a property."""
+        """Call a method of every rank's policy, critic or teacher, or read a property."""
         args = tuple(arg.absolute() if isinstance(arg, Path) else arg for arg in args)  # of the trainer's directory
         arguments = import_ray().put((args, kwargs))  # once for each machine
         return self.gather(lambda actor: actor.do.remote(role, method, arguments))[0]
@@ -91,9 +91,9 @@ class TrainerActors:
 
 
 class RemoteLearner:
-    """The `PolicyWorker` or `CriticWorker` of all ranks: methods that are not here are called on every rank."""
+    """The `PolicyWorker`, `CriticWorker` or `TeacherWorker` of all ranks: what is not here is called on every rank."""
 
-    def __init__(self, ranks: TrainerActors, role: Literal["policy", "critic"]) -> None:
+    def __init__(self, ranks: TrainerActors, role: Literal["policy", "critic", "teacher"]) -> None:
         self._ranks, self._role, self.world_size = ranks, role, len(ranks.actors)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:

@@ -1,0 +1,48 @@
+"""The teacher of on-policy distillation: a frozen model with the policy's tokenizer, which scores its completions."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.training.logprobs import PolicyModel, TokenStatistics, frozen
+from tinyzero_trainer.training.micro_batches import MicroBatch, in_batch_order, micro_batches
+from tinyzero_trainer.training.packing import choose_layout
+from tinyzero_trainer.types import Rollout
+
+
+class Teacher:
+    """A model of any size and architecture; over several ranks as the policy is."""
+
+    def __init__(self, language_model: LanguageModel, token_budget: int) -> None:
+        """`language_model` is sharded already if it ever is; `token_budget` is that of a micro-batch."""
+        self.model, self._pad_id = PolicyModel.of(language_model.model), language_model.pad_id
+        self._rows: int = language_model.model.config.get_text_config().vocab_size
+        self._micro_batches = partial(
+            micro_batches,
+            token_budget=token_budget,
+            pad_id=language_model.pad_id,
+            device=device_of(self.model),
+            layout=choose_layout(self.model, "auto", name=language_model.name),
+        )
+
+    def continue_with(self, micro_batch_tokens: int) -> None:
+        """Split by another budget."""
+        self._micro_batches = partial(self._micro_batches, token_budget=micro_batch_tokens)
+
+    def logprobs(self, rollouts: Sequence[Rollout], temperature: float) -> Tensor:
+        """[tokens] log-probability of every sampled token."""
+        ranks = ranks_of(self.model)
+
+        def logprobs(batch: MicroBatch) -> Tensor:
+            # The policy's embedding may be padded to more rows: a token beyond the teacher's counts as padding.
+            tokens, targets = (ids.where(ids < self._rows, self._pad_id) for ids in (batch.tokens, batch.targets))
+            batch = replace(batch, tokens=tokens, targets=targets)
+            statistics: TokenStatistics = self.model(batch, temperature=temperature)
+            return statistics.logprobs
+
+        with frozen(self.model.body), on_device(self.model):
+            return in_batch_order(self._micro_batches(rollouts, ranks=ranks), logprobs, rollouts, ranks)
