@@ -134,7 +134,7 @@ def test_the_largest_micro_batch_is_tried_out_until_it_fits(configure: Configure
             run_out()
 
     policy = SimpleNamespace(warm_up=warm_up, continue_with=lambda tokens: None)
-    models: Any = SimpleNamespace(policy=policy, critic=None)
+    models: Any = SimpleNamespace(policy=policy, critic=None, teacher=None)
     local.repeating_learners(config, models, torch.device("cuda"), said.append)
     whole = workload_of(config, config.data.max_prompt_tokens).micro_batch
     assert tried == [whole, whole // 2, whole // 4]
