@@ -130,9 +130,14 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         # As JSON, where strict pydantic rejects "3" and true for 3, but accepts lists for tuples and 1 for 1.0.
         return cast(T, _validator(cast(type, cls)).validate_json(json.dumps(values, default=str), strict=True))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = prefix + ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ").replace("a valid array", "a list")
+        first, *others = error.errors()
+        place, message = first["loc"], first["msg"].removeprefix("Value error, ").replace("a valid array", "a list")
+        if others and isinstance(place[-1], str) and ".".join(map(str, place[:-1])) in {f.key for f in describe(cls)}:
+            # Of a union pydantic reports each alternative, under a name of its own.
+            alternatives = [other["msg"] for other in others if other["loc"][:-1] == place[:-1]]
+            message = " or ".join([message, *(text.removeprefix("Input should be ") for text in alternatives)])
+            place = place[:-1]
+        key = prefix + ".".join(map(str, place))
         # A check across fields has no key, or only that of its table; its message names the fields.
         if first["type"] == "value_error":
             raise SettingsError(f"{prefix.removesuffix('.')}: {message}" if prefix else message) from error

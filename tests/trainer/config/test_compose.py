@@ -40,6 +40,8 @@ def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset)
         (["model.path.x=1"], "model.path: got {'x': 1}; input should be a valid string"),
         (["run.recipe.x=1"], "run.recipe: got {'x': 1}; input should be a valid string"),
         (["log.trackers=[\"mlflow\"]"], "log.trackers.0: got 'mlflow'; input should be 'wandb' or 'tensorboard'"),
+        (["rollout.max_num_seqs=all"], "rollout.max_num_seqs: got 'all'; input should be a valid integer or 'auto'"),
+        (["vllm.sleep_mode=3"], "vllm.sleep_mode: got 3; input should be a valid boolean or 'auto'"),
         (["run.executor=slurm"], "run.executor: got 'slurm'; input should be 'local'"),
         (["task.numbers=none"], "task.numbers=none cannot be kept in config.toml; leave it out"),
         (["optimizer.num_mini_batches=64"], "optimizer.num_mini_batches=64 is more than data.prompts_per_step=32"),

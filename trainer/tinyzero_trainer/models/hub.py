@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,7 @@ def outline(model: str | None) -> "PreTrainedModel":
     return built
 
 
+@cache  # it takes seconds
 def _by_transformers(name: str, source: str) -> ModelSpec:
     """Of any architecture that transformers knows."""
     model = outline(source)

@@ -12,7 +12,7 @@ from math import log2
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.optimizer import MICRO_BATCH_TOKENS
-from tinyzero_trainer.config.run import MemoryConfig, Offload
+from tinyzero_trainer.config.run import Offload
 from tinyzero_trainer.distributed.parallel_dims import device_of
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.fit import (
@@ -157,7 +157,7 @@ def _candidates(spec: ModelSpec, config: TrainConfig, host: int | None) -> Itera
     for offload, checkpointing, size in product(offloads, recomputed, sizes):
         candidate = replace(
             config,
-            memory=MemoryConfig(activation_checkpointing=checkpointing, cpu_offload=offload),
+            memory=replace(memory, activation_checkpointing=checkpointing, cpu_offload=offload),
             optimizer=replace(optimizer, micro_batch_tokens=size),
         )
         if offload == memory.cpu_offload or host is None or host_bytes(spec, candidate) <= host:
