@@ -12,6 +12,7 @@ from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_mode
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, adaptable_layers, import_peft
 from tinyzero_trainer.training.critic import Critic
+from tinyzero_trainer.training.learner import Learner
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.teacher import Teacher
@@ -29,6 +30,10 @@ class TrainedModels:
 
     teacher: Teacher | None
     """None unless `algorithm.advantage_estimator=on_policy_distillation`."""
+
+    @property
+    def learners(self) -> list[Learner]:
+        return [learner for learner in (self.policy, self.critic) if learner is not None]
 
 
 def refuse_architecture(config: TrainConfig) -> None:

@@ -8,6 +8,7 @@ from threading import Lock
 
 from torch import Tensor, nn
 
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
@@ -70,9 +71,15 @@ class Learner:
 
     # ---- from a rank to the one that takes its place: both have the same shards ------------------------------------
 
-    def stop(self, seconds: float) -> MetricAccumulator | None:
-        """From another thread: make no further step; what is done of an update. None = a step does not end in time."""
-        return self._metrics.copy(on_cpu=True) if self._stepping.acquire(timeout=seconds) else None
+    def stop(self, seconds: float) -> MetricAccumulator:
+        """From another thread: make no further step; returns what is done of an update.
+
+        Raises:
+            TinyZeroError: the present step does not end in time.
+        """
+        if not self._stepping.acquire(timeout=seconds):
+            raise TinyZeroError(f"a step of the optimizer did not end within {seconds:g} s")
+        return self._metrics.copy(on_cpu=True)
 
     @contextmanager
     def local_state(self, *, changed: bool) -> Iterator[Iterator[Tensor]]:

@@ -6,7 +6,7 @@ Constructors return at once; what takes time is done in methods, whose errors re
 import copy
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -36,10 +36,14 @@ with without_collector():
     from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
     from tinyzero_trainer.rollout.weight_source import named_weights
     from tinyzero_trainer.training.build import TrainedModels, build_trained_models
+    from tinyzero_trainer.training.update_metrics import MetricAccumulator
     from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 JOIN_SECONDS = 300
 """For processes to find each other; models are loaded afterwards."""
+
+STEP_SECONDS = 60.0
+"""For a step of the optimizer to end, or to be known to wait for another rank."""
 
 Address = tuple[str, int]
 """Host and port."""
@@ -155,17 +159,21 @@ class TrainerActor(EngineActor):
         timeout = timedelta(seconds=START_SECONDS + self._config.vllm.timeout)
         dist.init_process_group(backend, store=store, rank=self._index, world_size=self._count, timeout=timeout)
 
-    def build(self, checkpoint: Path | None) -> LanguageModel | None:
+    def build(self, checkpoint: Path | None, micro_batch_tokens: int) -> LanguageModel | None:
         """Load and shard the models; the first rank returns the policy's without its weights."""
+        optimizer = replace(self._config.optimizer, micro_batch_tokens=micro_batch_tokens)
+        self._config = replace(self._config, optimizer=optimizer)
         with catch_out_of_memory("the models were loaded"):
             options = FsdpOptions.of(self._config, self._device)
             self._models = build_trained_models(self._config, options, checkpoint=checkpoint)
         self._sync_check = SyncCheck(self._models.language_model, options.dtype)
-        if self._device.type == "cuda":
-            with catch_out_of_memory("the largest micro-batch was tried out"):
-                work = workload_of(self._config, self._config.data.max_prompt_tokens)
-                self._models.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.sequence_parallel)
         return without_weights(self._models.language_model) if self._index == 0 else None
+
+    def try_largest(self) -> None:
+        """Run the largest micro-batch once."""
+        with catch_out_of_memory(""):
+            work = workload_of(self._config, self._config.data.max_prompt_tokens)
+            self._models.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.sequence_parallel)
 
     def gpu_memory(self) -> GpuMemoryUsage | None:
         return memory_usage(self._device)
@@ -173,8 +181,47 @@ class TrainerActor(EngineActor):
     def do(self, role: str, method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """Call a method of `policy`, `critic` or `teacher`, or read a property; the first rank returns its result."""
         found, (args, kwargs) = getattr(getattr(self._models, role), method), arguments
-        result = found(*args, **kwargs) if callable(found) else found
+        with catch_out_of_memory(""):
+            result = found(*args, **kwargs) if callable(found) else found
         return result if self._index == 0 else None
+
+    # ---- a rank is replaced: one ran out of memory, and the others may wait for it in a pass for ever ---------------
+
+    def hand_over(self, directory: Path) -> list[MetricAccumulator]:
+        """Write its part of all that is trained; returns what policy and critic have done of an update.
+
+        Called while another method may run; the rank is of no use afterwards.
+
+        Raises:
+            TinyZeroError: it waits for other ranks amid a step of the optimizer.
+        """
+        learners, stream = self._models.learners, cast(Any, nullcontext())
+        done = [learner.stop(STEP_SECONDS) for learner in learners]
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            # Kernels that wait for other ranks would hold up the GPU; there is no public name for this.
+            dist.distributed_c10d._abort_process_group()
+            stream = torch.cuda.stream(torch.cuda.Stream())
+        with stream, self._handed_over(directory).open("wb") as file:
+            for learner in learners:
+                with learner.local_state(changed=False) as tensors:
+                    for tensor in tensors:
+                        file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return done
+
+    def take_over(self, directory: Path, done: Sequence[MetricAccumulator]) -> None:
+        """Read what the rank in its place before has written and returned."""
+        with self._handed_over(directory).open("rb") as file:
+            for learner, metrics in zip(self._models.learners, done, strict=True):
+                with learner.local_state(changed=True) as tensors:
+                    for tensor in tensors:
+                        data = torch.empty(tensor.numel(), dtype=tensor.dtype)
+                        file.readinto(data.view(torch.uint8).numpy().data)
+                        tensor.copy_(data.view(tensor.shape))
+                learner.continue_with(learner.micro_batch_tokens, [metrics])
+
+    def _handed_over(self, directory: Path) -> Path:
+        return directory / f"rank_{self._index}"
 
     def free_memory(self) -> None:
         """Return cached GPU memory to the driver: the engine of another rank needs it."""

@@ -15,8 +15,9 @@ from tinyzero_trainer.config.model_defaults import directory_of
 from tinyzero_trainer.distributed.parallel_dims import ParallelDims, parallel_dims
 from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.executors.micro_batch_halving import MicroBatchHalving
 from tinyzero_trainer.executors.ray import actors
-from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
+from tinyzero_trainer.executors.ray.calls import ActorHandle, Call, gather
 from tinyzero_trainer.executors.ray.cluster import RESOURCES_SECONDS, RayError, import_ray, placement_group
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import RemoteLearner, RemotePool, TrainerActors
@@ -25,6 +26,7 @@ from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Of the actors; see utils/startup.py."""
@@ -40,14 +42,14 @@ def build_ray_workers(
         RayError: Ray is not installed, or has too few free resources.
         WorkerDiedError: an actor died while it started.
     """
-    config = with_absolute_paths(config)
+    config, checkpoint = with_absolute_paths(config), None if checkpoint is None else checkpoint.absolute()
     dims = parallel_dims(config)
     display.phase("starting Ray and its workers")
     bundles = dims.bundles(len(tasks))
     with placement_group(config.ray, bundles) as group, ActorPool(group) as pool, ExitStack() as stack:
         if (idle := _idle_gpus(config)) is not None:
             display.log(idle)
-        ranks = TrainerActors(_start_ranks(config, pool, dims))
+        ranks, halving = _start_ranks(config, pool, dims, checkpoint, display.log)
         number, engine = dims.dedicated_engines, "the rollout engine"
         names = [engine if number == 1 else f"{engine} {index} of {number}" for index in range(number)]
         engines = [
@@ -56,12 +58,15 @@ def build_ray_workers(
         scorers = iter([pool.start(f"the scorer of {name}", RewardActor) for name in tasks])
         _check_run_directory(config, ranks)
         display.phase("loading the models")
-        language_model, notes = _load_models(config, ranks, engines, checkpoint)
+        language_model, notes = _load_models(config, ranks.actors, engines, checkpoint)
+        if dims.device == "cuda":
+            with catch_out_of_memory("the largest micro-batch was tried out"):
+                halving.try_largest(lambda: ranks.gather(lambda rank: rank.try_largest.remote()))
         for note in dict.fromkeys(notes):
             display.log(note)
-        policy: Any = RemoteLearner(ranks, "policy")
-        critic: Any = RemoteLearner(ranks, "critic") if config.algorithm.needs_critic else None
-        teacher: Any = RemoteLearner(ranks, "teacher") if config.algorithm.needs_teacher else None
+        policy: Any = RemoteLearner(ranks, "policy", halving)
+        critic: Any = RemoteLearner(ranks, "critic", halving) if config.algorithm.needs_critic else None
+        teacher: Any = RemoteLearner(ranks, "teacher", halving) if config.algorithm.needs_teacher else None
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         remote = _connect_engines(config, pool, ranks, engines, display.log)
@@ -75,7 +80,7 @@ def build_ray_workers(
 
             scorer, limits = start(next(scorers)), {WorkerDiedError: config.ray.max_restarts}
             return RemotePool(
-                Restartable(scorer.name, scorer, lambda died: start(pool.restart(died)), limits, display.log)
+                Restartable(scorer.name, scorer, lambda died: start(*pool.restart(died)), limits, display.log)
             )
 
         run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
@@ -124,7 +129,7 @@ def _connect_engines(
         return ColocatedEngines(ranks, dims.engine_ranks, chunks, restarts, report, check_sync=check_sync)
 
     def restart(died: ActorHandle) -> ActorHandle:
-        engine = pool.restart(died)
+        (engine,) = pool.restart(died)
         gather([(engine, engine.handle.build.remote(config.model.path))], policy_intact=True)
         ranks.send_weights([engine])
         return engine
@@ -143,20 +148,49 @@ def _idle_gpus(config: TrainConfig) -> str | None:
     return f"the Ray at {config.ray.address} has {gpus:g} GPUs, and this run uses none; give --gpus N for N of them"
 
 
-def _start_ranks(config: TrainConfig, pool: "ActorPool", dims: ParallelDims) -> list[ActorHandle]:
-    """All ranks; those that share an engine see each other's GPUs."""
-    count, shared = dims.world_size, dims.engine_tp
-    ranks = [
+def _start_ranks(
+    config: TrainConfig,
+    pool: "ActorPool",
+    dims: ParallelDims,
+    checkpoint: Path | None,
+    report: Callable[[str], None],
+) -> tuple[TrainerActors, MicroBatchHalving]:
+    """All ranks, and what replaces them where memory runs out."""
+    count = dims.world_size
+    first = [
         pool.start(f"policy rank {index} of {count}", actors.TrainerActor, config, index, count, dims.device)
         for index in range(count)
     ]
-    if dims.dedicated_engines or shared < 2 or dims.device == "cpu":
+
+    def restart(before: Sequence[ActorHandle], tokens: int, trained: bool) -> Sequence[ActorHandle]:
+        ranks = pool.restart(*before)
+        _share_gpus(dims, ranks)
+        # The checkpoint that the run was resumed from may be gone, and all that is trained is taken over.
+        gather(_build_ranks(ranks, None if trained else checkpoint, tokens))
         return ranks
+
+    _share_gpus(dims, first)
+    ranks = TrainerActors(first, restart, Path(config.run.output))
+    return ranks, MicroBatchHalving(config, ranks.restart, report)
+
+
+def _share_gpus(dims: ParallelDims, ranks: Sequence[ActorHandle]) -> None:
+    """Let ranks that share an engine see each other's GPUs."""
+    shared = dims.engine_tp
+    if dims.dedicated_engines or shared < 2 or dims.device == "cpu":
+        return
     gpus = gather([(rank, rank.handle.gpu.remote()) for rank in ranks])
     for index, rank in enumerate(ranks):
         start = index - index % shared
         gather([(rank, rank.handle.set_visible_gpus.remote([*gpus[index : start + shared], *gpus[start:index]]))])
-    return ranks
+
+
+def _build_ranks(ranks: Sequence[ActorHandle], checkpoint: Path | None, tokens: int) -> list[Call]:
+    """Calls that load the models, from a checkpoint if there is one; the ranks have found each other."""
+    first = ranks[0]
+    (address,) = gather([(first, first.handle.open_store.remote(len(ranks)))])
+    gather([(rank, rank.handle.join.remote(address)) for rank in ranks])
+    return [(rank, rank.handle.build.remote(checkpoint, tokens)) for rank in ranks]
 
 
 def _check_run_directory(config: TrainConfig, ranks: TrainerActors) -> None:
@@ -180,15 +214,11 @@ def _check_run_directory(config: TrainConfig, ranks: TrainerActors) -> None:
 
 
 def _load_models(
-    config: TrainConfig, ranks: TrainerActors, engines: Sequence[ActorHandle], checkpoint: Path | None
+    config: TrainConfig, ranks: Sequence[ActorHandle], engines: Sequence[ActorHandle], checkpoint: Path | None
 ) -> tuple[LanguageModel, list[str]]:
     """Load the models of ranks and engines concurrently; returns the policy's without weights, and notes."""
-    path = None if checkpoint is None else checkpoint.absolute()
     loading = [(engine, engine.handle.build.remote(config.model.path)) for engine in engines]
-    first = ranks.actors[0]
-    (address,) = gather([(first, first.handle.open_store.remote(len(ranks.actors)))])
-    ranks.gather(lambda rank: rank.join.remote(address))
-    building = [(rank, rank.handle.build.remote(path)) for rank in ranks.actors]
+    building = _build_ranks(ranks, checkpoint, config.optimizer.token_budget)
     results = gather([*building, *loading])
     return results[0], [note for notes in results[len(building) :] for note in notes]
 
@@ -216,21 +246,25 @@ class ActorPool:
         self._handles[name] = start()
         return ActorHandle(name, self._handles[name], trains=kind is actors.TrainerActor)
 
-    def restart(self, died: ActorHandle) -> ActorHandle:
-        """Start the same actor again, in the bundle of the one that died.
+    def restart(self, *before: ActorHandle) -> list[ActorHandle]:
+        """Start the same actors again, each in the bundle of the one before, which may have died.
 
         Raises:
-            NoCapacityError: that bundle's resources are gone, for example with its machine.
+            NoCapacityError: a bundle's resources are gone, for example with its machine.
         """
         ray = import_ray()
-        with suppress(Exception):  # it may have ended
-            ray.kill(self._handles[died.name])
-        handle = self._handles[died.name] = self._starts[died.name]()
-        started, _ = ray.wait([handle.host.remote()], timeout=RESOURCES_SECONDS)
-        if not started:
+        for actor in before:
+            with suppress(Exception):  # it may have ended
+                ray.kill(self._handles[actor.name])
+        for actor in before:
+            self._handles[actor.name] = self._starts[actor.name]()
+        started = [self._handles[actor.name].host.remote() for actor in before]
+        _, missing = ray.wait(started, num_returns=len(started), timeout=RESOURCES_SECONDS)
+        if missing:
+            lost = before[started.index(missing[0])]
             end = f"has died, and could not be restarted on its machine within {RESOURCES_SECONDS:g} s"
-            raise NoCapacityError(died.name, end, policy_intact=not died.trains)
-        return replace(died, handle=handle)
+            raise NoCapacityError(lost.name, end, policy_intact=not lost.trains)
+        return [replace(actor, handle=self._handles[actor.name]) for actor in before]
 
     def _start(self, bundle: int, kind: type, args: tuple[Any, ...]) -> Any:
         ray = import_ray()

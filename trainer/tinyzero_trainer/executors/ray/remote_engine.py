@@ -14,9 +14,12 @@ from typing import Any
 
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
 from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, ActorHandle, gather
+from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.rollout.engine import Groups, OnProgress, PromptBatch, RolloutEngine
+
+CLOSE_SECONDS = 60.0
 
 
 class RemoteEngine(RolloutEngine):
@@ -36,9 +39,9 @@ class RemoteEngine(RolloutEngine):
                 engine.do(lambda actor: gather([(actor, actor.handle.sleep.remote())], policy_intact=True))
 
     def close(self) -> None:
-        for engine in self.engines:
-            with suppress(Exception):  # it may have died
-                gather([(engine.worker, engine.worker.handle.close.remote())])
+        with suppress(Exception):  # one may have died, or wait for another rank
+            closing = [engine.worker.handle.close.remote() for engine in self.engines]
+            import_ray().wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
 
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
         """See `RolloutEngine`; each engine takes one chunk after another until none is left."""
@@ -129,6 +132,11 @@ class ColocatedEngines(RemoteEngine):
 
     def load_weights(self) -> None:
         """See `RolloutEngine`; an engine that cannot load them is restarted."""
+        if self._generation != self._ranks.generation:  # the engines went with their ranks
+            for engine, rank in zip(self.engines, self._engine_ranks, strict=True):
+                engine.worker = self._ranks.actors[rank]
+            self._build(self._engine_ranks)
+            return
         self._free_memory()
         failures = self._ranks.pass_weights("load_weights", self._engine_ranks, returned=(EngineDiedError,))
         for engine, rank in zip(self.engines, self._engine_ranks, strict=True):
@@ -138,6 +146,7 @@ class ColocatedEngines(RemoteEngine):
                 self._ranks.check_engine(rank)
 
     def _build(self, engine_ranks: Sequence[int]) -> None:
+        self._generation = self._ranks.generation
         self._free_memory()
         for notes in self._ranks.pass_weights("build_engine", engine_ranks):
             for note in notes or ():
