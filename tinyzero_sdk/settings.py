@@ -59,8 +59,9 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals or not all(part.isidentifier() for part in key.split(".")):
-            raise SettingsError(f"got {override!r}, expected key=value, such as seed=1")
+        is_key = all(part.isidentifier() for part in key.split("."))
+        if not equals or not is_key:
+            raise SettingsError(f"got {override!r}, expected {key if is_key else 'task.KEY'}=VALUE")
         node, parts = tree, key.split(".")
         for part in parts[:-1]:
             node = node.setdefault(part, {})

@@ -80,9 +80,9 @@ def test_other_values_are_text(text, value):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["seed"], "got 'seed', expected key=value"),
-        (["=1"], "expected key=value"),
-        (["a-b=1"], "expected key=value"),
+        (["run.seed"], "got 'run.seed', expected run.seed=VALUE"),
+        (["=1"], "expected task.KEY=VALUE"),
+        (["a-b=1"], "expected task.KEY=VALUE"),
         (["a=1", "a=1"], "'a' is given twice"),
         (["a.b=1", "a=2"], "'a' is given twice"),
         (["a=1", "a.b=2"], "'a.b' is set below 'a', which already has a value"),

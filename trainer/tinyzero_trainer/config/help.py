@@ -1,5 +1,6 @@
 """Help generated from the configuration: the panels of keys under --help, and docs/configuration.md."""
 
+import inspect
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
@@ -35,7 +36,7 @@ def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
             key = f"[bold cyan]{field.key}[/][dim]={escape(format_value(field.default))}[/]"
             unbroken = escape(field.type.replace(" ", "\N{NO-BREAK SPACE}"))
             table.add_row(key, f"{escape(field.help)} [dim]\\[{unbroken}][/]")
-        title = f"{group}: {about.rstrip('.')}" if about else group
+        title = f"{group}: {about.splitlines()[0].rstrip('.')}" if about else group
         yield Panel(table, title=escape(title), title_align="left", border_style="dim")
 
 
@@ -77,4 +78,4 @@ def _groups(cls: type) -> Iterator[tuple[str, str, list[Field]]]:
         grouped.setdefault(field.key.partition(".")[0], []).append(field)
     hints = typing.get_type_hints(cls)
     for group, fields in grouped.items():
-        yield group, (hints[group].__doc__ or "") if is_dataclass(hints[group]) else "", fields
+        yield group, (inspect.getdoc(hints[group]) or "") if is_dataclass(hints[group]) else "", fields

@@ -66,7 +66,10 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class CriticConfig:
-    """The value model of `algorithm.advantage_estimator=gae`, made from the policy's own checkpoint."""
+    """The value model of `algorithm.advantage_estimator=gae`.
+
+    It is made from the policy's own checkpoint.
+    """
 
     learning_rate: PositiveFloat = 1e-5
     """Learning rate of its AdamW; all else about its updates is as for the policy."""

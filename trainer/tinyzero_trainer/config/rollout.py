@@ -49,7 +49,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class CurriculumConfig:
-    """Problems sampled by difficulty and measured pass rate, for each task separately."""
+    """Problems of each task sampled by difficulty and pass rate."""
 
     buckets: NonNegativeInt = 0
     """Quantiles of the problems' difficulty, each with a pass rate of its own; 0 = problems are sampled uniformly."""
@@ -171,7 +171,10 @@ class VllmConfig:
 
 @dataclass(frozen=True)
 class RolloutCorrectionConfig:
-    """Corrects for engines whose probabilities differ from the policy's; needs rollout.return_logprobs=always."""
+    """For engines whose probabilities are not the policy's.
+
+    Needs rollout.return_logprobs=always.
+    """
 
     is_level: Literal["token", "sequence"] | None = None
     """Weight each token's loss by π_old/π_engine of the token, or of the whole completion; none = no weights."""
@@ -198,7 +201,10 @@ class RolloutCorrectionConfig:
 
 @dataclass(frozen=True)
 class LengthControlConfig:
-    """Limit on the length of completions in training; evaluation always uses rollout.max_completion_tokens."""
+    """Limit on the length of completions in training.
+
+    Evaluation always uses rollout.max_completion_tokens.
+    """
 
     mode: Literal["full", "fixed", "adaptive"] = "full"
     """`full` = rollout.max_completion_tokens; `fixed` = length_control.max_tokens; `adaptive` = shorter while the model

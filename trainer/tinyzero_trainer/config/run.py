@@ -82,7 +82,10 @@ Offload = Literal["auto", "none", "idle", "always"]
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """Speed traded for GPU memory; none of it changes the loss. `auto` = only where memory requires it."""
+    """Speed traded for GPU memory; none of it changes the loss.
+
+    `auto` = only where memory requires it.
+    """
 
     activation_checkpointing: bool | Auto = "auto"
     """Keep only each layer's input and recompute the rest in the backward pass: about a third more computation."""
