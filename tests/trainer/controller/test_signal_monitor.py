@@ -7,6 +7,7 @@ import pytest
 
 from tests.trainer.runs import Configure, killed, lines, short_run
 from tinyzero_sdk import Item, Score, load_task
+from tinyzero_sdk.scoring.learning_signal import LearningSignal
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
@@ -28,7 +29,7 @@ def watch(toy_task):
         workers = SimpleNamespace(
             tasks=dict.fromkeys(tasks, task), language_model=model, display=SimpleNamespace(warn=warned.append)
         )
-        return SignalMonitor(config, workers, {name: [prompt(name)] for name in tasks}), warned
+        return SignalMonitor(config, workers), warned
 
     return watch
 
@@ -53,9 +54,9 @@ def test_it_warns_once_and_only_of_the_first_steps(watch):
     assert len(warned) == 1
     assert warned[0].startswith("0.0 % of 320 completions are right, and 100.0 % of the groups have one and the same")
     assert "tinyzero sft --task" in warned[0]
-    monitor.repeat({"toy_task": 0.2})
-    assert len(warned) == 1
-    monitor.repeat({"toy_task": 0.0})
+    for accuracy, count in ((0.2, 1), (0.0, 2)):
+        monitor.held_out("toy_task", LearningSignal(64, accuracy, 0.0, 0.0, None, None), [], is_last=True)
+        assert len(warned) == count
     assert warned[1].startswith("the run began with too little to learn from: 0.0 % of 320")
 
     monitor, warned = watch()

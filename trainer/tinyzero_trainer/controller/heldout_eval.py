@@ -14,7 +14,7 @@ from tinyzero_sdk.scoring.learning_signal import LearningSignal
 from tinyzero_sdk.scoring.statistics import standard_error
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.controller.signal_monitor import learning_signal
+from tinyzero_trainer.controller.signal_monitor import SignalMonitor, learning_signal
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.monitoring.metrics_log import held_out_key, size_key
 from tinyzero_trainer.rewards.score import score
@@ -27,10 +27,10 @@ from tinyzero_trainer.utils.signals import StopFlag
 class HeldOutEvaluation:
     """Accuracy of the present policy on the same held-out problems each time."""
 
-    def __init__(self, config: TrainConfig, workers: Workers, stop: StopFlag) -> None:
-        self.config, self.workers, self.stop = config, workers, stop
-        self.signals: dict[str, LearningSignal] = {}
-        """Of each task, in the latest evaluation at `eval.temperature`."""
+    def __init__(
+        self, config: TrainConfig, workers: Workers, stop: StopFlag, signal: SignalMonitor | None = None
+    ) -> None:
+        self.config, self.workers, self.stop, self.signal = config, workers, stop, signal
         progress, count = workers.display, config.eval.num_problems
         progress.phase("sampling held-out problems")
         self.prompts = {name: task.prompts.held_out(count) for name, task in workers.tasks.items()}
@@ -45,14 +45,17 @@ class HeldOutEvaluation:
 
     def run(self, step: int) -> dict[str, float]:
         """Metrics of all tasks; before the first step and after the last on all problems, and greedily too."""
-        started, metrics = perf_counter(), dict[str, float]()
+        started, metrics, signals = perf_counter(), dict[str, float](), dict[str, LearningSignal]()
         for name in self.prompts:
-            metrics |= self._evaluate_task(name, thorough=step in (0, self.config.run.steps))
+            metrics |= self._evaluate_task(name, signals, thorough=step in (0, self.config.run.steps))
         self.workers.display.end_phase()
         self.workers.display.held_out(step, {name: metrics[held_out_key(name)] for name in self.prompts})
+        if self.signal is not None and step in (0, self.config.run.steps):
+            for name, signal in signals.items():
+                self.signal.held_out(name, signal, self.prompts[name], is_last=step > 0)
         return {**metrics, "timing_s/testing": perf_counter() - started}
 
-    def _evaluate_task(self, name: str, *, thorough: bool) -> dict[str, float]:
+    def _evaluate_task(self, name: str, signals: dict[str, LearningSignal], *, thorough: bool) -> dict[str, float]:
         config = self.config.eval
         prompts = self.prompts[name] if thorough else self.prompts[name][: config.num_problems_during]
         of_task = "" if len(self.prompts) == 1 else f" of {name}"
@@ -69,7 +72,7 @@ class HeldOutEvaluation:
             result = evaluate(self.workers, prompts, params, seed=seed, stop=self.stop)
             metrics[key] = result.accuracy
             if key == held_out_key(name):
-                self.signals[name] = result.signal
+                signals[name] = result.signal
                 metrics[f"val-aux/{name}/no_answer_frac"] = result.signal.no_answer_frac
                 metrics[f"val-aux/{name}/truncated_frac"] = result.signal.truncated_frac or 0.0
         return metrics

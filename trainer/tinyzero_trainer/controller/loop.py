@@ -93,9 +93,9 @@ def _train(
     log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
     for line in (workers.language_model.trained, *rollout_correction.notes(config)):
         progress.log(line)
-    evaluation = HeldOutEvaluation(config, workers, stop)
-    signal = SignalMonitor(config, workers, evaluation.prompts)
-    training_step = TrainingStep(config, workers, state, stop, run.rollouts, prefetched)
+    signal = SignalMonitor(config, workers)
+    evaluation = HeldOutEvaluation(config, workers, stop, signal)
+    training_step = TrainingStep(config, workers, state, stop, run.rollouts, prefetched, signal)
 
     def evaluate_and_log() -> None:
         """Evaluate if it is due, then write the step's line; a stop meanwhile leaves both to the resumed run."""
@@ -105,9 +105,6 @@ def _train(
         trackers.log(state.step, metrics)
         if state.step:
             progress.step(state.step, metrics)
-        else:
-            for name, measured in evaluation.signals.items():
-                signal.judge(name, measured)
         state.pending_metrics = None
 
     with checkpointer.saving_at_the_end(state, training_step, stop):
@@ -127,14 +124,11 @@ def _train(
             if training_step.collector.failure is not None:
                 raise training_step.collector.failure
             evaluate_and_log()
-            signal.step(step, rollouts)
             if stop.requested:
                 raise StopRequested
             if config.checkpoint.every and step % config.checkpoint.every == 0:
                 checkpointer.save(state, training_step.collector)
-    result = _report(config, run, workers, {name: len(prompts) for name, prompts in evaluation.prompts.items()})
-    signal.repeat({name: change.after - change.before for name, change in result.accuracy.items()})
-    return result
+    return _report(config, run, workers, {name: len(prompts) for name, prompts in evaluation.prompts.items()})
 
 
 def _as_it_fits(config: TrainConfig, workers: Workers) -> TrainConfig:

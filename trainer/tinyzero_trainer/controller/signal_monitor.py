@@ -1,6 +1,6 @@
 """The warning that a model can hardly learn: once per task, before training or after the first steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,15 +36,22 @@ def learning_signal(
 class SignalMonitor:
     """Watches the evaluation before training and the first steps."""
 
-    def __init__(self, config: TrainConfig, workers: Workers, held_out: Mapping[str, Sequence[Prompt]]) -> None:
-        """`held_out` are problems of each task."""
-        self.config, self.workers, self.held_out = config, workers, held_out
-        self.headlines: dict[str, str] = {}
-        """Of the warnings so far, by task."""
+    def __init__(self, config: TrainConfig, workers: Workers) -> None:
+        self.config, self.workers = config, workers
+        self._headlines: dict[str, str] = {}  # of the warnings so far, by task
+        self._before: dict[str, float] = {}  # held-out accuracy
         self._rollouts: dict[str, list[Rollout]] = {name: [] for name in workers.tasks}
 
+    def held_out(self, name: str, signal: LearningSignal, prompts: Sequence[Prompt], *, is_last: bool) -> None:
+        """Judge a task by the evaluation before training; by that after it, repeat what is still so."""
+        if not is_last:
+            self._before[name] = signal.accuracy
+            self.judge(name, signal, prompts)
+        elif name in self._headlines and signal.accuracy < self._before.get(name, 0.0) + LITTLE_GAIN:
+            self.workers.display.warn(f"the run began with too little to learn from: {self._headlines[name]}")
+
     def step(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Judge by the completions of the steps so far."""
+        """Judge the tasks by the completions of the steps so far."""
         config = self.config
         if (step - 1) * config.data.prompts_per_step >= ENOUGH_GROUPS * len(self._rollouts):
             self._rollouts = {name: [] for name in self._rollouts}
@@ -52,16 +59,16 @@ class SignalMonitor:
         for name, earlier in self._rollouts.items():
             earlier += [rollout for rollout in rollouts if rollout.prompt.task == name]
             if earlier:
-                self.judge(name, learning_signal(earlier, config.rollout.group_size, config=config))
+                signal = learning_signal(earlier, config.rollout.group_size, config=config)
+                self.judge(name, signal, [rollout.prompt for rollout in earlier])
 
-    def judge(self, name: str, signal: LearningSignal) -> None:
+    def judge(self, name: str, signal: LearningSignal, prompts: Sequence[Prompt]) -> None:
         """Warn of a task, unless that has been done or there is enough to learn."""
-        config, model = self.config, self.workers.language_model
-        only_groups = config.algorithm.advantage_estimator in COMPARES_SAMPLES
-        if name in self.headlines or signal.fault is None or (signal.fault == "zero_std" and not only_groups):
+        config, model, task = self.config, self.workers.language_model, self.workers.tasks[name]
+        compares_groups = config.algorithm.advantage_estimator in COMPARES_SAMPLES
+        if name in self._headlines or signal.fault is None or (signal.fault == "zero_std" and not compares_groups):
             return
-        task, tokens = self.workers.tasks[name], config.rollout.max_completion_tokens
-        directory = directory_of(config.model.path)
+        directory, tokens = directory_of(config.model.path), config.rollout.max_completion_tokens
         situation = Situation(
             task.task,
             None if directory is None else str(directory),
@@ -70,14 +77,8 @@ class SignalMonitor:
             "data.prompt_template=",
             task.prompts.template,
             bool(model.tokenizer.chat_template),
-            model.context - max(len(prompt.token_ids) for prompt in self.held_out[name]),
+            model.context - max(len(prompt.token_ids) for prompt in prompts),
         )
         of_task = f"{name}: " if len(self.workers.tasks) > 1 else ""
-        self.headlines[name] = of_task + headline(signal, tokens)
+        self._headlines[name] = of_task + headline(signal, tokens)
         self.workers.display.warn(of_task + warning(signal, situation))
-
-    def repeat(self, gains: Mapping[str, float]) -> None:
-        """At the end of the run; `gains` are in held-out accuracy."""
-        for name, text in self.headlines.items():
-            if gains[name] < LITTLE_GAIN:
-                self.workers.display.warn(f"the run began with too little to learn from: {text}")

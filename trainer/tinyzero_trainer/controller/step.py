@@ -15,6 +15,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.collector import RolloutCollector
 from tinyzero_trainer.controller.heldout_eval import write_samples
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
+from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.executors.base import Workers
@@ -47,11 +48,12 @@ class TrainingStep:
         stop: StopFlag,
         rollouts_directory: Path,
         prefetched: RolloutBatch | None = None,
+        signal: SignalMonitor | None = None,
     ) -> None:
         """`rollouts_directory` is for the completions of a step that failed; `prefetched` is a checkpoint's batch."""
         assert workers.policy is not None
         self.config, self.workers, self.policy, self.state = config, workers, workers.policy, state
-        self.stop, self.rollouts_directory = stop, rollouts_directory
+        self.stop, self.rollouts_directory, self.signal = stop, rollouts_directory, signal
         self.collector = RolloutCollector(config, workers, state, stop, prefetched)
         self._timer = StepTimer()  # of the present step
         self.policy_intact = True
@@ -88,6 +90,8 @@ class TrainingStep:
         self.state.progress, self.state.length_control = collected.progress, collected.length_control
         metrics |= self.adapt_kl(batch, metrics, settings) | self.other_metrics(collected, batch, metrics)
         self.policy_intact = True
+        if self.signal is not None:
+            self.signal.step(step, collected.rollouts)
         return collected.rollouts, metrics
 
     def learn(self, collected: RolloutBatch, settings: StepSettings) -> tuple[TrainingBatch, dict[str, float]]:
