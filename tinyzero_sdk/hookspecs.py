@@ -97,6 +97,11 @@ def has_own_splits(options: Any) -> bool:
 
 
 @hookspec(firstresult=True)
+def read_row(row: Mapping[str, Json]) -> Item | None:
+    """Optional: the item in a row of a published dataset; None if the row is not of such a dataset."""
+
+
+@hookspec(firstresult=True)
 def info() -> TaskInfo:
     """Optional: description, ability, range of the reward, and waived checks."""
 

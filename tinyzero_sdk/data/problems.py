@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tinyzero_sdk.console import warn
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.rows import ROW_COLUMNS, find_ground_truth
 from tinyzero_sdk.data.sources import Rows, find_files
@@ -82,7 +83,7 @@ class FileTask(Task):
             if sources and sources.isdisjoint((source, str(source).rpartition("/")[2])):
                 continue
             try:
-                item = _plain_item(row)
+                item = self._item(row)
                 key = self._own_key(row, item)
                 if not skips or not key or not self._prompt_bytes[index]:
                     row = rows[index] if skips else row
@@ -159,7 +160,7 @@ class FileTask(Task):
                 yield self._read(row, self._rows.place(index))
 
     def _read(self, row: Row, place: str) -> RowItem:
-        item, difficulty = _plain_item(row), _info(row).get("difficulty")
+        item, difficulty = self._item(row), _info(row).get("difficulty")
         return RowItem(
             item.ground_truth,
             item.data,
@@ -168,6 +169,16 @@ class FileTask(Task):
             row.get("prompt"),
             difficulty if isinstance(difficulty, int | float) and math.isfinite(difficulty) else None,
         )
+
+    def _item(self, row: Row) -> Item:
+        try:
+            own = {name: value for name, value in row.items() if name not in (*ROW_COLUMNS, "ground_truth")}
+            return Item(find_ground_truth(row), own)
+        except DataError:
+            item = self.read_row(row)
+            if item is None:
+                raise
+            return item
 
     def _own_key(self, row: Row, item: Item) -> str | None:
         """The key that the row or the task gives the problem."""
@@ -180,7 +191,7 @@ class FileTask(Task):
 
     def _has_key_and_prompt(self, row: Row) -> bool:
         try:
-            return _is_prompt(row.get("prompt")) and self._own_key(row, _plain_item(row)) is not None
+            return _is_prompt(row.get("prompt")) and self._own_key(row, self._item(row)) is not None
         except DataError:
             return False
 
@@ -268,16 +279,13 @@ def load_file_tasks(
             f"{rows.place(int(unused[0]))}: the data_source {source!r} is none of the tasks {', '.join(tasks)} "
             f"({len(unused):,} such rows)"
         )
+    elif len(unused):
+        warn(f"{len(unused):,} of {len(rows):,} rows name another task than {', '.join(tasks)}, and are left out")
     for task in found.values():
         if path:
             task.check_not_empty("train", test_fraction)
         task.check_not_empty("test", test_fraction)
     return found
-
-
-def _plain_item(row: Row) -> Item:
-    own = {name: value for name, value in row.items() if name not in (*ROW_COLUMNS, "ground_truth")}
-    return Item(find_ground_truth(row), own)
 
 
 def _content_key(row: Row, item: Item) -> str:

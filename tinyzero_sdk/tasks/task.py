@@ -90,6 +90,7 @@ class Task:
         self._grammar = bind(hook.grammar, options)
         self._is_valid = bind(hook.is_valid, options)
         self._item_key = bind(hook.item_key, options)
+        self._read_row = bind(hook.read_row, options)
 
         self.data_version: str | None = None
         """Hash of the files that its problems come from; None = it makes them itself."""
@@ -226,6 +227,13 @@ class Task:
         if not _is_text(key):
             raise self._refusal("item_key", key, "str, in UTF-8")
         return key
+
+    def read_row(self, row: Mapping[str, Json]) -> Item | None:
+        """The item in a row of a dataset that the task knows, or None."""
+        item = self._call("read_row", self._read_row, row)
+        if item is not None and not isinstance(item, Item):
+            raise self._refusal("read_row", item, "Item, or None")
+        return item
 
     def solve(self, item: Item) -> str | None:
         """A gold completion, or None where the task has none."""

@@ -62,6 +62,14 @@ def difficulties(items: ItemColumns) -> "np.ndarray":
 
 
 @hookimpl
+def read_row(row: Mapping[str, Json]) -> Item | None:
+    numbers, target = row.get("nums"), row.get("target")
+    if not isinstance(numbers, list) or not isinstance(target, int):
+        return None
+    return Item({"target": target, "numbers": numbers}, {"nums": numbers, "target": target})
+
+
+@hookimpl
 def make_prompt(item: Item, template: str) -> str | list[Message]:
     return prompts.make_prompt(item, template)
 

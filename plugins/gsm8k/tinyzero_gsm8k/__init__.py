@@ -3,7 +3,7 @@
 No file of the package may have the name of a hook: importing it would put the module in the function's place.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tinyzero_gsm8k import prompts, scoring
 from tinyzero_gsm8k.options import Gsm8kOptions
@@ -38,6 +38,13 @@ def generate_dataset(split: Split, size: int, seed: int, start: int, options: Gs
     from tinyzero_gsm8k import items
 
     return items.generate(split, size, seed, start, options)
+
+
+@hookimpl
+def read_row(row: Mapping[str, Json]) -> Item | None:
+    from tinyzero_gsm8k import items
+
+    return items.from_row(row)
 
 
 @hookimpl

@@ -1,12 +1,12 @@
 """Problems as items: which ones a range of candidates holds, their keys, and their gold completions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tinyzero_gsm8k.options import Gsm8kOptions
-from tinyzero_gsm8k.problems import Problem, question_key, shuffled, steps_of
+from tinyzero_gsm8k.problems import COLUMNS, Problem, question_key, read_problem, shuffled, steps_of
 from tinyzero_gsm8k.synthetic import synthetic_problem
 from tinyzero_sdk import Item
-from tinyzero_sdk.records import Split
+from tinyzero_sdk.records import Json, Split
 from tinyzero_sdk.seeds import derive_seed
 
 
@@ -24,6 +24,17 @@ def generate(split: Split, size: int, seed: int, start: int, options: Gsm8kOptio
 def _item(problem: Problem, source: str, signature: str = "") -> Item:
     data = {"question": problem.question, "answer": problem.solution, "source": source}
     return Item(problem.result, data | ({"signature": signature} if signature else {}))
+
+
+def from_row(row: Mapping[str, Json]) -> Item | None:
+    """The item in a row of GSM8K as it is published.
+
+    Raises:
+        DataError: the solution does not end in its result.
+    """
+    if not all(isinstance(row.get(column), str) for column in COLUMNS):
+        return None
+    return _item(read_problem(row), "gsm8k")
 
 
 def key(item: Item) -> str:

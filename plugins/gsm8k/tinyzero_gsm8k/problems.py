@@ -32,15 +32,26 @@ def read_problems(rows: Iterable[Mapping[str, Any]], origin: str) -> tuple[Probl
     Raises:
         DataError: a row is no problem; the message names `origin` and the row's number, from 1.
     """
-    return tuple(_problem(row, f"{origin}, problem {number}") for number, row in enumerate(rows, start=1))
+    problems = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            problems.append(read_problem(row))
+        except DataError as error:
+            raise DataError(f"{origin}, problem {number}: {error}") from error
+    return tuple(problems)
 
 
-def _problem(row: Mapping[str, Any], place: str) -> Problem:
+def read_problem(row: Mapping[str, Any]) -> Problem:
+    """The problem that a row is.
+
+    Raises:
+        DataError: it is none.
+    """
     if not all(isinstance(row.get(column), str) for column in COLUMNS):
-        raise DataError(f"{place}: expected text in the columns {' and '.join(COLUMNS)}, got {str(row)[:80]}")
+        raise DataError(f"expected text in the columns {' and '.join(COLUMNS)}, got {str(row)[:80]}")
     marked = row["answer"].rpartition(MARKER)[2].strip()
     if MARKER not in row["answer"] or read_number(marked) is None:
-        raise DataError(f"{place}: expected the answer to end in `{MARKER} number`, got {row['answer'][-40:]!r}")
+        raise DataError(f"expected the answer to end in `{MARKER} number`, got {row['answer'][-40:]!r}")
     return Problem(row["question"], row["answer"], marked.replace(",", ""))
 
 

@@ -127,7 +127,7 @@ def test_rows_go_to_the_task_that_they_name(tmp_path):
         ({"prompt": None, "reward_model": {"ground_truth": [1]}}, "no prompt, and task 'countdown' cannot make one"),
         ({"prompt": []}, "expected text, or messages with role and content"),
         ({"prompt": [{"role": "user"}]}, "expected text, or messages with role and content"),
-        ({"reward_model": None}, "no ground truth; expected it in the column"),
+        ({"reward_model": None, "nums": None}, "no ground truth; expected it in the column"),
         ({"reward_model": {"ground_truth": {"target": 5}}}, "has no such ground truth: {'target': 5}"),
         ({"reward_model": {"ground_truth": {"target": 5, "numbers": [5]}}}, "has no such ground truth"),
     ],
@@ -142,6 +142,21 @@ def test_a_row_that_is_no_problem_is_named(tmp_path, change, message):
         load(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "truth"),
+    [
+        ("countdown", {"target": 19, "nums": [6, 13]}, {"target": 19, "numbers": [6, 13]}),
+        ("gsm8k", {"question": "What is 1 + 999?", "answer": "1 + 999 = 1000\n#### 1,000"}, "1000"),
+    ],
+)
+def test_rows_as_published_are_read_by_the_task(tmp_path, name, row, truth):
+    task = load(None, write(tmp_path / "test.parquet", [row]), name=name)
+    [item] = task.dataset("test")
+    assert item.ground_truth == truth
+    assert task.make_prompt(item, "chat") == load_task(name).make_prompt(item, "chat")
+    assert math.isfinite(task.difficulty(item))
 
 
 def test_a_scorer_that_cannot_use_the_ground_truth_is_found_without_the_hook_is_valid(write_task, tmp_path):

@@ -143,6 +143,16 @@ def test_hook_has_own_splits(write_task):
     assert [item.ground_truth for item in split_by_hash.dataset("test", 3)] != [0, 1, 2]
 
 
+def test_hook_read_row(write_task):
+    code = "@hookimpl\ndef read_row(row): return Item(row['n'], {'number': row['n']}) if 'n' in row else row.get('m')"
+    task = load_task(write_task(extra=code))
+    assert task.read_row({"n": 3}) == Item(3, {"number": 3})
+    assert task.read_row({}) is None
+    assert load_task(write_task(name="other")).read_row({"n": 3}) is None
+    with pytest.raises(BrokenTaskError, match=r"read_row returned 5 \(int\); expected Item, or None"):
+        task.read_row({"m": 5})
+
+
 def test_hook_options(write_task):
     task = load_task(write_task(extra=OPTIONS), options={"low": 5})
     assert (task.options.low, task.option_values) == (5, {"low": 5})

@@ -106,6 +106,11 @@ def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
 
     if config.data.test_path and not config.data.path:
         raise SettingsError(f"data.test_path={config.data.test_path} alone trains on nothing; give data.path too")
+    if config.data.path and not config.model.path:
+        raise SettingsError(
+            "data.path needs --model: the small models that are trained without it have seen problems of the task, and "
+            "so perhaps the file's held-out ones"
+        )
     allow_unsafe = config.reward.allow_unsafe
     wrappers = config.wrappers_with_limit()
     tasks = load_tasks(config.task_specs, config.data, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe)
