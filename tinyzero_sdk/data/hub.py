@@ -73,7 +73,11 @@ def _datasets_cache(repository: str, configuration: str | None) -> list[Path]:
     import datasets
 
     root = Path(datasets.config.HF_DATASETS_CACHE) / repository.replace("/", "___")
-    folders = root.glob(f"{configuration or 'default'}/*/*/")
+    names = sorted(folder.name for folder in root.glob("*/"))
+    if not configuration and len(names) > 1 and "default" not in names:
+        raise DataError(f"{repository} has the configurations {', '.join(names)}; name one: {repository}/{names[0]}")
+    name = configuration or ("default" if "default" in names else "*")
+    folders = [folder for folder in root.glob(f"{name}/*/*/") if folder.suffix != ".incomplete"]
     return sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)
 
 

@@ -28,7 +28,7 @@ def options() -> type[Gsm8kOptions]:
 
 @hookimpl
 def has_own_splits(options: Gsm8kOptions) -> bool:
-    from tinyzero_gsm8k.data.sources import is_divided
+    from tinyzero_gsm8k.sources import is_divided
 
     return is_divided(options)
 

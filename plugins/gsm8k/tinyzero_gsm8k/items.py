@@ -15,7 +15,7 @@ def generate(split: Split, size: int, seed: int, start: int, options: Gsm8kOptio
     if options.source == "synthetic":
         seeds = (derive_seed("gsm8k", split, seed, index) for index in range(start, start + size))
         return (_item(problem, "synthetic", signature) for problem, signature in map(synthetic_problem, seeds))
-    from tinyzero_gsm8k.data.sources import problems_of  # brings pyarrow, and `datasets` where it is needed
+    from tinyzero_gsm8k.sources import problems_of  # brings pyarrow, and `datasets` where it is needed
 
     problems = shuffled(problems_of(split, options), seed)[start : start + size]
     return (_item(problem, "gsm8k") for problem in problems)

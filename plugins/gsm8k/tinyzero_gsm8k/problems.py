@@ -1,4 +1,4 @@
-"""A word problem in GSM8K's format, and what its question and its solution say. Its origin: `data/sources.py`."""
+"""A word problem in GSM8K's format, and what its question and its solution say. Its origin: `sources.py`."""
 
 import random
 from collections.abc import Iterable, Mapping, Sequence

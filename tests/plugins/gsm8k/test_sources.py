@@ -4,7 +4,7 @@ import datasets
 import pytest
 
 from tests.plugins.gsm8k.rows import SHARED, TEST, TRAIN, as_dataset, write_jsonl, write_parquet, write_repository
-from tinyzero_gsm8k.data.sources import collect
+from tinyzero_gsm8k.sources import collect
 from tinyzero_sdk import Item, load_task
 from tinyzero_sdk.errors import DataError, ExhaustedError, SettingsError
 from tinyzero_sdk.tasks.splits import iterate_split
@@ -140,7 +140,7 @@ def test_what_holds_no_data_set_is_refused_in_one_line(name, files, tmp_path):
 
 
 def test_a_folder_without_a_test_split_says_what_to_do(tmp_path):
-    write_jsonl(tmp_path / "data" / "problems.jsonl", TRAIN)
+    write_jsonl(tmp_path / "data" / "train.jsonl", TRAIN)
     task = open_path(tmp_path / "data")
     assert len(questions(task, "train")) == len(TRAIN)
     path = write_repository(tmp_path / "bad", test=[TEST[0], {"question": "q", "answer": "none"}])

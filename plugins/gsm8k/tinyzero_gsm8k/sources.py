@@ -11,9 +11,11 @@ from pathlib import Path
 
 from tinyzero_gsm8k.options import Gsm8kOptions
 from tinyzero_gsm8k.problems import Problem, question_key, read_problems
-from tinyzero_sdk.data.files import ENDINGS
+from tinyzero_sdk.data.sources import Rows, find_files
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Split
+
+PUBLISHED = "openai/gsm8k/main"
 
 _Stamp = tuple[tuple[str, int], ...]
 
@@ -23,7 +25,7 @@ class Collection:
     """Problems by split."""
 
     splits: Mapping[str, tuple[Problem, ...]]
-    """Under `train` and `test` what belongs there; either may be missing."""
+    """Under `train` and `test` what belongs there; either may be missing. Under "" what is not divided."""
 
     shared: int
     """How many problems were left out of `train` since `test` asks the same question."""
@@ -31,7 +33,8 @@ class Collection:
 
 def is_divided(options: Gsm8kOptions) -> bool:
     """Whether what the options name has a train and a test split of its own."""
-    return options.source == "gsm8k" and not _is_one_pool(Path(options.path).expanduser())
+    path = _folder_of(options)
+    return options.source == "gsm8k" and (path is None or not path.exists() or "" not in find_files(str(path)))
 
 
 def problems_of(split: Split, options: Gsm8kOptions) -> tuple[Problem, ...]:
@@ -40,29 +43,27 @@ def problems_of(split: Split, options: Gsm8kOptions) -> tuple[Problem, ...]:
     Raises:
         DataError: they cannot be found or read; the message says what to do.
     """
-    path = Path(options.path).expanduser()
-    if not options.path:
-        return _published().splits[split]
-    if not path.exists():
+    path = _folder_of(options)
+    if path is not None and not path.exists():
         raise DataError(f"there is no {path}; give a folder or a file with task.path, or take task.source=synthetic")
-    if _is_one_pool(path):
-        return _pool(path, _stamp(path))
-    found = _folder(path, _stamp(path)).splits
-    if split not in found:
+    found = _problems(str(path or PUBLISHED), _stamp(path)).splits
+    if split not in found and "" not in found:
         raise DataError(
             f"{path} has no {split} problems, its splits are {', '.join(found) or 'none'}; name its files train and "
             "test, or give one file with task.path, which is then divided"
         )
-    return found[split]
+    return found[split if split in found else ""]
 
 
-def _is_one_pool(path: Path) -> bool:
-    return path.is_file() or (path / "state.json").is_file()  # the latter is what Dataset.save_to_disk writes
+def _folder_of(options: Gsm8kOptions) -> Path | None:
+    """The path of the options; of a copy of the Hub's repository, the folder of its configuration."""
+    path = Path(options.path).expanduser()
+    return None if not options.path else path / "main" if (path / "main").is_dir() else path
 
 
-def _stamp(path: Path) -> _Stamp:
+def _stamp(path: Path | None) -> _Stamp:
     """Changes when a file of the folder does."""
-    files = [path] if path.is_file() else [*path.glob("*"), *path.glob("*/*")]
+    files = [] if path is None else [path] if path.is_file() else [*path.glob("*"), *path.glob("*/*")]
     return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in files if file.exists()))
 
 
@@ -70,30 +71,14 @@ def _stamp(path: Path) -> _Stamp:
 
 
 @lru_cache(maxsize=4)
-def _pool(path: Path, stamp: _Stamp) -> tuple[Problem, ...]:
-    if path.is_dir():
-        from tinyzero_gsm8k.data.folders import read_saved
-
-        return read_problems(read_saved(path), str(path))
-    from tinyzero_sdk.data.files import read_rows  # which, unlike `datasets`, names the line of a fault
-
-    if path.suffix not in ENDINGS:
-        raise DataError(f"task.path={path}: expected a folder, or a file that ends in {' or '.join(ENDINGS)}")
-    return read_problems(read_rows(path), str(path))
-
-
-@lru_cache(maxsize=4)
-def _folder(path: Path, stamp: _Stamp) -> Collection:
-    from tinyzero_gsm8k.data.folders import read_folder
-
-    return collect(read_folder(path), str(path))
-
-
-@lru_cache(maxsize=1)
-def _published() -> Collection:
-    from tinyzero_gsm8k.data.hub import REPOSITORY, published
-
-    return collect(published(), REPOSITORY)
+def _problems(source: str, stamp: _Stamp) -> Collection:
+    try:
+        rows = {split: list(Rows(files)) for split, files in find_files(source).items()}
+    except DataError as error:
+        if source != PUBLISHED:
+            raise
+        raise DataError(f"{error}: task.path=FOLDER_OR_FILE, or made-up problems with task.source=synthetic") from error
+    return collect(rows, source)
 
 
 def collect(rows: Mapping[str, list[dict[str, object]]], origin: str) -> Collection:
@@ -103,7 +88,9 @@ def collect(rows: Mapping[str, list[dict[str, object]]], origin: str) -> Collect
         DataError: as `read_problems`.
     """
     splits = {
-        split: read_problems(rows[split], f"{origin}, split {split}") for split in ("train", "test") if split in rows
+        split: read_problems(rows[split], f"{origin}, split {split}" if split else origin)
+        for split in ("train", "test", "")
+        if split in rows
     }
     held_out = {question_key(problem.question) for problem in splits.get("test", ())}
     kept = tuple(problem for problem in splits.get("train", ()) if question_key(problem.question) not in held_out)
