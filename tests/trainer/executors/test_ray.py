@@ -243,7 +243,9 @@ def ends(process: "subprocess.Popen[str]", everyone: list[psutil.Process], code:
 def check_death(output: str, named: str, run: TrainConfig) -> None:
     """The last line names the dead and the step that is saved."""
     last = output.strip().splitlines()[-1]
-    message = re.search(rf"^error: {named} \(process \d+ on \S+\) has died; step (\d+) is saved; resume with: ", last)
+    killed = "it was killed from outside, or exited at once"
+    died = rf"^error: {named} \(process \d+ on \S+\) has died: {killed}; step (\d+) is saved; resume with: "
+    message = re.search(died, last)
     assert message, output
     assert newest(run) == int(message[1])
     assert "raylet" not in output
@@ -257,7 +259,7 @@ def test_engine_and_scorer_are_restarted_and_a_dead_rank_ends_a_run_that_can_be_
             kill(kind, everyone)
         output = ends(process, everyone, 2)
     for named in ("the rollout engine", "the scorer of toy_task"):
-        message = rf"^{named} \(process \d+ on \S+\) has died; it is restarted, and its work repeated"
+        message = rf"^{named} \(process \d+ on \S+\) has died: .*; it is restarted, and its work repeated"
         assert len(re.findall(message, output, re.MULTILINE)) == 1, output
     check_death(output, r"policy rank [01] of 2", run)
     alone = train(make_config(folder, "alone", run__steps=5, checkpoint__every=0))  # evaluates after the last step
@@ -280,7 +282,7 @@ def test_off_policy_an_engine_is_restarted_and_a_signal_saves_the_prefetched_bat
         everyone = below(process, run, 5)
         process.send_signal(signal.SIGTERM)
         output = ends(process, everyone, 143)
-    assert re.search(r"has died; it is restarted", output), output
+    assert re.search(r"has died: .*; it is restarted", output), output
     assert (Path(run.run.output) / f"checkpoints/step_{newest(run)}" / STATE_DIRECTORY / BATCH_FILE).exists()
     steps = [row["step"] for row in lines(run.run.output)]
     assert steps == list(range(len(steps)))

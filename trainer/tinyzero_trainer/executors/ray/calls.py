@@ -1,6 +1,5 @@
 """Calls of actors: many at once, results in order, and one line about an actor that has died."""
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,15 +8,13 @@ from typing import Any
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
 from tinyzero_trainer.executors.ray.cluster import import_ray
+from tinyzero_trainer.executors.ray.deaths import end_of
 
 GRACE_SECONDS = 15.0
 """After an error, to look for the death that caused it: other ranks first notice a broken connection."""
 
 TICK_SECONDS = 0.2
 """Between two calls of `meanwhile` while actors work."""
-
-_DETAILS = {"process": r"\bpid: (\d+)", "machine": r"\bip: (\S+)", "kind": r"Worker exit type: (\w+)"}
-"""Where Ray's message has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +84,4 @@ def _result(ray: Any, reference: Any, actor: ActorHandle, policy_intact: bool) -
             raise error.cause from None  # Ray's own error is of the cause's type too, but has a message of many lines
         raise
     except ray.exceptions.RayError as error:
-        raise WorkerDiedError(actor.name, _end_of(error), policy_intact=policy_intact and not actor.trains) from error
-
-
-def _end_of(error: Exception) -> str:
-    """Which process an actor was and how it ended, in a few words taken from Ray's long message."""
-    text = str(error).strip()
-    if "creation task" in text:
-        return f"could not start: {text.splitlines()[-1]}"
-    matches = {key: re.search(pattern, text) for key, pattern in _DETAILS.items()}
-    process, machine, kind = ((matches[key] or [None, None])[1] for key in _DETAILS)
-    where = f" on {machine}" if machine else ""
-    ended = "was killed, since its machine ran out of memory" if kind == "NODE_OUT_OF_MEMORY" else "has died"
-    return f"(process {process}{where}) {ended}" if process else ended
+        raise WorkerDiedError(actor.name, end_of(error), policy_intact=policy_intact and not actor.trains) from error

@@ -1,0 +1,92 @@
+"""The line about an actor that died says of what, from its own log on its own machine."""
+
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.processes import in_own_process
+from tinyzero_trainer.errors import WorkerDiedError
+from tinyzero_trainer.executors.ray import deaths
+from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
+from tinyzero_trainer.executors.ray.cluster import import_ray
+from tinyzero_trainer.executors.ray.deaths import end_of, reason_in
+
+BEFORE = "processes killed by the kernel for memory: 3\n"
+CRASH = """:actor_name:TrainerActor
+[2026-11-23 06:26:58,486 E 25203 25289] logging.cc:474: *** SIGSEGV received at time=1795415218 on cpu 1 ***
+Fatal Python error: Segmentation fault
+
+Stack (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/home/a/train.py", line 8 in die
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "kills", "cause", "words"),
+    [
+        (BEFORE, 4, f"the kernel's OOM killer ended it, since its machine ran out of memory; {deaths.HOST_ADVICE}", ""),
+        (BEFORE + CRASH, 3, "Segmentation fault in string_at, __init__.py:519", ""),
+        (BEFORE + "terminate called\nNCCL error: unhandled\n\n", 3, None, "its log ends with: NCCL error: unhandled"),
+        (":job_id:01000000\n:actor_name:A\n" + BEFORE, 3, None, ""),
+        ("", 9, None, ""),
+    ],
+)
+def test_the_reason_is_what_the_log_shows(log: str, kills: int, cause: str | None, words: str) -> None:
+    assert reason_in(log, kills) == (cause, words)
+
+
+def test_a_death_for_memory_by_ray_says_what_to_change() -> None:
+    text = "The actor died.\n\tpid: 7\n\tip: 10.0.0.2\nWorker exit type: NODE_OUT_OF_MEMORY Worker exit detail: x"
+    assert end_of(RuntimeError(text)) == (
+        f"(process 7 on 10.0.0.2) was killed by Ray, since its machine ran out of memory; {deaths.HOST_ADVICE}"
+    )
+
+
+class Actor:
+    """It dies as it is told to."""
+
+    def __init__(self) -> None:
+        deaths.note_start()
+
+    def die(self, how: str) -> None:
+        ways: dict[str, Callable[[], object]] = {
+            "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "segfault": lambda: ctypes.string_at(0),
+            "exit": lambda: sys.exit(3),
+            "words": lambda: (print("the GPU is lost", file=sys.stderr, flush=True), os._exit(1)),
+        }
+        ways[how]()
+
+
+def deaths_of(ways: tuple[str, ...]) -> list[str]:
+    ray, said = import_ray(), list[str]()
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**28)
+    try:
+        for how in ways:
+            actor = ActorHandle("policy rank 0 of 2", ray.remote(Actor).remote(), trains=True)
+            with pytest.raises(WorkerDiedError) as raised:
+                gather([(actor, actor.handle.die.remote(how))])
+            said.append(str(raised.value))
+    finally:
+        ray.shutdown()
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.minutes
+def test_a_real_death_is_told_with_its_reason(tmp_path: Path) -> None:
+    expected = {
+        "killed": "it was killed from outside, or exited at once",
+        "segfault": r"Segmentation fault in string_at, __init__.py:\d+",
+        "exit": "it exited with code 3",
+        "words": r"it was killed from outside, or exited at once \(its log ends with: the GPU is lost\)",
+    }
+    for said, reason in zip(in_own_process(deaths_of, tmp_path, tuple(expected)), expected.values(), strict=True):
+        assert re.fullmatch(rf"policy rank 0 of 2 \(process \d+ on \S+\) has died: {reason}", said)
