@@ -75,8 +75,8 @@ def test_an_error_of_a_worker_is_raised_as_it_is(call: Callable[..., list[Any]])
 @pytest.mark.parametrize(
     ("kind", "end"),
     [
-        ("SYSTEM_ERROR", "has died: it was killed from outside, or exited at once (its machine does not"),
-        ("NODE_OUT_OF_MEMORY", "was killed by Ray, since its machine ran out of"),
+        ("SYSTEM_ERROR", "has died: it was killed from outside, or exited at once (its machine does not tell more)"),
+        ("NODE_OUT_OF_MEMORY", "was killed by Ray, since its machine ran out of memory; "),
     ],
 )
 def test_the_death_behind_a_broken_connection_is_raised(kind: str, end: str, call: Callable[..., list[Any]]) -> None:
