@@ -63,6 +63,20 @@ def test_text_goes_to_the_completions_endpoint_and_json_to_stdout(evaluate, serv
 
 
 @pytest.mark.slow
+def test_a_model_that_never_answers_is_warned_of_beside_the_result(run, server, write_task, tmp_path):
+    mute = write_task(make_prompt=CHAT, extract_answer="@hookimpl\ndef extract_answer(completion): return None")
+    words = ("--task", mute, "--model", "m", "--endpoint", server.url, "--size", 30, "-n", 2, "--max-tokens", 3)
+    code, shown, err = run("eval", *words, "-o", tmp_path / "out.jsonl")
+    assert code == 0
+    assert "signal      no answer 100.0 % · cut off 100.0 % · zero-variance groups 100.0 %" in shown
+    assert err.startswith("warning: 100.0 % of 60 completions have no answer, and 100.0 % are cut off at 3 tokens")
+    assert f"tinyzero sft --task {mute} --model m --output DIR data.path=FILE" in err
+    found = json.loads(run("eval", *words, "-o", tmp_path / "out.jsonl", "--json")[1])["summary"]["signal"]
+    assert (found["no_answer_frac"], found["truncated_frac"], found["zero_std_frac"]) == (1.0, 1.0, 1.0)
+    assert found["fault"] == "no_answer"
+
+
+@pytest.mark.slow
 def test_another_configuration_is_refused_by_name(evaluate, server, tmp_path):
     output = tmp_path / "out.jsonl"
     assert evaluate("--size", 2, "-o", output)[0] == 0
