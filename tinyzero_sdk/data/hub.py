@@ -4,6 +4,7 @@ A cached copy comes first: no request for each process and run. Before a downloa
 network at all, where the library would try again and again for half a minute.
 """
 
+import contextlib
 import http.client
 import re
 import ssl
@@ -38,10 +39,8 @@ def hub_files(repository: str, configuration: str | None) -> dict[str, list[Path
             "pip install 'tinyzero-sdk[hub]'"
         ) from error
     for folder in [*_hub_cache(repository, configuration), *_datasets_cache(repository, configuration)]:
-        try:
+        with contextlib.suppress(DataError):  # a snapshot holds what was fetched, which may be the README alone
             return split_files(folder)
-        except DataError:  # a snapshot holds what was fetched, which may be the README alone
-            continue
     reason = "HF_HUB_OFFLINE is set" if datasets.config.HF_HUB_OFFLINE else unreachable(datasets.config.HF_ENDPOINT)
     if reason is None:
         try:
@@ -65,7 +64,8 @@ def _hub_cache(repository: str, configuration: str | None) -> list[Path]:
         snapshot = Path(snapshot_download(repository, repo_type="dataset", local_files_only=True))
     except LocalEntryNotFoundError:
         return []
-    return [snapshot / configuration] if configuration else [snapshot / "data", snapshot]
+    folders = [snapshot / configuration] if configuration else [snapshot / "data", snapshot]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def _datasets_cache(repository: str, configuration: str | None) -> list[Path]:

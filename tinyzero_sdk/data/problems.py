@@ -29,7 +29,7 @@ HELD_OUT = ("test", "validation", "valid", "val", "dev")
 """Names of splits that are never trained on; of a folder's, the first is the held-out one."""
 
 _BLOCK = 256
-_TRIAL_SCORES = 1000  # rows whose ground truth is scored once where the task has no `is_valid`; a score may be slow
+_TRIAL_SCORES = 1000  # rows of a split whose ground truths are scored where the task has no `is_valid`: slow for some
 OTHER_TASK = -1
 
 
@@ -66,7 +66,7 @@ class FileTask(Task):
         self.split = np.full(len(rows), OTHER_TASK, np.int8)  # 0 = training, 1 = held out
         self._scan(first_test, sources)
         self.has_own_splits = first_test is not None or bool((self.split == 1).any())
-        self.data_version = rows.digest()
+        self.data_version = rows.digest
         self._refuse_overlap()
 
     def __reduce__(self) -> Any:
@@ -88,7 +88,8 @@ class FileTask(Task):
                 if not skips or not key or not self._prompt_bytes[index]:
                     row = rows[index] if skips else row
                     self._check_prompt(item, row)
-                self._check_ground_truth(item.ground_truth, trial=index < _TRIAL_SCORES)
+                is_early = min(index, abs(index - (first_test or 0))) < _TRIAL_SCORES
+                self._check_ground_truth(item.ground_truth, trial=is_early)
             except (DataError, BrokenTaskError) as error:
                 raise DataError(f"{rows.place(index)}: {error}") from error
             self._keys[index] = key_hash(key or _content_key(row, item))

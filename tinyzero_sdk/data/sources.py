@@ -10,6 +10,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
@@ -73,6 +74,7 @@ class Rows:
         file = int(np.searchsorted(self.starts, index, side="right")) - 1
         return self._files[file].place(index - int(self.starts[file]))
 
+    @cached_property
     def digest(self) -> str:
         """A hash of the files' bytes."""
         digest = hashlib.blake2b(digest_size=8)

@@ -1,6 +1,7 @@
 """Rows by index, from files, folders and caches of the Hub."""
 
 import datasets
+import huggingface_hub.constants
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -80,6 +81,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path, name, content, message):
 
 
 def test_a_cached_data_set_of_the_hub_is_read_without_a_request(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     cached = tmp_path / "openai___gsm8k" / "main" / "0.0.0" / "e53f"
@@ -87,5 +89,13 @@ def test_a_cached_data_set_of_the_hub_is_read_without_a_request(tmp_path, monkey
     next((cached / "saved").glob("*.arrow")).rename(cached / "gsm8k-train.arrow")
     for name in ("openai/gsm8k/main", "hf://datasets/openai/gsm8k/main"):
         assert list(open_rows(name)) == [{"question": "1 + 1?"}]
+    repository = tmp_path / "hub" / "datasets--some--one"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("e53f")
+    (repository / "snapshots" / "e53f" / "data").mkdir(parents=True)
+    pq.write_table(pa.table({"a": [1]}), repository / "snapshots" / "e53f" / "data" / "train-00000-of-00001.parquet")
+    assert list(open_rows("some/one")) == [{"a": 1}]
+    with pytest.raises(DataError, match="cannot get some/one/other"):
+        open_rows("some/one/other")
     with pytest.raises(DataError, match=r"cannot get openai/gsm8k/socratic .*HF_HUB_OFFLINE is set.*give a file"):
         open_rows("openai/gsm8k/socratic")
