@@ -71,14 +71,17 @@ class Learner:
 
     # ---- from a rank to the one that takes its place: both have the same shards ------------------------------------
 
-    def stop(self, seconds: float) -> MetricAccumulator:
-        """From another thread: make no further step; returns what is done of an update.
+    def stop(self, seconds: float) -> None:
+        """From another thread: make no further step.
 
         Raises:
             TinyZeroError: the present step does not end in time.
         """
         if not self._stepping.acquire(timeout=seconds):
             raise TinyZeroError(f"a step of the optimizer did not end within {seconds:g} s")
+
+    def done(self) -> MetricAccumulator:
+        """Of the mini-batches done of an update, on the CPU."""
         return self._metrics.copy(on_cpu=True)
 
     @contextmanager

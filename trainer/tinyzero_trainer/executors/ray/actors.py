@@ -198,10 +198,12 @@ class TrainerActor(EngineActor):
             TinyZeroError: it waits for other ranks amid a step of the optimizer.
         """
         learners, stream = self._models.learners, cast(Any, nullcontext())
-        done = [learner.stop(STEP_SECONDS) for learner in learners]
+        for learner in learners:
+            learner.stop(STEP_SECONDS)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-            # Kernels that wait for other ranks would hold up the GPU; there is no public name for this.
+            # Kernels that wait for other ranks hold up the GPU, this thread's default stream included. There is no
+            # public name for this.
             dist.distributed_c10d._abort_process_group()
             stream = torch.cuda.stream(torch.cuda.Stream())
         with stream, self._handed_over(directory).open("wb") as file:
@@ -209,7 +211,7 @@ class TrainerActor(EngineActor):
                 with learner.local_state(changed=False) as tensors:
                     for tensor in tensors:
                         file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return done
+            return [learner.done() for learner in learners]
 
     def take_over(self, directory: Path, done: Sequence[MetricAccumulator]) -> None:
         """Read what the rank in its place before has written and returned."""
