@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -51,6 +52,7 @@ CRITIC: dict[str, Any] = {
     "critic__learning_rate": 1e-3,
     "optimizer__num_mini_batches": 1,
 }
+TAUGHT: dict[str, Any] = {"algorithm__advantage_estimator": "on_policy_distillation"}
 ASYNC: dict[str, Any] = {
     "run__steps": 4,
     "rollout__num_engines": 1,
@@ -83,7 +85,8 @@ def make_config(folder: Path, name: str, **changes: Any) -> TrainConfig:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory for runs, with the model that they start from."""
     folder, tokenizer = tmp_path_factory.mktemp("ray"), build_tokenizer()
-    save_model(folder / "model", from_parts("toy", build_model(SHAPE, tokenizer, seed=0), tokenizer))
+    for name, shape in (("model", SHAPE), ("teacher", replace(SHAPE, layers=3, head_size=8))):
+        save_model(folder / name, from_parts(name, build_model(shape, tokenizer, seed=0), tokenizer))
     return folder
 
 
@@ -104,6 +107,7 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
         other = cluster.add_node(**given)
         configure = partial(make_config, folder, ray__address=cluster.address, **RANKS)
         found: dict[str, Any] = {"address": cluster.address, "accuracy": train(configure("ray", **CRITIC)).accuracy}
+        train(configure("ray taught", model__teacher=str(folder / "teacher"), **TAUGHT))
         train(configure("ray async", **ASYNC))
         room.RESOURCES_SECONDS = 5.0
         with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
@@ -141,6 +145,14 @@ def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found
     # A process without Ray resumes what two ranks of Ray saved.
     train(make_config(folder, "ray", run__steps=STEPS + 1, **CRITIC), resume=True)
     assert [row["step"] for row in lines(folder / "ray")] == list(range(STEPS + 2))
+
+
+def test_a_teacher_of_two_ranks_scores_as_that_of_one_process(folder: Path, found: dict[str, Any]) -> None:
+    alone = train(make_config(folder, "taught", model__teacher=str(folder / "teacher"), **TAUGHT))
+    rows = lines(folder / "ray taught")
+    assert all(abs(row["teacher/reverse_kl"]) > 1e-5 for row in rows[1:])
+    for ours, theirs in zip(rows, lines(alone.output), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
 def test_four_steps_off_policy_are_those_of_one_process(
