@@ -6,9 +6,10 @@ Constructors return at once; what takes time is done in methods, whose errors re
 import copy
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -197,20 +198,20 @@ class TrainerActor(EngineActor):
         Raises:
             TinyZeroError: it waits for other ranks amid a step of the optimizer.
         """
-        learners, stream = self._models.learners, cast(Any, nullcontext())
+        learners = self._models.learners
         for learner in learners:
             learner.stop(STEP_SECONDS)
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-            # Kernels that wait for other ranks hold up the GPU, this thread's default stream included. There is no
-            # public name for this.
-            dist.distributed_c10d._abort_process_group()
-            stream = torch.cuda.stream(torch.cuda.Stream())
-        with stream, self._handed_over(directory).open("wb") as file:
-            for learner in learners:
-                with learner.local_state(changed=False) as tensors:
-                    for tensor in tensors:
-                        file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        with ExitStack() as stack:
+            if self._device.type == "cuda":  # the default stream may wait for other ranks
+                torch.cuda.set_device(self._device)
+                stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
+            # First, so that the other method, once it fails, does not offload what is read here.
+            states = [stack.enter_context(learner.local_state(changed=False)) for learner in learners]
+            if self._device.type == "cuda":
+                dist.distributed_c10d._abort_process_group()  # ends kernels that wait; there is no public name for it
+            file = stack.enter_context(self._handed_over(directory).open("wb"))
+            for tensor in chain.from_iterable(states):
+                file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
             return [learner.done() for learner in learners]
 
     def take_over(self, directory: Path, done: Sequence[MetricAccumulator]) -> None:
