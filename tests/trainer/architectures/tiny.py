@@ -52,7 +52,7 @@ ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "sliding_window": WINDOW,
             "layer_types": ["sliding_attention", "full_attention"],
             "rope_parameters": _LOCAL,
-            "final_logit_softcapping": 30.0,
+            "final_logit_softcapping": 2.0,
         },
     ),
     "Phi-3": (Phi3Config, {}),
@@ -73,7 +73,7 @@ def config_of(name: str) -> PreTrainedConfig:
     return kind(**{**_SIZES, "vocab_size": len(tokenizer), **ids, **own})
 
 
-def tiny(name: str) -> LanguageModel:
+def tiny(name: str, device: str = "cpu") -> LanguageModel:
     """Weights are large enough that attention is far from uniform, and no two tokens are equally likely."""
     tokenizer = _tokenizer()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -81,5 +81,7 @@ def tiny(name: str) -> LanguageModel:
         model = AutoModelForCausalLM.from_config(config_of(name)).float()
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+        if model.config.tie_word_embeddings:  # or the likeliest token would often be the last one again
+            model.get_input_embeddings().weight.mul_(0.3)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    return from_parts(name, model.eval(), tokenizer)
+    return from_parts(name, model.eval().to(device), tokenizer)

@@ -18,7 +18,7 @@ from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.models.loading import ModelError
-from tinyzero_trainer.training.build import refuse_architecture
+from tinyzero_trainer.training.build import refuse_unsupported
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
 from tinyzero_trainer.training.packing import computes_the_same_in_slices
@@ -168,7 +168,7 @@ def test_sequences_are_divided_only_where_the_architecture_allows_it(toy_model_p
     def refuse(slices: int, path: Path) -> None:
         parallel = {"world_size": slices, "sequence_parallel": slices}
         run = {"task": "countdown", "executor": "ray", "output": str(tmp_path)}
-        refuse_architecture(make_config({"run": run, "parallel": parallel, "model": {"path": str(path)}}))
+        refuse_unsupported(make_config({"run": run, "parallel": parallel}), str(path))
 
     (toy_model_path / "model.safetensors").unlink()
     refuse(2, toy_model_path)

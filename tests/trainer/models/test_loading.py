@@ -40,7 +40,8 @@ def test_pickled_weights_are_never_loaded(toy_model: LanguageModel, toy_model_pa
             r"is quantised \(gptq\).*; give the",
         ),
         ({"model_type": "gemma3"}, "'gemma3' is multimodal, .*; give one of 'gemma3_text'$"),
-        ({"model_type": "t5"}, "'t5' is an encoder with a decoder; give a causal LM"),
+        ({"model_type": "qwen2_5_vl"}, "'qwen2_5_vl' is multimodal, .*; give one of "),
+        ({"model_type": "t5"}, "'t5' is an encoder with a decoder; give a decoder"),
         (
             {"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}},
             "has no 'own', and it brings code of its own",

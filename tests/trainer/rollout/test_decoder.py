@@ -69,7 +69,10 @@ def test_other_architectures_take_the_general_path() -> None:
         torch.testing.assert_close(logits[row], next_logits(model, tokens[row, -length:]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "value"), [("sliding_window", 16), ("mlp_bias", True)])
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
+
+@pytest.mark.parametrize(("name", "value"), [("sliding_window", 16), ("mlp_bias", True), ("rope_parameters", PARTIAL)])
 def test_models_that_it_does_not_compute_take_the_general_path(name, value, any_model):
     assert isinstance(build_decoder(any_model), FusedDecoder)
     setattr(any_model.config, name, value)

@@ -76,7 +76,7 @@ class RolloutConfig:
     """How completions are generated."""
 
     engine: Literal["torch", "vllm"] = "torch"
-    """`torch` = in this process, with CUDA graphs for Llama, Mistral, Qwen2 and Qwen3: the fastest on one GPU at the
+    """`torch` = in this process, with CUDA graphs for most dense models: the fastest on one GPU at the
     sizes measured. `vllm` = for other models, tensor parallelism, very long contexts and long shared prefixes."""
 
     group_size: PositiveInt = 8

@@ -13,7 +13,7 @@ from tinyzero_trainer.executors.local import build_local_engine
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.build import FEW_SEQUENCES, require_engine
+from tinyzero_trainer.rollout.build import FEW_SEQUENCES, require_architecture, require_engine
 from tinyzero_trainer.rollout.generate import generate
 from tinyzero_trainer.utils.bounds import given
 from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -27,6 +27,7 @@ class LocalSampler:
     ) -> None:
         device = choose_device(config.run.device)
         require_engine(config, device)
+        require_architecture(config, config.model.path)
         with catch_out_of_memory("the model was loaded", "take a smaller model or a GPU with more memory"):
             self._model = load_model(config.model.path, device)
             self._engine = build_local_engine(config, self._model, report)

@@ -15,8 +15,7 @@ from tinyzero_trainer.executors.local import build_local_workers
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
-from tinyzero_trainer.rollout.build import require_engine
-from tinyzero_trainer.training.build import refuse_architecture
+from tinyzero_trainer.rollout.build import require_architecture, require_engine
 
 
 def gpu_elsewhere(config: TrainConfig) -> TargetGpu | None:
@@ -50,8 +49,8 @@ def build_workers(
     # Ray's workers choose their devices themselves: this process may have none, and must not initialize CUDA.
     device = torch.device("cuda" if config.ray.gpus else "cpu") if on_ray else choose_device(config.run.device)
     require_engine(config, device, here=config.ray.address is None)
-    if training:
-        refuse_architecture(config)
+    if config.ray.address is None:  # elsewhere the model may be on the workers' machines only
+        require_architecture(config, str(checkpoint) if checkpoint else config.model.path)
     tasks = tasks or load_tasks(
         config.task_specs,
         config.data,

@@ -119,14 +119,15 @@ def architecture(model: str | None) -> "tuple[PreTrainedConfig, type[PreTrainedM
         raise SettingsError(f"{source}: transformers {__version__} has no {kind!r}{code}; give a model that it knows")
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     found: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    if config.is_encoder_decoder or found is None:
-        what = "an encoder with a decoder" if config.is_encoder_decoder else "no causal LM that transformers knows"
-        raise SettingsError(f"{source}: {kind!r} is {what}; give a causal LM, such as one of 'qwen3' or 'llama'")
     text = config.get_text_config()
-    if text is not config and found.config_class is type(config):
+    if config.is_encoder_decoder:
+        raise SettingsError(f"{source}: {kind!r} is an encoder with a decoder; give a decoder, such as one of 'qwen3'")
+    if text is not config and (found is None or found.config_class is type(config)):
         raise SettingsError(
             f"{source}: {kind!r} is multimodal, and only text models are trained; give one of {text.model_type!r}"
         )
+    if found is None:
+        raise SettingsError(f"{source}: {kind!r} is no causal LM that transformers knows; give one, such as 'qwen3'")
     return config, found
 
 

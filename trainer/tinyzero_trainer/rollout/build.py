@@ -5,6 +5,7 @@ A new engine implements `RolloutEngine` (engine.py), is built here, and has its 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -28,15 +29,27 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
 
     Raises:
         VllmMissingError: vLLM is not installed, or too old.
-        VllmError: a setting is not possible on this device, or vLLM does not run the model's architecture.
+        VllmError: a setting is not possible on this device.
     """
     if config.rollout.engine == "vllm":
-        from tinyzero_trainer.rollout.vllm.engine_args import refuse_architecture, refuse_impossible
+        from tinyzero_trainer.rollout.vllm.engine_args import refuse_impossible
 
         if here:
             require_vllm()
-            refuse_architecture(config, architecture(config.model.path)[1])
         refuse_impossible(config, device)
+
+
+def require_architecture(config: TrainConfig, model: str | None) -> None:
+    """The same for the engine and the architecture of a `model.path`, which is read from its config.json.
+
+    Raises:
+        VllmError: vLLM does not run it.
+    """
+    if config.rollout.engine == "vllm":
+        from tinyzero_trainer.rollout.vllm.engine_args import refuse_architecture
+
+        with suppress(OSError, ValueError):  # loading the model says what is wrong with its files
+            refuse_architecture(config, architecture(model)[1])
 
 
 def build_engine(
@@ -65,7 +78,9 @@ def build_engine(
     source = source or partial(named_weights, model)
     if config.rollout.engine == "vllm":
         from tinyzero_trainer.rollout.vllm.build import build_vllm
+        from tinyzero_trainer.rollout.vllm.engine_args import refuse_architecture
 
+        refuse_architecture(config, type(model))
         return build_vllm(config, language_model, source, number)
     if device.type == "cuda":
         if FusedDecoder.fits(model):

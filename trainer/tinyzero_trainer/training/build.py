@@ -1,5 +1,6 @@
 """Builds policy, reference, critic and teacher on this rank."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,17 +37,18 @@ class TrainedModels:
         return [learner for learner in (self.policy, self.critic) if learner is not None]
 
 
-def refuse_architecture(config: TrainConfig) -> None:
-    """Refuse, from the model's config.json alone, settings that its architecture does not allow.
+def refuse_unsupported(config: TrainConfig, path: str | None) -> None:
+    """Refuse, from the config.json of a `model.path` alone, settings that its architecture does not allow.
 
     Raises:
         LoraError, ModelError: names the setting, and what is possible.
     """
-    if config.lora.target_modules:
-        adaptable_layers(outline(config.model.path), config.lora)
-    if config.parallel.sequence_parallel > 1:
-        for path in (config.model.path, *filter(None, [config.model.teacher])):
-            _refuse_slices(path, config.parallel.sequence_parallel)
+    slices = config.parallel.sequence_parallel
+    with suppress(OSError, ValueError):  # loading a model says what is wrong with its files
+        if config.lora.target_modules:
+            adaptable_layers(outline(path), config.lora)
+        for model in (path, *filter(None, [config.model.teacher])) if slices > 1 else ():
+            _refuse_slices(model, slices)
 
 
 def _refuse_slices(path: str | None, slices: int) -> None:
@@ -75,6 +77,7 @@ def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoin
         require_same_tokens(config.model.path, config.model.teacher)
     # A checkpoint holds merged weights, which cannot be separated bit for bit.
     source = str(checkpoint) if checkpoint and not adapted else config.model.path
+    refuse_unsupported(config, source)
     language_model = _load(source, options)
     critic = None
     if config.algorithm.needs_critic:  # before the adapter: all of the critic's weights are trained
