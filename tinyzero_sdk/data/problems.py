@@ -31,6 +31,7 @@ HELD_OUT = ("test", "validation", "valid", "val", "dev")
 _BLOCK = 256
 _TRIAL_SCORES = 1000  # rows of a split whose ground truths are scored where the task has no `is_valid`: slow for some
 OTHER_TASK = -1
+_FORMAT = frozenset((*ROW_COLUMNS, "ground_truth"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ class FileTask(Task):
         first = (rows[start] for start in rows.starts[:-1].tolist() if start < len(rows))
         skips = all(path.suffix != ".jsonl" for path in rows.paths) and all(map(self._has_key_and_prompt, first))
         for index, row in enumerate(rows.read(without="prompt" if skips else None)):
-            source = row.get("data_source")
-            if sources and sources.isdisjoint((source, str(source).rpartition("/")[2])):
+            source = named if isinstance(named := row.get("data_source"), str) else None
+            if sources and source not in sources and (not source or source.rpartition("/")[2] not in sources):
                 continue
             try:
                 item = self._item(row)
@@ -173,7 +174,7 @@ class FileTask(Task):
 
     def _item(self, row: Row) -> Item:
         try:
-            own = {name: value for name, value in row.items() if name not in (*ROW_COLUMNS, "ground_truth")}
+            own = {name: value for name, value in row.items() if name not in _FORMAT}
             return Item(find_ground_truth(row), own)
         except DataError:
             item = self.read_row(row)
