@@ -46,7 +46,7 @@ def targets(problems):
     return [item.ground_truth["target"] for item in problems]
 
 
-TRAIN, TEST = [tinyzero_row(n, "train") for n in range(300)], [tinyzero_row(n, "test") for n in range(300, 340)]
+TRAIN, TEST = [tinyzero_row(n, "train") for n in range(150)], [tinyzero_row(n, "test") for n in range(150, 170)]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
@@ -55,7 +55,7 @@ def test_rows_of_tinyzero_are_problems_with_their_own_prompts(tmp_path, ending):
     task = load(*paths)
     assert sorted(targets(task.dataset("train"))) == sorted(row["target"] for row in TRAIN)
     item = next(task.dataset("test"))
-    assert task.make_prompt(item, "compact") == TEST[item.data["nums"][0] - 301]["prompt"]
+    assert task.make_prompt(item, "compact") == TEST[item.data["nums"][0] - 151]["prompt"]
     assert task.item_key(item) == load_task("countdown").item_key(item)
     assert task.difficulty(item) == load_task("countdown").difficulty(item)
     assert task.score_completion(f"<answer>{'+'.join(map(str, item.data['nums']))}</answer>", item.ground_truth).correct
@@ -82,8 +82,8 @@ def test_the_order_depends_on_the_seed_alone_and_any_position_can_be_resumed(tmp
     order = targets(task.dataset("train", seed=1))
     assert order == targets(task.dataset("train", seed=1))
     assert order != targets(task.dataset("train", seed=2))
-    assert order[100:] == targets(task.dataset("train", seed=1, start=100))
-    assert order[100:107] == targets(task.dataset("train", 7, seed=1, start=100))
+    assert order[90:] == targets(task.dataset("train", seed=1, start=90))
+    assert order[90:97] == targets(task.dataset("train", 7, seed=1, start=90))
 
 
 def test_without_a_test_split_the_hash_of_the_key_decides_as_for_a_task(tmp_path):
@@ -169,10 +169,10 @@ def test_a_scorer_that_cannot_use_the_ground_truth_is_found_without_the_hook_is_
 
 def test_files_that_leave_a_split_empty_are_refused(tmp_path):
     train, test = write(tmp_path / "train.parquet", TRAIN), write(tmp_path / "test.parquet", TEST)
-    with pytest.raises(DataError, match=r"test.parquet: none of 40 rows .* for training; .* data.path"):
+    with pytest.raises(DataError, match=r"test.parquet: none of 20 rows .* for training; .* data.path"):
         load(test)
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"empty.jsonl: none of 300 rows .* for evaluation; .* data.test_path"):
+    with pytest.raises(DataError, match=r"empty.jsonl: none of 150 rows .* for evaluation; .* data.test_path"):
         load(train, str(tmp_path / "empty.jsonl"))
     assert len(list(load(None, test).dataset("test"))) == len(TEST)
 

@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "saved"])
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(indices=st.lists(st.integers(0, len(ROWS) - 1), max_size=30))
 def test_rows_at_any_indices_are_those_read_in_order(folder, name, indices):
     rows = open_rows(str(folder / name))
