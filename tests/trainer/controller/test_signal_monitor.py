@@ -98,6 +98,19 @@ def test_what_the_settings_intend_is_no_fault(watch):
         assert len(warned) == count
 
 
+def test_right_completions_suffice_for_raft_and_any_for_a_teacher(watch):
+    wrong, alike = groups([0.0] * 8), groups([0.0] * 8, count=20) + groups([1.0] * 8, count=20)
+    taught = {"algorithm": {"advantage_estimator": "on_policy_distillation"}, "model": {"teacher": "tiny"}}
+    for changes, rollouts, count in (
+        ({"algorithm": {"advantage_estimator": "raft"}}, alike, 0),
+        ({"algorithm": {"advantage_estimator": "raft"}}, wrong, 1),
+        (taught, wrong, 0),
+    ):
+        monitor, warned = watch(**changes)
+        monitor.step(1, rollouts)
+        assert len(warned) == count
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, toy_task: str, tmp_path: Path) -> Configure:
     """Makes the configuration of a step on the toy task with a model, and enough problems to judge it by."""

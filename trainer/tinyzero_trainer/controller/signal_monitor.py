@@ -65,8 +65,11 @@ class SignalMonitor:
     def judge(self, name: str, signal: LearningSignal, prompts: Sequence[Prompt]) -> None:
         """Warn of a task, unless that has been done or there is enough to learn."""
         config, model, task = self.config, self.workers.language_model, self.workers.tasks[name]
-        compares_groups = config.algorithm.advantage_estimator in COMPARES_SAMPLES
-        if name in self._headlines or signal.fault is None or (signal.fault == "zero_std" and not compares_groups):
+        estimator = config.algorithm.advantage_estimator
+        of_groups = estimator in COMPARES_SAMPLES or (estimator == "raft" and signal.accuracy < LITTLE_GAIN)
+        if name in self._headlines or signal.fault is None or (signal.fault == "zero_std" and not of_groups):
+            return
+        if config.algorithm.needs_teacher:  # it has something to say about any completion
             return
         directory, tokens = directory_of(config.model.path), config.rollout.max_completion_tokens
         situation = Situation(
