@@ -323,13 +323,13 @@ def _bounds(constraint: Any) -> str:
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, joined to one line; empty where there is no source."""
+    """The docstring under each field of a dataclass, with inherited ones, in one line; empty without the source."""
+    docs = dict(field_docs(cls.__base__)) if dataclasses.is_dataclass(cls.__base__) else {}
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError):
-        return {}
+        return docs
     body = typing.cast(ast.ClassDef, tree.body[0]).body
-    docs = {}
     for field, doc in itertools.pairwise(body):
         is_doc = isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant) and isinstance(doc.value.value, str)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_doc:

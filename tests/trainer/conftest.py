@@ -10,17 +10,17 @@ from filelock import FileLock
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tests.trainer.configurations import typed
-from tinyzero_sdk.settings import build, to_mapping
+from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
+from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.sft import SftConfig, TinyShape
+from tinyzero_trainer.config.model_defaults import TinyShape
+from tinyzero_trainer.config.sft import warm_start
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
-from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.sft.train import fine_tune
-from tinyzero_trainer.utils.signals import StopFlag
 
 torch.set_num_threads(1)  # the models are so small that a second thread only waits
 
@@ -114,15 +114,17 @@ def warm_model(toy_task: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_warm_model(toy_task: str, output: Path) -> None:
     values = {
-        "run": {"output": str(output), "device": "cpu"},
+        "run": {"output": f"{output}.run", "device": "cpu", "steps": 150},
         "tasks": {"toy_task": {"task": toy_task, "options": {"limit": 5}}},
-        "model": {"hidden_size": 32, "layers": 2, "head_size": 16, "mlp_size": 48, "context": 64},
-        "training": {"steps": 150, "batch_size": 32, "learning_rate": 1e-2, "warmup_steps": 20, "max_tokens": 8}
-        | {"eval_size": 8, "test_fraction": 0.4, "template": "base"},
+        "new_model": {"hidden_size": 32, "layers": 2, "head_size": 16, "mlp_size": 48, "context": 64},
+        "data": {"batch_size": 32, "test_fraction": 0.4, "prompt_template": "base"},
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 20},
+        "rollout": {"max_completion_tokens": 8},
+        "eval": {"num_problems": 8, "greedy": False},
         "settings": {"optimizer": {"learning_rate": 1e-3}},
     }
-    with Progress() as progress:
-        fine_tune(build(SftConfig, values), progress=progress, stop=StopFlag())
+    fine_tune(warm_start(values))
+    Path(newest_model(f"{output}.run")).rename(output)
 
 
 @pytest.fixture

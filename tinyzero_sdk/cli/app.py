@@ -19,6 +19,7 @@ from tinyzero_sdk.plugins.registry import load_plugins
 
 TRAINER_COMMANDS = {
     "warmstart": "Train a small model from scratch that can attempt a task.",
+    "sft": "Fine-tune a language model on examples of a task, or of a file.",
     "train": "Train a language model on a task.",
     "plan": "Predict a run's GPU memory and speed, and propose settings that fit a GPU.",
     "doctor": "Find what prevents training on this machine.",

@@ -3,7 +3,6 @@
 Running out of memory: utils/oom.py.
 """
 
-import shlex
 import textwrap
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -40,12 +39,11 @@ class WorkerDiedError(TinyZeroError):
         super().__init__(f"{worker} {end}")
         self.worker, self.policy_intact = worker, policy_intact
 
-    def with_resume_hint(self, saved_step: int | None, output: str) -> TinyZeroError:
-        """The error for the user, with what to do next; `saved_step` is of the newest checkpoint, if there is one."""
+    def with_resume_hint(self, saved_step: int | None, command: str) -> TinyZeroError:
+        """The error for the user, with what to do next: `command` resumes from the newest checkpoint, `saved_step`."""
         if saved_step is None:
             return TinyZeroError(f"{self}; nothing has been saved yet: start again, with a smaller checkpoint.every")
-        resume = f"resume with: tinyzero train --output {shlex.quote(output)} --resume"
-        return TinyZeroError(f"{self}; step {saved_step} is saved; {resume}")
+        return TinyZeroError(f"{self}; step {saved_step} is saved; resume with: {command}")
 
 
 class NoCapacityError(WorkerDiedError):

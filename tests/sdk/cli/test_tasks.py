@@ -149,7 +149,7 @@ def test_broken_plugin_warns_in_one_line_and_the_rest_works(run, install):
     assert rows["broken"]["broken"] == "ValueError: a\nb"
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "warmstart", "plan", "doctor"])
+@pytest.mark.parametrize("command", ["train", "eval", "sft", "warmstart", "plan", "doctor"])
 def test_without_the_trainer_its_commands_say_what_to_install(run, monkeypatch, command):
     monkeypatch.setattr("tinyzero_sdk.cli.app.load_plugins", tuple)
     code, out, err = run(command, "--task", "countdown", "task.numbers=[3,4]")

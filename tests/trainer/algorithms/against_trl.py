@@ -19,7 +19,7 @@ from tinyzero_trainer.algorithms.advantages import ESTIMATORS
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.config.sft import TinyShape
+from tinyzero_trainer.config.model_defaults import TinyShape
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.micro_batches import completion_lengths

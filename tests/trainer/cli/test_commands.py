@@ -12,6 +12,7 @@ import pytest
 from tests.trainer.configurations import call
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.utils.signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
@@ -50,7 +51,7 @@ def calls(monkeypatch):
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     fake("controller.loop", "train", None)
-    fake("sft.train", "fine_tune", types.SimpleNamespace(summary="model: made"))
+    fake("sft.train", "fine_tune", None)
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate.evaluate", evaluate)
     return recorded
 
@@ -62,7 +63,7 @@ def test_the_fakes_take_what_the_real_functions_take():
 
     assert list(inspect.signature(train).parameters) == ["config", "resume", "tasks"]
     assert list(inspect.signature(evaluate).parameters) == ["plan", "output", "observer"]
-    assert list(inspect.signature(fine_tune).parameters) == ["config", "progress", "stop"]
+    assert list(inspect.signature(fine_tune).parameters) == ["config", "resume", "tasks", "progress"]
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_vllm_is_not_needed_here_if_workers_are_elsewhere(capsys, calls, tmp_pat
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_exits_by_its_signal(capsys, calls, monkeypatch, number, code):
     def train(config, *, resume, tasks):
-        raise Interrupted(number, 40, config.run.output)
+        raise Interrupted(number, 40, resume_command(config))
 
     monkeypatch.setattr(sys.modules["tinyzero_trainer.controller.loop"], "train", train)
     exit_code, _, error = call(capsys, "train", "--task", "countdown", "--output", "runs/my run")
@@ -162,7 +163,7 @@ def test_an_interrupted_run_exits_by_its_signal(capsys, calls, monkeypatch, numb
     )
 
 
-# ---- eval and warmstart ----------------------------------------------------------------------------------------------
+# ---- eval, sft and warmstart -----------------------------------------------------------------------------------------
 
 
 def test_eval_prints_its_result(capsys, calls):
@@ -183,16 +184,28 @@ def test_eval_prints_its_result(capsys, calls):
     ]
 
 
-def test_warmstart_passes_its_configuration_on(capsys, calls, tmp_path):
-    output = str(tmp_path / "model")
-    words = ["--output", output, "training.steps=5", "settings.run.steps=9"]
-    code, out, _ = call(capsys, "warmstart", "--task", "countdown", *words)
-    ((config, _, policy),) = calls
-    assert (code, out, policy) == (0, "model: made\n", "PASSIVE")
+def test_sft_passes_its_configuration_on(capsys, calls, tmp_path):
+    output = str(tmp_path / "run")
+    words = ["--output", output, "--model", "gpt2", "run.steps=5", "settings.run.steps=9"]
+    code, out, err = call(capsys, "sft", "--task", "countdown", *words)
+    ((config, options, policy),) = calls
+    assert (code, out, policy, options) == (0, "", "PASSIVE", {"resume": False})
+    assert err.startswith(f"fine-tuning gpt2 on examples of countdown in {output}")
     assert ([spec.task for spec in config.task_specs], config.run.output) == (["countdown"], output)
-    assert (config.training.steps, config.settings) == (5, {"run": {"steps": 9}})
+    assert (config.run.steps, config.settings, config.optimizer.learning_rate) == (5, {"run": {"steps": 9}}, 2e-5)
 
 
-def test_warmstart_needs_an_output(capsys, calls):
-    code, _, error = call(capsys, "warmstart", "--task", "countdown")
-    assert (code, error) == (2, "error: a warm start needs --output\n")
+def test_warmstart_is_sft_of_a_new_decoder(capsys, calls, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(capsys, "warmstart", "--task", "countdown", "run.seconds=60")
+    ((config, _, _),) = calls
+    assert code == 0
+    assert err.startswith("fine-tuning a new decoder on examples of countdown in runs/sft-countdown-")
+    assert (config.model.path, config.run.steps, config.run.seconds) == (None, None, 60)
+    assert (config.optimizer.learning_rate, config.data.prompt_template) == (2e-3, "compact")
+
+
+def test_sft_needs_something_to_learn_from(capsys, calls):
+    code, _, error = call(capsys, "sft", "--model", "gpt2")
+    expected = "there is nothing to learn from; give --task, or a file of examples with --data"
+    assert (code, error) == (2, f"error: {expected}\n")

@@ -19,7 +19,6 @@ from tinyzero_trainer.executors import local
 from tinyzero_trainer.plan import advice as plan_advice
 from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError
-from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.training import policy
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy
@@ -144,13 +143,13 @@ def test_advice_for_too_few_sequences(values: dict[str, Any], fitting: int, advi
     assert "a sequence needs 1 GiB while it is generated, and there are 3.6 GiB left, expected room for 8" in str(error)
 
 
-def test_a_warm_start_names_its_own_settings(toy_task, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sft, "_loss", run_out)
-    words = ("--task", toy_task, "--output", str(tmp_path / "made"), "task.limit=5", "training.batch_size=8")
-    code, _, error = call(capsys, "warmstart", *words, "run.device=cpu", "training.test_fraction=0.4")
+def test_fine_tuning_names_settings_that_it_has(toy_task, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(policy, "policy_objective", run_out)
+    words = ("--task", toy_task, "--output", str(tmp_path / "made"), "task.limit=5", "new_model.hidden_size=32")
+    words += ("run.device=cpu", "run.steps=2", "data.batch_size=8", "data.prompt_template=base", "eval.num_problems=2")
+    code, _, error = call(capsys, "sft", *words, "data.test_fraction=0.4", "rollout.max_completion_tokens=4")
     assert code == 2
-    assert error.splitlines()[-1] == (
-        "error: the GPU's memory ran out while the model was fine-tuned (Tried to allocate 4.64 GiB); give "
-        "training.batch_size=4"
+    assert error.splitlines()[-1].startswith(
+        "error: the GPU's memory ran out while the weights were updated (Tried to allocate 4.64 GiB); start again "
+        "with memory.activation_checkpointing=true"
     )
-    assert not (tmp_path / "made").exists()

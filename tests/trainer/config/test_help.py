@@ -26,12 +26,18 @@ def test_the_documentation_is_up_to_date():
     )
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "warmstart"])
+@pytest.mark.parametrize("command", ["train", "eval", "sft"])
 def test_help_shows_the_keys_within_eighty_columns(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     code, shown, _ = call(capsys, command, "--help")
     assert code == 0
     assert all(len(line) <= 80 for line in shown.splitlines())
-    expected = KEYS if command == "train" else EVALUATION_KEYS if command == "eval" else ["training.steps"]
+    expected = (
+        KEYS
+        if command == "train"
+        else EVALUATION_KEYS
+        if command == "eval"
+        else ["data.max_per_problem", "new_model.layers"]
+    )
     for key in expected:
         assert f"{key}=" in shown or f"{key}.KEY=" in shown

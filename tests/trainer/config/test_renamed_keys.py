@@ -11,7 +11,7 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import TABLE, build, describe, read_toml
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config
-from tinyzero_trainer.config.renamed_keys import RENAMED_KEYS, with_new_names
+from tinyzero_trainer.config.renamed_keys import RENAMED_KEYS, RENAMED_WARM_START_KEYS, with_new_names
 from tinyzero_trainer.config.resume import check_fingerprint
 from tinyzero_trainer.config.sft import SftConfig
 
@@ -53,6 +53,16 @@ def test_an_old_key_is_answered_with_the_new_one(tmp_path: Path, word: str, mess
 def test_an_old_key_among_what_a_warm_start_records_is_answered_too() -> None:
     with pytest.raises(SettingsError, match=r"rollout\.max_tokens is now rollout\.max_completion_tokens"):
         gather(SftConfig, {}, ["settings.rollout.max_tokens=64"])
+
+
+def test_the_old_keys_of_a_warm_start_are_answered_by_it_alone() -> None:
+    with pytest.raises(SettingsError, match=r"model\.layers is now new_model\.layers; write new_model\.layers=2"):
+        gather(SftConfig, {}, ["model.layers=2"])
+    with pytest.raises(SettingsError, match=r"unknown key 'model\.layers'"):
+        gather(TrainConfig, {}, ["model.layers=2"])
+    known = {field.key for field in describe(SftConfig)}
+    assert set(RENAMED_WARM_START_KEYS.values()) <= known
+    assert not set(RENAMED_WARM_START_KEYS) & known
 
 
 # ---- a run of release 0.1 --------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import tomli_w
 from tests.trainer.configurations import typed
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import describe, to_mapping
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.resume import RESUMABLE, check_fingerprint, fingerprint, resume_config
 
@@ -96,4 +96,4 @@ def test_the_fingerprint_changes_with_what_is_learnt_and_only_with_that():
 
 
 def test_what_may_be_changed_exists():
-    assert set(RESUMABLE) <= {field.key for field in describe(TrainConfig)}
+    assert set(RESUMABLE) <= {field.key for cls in (TrainConfig, SftConfig) for field in describe(cls)}

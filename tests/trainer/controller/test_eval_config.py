@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
 from tinyzero_sdk.evaluation.protocol import EvaluationRequest
 from tinyzero_sdk.settings import describe, to_mapping
@@ -33,7 +33,7 @@ def test_a_runs_model_can_be_evaluated_on_another_task(saved_run):
 
 def test_a_run_without_a_checkpoint_cannot_be_evaluated(saved_run):
     (saved_run / "checkpoints" / "step_10").rename(saved_run / "step_10")
-    with pytest.raises(SettingsError, match="has no checkpoint yet"):
+    with pytest.raises(TinyZeroError, match="has no checkpoint yet"):
         evaluation_config({"model": {"path": str(saved_run)}})
 
 

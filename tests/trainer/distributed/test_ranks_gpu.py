@@ -16,7 +16,7 @@ from tests.trainer.distributed.test_ranks import watched
 from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import CriticConfig
-from tinyzero_trainer.config.sft import TinyShape
+from tinyzero_trainer.config.model_defaults import TinyShape
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.rollout.weight_source import named_weights

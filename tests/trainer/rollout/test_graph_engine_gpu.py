@@ -6,7 +6,7 @@ import torch
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import flat, graph, plain
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.sft import TinyShape
+from tinyzero_trainer.config.model_defaults import TinyShape
 from tinyzero_trainer.models.loading import from_parts
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.batch_state import BatchState

@@ -14,11 +14,14 @@ from filelock import FileLock
 from tests.trainer.configurations import call, typed
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, read_toml
+from tinyzero_trainer.checkpoint import store
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import DefaultModelConfig, TrainConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, PRESET_FILE, recorded_content
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.nvml import sees_gpu
@@ -28,7 +31,6 @@ from tinyzero_trainer.sft import default_model, model_cache
 from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.sft.default_model import DefaultModel, plan
 from tinyzero_trainer.sft.tiny_model import default_spec
-from tinyzero_trainer.sft.train import SftResult
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 
@@ -95,7 +97,7 @@ def test_another_recipe_another_model(toy_task: str) -> None:
 @pytest.mark.usefixtures("gpu", "cache")
 def test_the_users_settings_take_precedence_over_its_defaults(toy_task: str) -> None:
     model = planned(toy_task, "optimizer.learning_rate=1e-3", "data.prompt_template=base")
-    assert model.recipe.training.template == "base"
+    assert model.recipe.data.prompt_template == "base"
     assert (model.config.optimizer.learning_rate, model.config.data.prompts_per_step) == (1e-3, 128)
     with pytest.raises(SettingsError, match=r"optimizer\.lr"):
         plan({"run": {"task": toy_task}, "optimizer": {"lr": 1}})
@@ -144,13 +146,20 @@ def test_the_gpu_is_looked_for_without_torch(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def copy_instead(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Let warm starts copy the tiny model, in no time; returns where to."""
+    """Let fine-tuning leave a run of the tiny model, in no time; returns where."""
     made = []
 
-    def fine_tune(config: SftConfig, **_: object) -> SftResult:
-        made.append(Path(config.run.output))
-        shutil.copytree(BUILT_IN_MODEL, config.run.output)
-        return SftResult(Path(config.run.output), {}, f"{config.run.output}: made")
+    def fine_tune(config: SftConfig, **_: object) -> None:
+        run = RunDirectory(Path(config.run.output))
+        made.append(run.path)
+        run.checkpoints.mkdir(parents=True)
+        run.save_config(config)
+
+        def fill(directory: Path) -> None:
+            shutil.copytree(BUILT_IN_MODEL, directory, dirs_exist_ok=True)
+            (directory / STATE_DIRECTORY).mkdir()
+
+        store.save(run.checkpoints, 1, fill, meta={})
 
     monkeypatch.setattr(sft, "fine_tune", fine_tune)
     return made
@@ -194,14 +203,14 @@ def test_a_signal_while_it_is_made_is_one_line_and_leaves_nothing(
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(*_: object) -> None:
+    def short(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0")
 
-    monkeypatch.setattr(sft, "_train", short)
+    monkeypatch.setattr(sft, "run_training", short)
     with pytest.raises(OutOfMemoryError) as error:
         planned(toy_task, "task.limit=5", "data.test_fraction=0.4", "run.device=auto").settle()
     assert str(error.value) == (
-        "the GPU's memory ran out while the model was fine-tuned (Tried to allocate 4.64 GiB); give "
+        "the GPU's memory ran out while the default model was made (Tried to allocate 4.64 GiB); give "
         "a smaller default_model.layers or default_model.mlp_size, or --model tiny"
     )
 

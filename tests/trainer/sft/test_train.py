@@ -1,120 +1,169 @@
+"""Runs of supervised fine-tuning: the files, the loop and the commands of reinforcement learning."""
+
 import json
-import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
 
+from tests.trainer.configurations import call
+from tests.trainer.runs import assert_same_weights, killed, lines
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.settings import build
+from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, recorded_defaults
-from tinyzero_trainer.config.sft import SftConfig, SftTrainingConfig
-from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.sft.dataset import Example, pack
-from tinyzero_trainer.sft.train import SftResult, _loss, fine_tune, learning_rate
-from tinyzero_trainer.utils.signals import StopFlag
+from tinyzero_trainer.config.sft import SftConfig, compose_sft
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.sft.step import SftStep
+from tinyzero_trainer.sft.train import fine_tune
 
-SMALL = {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64}
-TRAINING = {"batch_size": 4, "max_tokens": 8, "eval_size": 5, "test_fraction": 0.4, "template": "base"}
+Configure = Callable[..., SftConfig]
+STEPS = 5
 
 
-def test_it_leaves_a_model_that_attempts_the_task(warm_model: Path) -> None:
-    card = (warm_model / "README.md").read_text()
-    assert "held-out accuracy" in card
-    assert (warm_model / "model.safetensors").stat().st_size < 8e6
-    architecture = json.loads((warm_model / "config.json").read_text())
-    assert architecture["model_type"] == "qwen2"
+@pytest.fixture
+def configure(toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    """Makes the configuration of a short run; without the picture, which takes as long to draw as the training."""
+    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+
+    def make(name: str = "run", **groups: dict[str, Any]) -> SftConfig:
+        values = {
+            "run": {"output": str(tmp_path / name), "device": "cpu", "steps": STEPS},
+            "tasks": {"toy": {"task": toy_task, "options": {"limit": 5}}},
+            "new_model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
+            "data": {"prompt_template": "base", "batch_size": 8, "test_fraction": 0.4},
+            "optimizer": {"learning_rate": 1e-2, "warmup_steps": 0},
+            "rollout": {"max_completion_tokens": 6},
+            "eval": {"num_problems": 5, "num_problems_during": 3, "every": 2, "greedy": False},
+            "checkpoint": {"every": 2},
+        }
+        for group, changes in groups.items():
+            values[group] = values.get(group, {}) | changes if group != "tasks" else changes
+        return compose_sft({group: value for group, value in values.items() if value})
+
+    return make
 
 
-def test_the_preset_is_for_its_own_task_only(warm_model: Path, toy_task: str) -> None:
-    content = tomllib.loads((warm_model / PRESET_FILE).read_text())
-    assert content["warmed_on"] == [{"task": toy_task, "options": {"limit": 5}}]
-    own = recorded_defaults(str(warm_model), {"mine": {"task": toy_task}})
-    assert own["tasks"] == {"mine": {"options": {"limit": 5}}}
-    assert own["optimizer"] == {"learning_rate": 0.001}
-    other = recorded_defaults(str(warm_model), {"toy_task": {}})  # an installed task of that name is another
-    assert other == {key: value for key, value in own.items() if key != "tasks"}
+def test_a_run_leaves_what_reinforcement_learning_does_and_its_model_is_trained_further(
+    configure: Configure, toy_task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine_tune(configure())
+    rows = lines(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    assert [row["step"] for row in rows if "val-core/toy/acc/mean@1" in row] == [0, 2, 4, 5]
+    assert rows[-1]["val/loss"] < rows[0]["val/loss"]
+    assert {"train/loss", "train/lr", "train/grad_norm", "tokens/response_total"} <= rows[1].keys()
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step_4", "step_5"]
+    newest = newest_model(str(tmp_path / "run"))
+    assert newest.endswith("checkpoints/step_5")
+    assert recorded_defaults(newest, {"mine": {"task": toy_task}})["tasks"] == {"mine": {"options": {"limit": 5}}}
+
+    code, _, error = call(capsys, "eval", "--model", str(tmp_path / "run"), "--size", "4", "run.device=cpu")
+    assert code == 0, error
+    few = ("run.steps=1", "data.prompts_per_step=2", "rollout.group_size=2", "eval.num_problems=2", "run.device=cpu")
+    words = ("--task", toy_task, "--model", str(tmp_path / "run"), "--output", str(tmp_path / "rl"))
+    code, _, error = call(capsys, "train", *words, *few)
+    assert code == 0, error
+    assert tomllib.loads((tmp_path / "rl" / "config.toml").read_text())["model"]["path"] == newest
 
 
-def train(tasks: dict[str, Any], output: Path, **groups: Any) -> SftResult:
-    with Progress() as progress:
-        values = {"tasks": tasks, "run": {"output": str(output), "device": "cpu"}, **groups}
-        return fine_tune(build(SftConfig, values), progress=progress, stop=StopFlag())
+def test_a_killed_run_resumes_to_the_same_metrics_and_weights(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine_tune(configure("whole"))
+    with killed(monkeypatch, SftStep, "take", 4):
+        fine_tune(configure())
+    code, _, error = call(capsys, "sft", "--output", str(tmp_path / "run"), "--resume")
+    assert code == 0, error
+    assert "resuming from step 2" in error
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+    assert_same_weights(tmp_path / "run", tmp_path / "whole", STEPS)
 
 
-@pytest.mark.slow
-def test_what_cannot_be_trained_is_refused_and_leaves_nothing(tmp_path, toy_task, mute_task):
-    toy, output = {"toy": {"task": toy_task}}, tmp_path / "out"
-    with pytest.raises(TinyZeroError, match="exists already"):
-        train(toy, tmp_path)
-    with pytest.raises(TinyZeroError, match="gives no demonstrations"):
-        train({"mute": {"task": mute_task}}, output)
-    with pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
-        train(toy, output, settings={"optimizer": {"lr": 1.0}})
-    assert not output.exists()
+def test_a_resumed_run_is_of_its_own_kind_and_learns_the_same(
+    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = str(tmp_path / "run")
+    fine_tune(configure(run={"steps": 1}, eval={"num_problems": 1, "num_problems_during": 1}))
+    code, _, error = call(capsys, "train", "--output", output, "--resume")
+    assert (code, error) == (
+        2,
+        f"error: {output} holds another kind of run; resume it with: tinyzero sft --output {output} --resume\n",
+    )
+    code, _, error = call(capsys, "sft", "--output", output, "--resume", "data.batch_size=4")
+    assert code == 2
+    assert "--resume cannot change data.batch_size=8 to 4" in error
+    code, _, error = call(capsys, "sft", "--output", output, "--task", "countdown")
+    assert code == 2
+    assert f"resume with: tinyzero sft --output {output} --resume" in error
 
 
-@pytest.mark.slow
-def test_several_tasks_share_a_model_a_preset_and_a_model_card(tmp_path: Path, toy_task: str) -> None:
+def test_several_tasks_share_a_model_and_its_defaults(configure: Configure, toy_task: str, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text(Path(toy_task).read_text())
     tasks = {
         "plus": {"task": toy_task, "weight": 3, "options": {"limit": 5}},
         "more": {"task": str(other), "options": {"limit": 9}},
     }
-    made = train(tasks, tmp_path / "out", model=SMALL, training=TRAINING | {"steps": 2}, settings={"run": {"steps": 9}})
-    assert [(name, result.problems) for name, result in made.evaluations.items()] == [("plus", 5), ("more", 5)]
-    assert "on 5 problems of plus, " in made.summary
-    recorded = recorded_defaults(
-        str(made.output), {"a": {"task": toy_task}, "b": {"task": str(other)}, "countdown": {}}
-    )
+    made = fine_tune(configure(tasks=tasks, run={"steps": 2}, settings={"run": {"steps": 9}}))
+    assert list(made.accuracy) == ["plus", "more"]
+    model = Path(newest_model(str(made.output)))
+    recorded = recorded_defaults(str(model), {"a": {"task": toy_task}, "b": {"task": str(other)}, "countdown": {}})
     assert recorded["tasks"] == {"a": {"options": {"limit": 5}}, "b": {"options": {"limit": 9}}}
-    assert recorded["run"] == {"steps": 9}
-    assert other_task("countdown", made.output) == f"{toy_task} and {other}"
-    card = (made.output / "README.md").read_text()
-    assert "of 8 demonstrations, 3 : 1" in card
-    assert card.count("held-out accuracy, ") == 2
-    again = build(SftConfig, tomllib.loads((made.output / "warmstart.toml").read_text()))
-    assert again.tasks == build(SftConfig, {"tasks": tasks, "run": {"output": "again"}}).tasks
+    assert (recorded["run"], recorded["data"]["prompt_template"]) == ({"steps": 9}, "base")
+    assert other_task("countdown", model) == f"{toy_task} and {other}"
 
 
-def test_the_loss_of_packed_examples_is_that_of_each_by_itself(toy_model: LanguageModel) -> None:
-    examples = [Example([5, 6, 7][: 1 + row % 3], list(range(10, 13 + 2 * row))) for row in range(7)]
-    batch = pack(examples, length=24, pad_id=toy_model.pad_id, multiple=4)
-    model = toy_model.model.eval()
-    head = model.get_output_embeddings()
-    found = _loss(model.base_model, head, batch, model.device)
-    losses = []
-    for example in examples:
-        whole = torch.tensor([example.prompt + example.demonstration])
-        logits = model(input_ids=whole).logits[0, len(example.prompt) - 1 : -1]
-        losses.append(F.cross_entropy(logits, torch.tensor(example.demonstration), reduction="none"))
-    assert found.item() == pytest.approx(torch.cat(losses).mean().item(), abs=1e-5)
+def test_an_adapter_is_fine_tuned(configure: Configure, warm_model: Path, tmp_path: Path) -> None:
+    """The rest stays as it was."""
+    before = {path.name: path.read_bytes() for path in warm_model.iterdir() if path.is_file()}
+    groups = {"model": {"path": str(warm_model)}, "lora": {"rank": 2}, "new_model": {}, "eval": {"num_problems": 2}}
+    values = {"run": {"steps": 2}, "checkpoint": {"every": 0}}
+    fine_tune(configure(**groups, **values))
+    rows = lines(tmp_path / "run")
+    assert rows[0]["model/trained_parameters"] < rows[0]["model/parameters"] / 4
+    assert rows[2]["val/loss"] != rows[0]["val/loss"]
+    assert {path.name: path.read_bytes() for path in warm_model.iterdir() if path.is_file()} == before
 
 
-@pytest.mark.slow
-def test_seconds_take_the_place_of_steps(tmp_path: Path, toy_task: str) -> None:
-    tasks, training = {"toy": {"task": toy_task}}, TRAINING | {"seconds": 0.2, "batch_size": 8}
-    with pytest.raises(TinyZeroError, match=r"steps=9 has no effect with seconds=0\.2"):
-        train(tasks, tmp_path / "out", training=training | {"steps": 9})
-    made = train(tasks, tmp_path / "out", model=SMALL, training=training)
-    again = build(SftConfig, tomllib.loads((made.output / "warmstart.toml").read_text()))
-    assert again.training.seconds == 0.2
-    drawn = re.search(r"of ([\d,]+) demonstrations", (made.output / "README.md").read_text())
-    assert int(drawn[1].replace(",", "")) % 8 == 0
+def test_what_cannot_be_trained_is_refused_and_leaves_no_checkpoint(
+    configure: Configure, mute_task: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TinyZeroError, match="makes no examples"):
+        fine_tune(configure(tasks={"mute": {"task": mute_task}}))
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    with pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
+        fine_tune(configure("other", settings={"optimizer": {"lr": 1.0}}))
+    assert not (tmp_path / "other").exists()
 
 
-def test_the_learning_rate_warms_up_and_falls_to_a_tenth_by_steps_or_by_time() -> None:
-    training = SftTrainingConfig(steps=100, batch_size=1, learning_rate=1.0, warmup_steps=10)
-    rates = [learning_rate(training, step) for step in range(1, 101)]
-    assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
-    assert rates[9:] == sorted(rates[9:], reverse=True)
-    assert rates[-1] == pytest.approx(0.1)
-    timed = SftTrainingConfig(seconds=60.0, learning_rate=1.0, warmup_steps=10)
-    rates = [learning_rate(timed, 1000, share) for share in (0.0, 0.25, 0.5, 1.0)]
-    assert rates == pytest.approx([1.0, 0.868, 0.55, 0.1], abs=1e-3)
-    assert learning_rate(timed, 1, 0.01) == pytest.approx(0.1)
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"run": {"epochs": 2}}, "run.steps=5 and run.epochs=2 both say how long to train; leave out all but one"),
+        ({"run": {"steps": None, "epochs": 2}}, "run.epochs counts passes over data.path, and none is given"),
+        ({"model": {"path": "gpt2"}}, "new_model.hidden_size=32 has no effect: model.path='gpt2' names a model"),
+        ({"data": {"max_per_problem": 2}}, "data.max_per_problem=2 has no effect: data.path=none takes the examples"),
+        ({"data": {"path": "a.jsonl", "hook": "solve"}}, "data.hook=solve has no effect: data.path='a.jsonl' has the"),
+        ({"lora": {"alpha": 3}}, "lora.alpha=3 has no effect: lora.rank=0 trains all weights"),
+        ({"rollout": {"group_size": 3}}, "unknown key 'rollout.group_size'"),
+    ],
+)
+def test_contradictions_and_settings_without_effect_are_refused(
+    configure: Configure, groups: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TinyZeroError) as caught:
+        configure(**groups)
+    assert message in str(caught.value)
+
+
+def test_what_a_run_recorded_is_for_its_own_task_only(warm_model: Path, toy_task: str) -> None:
+    content = tomllib.loads((warm_model / PRESET_FILE).read_text())
+    assert content["warmed_on"] == [{"task": toy_task, "options": {"limit": 5}}]
+    assert json.loads((warm_model / "config.json").read_text())["model_type"] == "qwen2"
+    own = recorded_defaults(str(warm_model), {"mine": {"task": toy_task}})
+    assert own["tasks"] == {"mine": {"options": {"limit": 5}}}
+    assert own["optimizer"] == {"learning_rate": 0.001}
+    other = recorded_defaults(str(warm_model), {"toy_task": {}})  # an installed task of that name is another
+    assert other == {key: value for key, value in own.items() if key != "tasks"}

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from tinyzero_trainer.config import Decay, TrainConfig
+from tinyzero_trainer.config import Decay, OptimizerConfig, TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,18 @@ def settings_at(config: TrainConfig, step: int) -> StepSettings:
     def interpolated(start: float, end: float | None) -> float:
         return start if end is None else decayed(start, end, step, steps, "linear")
 
-    peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
-    rate = decayed(peak, optimizer.min_lr_ratio * peak, step - warmup, steps - warmup, optimizer.lr_schedule)
     return StepSettings(
-        learning_rate=min(rate, warmed_up(peak, step, warmup)),
+        learning_rate=learning_rate_at(optimizer, step, steps),
         temperature=interpolated(rollout.temperature, rollout.temperature_end),
         kl_coefficient=interpolated(algorithm.kl_coefficient, algorithm.kl_coefficient_end),
     )
+
+
+def learning_rate_at(optimizer: OptimizerConfig, step: int, steps: int) -> float:
+    """The learning rate of a step from 1 to `steps`: warm-up, then decay."""
+    peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
+    rate = decayed(peak, optimizer.min_lr_ratio * peak, step - warmup, steps - warmup, optimizer.lr_schedule)
+    return min(rate, warmed_up(peak, step, warmup))
 
 
 def warmed_up(peak: float, step: int, warmup_steps: int) -> float:

@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.settings import to_mapping
+from tinyzero_sdk.settings import read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config import SftConfig, TrainConfig
+from tinyzero_trainer.config.resume import is_sft
 
 LOCK = ".lock"
 OWNER = ".owner.json"
@@ -82,7 +83,8 @@ class RunDirectory:
             if resume and not self.config.exists():
                 raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
             if not resume and self.checkpoints.is_dir() and any(checkpoint.sealed(self.checkpoints)):
-                command = f"tinyzero train --output {shlex.quote(str(self.path))} --resume"
+                command = "sft" if self.config.exists() and is_sft(read_toml(self.config)) else "train"
+                command = f"tinyzero {command} --output {shlex.quote(str(self.path))} --resume"
                 raise RunDirectoryError(
                     f"{self.path} holds a run with checkpoints; resume with: {command} (or choose another --output)"
                 )
@@ -91,11 +93,12 @@ class RunDirectory:
                     f"{self.config} is not from a run and would be overwritten; choose another --output"
                 )
 
-    def save_config(self, config: TrainConfig) -> None:
+    def save_config(self, config: TrainConfig | SftConfig) -> None:
         """Write `config.toml`, whole or not at all."""
         import tomli_w
 
-        text = "# Resolved configuration of this run; `tinyzero train --help` explains every key.\n"
+        command = "sft" if isinstance(config, SftConfig) else "train"
+        text = f"# Resolved configuration of this run; `tinyzero {command} --help` explains every key.\n"
         text += tomli_w.dumps(to_mapping(config))
         aside = self.config.with_name("config.toml.tmp")
         with _errors_in_one_line(self.config):
@@ -119,6 +122,21 @@ class RunDirectory:
             owner = json.loads((self.path / OWNER).read_text(encoding="utf-8"))
             return f"process {owner['pid']}, started {owner['started']}"
         return "another process"
+
+
+def newest_model(path: str) -> str:
+    """The newest checkpoint of a run directory; any other `model.path` as it is.
+
+    Raises:
+        RunDirectoryError: the run has no checkpoint yet.
+    """
+    run = RunDirectory(Path(path).expanduser())
+    if not run.config.exists():
+        return path
+    newest = checkpoint.latest(run.checkpoints)
+    if newest is None:
+        raise RunDirectoryError(f"{path} has no checkpoint yet; wait for its first, or give another --model")
+    return str(newest.path)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def _parse_task(text: str) -> tuple[str, float | None]:
 
 
 class CommandWithKeys(TyperCommand):
-    """`train` or `warmstart`, whose help ends with the keys of its configuration."""
+    """`train`, `sft` or `warmstart`, whose help ends with the keys of its configuration."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # click's types or typer's own, by typer's version
         """Typer's help, which prints itself, and a panel for each group of keys."""

@@ -84,12 +84,16 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
     The check of memory comes before the model is trained for minutes.
     """
+    from tinyzero_sdk.settings import merge
+    from tinyzero_trainer.checkpoint.run_directory import newest_model
+    from tinyzero_trainer.config.compose import text
     from tinyzero_trainer.sft.default_model import plan
     from tinyzero_trainer.sft.tiny_model import default_spec
 
     own = plan(overrides)
     if own is None:
-        return overrides, False
+        model = text(overrides, "model.path")
+        return (overrides if model is None else merge(overrides, {"model": {"path": newest_model(model)}})), False
     _check(own.config, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
     _warn_of_memory(own.config, default_spec(own.config.default_model))

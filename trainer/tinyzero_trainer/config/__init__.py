@@ -7,6 +7,7 @@ from tinyzero_trainer.config.algorithm import Advantage as Advantage
 from tinyzero_trainer.config.algorithm import Aggregation as Aggregation
 from tinyzero_trainer.config.algorithm import AlgorithmConfig as AlgorithmConfig
 from tinyzero_trainer.config.algorithm import Estimator as Estimator
+from tinyzero_trainer.config.model_defaults import DefaultModelConfig as DefaultModelConfig
 from tinyzero_trainer.config.optimizer import CriticConfig as CriticConfig
 from tinyzero_trainer.config.optimizer import Decay as Decay
 from tinyzero_trainer.config.optimizer import Layout as Layout
@@ -27,5 +28,5 @@ from tinyzero_trainer.config.run import ParallelConfig as ParallelConfig
 from tinyzero_trainer.config.run import RayConfig as RayConfig
 from tinyzero_trainer.config.run import RewardConfig as RewardConfig
 from tinyzero_trainer.config.run import RunConfig as RunConfig
-from tinyzero_trainer.config.sft import DefaultModelConfig as DefaultModelConfig
+from tinyzero_trainer.config.sft import SftConfig as SftConfig
 from tinyzero_trainer.config.train_config import TrainConfig as TrainConfig

@@ -2,12 +2,13 @@
 
 import inspect
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING
 
 from tinyzero_sdk.settings import TABLE, Field, describe, format_value
 from tinyzero_trainer.config.resume import RESUMABLE
+from tinyzero_trainer.config.sft import SHARED_GROUPS, SftConfig
 from tinyzero_trainer.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -53,7 +54,27 @@ def markdown() -> str:
         "Keys marked ↻ may be changed with `--resume`: they affect speed, memory and records, not what is learned.",
         "(This page is generated from the configuration's docstrings; a test compares them.)",
     ]
-    for group, about, fields in _groups(TrainConfig):
+    lines += _tables(_groups(TrainConfig))
+    lines += [
+        "",
+        "# Supervised fine-tuning",
+        "",
+        "`tinyzero sft` and its preset `tinyzero warmstart` have the keys above of the groups",
+        f"{', '.join(SHARED_GROUPS)}, and these, which are their own or have other defaults.",
+    ]
+    general = {field.key: field for field in describe(TrainConfig)}
+    own = (
+        (group, about, [field for field in fields if field != general.get(field.key)])
+        for group, about, fields in _groups(SftConfig)
+    )
+    lines += _tables((group, about, fields) for group, about, fields in own if fields)
+    return "\n".join(lines) + "\n"
+
+
+def _tables(groups: Iterable[tuple[str, str, list[Field]]]) -> list[str]:
+    """Lines of Markdown: a heading and a table for each group."""
+    lines = []
+    for group, about, fields in groups:
         lines += [
             "",
             f"## {group}",
@@ -68,7 +89,7 @@ def markdown() -> str:
             default = "" if field.type == TABLE else f"`{format_value(field.default)}`"
             cells = [key + mark, default, field.type, field.help]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _groups(cls: type) -> Iterator[tuple[str, str, list[Field]]]:

@@ -1,6 +1,7 @@
 """Configuration keys of release 0.1 and what they are called now: for error messages, and to read what 0.1 saved."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,28 @@ RENAMED_KEYS = {
 }
 """The new name of each old key."""
 
+_SHAPE = "hidden_size layers head_size kv_heads mlp_size"
 for _old, _new, _keys in (
     ("window", "length_control", "mode warmup_steps every tolerance"),
-    ("own_model", "default_model", "hidden_size layers head_size kv_heads mlp_size seconds directory"),
+    ("own_model", "default_model", f"{_SHAPE} seconds directory"),
 ):
     RENAMED_KEYS |= {f"{_old}.{key}": f"{_new}.{key}" for key in _keys.split()}
+
+RENAMED_WARM_START_KEYS = {
+    "training.steps": "run.steps",
+    "training.seconds": "run.seconds",
+    "training.batch_size": "data.batch_size",
+    "training.learning_rate": "optimizer.learning_rate",
+    "training.warmup_steps": "optimizer.warmup_steps",
+    "training.template": "data.prompt_template",
+    "training.test_fraction": "data.test_fraction",
+    "training.test_share": "data.test_fraction",
+    "training.eval_size": "eval.num_problems",
+    "training.max_tokens": "rollout.max_completion_tokens",
+    "training.workers": "data.num_workers",
+    "training.compile": "model.compile",
+} | {f"model.{key}": f"new_model.{key}" for key in f"{_SHAPE} context".split()}
+"""The same for `tinyzero warmstart`, whose keys were its own."""
 
 
 def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -> None:
@@ -102,9 +120,12 @@ def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -
     values = {name: group for name, group in {**values, **short}.items() if name != "task"}  # see tasks.py
     recorded = values.get("settings")  # what a warm start records with its model
     typed = [*flatten(values), *(flatten(recorded) if isinstance(recorded, Mapping) else ())]
+    renamed = RENAMED_KEYS | (
+        RENAMED_WARM_START_KEYS if any(field.name == "new_model" for field in fields(cls)) else {}
+    )
     try:
         for key, value in typed:
-            if new := RENAMED_KEYS.get(key):
+            if new := renamed.get(key):
                 raise SettingsError(f"{key} is now {new}; write {new}={settings.format_value(value)}")
         settings.check_keys(cls, values, in_help=True)
     except SettingsError as error:

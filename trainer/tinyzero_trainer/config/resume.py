@@ -2,17 +2,21 @@
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, merge, read_toml, to_mapping, unflatten
 from tinyzero_trainer.config.compose import drop_unused
 from tinyzero_trainer.config.renamed_keys import RENAMED_KEYS, with_new_names
+from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.config.tasks import with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
 from tinyzero_trainer.config.unused import unused_settings
+
+C = TypeVar("C", TrainConfig, SftConfig)
 
 _RESUMABLE = {
     "run": "output steps device executor",
@@ -28,17 +32,34 @@ _RESUMABLE = {
     "eval": "every num_problems_during",
     "checkpoint": "every keep",
     "log": "trackers project rollouts_every rollouts_count",
+    "data": "num_workers",
 }
 RESUMABLE = frozenset(f"{group}.{name}" for group, names in _RESUMABLE.items() for name in names.split())
 """Keys that --resume may change: they affect speed, memory and records, not what is learned."""
 
 
-def resume_config(directory: Path, overrides: Mapping[str, Any]) -> TrainConfig:
+def is_sft(content: Mapping[str, Any]) -> bool:
+    """Whether a saved configuration is of supervised fine-tuning."""
+    return "new_model" in content
+
+
+def resume_command(config: TrainConfig | SftConfig) -> str:
+    """The command that resumes a run."""
+    command = "sft" if isinstance(config, SftConfig) else "train"
+    return f"tinyzero {command} --output {shlex.quote(config.run.output)} --resume"
+
+
+def resume_config(
+    directory: Path,
+    overrides: Mapping[str, Any],
+    cls: type[C] = TrainConfig,  # type: ignore[assignment]  # the default of a type variable
+) -> C:
     """The configuration that a run was started with, and the overrides that --resume may make.
 
     Args:
         directory: of the run, which may have been moved.
         overrides: what the user typed with --resume; repeating what is saved is fine.
+        cls: the kind of run.
 
     Raises:
         SettingsError: there is no run, or `overrides` would change what is learned.
@@ -46,7 +67,11 @@ def resume_config(directory: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     file = directory / "config.toml"
     if not file.exists():
         raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")
-    saved = build(TrainConfig, with_new_names(read_toml(file)))
+    content = with_new_names(read_toml(file))
+    if is_sft(content) != (cls is SftConfig):
+        command = f"tinyzero {'train' if cls is SftConfig else 'sft'} --output {shlex.quote(str(directory))} --resume"
+        raise SettingsError(f"{directory} holds another kind of run; resume it with: {command}")
+    saved = build(cls, content)
     before, fixed = _flat(saved), unflatten(_learned_from(saved))
     overrides = with_task_table({"tasks": saved.tasks, **overrides})
     typed = dict(flatten(overrides))
@@ -54,19 +79,20 @@ def resume_config(directory: Path, overrides: Mapping[str, Any]) -> TrainConfig:
         # A resumable setting that a change leaves without effect returns to its default.
         resumable = unflatten({key: value for key, value in before.items() if key in RESUMABLE})
         values = merge(fixed, merge(drop_unused(resumable, merge(fixed, overrides)), overrides))
-        config = build(TrainConfig, merge(values, {"run": {"output": str(directory)}}))
+        config = build(cls, merge(values, {"run": {"output": str(directory)}}))
     except SettingsError:
         _reject_changes(before, before | typed)  # the reason, if there is such a change
         raise
     _reject_changes(before, _flat(config))
-    for key, value, reason in unused_settings(config):
+    for key, value, reason in unused_settings(config if isinstance(config, TrainConfig) else config.as_train_config()):
         if key in typed:
             raise SettingsError(f"{key}={value!r} has no effect: {reason}")
-    if config.run.steps < saved.run.steps:
-        raise SettingsError(f"--resume can raise run.steps={saved.run.steps}, but not lower it; leave it out")
-    if config.run.steps > saved.run.steps and (schedules := ending_schedules(saved)):
+    steps, saved_steps = config.run.steps or 0, saved.run.steps or 0
+    if steps < saved_steps:
+        raise SettingsError(f"--resume can raise run.steps={saved_steps}, but not lower it; leave it out")
+    if steps > saved_steps and (schedules := ending_schedules(saved)):
         raise SettingsError(
-            f"--resume cannot raise run.steps={saved.run.steps}, where {' and '.join(schedules)} ends: it would jump "
+            f"--resume cannot raise run.steps={saved_steps}, where {' and '.join(schedules)} ends: it would jump "
             "back; leave it out, or start a run in another --output"
         )
     return config
@@ -80,12 +106,12 @@ def _reject_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
             raise SettingsError(f"--resume cannot change {change}; leave it out, or start a run in another --output")
 
 
-def fingerprint(config: TrainConfig) -> str:
+def fingerprint(config: TrainConfig | SftConfig) -> str:
     """A hash of everything that affects what is learned, i.e. all but `RESUMABLE`."""
     return _hash(_learned_from(config))
 
 
-def check_fingerprint(config: TrainConfig, saved: str) -> None:
+def check_fingerprint(config: TrainConfig | SftConfig, saved: str) -> None:
     """Raise a SettingsError if `saved` is not the fingerprint of `config`; release 0.1 hashed the old keys."""
     old = {new: key for key, new in RENAMED_KEYS.items()}
     by_old_keys = {old.get(key, key): value for key, value in _learned_from(config).items()}
@@ -102,16 +128,17 @@ def _hash(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _flat(config: TrainConfig) -> dict[str, Any]:
+def _flat(config: TrainConfig | SftConfig) -> dict[str, Any]:
     return dict(flatten(to_mapping(config)))
 
 
-def _learned_from(config: TrainConfig) -> dict[str, Any]:
+def _learned_from(config: TrainConfig | SftConfig) -> dict[str, Any]:
     return {key: value for key, value in _flat(config).items() if key not in RESUMABLE}
 
 
-def ending_schedules(config: TrainConfig) -> list[str]:
+def ending_schedules(config: TrainConfig | SftConfig) -> list[str]:
     """The settings, as `key=value`, with which a schedule ends at `run.steps`."""
+    config = config if isinstance(config, TrainConfig) else config.as_train_config()
     optimizer, rollout, algorithm = config.optimizer, config.rollout, config.algorithm
     found = {
         "optimizer.lr_schedule": optimizer.lr_schedule if optimizer.lr_schedule != "constant" else None,

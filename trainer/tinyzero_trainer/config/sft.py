@@ -1,160 +1,274 @@
-"""Configuration of a warm start: supervised fine-tuning of a small new model on a task's worked examples."""
+"""Configuration of supervised fine-tuning: examples of tasks or of a file, for a pretrained model or a new decoder.
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+Most groups are those of reinforcement learning, and what runs is built from a `TrainConfig`.
+"""
 
-from annotated_types import Gt
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import build, flatten, format_value, merge
+from tinyzero_trainer.config.algorithm import AlgorithmConfig
+from tinyzero_trainer.config.model_defaults import TinyShape, recorded_content
+from tinyzero_trainer.config.optimizer import Decay, LoraConfig, OptimizerConfig
+from tinyzero_trainer.config.rollout import DataConfig, RolloutConfig, VllmConfig
+from tinyzero_trainer.config.run import (
+    CheckpointConfig,
+    EvalConfig,
+    LogConfig,
+    MemoryConfig,
+    ModelConfig,
+    ParallelConfig,
+    RayConfig,
+    RewardConfig,
+    RunConfig,
+)
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
-from tinyzero_trainer.utils.bounds import NonNegativeInt, PositiveFloat, PositiveInt, TestFraction
+from tinyzero_trainer.config.train_config import TrainConfig
+from tinyzero_trainer.config.unused import unused_settings
+from tinyzero_trainer.utils.bounds import (
+    Auto,
+    Fraction,
+    NoneIs,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TestFraction,
+)
 
-
-@dataclass(frozen=True)
-class TinyShape:
-    """Size of the decoder."""
-
-    hidden_size: Annotated[int, Gt(0)] = 128
-    """Width of the residual stream; a multiple of head_size."""
-
-    layers: Annotated[int, Gt(0)] = 3
-    """Number of decoder layers."""
-
-    head_size: Annotated[int, Gt(0)] = 32
-    """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
-
-    kv_heads: Annotated[int, Gt(0)] | None = None
-    """Heads of keys and values; none = as many as attention heads. Fewer make long completions cheaper."""
-
-    mlp_size: Annotated[int, Gt(0)] = 256
-    """Hidden width of the gated MLP."""
-
-    context: Annotated[int, Gt(0)] = 2048
-    """Longest sequence, prompt and completion together."""
-
-    def __post_init__(self) -> None:
-        _check_heads(self)
-
-    @property
-    def heads(self) -> int:
-        """Number of attention heads."""
-        return self.hidden_size // self.head_size
-
-
-def _check_heads(shape: "TinyShape | DefaultModelConfig", group: str = "") -> None:
-    if shape.hidden_size % shape.head_size:
-        raise ValueError(
-            f"{group}hidden_size={shape.hidden_size} is not a multiple of {group}head_size={shape.head_size}"
-        )
-    if shape.kv_heads and (heads := shape.hidden_size // shape.head_size) % shape.kv_heads:
-        raise ValueError(f"{group}kv_heads={shape.kv_heads} does not divide the {heads} heads; 1 always does")
+DEFAULT_STEPS = 200
+DEFAULT_EPOCHS = 3
 
 
 @dataclass(frozen=True)
 class SftRunConfig:
-    """Where and how the warm start runs."""
+    """The run, its length and its device."""
 
     output: str = ""
-    """Directory for the model; must not exist yet."""
+    """Run directory; created if missing."""
 
     seed: int = 0
-    """Seed of weights, problems and demonstrations."""
+    """Seed of every random choice of the run."""
+
+    steps: PositiveInt | None = None
+    """Optimizer steps; none = run.epochs of a file, and 200 of the tasks' own examples, which have no end."""
+
+    epochs: PositiveInt | None = None
+    """Passes over data.path; none = 3, unless run.steps is given."""
+
+    seconds: PositiveFloat | None = None
+    """Seconds of training instead: the number of steps is set by the time of the first ones, so no two runs are equal
+    bit for bit."""
+
+    executor: Literal["local", "ray"] = "local"
+    """Where the model is trained: `local` = in this process, `ray` = in processes of Ray."""
 
     device: str = "auto"
-    """`cpu`, `cuda`, or `auto` = a GPU where there is one."""
+    """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        RunConfig(device=self.device)
+        given = [f"run.{name}={value:g}" for name in ("steps", "epochs", "seconds") if (value := getattr(self, name))]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} both say how long to train; leave out all but one")
 
 
 @dataclass(frozen=True)
-class SftTrainingConfig:
-    """How the model is trained."""
+class SftDataConfig:
+    """Where examples come from."""
 
-    steps: PositiveInt = 3000
-    """Optimizer steps."""
+    path: str | None = None
+    """File of examples: scored completions (`tinyzero eval --split train --output FILE`), of which the right ones are
+    learned; chat messages; or prompts and completions. JSON Lines, Parquet, or a data set of the Hub. none = examples
+    that the tasks make."""
 
-    seconds: PositiveFloat | None = None
-    """Train for this many seconds from the end of the first step, instead of steps. The learning rate follows the
-    elapsed time, so no two such models are identical."""
+    test_path: str | None = None
+    """File of examples for the held-out loss; none = data.test_fraction of data.path."""
 
-    batch_size: PositiveInt = 256
-    """Examples per step; no example is repeated."""
+    hook: Literal["auto", "demonstrate", "solve"] = "auto"
+    """Hook by which a task makes examples; `auto` = demonstrate, or solve where the task has no other."""
 
-    learning_rate: PositiveFloat = 2e-3
-    """Peak; reached after the warm-up, then a cosine down to a tenth."""
+    max_per_problem: PositiveInt = 4
+    """Different right completions of a problem that are taken from a scored file (arXiv 2308.01825)."""
 
-    warmup_steps: NonNegativeInt = 100
-    """Steps of linear warm-up."""
+    prompt_template: str | None = None
+    """Prompt template; none = `chat` if the model has a chat template, else `base`."""
 
-    template: str = "compact"
-    """Prompt template."""
+    batch_size: PositiveInt = 64
+    """Examples in a step."""
 
-    eval_size: PositiveInt = 1024
-    """Held-out problems for the model card."""
-
-    max_tokens: PositiveInt = 256
-    """Longest completion in that evaluation; longer examples are skipped."""
+    max_length: PositiveInt = 2048
+    """Examples with more tokens, prompt included, are left out."""
 
     test_fraction: TestFraction = 1 / 16
-    """Fraction of problems held out, as in reinforcement learning."""
+    """Fraction of the problems that is held out, as in reinforcement learning."""
 
-    workers: NonNegativeInt | None = None
-    """Processes that make examples, which do not depend on it; 0 = the training process. none = 0 on the CPU, and on a
-    GPU one for each other core, at most 12."""
+    num_workers: NonNegativeInt | None = None
+    """Processes that make examples, which do not depend on it; 0 = the training process. none = 0 on the CPU, and up
+    to 4 on a GPU."""
 
-    compile: bool = False
-    """Compile the layers with torch.compile, which takes a while before the first step."""
 
-    def __post_init__(self) -> None:
-        default = type(self).__dataclass_fields__["steps"].default
-        if self.seconds is not None and self.steps != default:
-            raise ValueError(f"steps={self.steps} has no effect with seconds={self.seconds:g}; leave one of them out")
+@dataclass(frozen=True)
+class SftOptimizerConfig(OptimizerConfig):
+    """How the model is updated."""
+
+    learning_rate: PositiveFloat = 2e-5
+    """Peak learning rate of AdamW; an adapter needs about ten times as much."""
+
+    warmup_steps: NonNegativeInt = 10
+    """Steps of linear warm-up."""
+
+    lr_schedule: Decay = "cosine"
+    """How the learning rate falls from its peak, after the warm-up, until the last step."""
+
+    min_lr_ratio: Fraction = 0.1
+    """Learning rate at the last step, as a fraction of its peak."""
+
+    num_mini_batches: Literal[1] = 1
+    """Optimizer steps per batch."""
+
+    update_epochs: Literal[1] = 1
+    """Passes over each batch; run.epochs are passes over all examples."""
+
+
+@dataclass(frozen=True)
+class SftRolloutConfig:
+    """How completions are generated to measure accuracy."""
+
+    engine: Literal["torch", "vllm"] = "torch"
+    """See `tinyzero train`."""
+
+    max_completion_tokens: PositiveInt = 256
+    """Longest completion, in tokens."""
+
+    max_num_seqs: Annotated[PositiveInt | Auto, NoneIs("auto")] = "auto"
+    """Sequences generated at a time; `auto` = as many as fit on a GPU, and 512 on the CPU."""
 
 
 @dataclass(frozen=True)
 class SftConfig:
-    """Everything a warm start depends on."""
+    """Everything that supervised fine-tuning depends on."""
 
     run: SftRunConfig = field(default_factory=SftRunConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     tasks: dict[str, Any] = field(default_factory=dict)
-    """The tasks, as --task names them, each with `demonstrate`: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and
-    tasks.NAME.task=… if it is not called NAME. With one task, task.KEY=… sets its options."""
+    """The tasks, as --task names them: tasks.NAME.weight=2, tasks.NAME.options.KEY=…, and tasks.NAME.task=… if it is
+    not called NAME. With one task, task.KEY=… sets its options."""
 
-    model: TinyShape = field(default_factory=TinyShape)
-    training: SftTrainingConfig = field(default_factory=SftTrainingConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    new_model: TinyShape = field(default_factory=TinyShape)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    data: SftDataConfig = field(default_factory=SftDataConfig)
+    optimizer: SftOptimizerConfig = field(default_factory=SftOptimizerConfig)
+    rollout: SftRolloutConfig = field(default_factory=SftRolloutConfig)
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings recorded with the model as its defaults, e.g. settings.optimizer.learning_rate=2e-4."""
 
     @property
     def task_specs(self) -> tuple[TaskSpec, ...]:
-        """The tasks to learn from."""
+        """The tasks to learn from, or to measure."""
         return read_task_specs(self.tasks)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", complete_table(self.task_specs))
+        if self.run.epochs and self.data.path is None:
+            raise ValueError("run.epochs counts passes over data.path, and none is given; give run.steps")
+
+    def recorded(self) -> dict[str, Any]:
+        """What is saved with the model: its tasks with their options, and defaults for training it further."""
+        data, tokens, count = self.data, self.rollout.max_completion_tokens, self.eval.num_problems
+        template = {} if data.prompt_template is None else {"prompt_template": data.prompt_template}
+        defaults = {
+            "data": {**template, "test_fraction": data.test_fraction},
+            "rollout": {"max_completion_tokens": tokens},
+            "eval": {"num_problems": count, "num_problems_during": min(count, self.eval.num_problems_during)},
+        }
+        return recorded_content({spec.task: spec.options for spec in self.task_specs}, merge(defaults, self.settings))
+
+    def as_train_config(self) -> TrainConfig:
+        """The configuration of the workers that fine-tune: a policy trained on completions whose advantage is 1."""
+        run, data, rollout = self.run, self.data, self.rollout
+        return TrainConfig(
+            run=RunConfig(run.output, run.seed, run.steps or DEFAULT_STEPS, run.executor, run.device),
+            data=DataConfig(
+                prompt_template=data.prompt_template,
+                prompts_per_step=data.batch_size,
+                test_fraction=data.test_fraction,
+                max_prompt_tokens=data.max_length,
+            ),
+            rollout=RolloutConfig(
+                engine=rollout.engine,
+                group_size=1,
+                max_completion_tokens=rollout.max_completion_tokens,
+                max_num_seqs=rollout.max_num_seqs,
+            ),
+            algorithm=AlgorithmConfig(advantage_estimator="reinforce_pp", policy_loss="reinforce"),
+            **{name: getattr(self, name) for name in SHARED_GROUPS},
+        )
+
+    def with_resolved(self, config: TrainConfig) -> "SftConfig":
+        """With the values that a run's configuration has where this one's are `auto`."""
+        groups = {name: getattr(config, name) for name in ("memory", "optimizer", "vllm")}
+        rollout = replace(self.rollout, max_num_seqs=config.rollout.max_num_seqs)
+        return replace(self, rollout=rollout, **groups)
 
 
-@dataclass(frozen=True)
-class DefaultModelConfig:
-    """The model that `tinyzero train` warm-starts on a GPU where none is named; made once, then taken from a cache."""
+SHARED_GROUPS = (
+    *("parallel", "ray", "tasks", "model", "memory", "lora"),
+    *("optimizer", "vllm", "reward", "eval", "checkpoint", "log"),
+)
+"""Groups that are the same as in reinforcement learning."""
 
-    hidden_size: PositiveInt = 384
-    """Width of the residual stream; a multiple of head_size. The default shape has 9.9 million parameters."""
 
-    layers: PositiveInt = 6
-    """Number of decoder layers."""
+def compose_sft(overrides: Mapping[str, Any]) -> SftConfig:
+    """The configuration of a new run of supervised fine-tuning.
 
-    head_size: PositiveInt = 64
-    """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
+    Raises:
+        SettingsError: what `build` raises, a setting without effect, or neither a task nor a file of examples.
+    """
+    config = build(SftConfig, overrides)
+    if not config.task_specs and config.data.path is None:
+        raise SettingsError("there is nothing to learn from; give --task, or a file of examples with --data")
+    without_file = "data.path=none takes the examples that the tasks make"
+    own = {
+        "new_model": "model.path={model.path!r} names a model" if config.model.path else None,
+        "data.test_path": without_file,
+        "data.max_per_problem": without_file,
+        "data.hook": None if config.data.path is None else "data.path={data.path!r} has the examples",
+    }
+    given = dict(flatten(overrides))
+    reasons = {key: reason for key, _, reason in unused_settings(config.as_train_config())}
+    for key, value in given.items():
+        reason = reasons.get(key) or own.get(key) or own.get(key.partition(".")[0])
+        if reason == without_file and config.data.path is not None:
+            continue
+        if reason:
+            raise SettingsError(f"{key}={format_value(value)} has no effect: {reason.format_map(vars(config))}")
+    return config
 
-    kv_heads: PositiveInt = 2
-    """Heads of keys and values; reading them dominates the cost of long completions."""
 
-    mlp_size: PositiveInt = 1024
-    """Hidden width of the gated MLP."""
+WARM_START: dict[str, Any] = {
+    "run": {"steps": 3000},
+    "data": {"prompt_template": "compact", "batch_size": 256},
+    "optimizer": {"learning_rate": 2e-3, "warmup_steps": 100, "beta2": 0.98},
+    "eval": {"every": 0, "greedy": False},
+    "checkpoint": {"every": 0},
+    # In process they cost nothing, and save a pass over the batch.
+    "settings": {"rollout": {"return_logprobs": "always"}},
+}
+"""The preset of `tinyzero warmstart`: a new decoder, which learns faster than a pretrained one may."""
 
-    seconds: PositiveFloat = 90.0
-    """Seconds of training on the task's demonstrations."""
 
-    directory: str | None = None
-    """Directory of these models; none = tinyzero/models in the user's cache."""
-
-    def __post_init__(self) -> None:
-        _check_heads(self, "default_model.")
+def warm_start(overrides: Mapping[str, Any]) -> SftConfig:
+    """The configuration of a warm start; errors as of `compose_sft`."""
+    run = overrides.get("run") or {}
+    preset = {**WARM_START, "run": {} if run.get("seconds") or run.get("epochs") else WARM_START["run"]}
+    return compose_sft(merge(preset, overrides))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES, AlgorithmConfig
+from tinyzero_trainer.config.model_defaults import DefaultModelConfig
 from tinyzero_trainer.config.optimizer import CriticConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import (
     CurriculumConfig,
@@ -28,7 +29,6 @@ from tinyzero_trainer.config.run import (
     RewardConfig,
     RunConfig,
 )
-from tinyzero_trainer.config.sft import DefaultModelConfig
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
 
 WITHOUT_RATIO = {"reinforce": "has no ratio", "gspo": "has bounds narrower than a step of staleness"}

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
+from typing import Protocol
 
+import tomli_w
 import torch
 
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
-from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
-from tinyzero_trainer.controller.collector import RolloutCollector
+from tinyzero_trainer.config import SftConfig, TrainConfig
+from tinyzero_trainer.config.model_defaults import PRESET_FILE
+from tinyzero_trainer.config.resume import check_fingerprint, fingerprint, resume_command
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, load_batch, save_batch
 from tinyzero_trainer.controller.state import TrainerState
-from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -26,7 +27,9 @@ from tinyzero_trainer.utils.signals import Interrupted, StopFlag, StopRequested
 STATE_DIRECTORY = "training_state"
 
 
-def newest_checkpoint(config: TrainConfig, run: RunDirectory, log: Callable[[str], None]) -> store.Checkpoint | None:
+def newest_checkpoint(
+    config: TrainConfig | SftConfig, run: RunDirectory, log: Callable[[str], None]
+) -> store.Checkpoint | None:
     """The newest intact checkpoint of a run, None if it has not saved one; refuses that of another configuration."""
     checkpoint = store.latest(run.checkpoints)
     if checkpoint is not None:
@@ -36,10 +39,19 @@ def newest_checkpoint(config: TrainConfig, run: RunDirectory, log: Callable[[str
     return checkpoint
 
 
+class Intact(Protocol):
+    """What a run is at between two checkpoints; see `loop.Step`."""
+
+    policy_intact: bool
+
+    @property
+    def prefetched(self) -> RolloutBatch | None: ...
+
+
 class Checkpointer:
     """Writes and reads the checkpoints of a run."""
 
-    def __init__(self, config: TrainConfig, run: RunDirectory, workers: Workers) -> None:
+    def __init__(self, config: TrainConfig | SftConfig, run: RunDirectory, workers: Workers) -> None:
         assert workers.policy is not None
         self.config, self.run, self.workers, self.policy = config, run, workers, workers.policy
         self._saved_step: int | None = None  # of the newest checkpoint
@@ -64,7 +76,7 @@ class Checkpointer:
         self.workers.display.log(f"resuming from step {state.step}")
         return state, load_batch(directory)
 
-    def save(self, state: TrainerState, collector: RolloutCollector) -> None:
+    def save(self, state: TrainerState, prefetched: RolloutBatch | None) -> None:
         """Save a checkpoint of the present step, unless there is one."""
         if self._saved_step == state.step:
             return
@@ -74,13 +86,15 @@ class Checkpointer:
             state_directory = directory / STATE_DIRECTORY
             with catch_out_of_memory("a checkpoint was saved"):
                 self.policy.export(directory)
+                if isinstance(self.config, SftConfig):
+                    (directory / PRESET_FILE).write_text(tomli_w.dumps(self.config.recorded()), encoding="utf-8")
                 state_directory.mkdir()
                 self.policy.save(state_directory)
                 if workers.critic is not None:
                     workers.critic.save(state_directory)
             state.save(state_directory)
-            if collector.prefetched is not None:
-                save_batch(collector.prefetched, state_directory)
+            if prefetched is not None:
+                save_batch(prefetched, state_directory)
 
         weights, trained = model.parameters * 4, model.trained_parameters * 4  # float32
         store.save(
@@ -106,21 +120,21 @@ class Checkpointer:
         return timing
 
     @contextmanager
-    def saving_at_the_end(self, state: TrainerState, step: TrainingStep, stop: StopFlag) -> Iterator[None]:
+    def saving_at_the_end(self, state: TrainerState, step: Intact, stop: StopFlag) -> Iterator[None]:
         """Save when the block ends, also where a signal or a dead worker ends it with an intact policy."""
         try:
             yield
-            self.save(state, step.collector)
+            self.save(state, step.prefetched)
         except StopRequested:
-            self.save(state, step.collector)
+            self.save(state, step.prefetched)
             assert stop.signal is not None
-            raise Interrupted(stop.signal, state.step, self.config.run.output) from None
+            raise Interrupted(stop.signal, state.step, resume_command(self.config)) from None
         except WorkerDiedError as died:
             if died.policy_intact:
-                self.save(state, step.collector)
+                self.save(state, step.prefetched)
             newest = store.latest(self.run.checkpoints)
-            raise died.with_resume_hint(None if newest is None else newest.step, self.config.run.output) from None
+            raise died.with_resume_hint(None if newest is None else newest.step, resume_command(self.config)) from None
         except VllmError:
             if step.policy_intact:
-                self.save(state, step.collector)
+                self.save(state, step.prefetched)
             raise

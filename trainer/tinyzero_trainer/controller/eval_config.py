@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, Sampler
-from tinyzero_sdk.settings import flatten, get, merge, read_toml, unflatten
-from tinyzero_trainer.checkpoint.store import latest
+from tinyzero_sdk.settings import describe, flatten, get, merge, read_toml, unflatten
+from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import drop_unused, gather, make_config, text
 from tinyzero_trainer.config.help import key_help
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, directory_of
 from tinyzero_trainer.config.renamed_keys import with_new_names
+from tinyzero_trainer.config.resume import is_sft
 from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, task_of, with_task_table
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.startup import calm_threads, without_collector
@@ -117,12 +118,7 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
             # The run's name for the task need not be the task's own.
             typed = [{"options": get(entry, "options") or {}} for entry in tasks.values()]
             values = {**values, "tasks": dict(zip(inherited["tasks"], typed, strict=False))}
-        if Path(model) == run:
-            newest = latest(run / "checkpoints")
-            if newest is None:
-                raise SettingsError(f"{run} has no checkpoint yet; wait for its first, or give another --model")
-            model = str(newest.path)
-        values = merge(merge(drop_unused(inherited, values), values), {"model": {"path": model}})
+        values = merge(merge(drop_unused(inherited, values), values), {"model": {"path": newest_model(model)}})
     return make_config(values)
 
 
@@ -136,7 +132,10 @@ def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:
     """What an evaluation takes from the run's configuration; nothing of its task if `tasks` names another one."""
     saved = with_new_names(read_toml(run / "config.toml"))
     prefixes = ("data.", "rollout.max_completion_tokens", "eval.num_problems")
-    inherited = unflatten({key: value for key, value in flatten(saved) if key.startswith(prefixes)})
+    known = {field.key for field in describe(TrainConfig)}
+    if is_sft(saved):  # its files are of examples
+        known -= {"data.path", "data.test_path"}
+    inherited = unflatten({key: value for key, value in flatten(saved) if key.startswith(prefixes) and key in known})
     specs = read_task_specs(saved.get("tasks", {}))
     requested = [task_of(name, entry) for name, entry in tasks.items()]
     if not requested and len(specs) > 1:

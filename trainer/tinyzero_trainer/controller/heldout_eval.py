@@ -38,19 +38,19 @@ class HeldOutEvaluation:
             if len(prompts) < count:
                 progress.log(f"{name} has only {len(prompts):,} held-out problems; all of them are used")
 
-    def is_due(self, step: int) -> bool:
-        """Whether `step` is the first, the last or an `eval.every`-th one."""
+    def is_due(self, step: int, *, last: int) -> bool:
+        """Whether `step` is 0, the last or an `eval.every`-th one."""
         every = self.config.eval.every
-        return step in (0, self.config.run.steps) or bool(every and step % every == 0)
+        return step in (0, last) or bool(every and step % every == 0)
 
-    def run(self, step: int) -> dict[str, float]:
+    def run(self, step: int, *, last: int) -> dict[str, float]:
         """Metrics of all tasks; before the first step and after the last on all problems, and greedily too."""
         started, metrics, signals = perf_counter(), dict[str, float](), dict[str, LearningSignal]()
         for name in self.prompts:
-            metrics |= self._evaluate_task(name, signals, thorough=step in (0, self.config.run.steps))
+            metrics |= self._evaluate_task(name, signals, thorough=step in (0, last))
         self.workers.display.end_phase()
         self.workers.display.held_out(step, {name: metrics[held_out_key(name)] for name in self.prompts})
-        if self.signal is not None and step in (0, self.config.run.steps):
+        if self.signal is not None and step in (0, last):
             for name, signal in signals.items():
                 self.signal.held_out(name, signal, self.prompts[name], is_last=step > 0)
         return {**metrics, "timing_s/testing": perf_counter() - started}

@@ -4,29 +4,35 @@ A step is in step.py, its batch in collector.py, evaluation in heldout_eval.py, 
 Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from it cuts exactly what lies past it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.algorithms import rollout_correction
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
-from tinyzero_trainer.checkpoint.store import Checkpoint
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.controller.checkpointer import Checkpointer, newest_checkpoint
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation, write_samples
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
+from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.data.mixture import some_of_each
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers, gpu_elsewhere
-from tinyzero_trainer.monitoring.metrics_log import MetricsLog, held_out_key, read_metrics
+from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, MetricsLog, held_out_key, read_metrics
 from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
 from tinyzero_trainer.plan.auto import left_open, resolve_auto
+from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.signals import StopFlag, StopRequested, catch_signals
+
+C = TypeVar("C", bound=TrainConfig | SftConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +51,36 @@ class TrainResult:
     accuracy: Mapping[str, Change]
 
 
+class Step(Protocol):
+    """What the loop repeats: a step of reinforcement learning (step.py), or of supervised fine-tuning."""
+
+    last: int
+    """Number of the run's last step."""
+
+    policy_intact: bool
+    """Whether the policy is as the last completed step left it."""
+
+    @property
+    def prefetched(self) -> RolloutBatch | None:
+        """The next step's batch, if it has been collected."""
+
+    @property
+    def failure(self) -> TinyZeroError | None:
+        """What ends the run after this step, if anything."""
+
+    def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
+        """Take a step (1-based): the completions trained on or sampled, and metrics."""
+
+
+Start = Callable[
+    [RunDirectory, Workers, TrainerState, RolloutBatch | None, StopFlag],
+    AbstractContextManager[tuple[Step, HeldOutEvaluation]],
+]
+"""Makes what takes the steps, and what measures the policy between them; the batch is the checkpoint's next one."""
+
+
 def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task] | None = None) -> TrainResult:
-    """Train a model on a task, or several.
+    """Train a model on a task, or several, by reinforcement learning.
 
     Args:
         config: with `tasks` and `run.output`.
@@ -58,49 +92,85 @@ def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task
         TinyZeroError: anything else a user can cause.
     """
     config, chosen = resolve_auto(config, target=gpu_elsewhere(config) if left_open(config) else None)
-    with (
-        Progress() as progress,
-        RunDirectory.open(config.run.output, resume=resume) as run,
-        catch_signals() as stop,
-    ):
+
+    @contextmanager
+    def start(
+        run: RunDirectory,
+        workers: Workers,
+        state: TrainerState,
+        prefetched: RolloutBatch | None,
+        stop: StopFlag,
+    ) -> Iterator[tuple[Step, HeldOutEvaluation]]:
+        for line in rollout_correction.notes(config):
+            workers.display.log(line)
+        signal = SignalMonitor(config, workers)
+        evaluation = HeldOutEvaluation(config, workers, stop, signal)
+        yield TrainingStep(config, workers, state, stop, run.rollouts, prefetched, signal), evaluation
+
+    with Progress() as progress:
         if chosen:
             progress.log(chosen)
-        checkpoint = newest_checkpoint(config, run, progress.log) if resume else None
+        return run_training(config, config, start, progress, resume=resume, tasks=tasks)
+
+
+def run_training(
+    config: TrainConfig,
+    recorded: TrainConfig | SftConfig,
+    start: Start,
+    progress: Progress,
+    *,
+    resume: bool,
+    tasks: Mapping[str, Task] | None,
+) -> TrainResult:
+    """Run a training from its start or its newest checkpoint to the last step; arguments and errors as of `train`.
+
+    Args:
+        config: of the workers.
+        recorded: what the run directory keeps, and a resumed run must repeat.
+        start: see `Start`.
+    """
+    with RunDirectory.open(recorded.run.output, resume=resume) as run, catch_signals() as stop:
+        checkpoint = newest_checkpoint(recorded, run, progress.log) if resume else None
         path = None if checkpoint is None else checkpoint.path
         with (
             build_workers(config, display=progress, training=True, checkpoint=path, tasks=tasks) as workers,
             MetricsLog(run.metrics) as log,
-            Trackers(config, run.path, progress.log) as trackers,
+            Trackers(recorded, run.path, progress.log) as trackers,
         ):
-            return _train(config, run, workers, log, trackers, stop, checkpoint)
+            recorded = _as_it_fits(recorded, workers)
+            run.save_config(recorded)  # also when resumed: run.steps may have been raised
+            checkpointer = Checkpointer(recorded, run, workers)
+            state, prefetched = checkpointer.restore(checkpoint)
+            log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
+            progress.log(workers.language_model.trained)
+            with start(run, workers, state, prefetched, stop) as (training_step, evaluation):
+                _take_steps(recorded, run, state, training_step, evaluation, checkpointer, log, trackers, stop)
+                held_out = {name: len(prompts) for name, prompts in evaluation.prompts.items()}
+                return _report(config, run, workers, held_out, last=training_step.last)
 
 
-def _train(
-    config: TrainConfig,
+def _take_steps(
+    config: TrainConfig | SftConfig,
     run: RunDirectory,
-    workers: Workers,
+    state: TrainerState,
+    training_step: Step,
+    evaluation: HeldOutEvaluation,
+    checkpointer: Checkpointer,
     log: MetricsLog,
     trackers: Trackers,
     stop: StopFlag,
-    checkpoint: Checkpoint | None,
-) -> TrainResult:
-    """From the start or a checkpoint to the last step; a signal or a dead worker ends it earlier, with a checkpoint."""
+) -> None:
+    """All steps to the last; a signal or a dead worker ends them earlier, with a checkpoint."""
+    workers = evaluation.workers
     progress = workers.display
-    config = _as_it_fits(config, workers)
-    run.save_config(config)  # also when resumed: run.steps may have been raised
-    checkpointer = Checkpointer(config, run, workers)
-    state, prefetched = checkpointer.restore(checkpoint)
-    log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
-    for line in (workers.language_model.trained, *rollout_correction.notes(config)):
-        progress.log(line)
-    signal = SignalMonitor(config, workers)
-    evaluation = HeldOutEvaluation(config, workers, stop, signal)
-    training_step = TrainingStep(config, workers, state, stop, run.rollouts, prefetched, signal)
 
     def evaluate_and_log() -> None:
         """Evaluate if it is due, then write the step's line; a stop meanwhile leaves both to the resumed run."""
         assert state.pending_metrics is not None
-        metrics = state.pending_metrics | (evaluation.run(state.step) if evaluation.is_due(state.step) else {})
+        is_due = evaluation.is_due(state.step, last=training_step.last)
+        metrics = state.pending_metrics
+        if is_due:
+            metrics = metrics | evaluation.run(state.step, last=training_step.last)
         log.append(state.step, metrics)
         trackers.log(state.step, metrics)
         if state.step:
@@ -110,8 +180,9 @@ def _train(
     with checkpointer.saving_at_the_end(state, training_step, stop):
         if state.pending_metrics is not None:  # of step 0, or of the last one before the run was stopped
             evaluate_and_log()
-        progress.train(config.run.steps, done=state.step)
-        for step in range(state.step + 1, config.run.steps + 1):
+        progress.train(training_step.last, done=state.step)
+        while state.step < training_step.last:
+            step = state.step + 1
             rollouts, metrics = training_step.take(step)
             if (fitting := _as_it_fits(config, workers)) != config:
                 config = fitting
@@ -121,39 +192,43 @@ def _train(
             if config.log.rollouts_every and step % config.log.rollouts_every == 0:
                 chosen = some_of_each(rollouts, len(workers.tasks), config.log.rollouts_count)
                 write_samples(run.rollouts_file(step), chosen)
-            if training_step.collector.failure is not None:
-                raise training_step.collector.failure
+            if training_step.failure is not None:
+                raise training_step.failure
             evaluate_and_log()
             if stop.requested:
                 raise StopRequested
             if config.checkpoint.every and step % config.checkpoint.every == 0:
-                checkpointer.save(state, training_step.collector)
-    return _report(config, run, workers, {name: len(prompts) for name, prompts in evaluation.prompts.items()})
+                checkpointer.save(state, training_step.prefetched)
 
 
-def _as_it_fits(config: TrainConfig, workers: Workers) -> TrainConfig:
+def _as_it_fits(config: C, workers: Workers) -> C:
     """With the micro-batch that memory had room for, which a resumed run starts with."""
     assert workers.policy is not None
     tokens = workers.policy.micro_batch_tokens
     if tokens == config.optimizer.token_budget:
         return config
-    return replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=tokens))
+    optimizer: Any = replace(config.optimizer, micro_batch_tokens=tokens)
+    return replace(config, optimizer=optimizer)
 
 
-def _report(config: TrainConfig, run: RunDirectory, workers: Workers, held_out: Mapping[str, int]) -> TrainResult:
+def _report(
+    config: TrainConfig, run: RunDirectory, workers: Workers, held_out: Mapping[str, int], *, last: int
+) -> TrainResult:
     """Draw the curve and print what was reached; `held_out` has the number of each task's held-out problems."""
     lines = {int(line["step"]): line for line in read_metrics(run.metrics)}
-    first, last = lines[0], lines[config.run.steps]
-    accuracy = {name: Change(first[held_out_key(name)], last[held_out_key(name)]) for name in held_out}
+    before, after = lines[0], lines[last]
+    accuracy = {name: Change(before[held_out_key(name)], after[held_out_key(name)]) for name in held_out}
     several, temperature = len(accuracy) > 1, config.eval.temperature
     outcomes = [
         outcome_line(name if several else None, change.before, change.after, held_out[name], temperature)
         for name, change in accuracy.items()
     ]
+    if HELD_OUT_LOSS in after:
+        outcomes.insert(0, f"held-out loss: {before[HELD_OUT_LOSS]:.4f} -> {after[HELD_OUT_LOSS]:.4f}")
     try:
         plot_curve(run.metrics, run.curve, tasks=list(accuracy), model=workers.language_model.name)
         curve = f"curve: {run.curve}"
     except TinyZeroError as error:  # a picture must not cost the result
         curve = f"no curve: {error}"
-    workers.display.done(*outcomes, curve, f"model: {run.checkpoints / f'step_{config.run.steps}'}")
+    workers.display.done(*outcomes, curve, f"model: {run.checkpoints / f'step_{last}'}")
     return TrainResult(run.path, accuracy)

@@ -18,6 +18,7 @@ from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics, trained_tokens
+from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.monitoring.performance import (
     GpuMemoryUsage,
@@ -38,7 +39,7 @@ STOPPING = "stopping once the next batch has been sampled and saved; another sig
 
 
 class TrainingStep:
-    """Takes training steps; each brings `state` up to date."""
+    """Takes training steps, for loop.py; each brings `state` up to date."""
 
     def __init__(
         self,
@@ -56,8 +57,15 @@ class TrainingStep:
         self.stop, self.rollouts_directory, self.signal = stop, rollouts_directory, signal
         self.collector = RolloutCollector(config, workers, state, stop, prefetched)
         self._timer = StepTimer()  # of the present step
-        self.policy_intact = True
-        """Whether the policy is as the last completed step left it; False during an update."""
+        self.last, self.policy_intact = config.run.steps, True
+
+    @property
+    def prefetched(self) -> RolloutBatch | None:
+        return self.collector.prefetched
+
+    @property
+    def failure(self) -> WorkerDiedError | VllmError | None:
+        return self.collector.failure
 
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """Take a step (1-based); with `rollout.max_async_level=1` the next batch is collected during the update.

@@ -81,8 +81,9 @@ class PromptSource:
         """The first `count` problems of the test split, or all of them."""
         return [self.prompt(item) for item in self._items("test", EVALUATION_SEED, count)]
 
-    def sample(self, count: int, seed: int) -> list[Prompt]:
-        return [self.prompt(item) for item in self._items("train", seed, count)]
+    def items(self, seed: int, count: int) -> Iterator[Item]:
+        """The first `count` problems of the training split, or all of them."""
+        return self._items("train", seed, count)
 
     def prompt(self, item: Item, bucket: int = 0) -> Prompt:
         """The prompt of one problem; a `DataError` if it is empty or longer than `max_prompt_tokens`."""

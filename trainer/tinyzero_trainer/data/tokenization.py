@@ -3,7 +3,7 @@
 A batch of completions is decoded in one call: a call for each would cost as much as scoring it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -36,3 +36,17 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
     text = cast(str, tokenizer.apply_chat_template(cast(Any, prompt), tokenize=False, add_generation_prompt=True))
     # The template writes the special tokens itself.
     return text, cast(list[int], tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def end_token(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], *, chat: bool) -> int:
+    """The token that ends a completion: after chat messages the one with which the chat template ends a turn.
+
+    Of `eos_ids` that end generation; a base model's tokenizer may name another one than its chat template writes.
+    """
+    if chat and tokenizer.chat_template:
+        turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+        text = cast(str, tokenizer.apply_chat_template(turn, tokenize=False))
+        tail = cast(list[int], tokenizer(text.rpartition("!")[2], add_special_tokens=False)["input_ids"])
+        if tail and tail[0] in eos_ids:
+            return tail[0]
+    return tokenizer.eos_token_id if tokenizer.eos_token_id in eos_ids else min(eos_ids)

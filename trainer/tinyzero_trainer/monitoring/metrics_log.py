@@ -20,6 +20,8 @@ from tinyzero_sdk.workers.process import ClosesOnExit
 REWARD = "critic/score/mean"
 ACCURACY = "completion/acc_mean"
 LENGTH = "response_length/mean"
+LOSS = "train/loss"
+HELD_OUT_LOSS = "val/loss"
 THROUGHPUT = "perf/throughput"
 NO_ANSWER = "reward/no_answer_frac"
 TRUNCATED = "completion/truncated_frac"

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.monitoring.metrics_log import (
     ACCURACY,
+    HELD_OUT_LOSS,
     LENGTH,
+    LOSS,
     REWARD,
     held_out_key,
     read_metrics,
@@ -45,12 +47,14 @@ def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
     from matplotlib.ticker import MaxNLocator
 
     rows = read_metrics(metrics)
-    accuracy, reward, length = (series(rows, name) for name in (ACCURACY, REWARD, LENGTH))
+    accuracy, reward, length, loss = (series(rows, name) for name in (ACCURACY, REWARD, LENGTH, LOSS))
     shaped = reward if reward != accuracy else []  # a reward of 1 or 0 is the accuracy
-    panels = 1 + bool(shaped) + bool(length)
+    labels = {"mean reward": shaped, "mean length of\ncompletions (tokens)": length, "loss": loss}
+    lower = [(label, values) for label, values in labels.items() if values]
+    panels = 1 + len(lower)
     figure = Figure(figsize=(8, 2 + 2 * panels), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[2, 1, 1][:panels])[:, 0]
+    axes = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[2, 1, 1, 1][:panels])[:, 0]
     if len(tasks) == 1:
         _draw_accuracy(axes[0], accuracy, _held_out(rows, tasks[0]), (TRAIN_COLOR, HELD_OUT_COLOR))
     else:
@@ -62,10 +66,12 @@ def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
     if axes[0].get_legend_handles_labels()[0]:
         axes[0].legend(loc="lower right" if len(tasks) == 1 else "best", frameon=False, fontsize=9)
     axes[0].set_title(_title(" + ".join(tasks), model), loc="left", fontsize=11, fontweight="bold")
-    lower = [("mean reward", shaped), ("mean length of\ncompletions (tokens)", length)]
-    for panel, (label, values) in zip(axes[1:], [pair for pair in lower if pair[1]], strict=True):
+    for panel, (label, values) in zip(axes[1:], lower, strict=True):
         _draw_smoothed(panel, values, 1.0, TRAIN_COLOR if len(tasks) == 1 else ALL_COLOR)
         panel.set_ylabel(label)
+        if values is loss:
+            points = series(rows, HELD_OUT_LOSS)
+            panel.plot(*zip(*points, strict=True), "o-", ms=4, lw=1, color=HELD_OUT_COLOR)
     axes[-1].set_xlabel("training step")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in axes:

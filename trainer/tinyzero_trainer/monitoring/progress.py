@@ -20,6 +20,7 @@ from rich.text import Text
 from tinyzero_trainer.monitoring.metrics_log import (
     ACCURACY,
     LENGTH,
+    LOSS,
     NO_ANSWER,
     REWARD,
     THROUGHPUT,
@@ -87,6 +88,11 @@ class Progress:
         self._bars.update(self._training.id, completed=done)
         self._log_after(0.0, f"training: {steps - done:,} steps")
 
+    def extend(self, steps: int) -> None:
+        """Set the number of the run's steps, where it was not known before."""
+        if self._training is not None:
+            self._bars.update(self._training.id, total=steps)
+
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show a finished step (1-based) and its metrics, by the names in metrics_log.py."""
         if (training := self._training) is None:
@@ -97,12 +103,15 @@ class Progress:
         ends = step in (training.fields["first"] + 1, training.total)
         self._log_after(0.0 if ends else STEP_SECONDS, _step_line(_count(training), metrics))
 
-    def held_out(self, step: int, accuracies: Mapping[str, float]) -> None:
-        """Held-out accuracy on each task after a step; 0 = before training."""
+    def held_out(self, step: int, accuracies: Mapping[str, float], loss: float | None = None) -> None:
+        """Held-out accuracy on each task after a step, and the loss of fine-tuning; 0 = before training."""
         when = f"after step {step:,}" if step else "before training"
         several = len(accuracies) > 1
+        if loss is not None:
+            self.log(f"held-out loss {when}: {loss:.4f}")
         shown = [f"{name} " * several + _percent(accuracy) for name, accuracy in accuracies.items()]
-        self.log(f"held-out accuracy {when}: {', '.join(shown)}")
+        if shown:
+            self.log(f"held-out accuracy {when}: {', '.join(shown)}")
 
     def log(self, text: str) -> None:
         """Print a line that stays."""
@@ -215,6 +224,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 def _summary(metrics: Mapping[str, Any]) -> str:
     shown = {
+        LOSS: lambda value: f"loss {value:.4f}",
         REWARD: lambda value: f"reward {value:.3f}",
         ACCURACY: lambda value: f"accuracy {_percent(value)}",
         LENGTH: lambda value: f"length {value:,.0f}",

@@ -15,7 +15,7 @@ from typing import Any
 
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_sdk.workers.process import ClosesOnExit
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.monitoring.metrics_log import plain_number
 
@@ -37,7 +37,7 @@ Report = Callable[[str], None]
 class Trackers(ClosesOnExit):
     """The trackers of a run; no method waits for them (except `close`, for a while) or raises their errors."""
 
-    def __init__(self, config: TrainConfig, directory: Path, report: Report) -> None:
+    def __init__(self, config: TrainConfig | SftConfig, directory: Path, report: Report) -> None:
         """Start `log.trackers` of a run in `directory`; other threads `report` one-line messages for the user."""
         observers = {
             "wandb": partial(_record_in_wandb, config, directory),
@@ -101,7 +101,7 @@ class _Tracker:
             self._report(f"{type(error).__name__}: {reason}; training continues without it")
 
 
-def _record_in_wandb(config: TrainConfig, directory: Path, rows: Iterable[Row], report: Report) -> None:
+def _record_in_wandb(config: TrainConfig | SftConfig, directory: Path, rows: Iterable[Row], report: Report) -> None:
     import wandb
 
     # At the interpreter's exit, too, it waits for uploads no longer than this; older versions lack the setting.

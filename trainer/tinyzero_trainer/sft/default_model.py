@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,16 +19,17 @@ from typing import Any
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import get, merge, read_toml, to_mapping
+from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.model_defaults import TINY_NAME
-from tinyzero_trainer.config.sft import SftConfig, SftRunConfig, SftTrainingConfig
+from tinyzero_trainer.config.sft import SftConfig, warm_start
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.model_cache import make_once
 from tinyzero_trainer.sft.tiny_model import default_shape
-from tinyzero_trainer.utils.signals import StopFlag, left_at_once
+from tinyzero_trainer.utils.signals import left_at_once
 from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
 _PRESET = read_toml(Path(__file__).with_suffix(".toml"))
@@ -54,7 +56,7 @@ class DefaultModel:
         tasks = " and ".join(spec.name for spec in self.recipe.task_specs)
         return (
             f"no --model: fine-tuning a small model on examples of {tasks} first, for "
-            f"{self.recipe.training.seconds:g} s on the GPU (default_model.seconds); it is kept in {self.directory}"
+            f"{self.recipe.run.seconds:g} s on the GPU (default_model.seconds); it is kept in {self.directory}"
         )
 
     def settle(self) -> dict[str, Any]:
@@ -79,15 +81,22 @@ class DefaultModel:
                 return
             import torch
 
+            from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
             from tinyzero_trainer.sft.train import fine_tune
             from tinyzero_trainer.utils.oom import catch_out_of_memory
 
             smaller = f"give a smaller default_model.layers or default_model.mlp_size, or --model {TINY_NAME}"
-            recipe = replace(self.recipe, run=SftRunConfig(str(output), device=self.config.run.device))
-            with catch_out_of_memory("the default model was made", smaller):
-                made = fine_tune(recipe, progress=progress, stop=StopFlag())
+            run = output.with_suffix(".run")
+            recipe = replace(self.recipe, run=replace(self.recipe.run, output=str(run), device=self.config.run.device))
+            try:
+                with catch_out_of_memory("the default model was made", smaller):
+                    fine_tune(recipe, progress=progress)
+                newest = Path(newest_model(str(run)))
+                shutil.rmtree(newest / STATE_DIRECTORY)
+                newest.rename(output)
+            finally:
+                shutil.rmtree(run, ignore_errors=True)
             torch.cuda.empty_cache()  # for Ray actors, which may train it
-            progress.done(made.summary.replace(str(output), str(self.directory)))
 
 
 def on_gpu(device: str, progress: Progress) -> bool:
@@ -119,15 +128,14 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
         raise SettingsError(
             f"the tasks share no template of {' and '.join(TEMPLATES)}; give data.prompt_template or --model"
         )
-    training = SftTrainingConfig(
-        **_PRESET["training"],
-        seconds=config.default_model.seconds,
-        template=templates.pop(),
-        test_fraction=config.data.test_fraction,
-        eval_size=SETTINGS["eval"]["num_problems"],
-    )
-    shape = default_shape(config.default_model)
-    recipe = SftConfig(tasks=config.tasks, model=shape, training=training, settings=SETTINGS)
+    own = {
+        "run": {"seconds": config.default_model.seconds},
+        "tasks": config.tasks,
+        "new_model": to_mapping(default_shape(config.default_model)),
+        "data": {"prompt_template": templates.pop(), "test_fraction": config.data.test_fraction},
+        "settings": SETTINGS,
+    }
+    recipe = warm_start(merge(_PRESET["sft"], own))
     versions = {name: task.version for name, task in tasks.items()}
     depends = {"recipe": to_mapping(recipe), "tasks": versions, "trainer": version("tinyzero-trainer")}
     key = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:12]

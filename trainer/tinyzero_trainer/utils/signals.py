@@ -3,7 +3,6 @@
 Work that cannot be saved ends at once.
 """
 
-import shlex
 import signal
 import threading
 import time
@@ -33,8 +32,7 @@ class Stopped(TinyZeroError):
 
 
 class Interrupted(Stopped):
-    def __init__(self, stopped_by: signal.Signals, step: int, output: str) -> None:
-        command = f"tinyzero train --output {shlex.quote(output)} --resume"
+    def __init__(self, stopped_by: signal.Signals, step: int, command: str) -> None:
         super().__init__(stopped_by, f"after step {step}, which is saved; resume with: {command}")
 
 

@@ -1,0 +1,122 @@
+"""`tinyzero sft` and its preset `tinyzero warmstart`: supervised fine-tuning, from the command line to one call.
+
+What is slow to import (torch above all) is imported inside functions, after the settings have been checked.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tinyzero_sdk.cli.task_options import AllowUnsafe
+from tinyzero_sdk.console import stderr
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.cli import options
+from tinyzero_trainer.utils.startup import calm_threads, without_collector
+
+if TYPE_CHECKING:
+    from tinyzero_trainer.config import SftConfig
+
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", metavar="DIR", help="Run directory.", show_default="runs/sft-…-DATE-TIME")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Resume from the newest checkpoint in --output, with its config.toml.")
+]
+
+
+def sft(
+    overrides: options.Overrides = None,
+    task: options.TaskOptions = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="Examples: scored completions, chat messages, or prompts with completions; without it, those that "
+            "the tasks make.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Directory or Hugging Face Hub name of a transformers causal LM, or a run.",
+            show_default="a new decoder with random weights",
+        ),
+    ] = None,
+    output: OutputOption = None,
+    config: options.ConfigOption = None,
+    gpus: options.GpusOption = None,
+    address: options.AddressOption = None,
+    resume: ResumeOption = False,
+    allow_unsafe_scorers: AllowUnsafe = False,
+) -> None:
+    """Fine-tune a language model on examples of a task, or of a file.
+
+    Reinforcement learning needs a model that is sometimes right: this makes one. Ctrl-C saves a checkpoint and prints
+    the command that resumes the run.
+    """
+    from tinyzero_trainer.config.sft import compose_sft
+
+    flags = {"model.path": model, "data.path": data, "reward.allow_unsafe": allow_unsafe_scorers or None}
+    _run(compose_sft, {**options.flag_settings(task, gpus, address), **flags}, overrides, output, config, resume=resume)
+
+
+def warm_start(
+    overrides: options.Overrides = None,
+    task: options.TaskOptions = None,
+    output: OutputOption = None,
+    config: options.ConfigOption = None,
+    resume: ResumeOption = False,
+) -> None:
+    """Train a small new model on a task's own examples: `tinyzero sft` with settings that suit one."""
+    from tinyzero_trainer.config.sft import warm_start
+
+    _run(warm_start, options.flag_settings(task), overrides, output, config, resume=resume)
+
+
+def _run(
+    compose: "Callable[[Mapping[str, Any]], SftConfig]",
+    flags: dict[str, Any],
+    overrides: list[str] | None,
+    output: Path | None,
+    file: Path | None,
+    *,
+    resume: bool,
+) -> None:
+    from tinyzero_sdk.settings import get, merge
+    from tinyzero_trainer.checkpoint.run_directory import RunDirectory, newest_model
+    from tinyzero_trainer.config.compose import gather, text
+    from tinyzero_trainer.config.resume import resume_config
+    from tinyzero_trainer.config.sft import SftConfig
+
+    settings = gather(SftConfig, {**flags, "run.output": output and str(output)}, overrides or (), file)
+    with options.exit_by_signal():
+        if resume:
+            if output is None:
+                raise SettingsError("--resume needs --output, the directory of the run to resume")
+            resolved = resume_config(output, settings, SftConfig)
+        else:
+            if not get(settings, "run.output"):
+                names = "+".join(Path(name).name for name in settings.get("tasks", ())) or "data"
+                path = f"runs/sft-{names}-{time.strftime('%Y-%m-%d-%H%M%S')}"
+                settings = merge(settings, {"run": {"output": path}})
+            if (model := text(settings, "model.path")) is not None:
+                settings = merge(settings, {"model": {"path": newest_model(model)}})
+            resolved = compose(settings)
+            RunDirectory(Path(resolved.run.output)).check(resume=False)
+        what = resolved.data.path or f"examples of {' and '.join(spec.name for spec in resolved.task_specs)}"
+        verb = "resuming the fine-tuning of" if resume else "fine-tuning"
+        name = resolved.model.path or "a new decoder"
+        stderr.print(f"{verb} {name} on {what} in {resolved.run.output}", soft_wrap=True, markup=False)
+        stderr.print("loading PyTorch", style="dim")
+        calm_threads()
+        with without_collector():
+            from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
+            from tinyzero_trainer.sft.train import fine_tune
+        with advise_on_out_of_memory(resolved.as_train_config()):
+            fine_tune(resolved, resume=resume)

@@ -1,0 +1,90 @@
+"""Batches of examples: made in this process, or ahead of it in worker processes.
+
+Batch k depends on the settings alone, so any number of workers gives the same batches in the same order.
+"""
+
+import itertools
+import os
+import signal
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from tinyzero_sdk import Task
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
+from tinyzero_sdk.workers.process import to_picklable_error
+from tinyzero_trainer.config.sft import SftConfig
+from tinyzero_trainer.data.mixture import next_share
+from tinyzero_trainer.sft.examples import Encoder, ExampleSource, TaskExamples
+from tinyzero_trainer.sft.file_examples import FileExamples
+from tinyzero_trainer.types import Rollout
+
+
+class Batches(IterableDataset["list[Rollout] | TinyZeroError"]):
+    """Batches without end, in which tasks have their weights; a worker of a DataLoader makes every n-th of them."""
+
+    def __init__(self, config: SftConfig, tasks: Mapping[str, Task], encoder: Encoder, first: int = 0) -> None:
+        """From batch number `first` on."""
+        self.config, self.tasks, self.encoder, self.first = config, tasks, encoder, first
+
+    def sources(self) -> list[ExampleSource]:
+        """The file, or each task."""
+        if self.config.data.path is not None:
+            return [FileExamples(self.config, self.tasks, self.encoder)]
+        return [TaskExamples(self.config, name, task, self.encoder) for name, task in self.tasks.items()]
+
+    def batches(self, worker: int = 0, workers: int = 1) -> Iterator[list[Rollout]]:
+        """Batches number `first` + `worker`, `first` + `worker` + `workers`, …"""
+        sources, batch_size = self.sources(), self.config.data.batch_size
+        weights = [spec.weight for spec in self.config.task_specs]
+        sampled = [0] * len(sources)
+        for number in itertools.count():
+            counts = [batch_size] if len(sources) == 1 else [0] * len(sources)
+            for _ in range(batch_size - sum(counts)):
+                index = next_share(weights, sampled)
+                sampled[index] += 1
+                counts[index] += 1
+            if number >= self.first and (number - self.first) % workers == worker:
+                batch = [source.sample(count) for source, count in zip(sources, counts, strict=True) if count]
+                yield [*itertools.chain(*batch)]
+            else:
+                for source, count in zip(sources, counts, strict=True):
+                    source.skip(count)
+
+    def __iter__(self) -> Iterator[list[Rollout] | TinyZeroError]:
+        worker = get_worker_info()
+        if worker is None:
+            yield from self.batches()
+            return
+        try:
+            yield from self.batches(worker.id, worker.num_workers)
+        except Exception as error:  # a task may raise anything; a DataLoader would bury it in a traceback
+            yield to_picklable_error(error)
+
+
+def _start_worker(worker: int) -> None:
+    del worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker for each core
+
+
+def batch_stream(batches: Batches, workers: int) -> Generator[list[Rollout]]:
+    """Batches without end, made in this process or prefetched by others, which end when the generator is closed.
+
+    Raises:
+        TinyZeroError: what stopped a worker.
+    """
+    options: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _start_worker} if workers else {}
+    # With a separate generator: a DataLoader draws a seed.
+    loader = DataLoader(batches, batch_size=None, num_workers=workers, generator=torch.Generator(), **options)
+    try:
+        for batch in loader:
+            if isinstance(batch, TinyZeroError):
+                raise batch
+            yield batch
+    except RuntimeError as error:
+        if not workers:
+            raise
+        raise BrokenTaskError("a process that makes examples has died; messages above may say why") from error

@@ -1,0 +1,141 @@
+"""Examples to learn from, worked out by a task's hooks; those of a file are in file_examples.py.
+
+An example is a `Rollout` whose completion was not sampled from the model.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from tinyzero_sdk import Item, Score, Task
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.hookspecs import Message
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.config.sft import SftConfig
+from tinyzero_trainer.data.prompts import EVALUATION_SEED, PromptSource
+from tinyzero_trainer.data.tokenization import encode_prompt, end_token
+from tinyzero_trainer.types import Generation, Prompt, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MOST_PROBLEMS = 20_000
+"""Different problems of a task that are worked out; then come the same again, with other demonstrations."""
+
+_ENOUGH = 64
+RIGHT = Score(1.0, True)
+
+
+class Encoder:
+    """Examples as tokens for one model."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", eos_ids: Collection[int]) -> None:
+        self.tokenizer = tokenizer
+        self._ends = {chat: end_token(tokenizer, eos_ids, chat=chat) for chat in (False, True)}
+
+    def prompt(self, prompt: str | list[Message], item: Item | None = None) -> Prompt:
+        """Chat messages go through the model's chat template."""
+        text, ids = encode_prompt(self.tokenizer, prompt)
+        return Prompt(item or Item(None), text, ids)
+
+    def examples(self, prompts: Sequence[Prompt], completions: Sequence[str], *, chat: bool) -> list[Rollout]:
+        """Completions of prompts, each with the end token; `chat` says which one, by the kind of prompt."""
+        # One call for all: a tokenizer's cost is per call, not per text.
+        encoded = self.tokenizer(list(completions), add_special_tokens=False)["input_ids"] if completions else []
+        return [
+            Rollout(prompt, Generation([*ids, self._ends[chat]], None, finished=True), text, RIGHT)
+            for prompt, ids, text in zip(prompts, encoded, completions, strict=True)
+        ]
+
+
+class ExampleSource(ABC):
+    """Examples of one task or file, in an order that a seed determines."""
+
+    what: str
+    """In messages."""
+
+    def __init__(self, config: SftConfig) -> None:
+        self.max_length, self.seed, self._sampled = config.data.max_length, config.run.seed, 0
+
+    @abstractmethod
+    def examples(self, numbers: Sequence[int]) -> list[Rollout]:
+        """The examples at these places of an endless stream, however long."""
+
+    @abstractmethod
+    def held_out(self, count: int) -> list[Rollout]:
+        """At most `count` examples that are never sampled, for the held-out loss."""
+
+    def skip(self, count: int) -> None:
+        """Continue as if this many had been sampled."""
+        self._sampled += count
+
+    def sample(self, count: int) -> list[Rollout]:
+        """The next `count` examples without those that are too long, but at least one."""
+        first = self._sampled
+        self._sampled += count
+        found = self.fitting(self.examples(range(first, self._sampled)))
+        if not found:
+            found = self.fitting(self.examples(range(self._sampled, self._sampled + _ENOUGH)))[:1]
+        if not found:
+            raise TinyZeroError(
+                f"all of {count + _ENOUGH} examples of {self.what} are longer than data.max_length={self.max_length} "
+                "tokens; raise it"
+            )
+        return found
+
+    def fitting(self, examples: Iterable[Rollout]) -> list[Rollout]:
+        """Those that are not too long."""
+        return [
+            example
+            for example in examples
+            if len(example.prompt.token_ids) + len(example.generation.token_ids) <= self.max_length
+        ]
+
+
+class TaskExamples(ExampleSource):
+    """Training problems of one task, worked out by its hook `demonstrate` or `solve`."""
+
+    def __init__(self, config: SftConfig, name: str, task: Task, encoder: Encoder) -> None:
+        super().__init__(config)
+        data = config.data
+        self.what, self._task, self._encoder, self._hook = f"task {name!r}", task, encoder, data.hook
+        self._source = PromptSource(
+            task,
+            encoder.tokenizer,
+            name=name,
+            prompt_template=data.prompt_template,
+            test_fraction=data.test_fraction,
+            max_prompt_tokens=data.max_length,
+        )
+        self._unread = self._source.items(self.seed, MOST_PROBLEMS)
+        first = next(self._unread)
+        self._prompts = [self._source.prompt(first)]
+        self._chat = not isinstance(task.make_prompt(first, self._source.template), str)
+
+    def examples(self, numbers: Sequence[int]) -> list[Rollout]:
+        for item in islice(self._unread, max(0, max(numbers) + 1 - len(self._prompts))):
+            self._prompts.append(self._source.prompt(item))
+        prompts = [self._prompts[number % len(self._prompts)] for number in numbers]
+        return self._worked_out(prompts, [derive_seed("demonstration", self.seed, number) for number in numbers])
+
+    def held_out(self, count: int) -> list[Rollout]:
+        prompts = self._source.held_out(count)
+        seeds = [derive_seed("demonstration", EVALUATION_SEED, number) for number in range(len(prompts))]
+        return self.fitting(self._worked_out(prompts, seeds))
+
+    def _worked_out(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Rollout]:
+        texts = [self._work_out(prompt.item, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        return self._encoder.examples(prompts, texts, chat=self._chat)
+
+    def _work_out(self, item: Item, seed: int) -> str:
+        text = self._task.demonstrate(item, seed) if self._hook != "solve" else None
+        if text is None and self._hook != "demonstrate":
+            text = self._task.solve(item)
+        if text is not None:
+            return text
+        hooks = "`demonstrate` or `solve`" if self._hook == "auto" else f"`{self._hook}`"
+        raise TinyZeroError(
+            f"task {self._task.name!r} makes no examples to learn from; add a hook {hooks}, or give a file of "
+            "examples with data.path"
+        )

@@ -1,0 +1,126 @@
+"""A step of supervised fine-tuning, and the held-out loss: what controller/loop.py repeats.
+
+The policy's own update does it: with an advantage of 1 for every token, REINFORCE's loss is the cross-entropy.
+"""
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+import torch
+
+from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.algorithms.schedules import StepSettings, learning_rate_at
+from tinyzero_trainer.config import SftConfig, TrainConfig
+from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
+from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.controller.step_metrics import trained_tokens
+from tinyzero_trainer.executors.base import PolicyWorker, Workers
+from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, LOSS
+from tinyzero_trainer.monitoring.performance import StepTimer, memory_metrics, peak_flops, utilization
+from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.utils.oom import catch_out_of_memory
+from tinyzero_trainer.utils.signals import StopFlag
+
+CALIBRATION_STEPS = 20
+"""With `run.seconds`: steps after which the time of the last half of them sets the number of steps."""
+
+UNKNOWN_STEPS = 1000
+"""Steps for which the learning rate is scheduled until then."""
+
+
+class SftEvaluation(HeldOutEvaluation):
+    """The loss on held-out examples, and accuracy on the tasks' held-out problems."""
+
+    def __init__(self, config: TrainConfig, workers: Workers, stop: StopFlag, examples: Sequence[Rollout]) -> None:
+        super().__init__(config, workers, stop)
+        self.examples = examples
+
+    def run(self, step: int, *, last: int) -> dict[str, float]:
+        """Metrics of all tasks, and the held-out loss where there are such examples."""
+        started, metrics = perf_counter(), dict[str, float]()
+        if self.examples:
+            assert self.workers.policy is not None
+            self.workers.engine.sleep()
+            metrics[HELD_OUT_LOSS] = loss_of(self.workers.policy, self.examples)
+            self.workers.display.held_out(step, {}, metrics[HELD_OUT_LOSS])
+            metrics["timing_s/held_out_loss"] = perf_counter() - started
+        if not self.prompts:
+            return metrics
+        if step:
+            with catch_out_of_memory("the rollout engine took over the weights"):
+                self.workers.engine.load_weights()
+        return metrics | super().run(step, last=last)
+
+
+def loss_of(policy: PolicyWorker, examples: Sequence[Rollout]) -> float:
+    """Mean cross-entropy of the completions' tokens, in nats."""
+    return -policy.logprobs(examples, 1.0).double().mean().item()
+
+
+class SftStep:
+    """Takes steps of supervised fine-tuning."""
+
+    failure: None = None
+    prefetched: None = None
+
+    def __init__(
+        self, config: SftConfig, workers: Workers, batches: Iterator[list[Rollout]], state: TrainerState
+    ) -> None:
+        assert workers.policy is not None
+        self.config, self.workers, self.policy, self._batches = config, workers, workers.policy, batches
+        self.policy_intact, seconds = True, config.run.seconds
+        self._times: list[float] | None = None  # until the number of steps is known: when each was over
+        if seconds is None:
+            assert config.run.steps is not None
+            self.last = config.run.steps
+        elif state.step:
+            self.last = max(state.step, round(state.step * seconds / state.elapsed_s))
+        else:
+            self.last, self._times = CALIBRATION_STEPS, []
+
+    def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
+        """See `loop.Step`."""
+        timer = StepTimer()
+        examples = next(self._batches)
+        timer.record("data")
+        self.workers.engine.sleep()
+        timer.skip()
+        self.policy_intact = False
+        batch = TrainingBatch.of(examples)
+        batch.advantages = torch.ones(int(batch.lengths.sum()))
+        steps = self.last if self._times is None else UNKNOWN_STEPS
+        rate = learning_rate_at(self.config.optimizer, step, steps)
+        with catch_out_of_memory("the weights were updated"):
+            updated = self.policy.update(batch, StepSettings(rate))
+        self.policy_intact = True
+        timer.record("update_actor")
+        seconds = timer.stop()
+        self._calibrate()
+        return examples, self._metrics(examples, updated, seconds)
+
+    def _calibrate(self) -> None:
+        """Set the number of steps once their time is known; the first ones also compile."""
+        if self._times is None or self.config.run.seconds is None:
+            return
+        self._times.append(perf_counter())
+        if len(self._times) == CALIBRATION_STEPS:
+            first, middle, last = (self._times[index] for index in (0, CALIBRATION_STEPS // 2 - 1, -1))
+            left = self.config.run.seconds - (last - first)
+            self.last += max(0, round(left / (last - middle) * CALIBRATION_STEPS / 2))
+            self.workers.display.extend(self.last)
+            self._times = None
+
+    def _metrics(
+        self, examples: list[Rollout], updated: dict[str, float], seconds: dict[str, float]
+    ) -> dict[str, float]:
+        renamed = {"actor/pg_loss": LOSS} | {
+            f"actor/{name}": f"train/{name}" for name in ("lr", "grad_norm", "entropy", "skipped_updates")
+        }
+        metrics = {new: updated[name] for name, new in renamed.items() if name in updated}
+        gpus, model, tokens = self.policy.gpu_memory(), self.workers.language_model, trained_tokens(examples)
+        metrics |= {f"timing_s/{name}": value for name, value in seconds.items()} | memory_metrics(gpus)
+        metrics["perf/total_num_tokens"] = float(tokens)
+        metrics["perf/throughput"] = tokens / seconds["step"]
+        if (peak := peak_flops(gpus)) is not None and model.adapter is None:
+            metrics |= utilization(seconds, tokens, parameters={"actor": model.parameters}, peak=peak)
+        return metrics
