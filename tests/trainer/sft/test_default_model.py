@@ -238,13 +238,13 @@ def test_users_settings_that_contradict_each_other_are_refused(toy_task: str) ->
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_the_user_is_warned_of_memory_before_the_model_is_made(toy_task, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(advice, "present_gpu", lambda device: TargetGpu("a small GPU", GIB, None))
+    monkeypatch.setattr(advice, "present_gpu", lambda device: TargetGpu("a small GPU", GIB // 5, None))
     monkeypatch.setattr(loop, "train", lambda config, **_: None)
     copy_instead(monkeypatch)
     _, out, err = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))
     lines = (err + out).splitlines()
     (warned,) = [place for place, line in enumerate(lines) if line.startswith("warning: ")]
-    assert "a small GPU has 1.0 GiB" in lines[warned]
+    assert "a small GPU has 0.2 GiB" in lines[warned]
     assert warned < next(place for place, line in enumerate(lines) if line.startswith("loading PyTorch"))
 
 

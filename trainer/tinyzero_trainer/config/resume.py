@@ -28,11 +28,10 @@ _RESUMABLE = {
     "vllm": "gpu_memory_gb sleep_mode tensor_parallel separate_process cuda_graphs max_restarts timeout verify_weights",
     "optimizer": "micro_batch_tokens packing",
     "reward": "num_workers memory_limit_gb",
-    "data": "path test_path",
+    "data": "path test_path num_workers",
     "eval": "every num_problems_during",
     "checkpoint": "every keep",
     "log": "trackers project rollouts_every rollouts_count",
-    "data": "num_workers",
 }
 RESUMABLE = frozenset(f"{group}.{name}" for group, names in _RESUMABLE.items() for name in names.split())
 """Keys that --resume may change: they affect speed, memory and records, not what is learned."""

@@ -237,21 +237,19 @@ def compose_sft(overrides: Mapping[str, Any]) -> SftConfig:
     config = build(SftConfig, overrides)
     if not config.task_specs and config.data.path is None:
         raise SettingsError("there is nothing to learn from; give --task, or a file of examples with --data")
-    without_file = "data.path=none takes the examples that the tasks make"
-    own = {
-        "new_model": "model.path={model.path!r} names a model" if config.model.path else None,
-        "data.test_path": without_file,
-        "data.max_per_problem": without_file,
-        "data.hook": None if config.data.path is None else "data.path={data.path!r} has the examples",
-    }
-    given = dict(flatten(overrides))
+    model, file = config.model.path, config.data.path
     reasons = {key: reason for key, _, reason in unused_settings(config.as_train_config())}
-    for key, value in given.items():
-        reason = reasons.get(key) or own.get(key) or own.get(key.partition(".")[0])
-        if reason == without_file and config.data.path is not None:
-            continue
-        if reason:
-            raise SettingsError(f"{key}={format_value(value)} has no effect: {reason.format_map(vars(config))}")
+    if model is not None:
+        shape = overrides.get("new_model", {})
+        reasons |= {f"new_model.{name}": f"model.path={model!r} names a model" for name in shape}
+    if file is not None:
+        reasons["data.hook"] = f"data.path={file!r} has the examples"
+    else:
+        of_files = ("data.test_path", "data.max_per_problem")
+        reasons |= dict.fromkeys(of_files, "data.path=none takes the examples that the tasks make")
+    for key, value in flatten(overrides):
+        if key in reasons:
+            raise SettingsError(f"{key}={format_value(value)} has no effect: {reasons[key]}")
     return config
 
 

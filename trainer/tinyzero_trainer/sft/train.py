@@ -61,7 +61,9 @@ def fine_tune(
         TinyZeroError: anything else a user can cause.
     """
     compose({}, config.settings, needs_task=False)  # impossible settings stop here, not in the run that uses them
-    tasks = tasks or load_tasks(config.task_specs, allow_unsafe_scorers=config.reward.allow_unsafe)
+    if tasks is None:
+        wrappers = config.as_train_config().wrappers_with_limit()
+        tasks = load_tasks(config.task_specs, wrappers=wrappers, allow_unsafe_scorers=config.reward.allow_unsafe)
     with progress or Progress() as display:
         if config.run.steps is None and config.run.seconds is None:
             config = replace(config, run=replace(config.run, steps=_steps(config, tasks, display)))
