@@ -93,7 +93,7 @@ def test_a_resumed_run_is_of_its_own_kind_and_learns_the_same(
     assert f"{output} holds another kind of run; resume it with: tinyzero sft --output {output} --resume" in error
     code, _, error = call(capsys, "sft", "--output", output, "--resume", "data.batch_size=4")
     assert code == 2
-    assert "--resume cannot change data.batch_size=8 to 4" in error
+    assert "--resume cannot change data.batch_size from 8 to 4" in error
     code, _, error = call(capsys, "sft", "--output", output, "--task", "countdown")
     assert code == 2
     assert f"resume with: tinyzero sft --output {output} --resume" in error
