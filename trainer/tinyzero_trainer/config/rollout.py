@@ -138,7 +138,7 @@ class VllmConfig:
     """The rollout engine `vllm`."""
 
     gpu_memory_gb: Annotated[PositiveFloat | Auto, NoneIs("auto")] = "auto"
-    """GB of GPU memory for weights, KV cache and workspace; `auto` = what the update leaves, at most 60 % of it."""
+    """GB of GPU memory for weights, KV cache and workspace; `auto` = what the update leaves."""
 
     sleep_mode: Annotated[bool | Auto, NoneIs("auto")] = "auto"
     """Free its memory during the update and reload the weights afterwards; `auto` = where memory requires it."""

@@ -35,7 +35,6 @@ VLLM_BESIDE = 700 * MIB  # beyond vllm.gpu_memory_gb: CUDA graphs, and workspace
 VLLM_WORKSPACE = 900 * MIB  # within vllm.gpu_memory_gb: activations of a prefill of 8,192 tokens
 VLLM_SAMPLER_BYTES = 12  # within vllm.gpu_memory_gb: bytes a logit of the sequences decoded at a time
 VLLM_ASLEEP = 900 * MIB  # while vLLM sleeps, without its process's context: CUDA graphs and workspaces
-VLLM_SHARE = 0.6  # fraction of the GPU that vllm.gpu_memory_gb is at most where it is not set
 VLLM_SEQUENCES = 1024  # generated at a time where rollout.max_num_seqs is not set: more gain little
 
 STEP_NUMBERS = 8  # intermediate numbers of a sequence in a decoding step of `torch`, per unit of the MLP's width

@@ -30,8 +30,7 @@ def settle(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int 
 
     The engine `torch` generates as many sequences at a time as fit; without CUDA graphs at most `FEW_SEQUENCES`. vLLM
     stays awake during the update if all its sequences fit as well, or if it has dedicated GPUs; otherwise it sleeps and
-    takes what the weights leave, up to `VLLM_SHARE` of the GPU. It gets at least enough for `LEAST_SEQUENCES`, whether
-    that fits or not.
+    takes what the weights leave, but at least enough for `LEAST_SEQUENCES`, whether that fits or not.
     """
     if config.rollout.engine == "vllm":
         return _settle_vllm(spec, config, limit, prompt_tokens)
@@ -52,7 +51,6 @@ def _settle_vllm(spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens
     vllm, work, dims = config.vllm, workload_of(config, prompt_tokens), planned_dims(config)
     most = needed_by_vllm(spec, config, work)
     least = needed_by_vllm(spec, config, work, sequences=LEAST_SEQUENCES)
-    most = min(most, max(least, int(constants.VLLM_SHARE * limit / (1 - constants.MARGIN))))
     for sleep in (False, True) if vllm.sleep_mode == "auto" and dims.colocated else (vllm.sleep_mode,):
         size = _gigabytes(least) if vllm.gpu_memory_gb == "auto" else vllm.gpu_memory_gb
         tight = replace(config, vllm=replace(vllm, gpu_memory_gb=size, sleep_mode=sleep))

@@ -131,18 +131,22 @@ def choose(
         tried.append(found := evaluated(candidate))
         if found.memory.peak <= limit and found.seconds <= enough:  # no GPU would be faster
             return completed(found)
+    leanest, candidate = min(zip(tried, candidates, strict=True), key=lambda pair: pair[0].memory.peak)
     if fitting := [one for one in tried if one.memory.peak <= limit]:
         enough = NEGLIGIBLE * min(one.seconds for one in fitting)
-        return completed(next(one for one in fitting if one.seconds <= enough))
-    leanest = min(tried, key=lambda one: one.memory.peak)
-    count = workload_of(leanest.config, prompt_tokens).max_num_seqs // 2
-    while config.rollout.engine == "vllm" and config.rollout.max_num_seqs == "auto" and count >= LEAST_SEQUENCES:
-        # vLLM reserves memory for the logits of as many sequences.
+        best = completed(next(one for one in fitting if one.seconds <= enough))
+    else:
+        best = completed(leanest)
+    if config.rollout.engine != "vllm" or config.rollout.max_num_seqs != "auto":
+        return best
+    # vLLM reserves memory for the logits of each, so with fewer the rest may fit better.
+    count = workload_of(best.config, prompt_tokens).max_num_seqs
+    while (count := count // 2) >= LEAST_SEQUENCES:
         rollout = replace(config.rollout, max_num_seqs=count)
-        if evaluated(replace(candidates[-1], rollout=rollout)).memory.peak <= limit:
-            return choose(spec, replace(config, rollout=rollout), limit, gpu, prompt_tokens, host=host)
-        count //= 2
-    return completed(leanest)
+        if evaluated(replace(candidate, rollout=rollout)).memory.peak <= limit:
+            fewer = choose(spec, replace(config, rollout=rollout), limit, gpu, prompt_tokens, host=host)
+            best = fewer if best.memory.peak > limit or NEGLIGIBLE * fewer.seconds < best.seconds else best
+    return best
 
 
 def _candidates(spec: ModelSpec, config: TrainConfig, host: int | None) -> Iterator[TrainConfig]:
