@@ -38,6 +38,7 @@ def configure(folder: Path, name: str, gpus: int, **changes: Any) -> TrainConfig
         "rollout__max_completion_tokens": 64,
         "optimizer__micro_batch_tokens": TOKENS,
         "algorithm__advantage_estimator": "grpo",
+        "algorithm__entropy_coefficient": 0.1,  # a gradient, whatever the rewards
         "model__compile": False,
     }
     base = to_mapping(make_config(folder, name, run__executor="ray"))
