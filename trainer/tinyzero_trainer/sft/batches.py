@@ -4,9 +4,11 @@ Batch k depends on the settings alone, so any number of workers gives the same b
 """
 
 import itertools
+import multiprocessing
 import os
 import signal
 from collections.abc import Generator, Iterator, Mapping
+from multiprocessing import forkserver
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ from tinyzero_trainer.data.mixture import next_share
 from tinyzero_trainer.sft.examples import Encoder, ExampleSource, TaskExamples
 from tinyzero_trainer.sft.file_examples import FileExamples
 from tinyzero_trainer.types import Rollout
+
+# Not fork: this process has threads. Not spawn: each worker would import torch and transformers, for half a minute.
+_FORKSERVER = multiprocessing.get_context("forkserver")
 
 
 class Batches(IterableDataset["list[Rollout] | TinyZeroError"]):
@@ -70,13 +75,20 @@ def _start_worker(worker: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker for each core
 
 
+def prepare_workers() -> None:
+    """Start the process that workers are forked from: it imports what they need while the model is loaded."""
+    _FORKSERVER.set_forkserver_preload([__name__])
+    forkserver.ensure_running()
+
+
 def batch_stream(batches: Batches, workers: int) -> Generator[list[Rollout]]:
     """Batches without end, made in this process or prefetched by others, which end when the generator is closed.
 
     Raises:
         TinyZeroError: what stopped a worker.
     """
-    options: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _start_worker} if workers else {}
+    options: dict[str, Any] = {"multiprocessing_context": _FORKSERVER, "worker_init_fn": _start_worker}
+    options = options if workers else {}
     # With a separate generator: a DataLoader draws a seed.
     loader = DataLoader(batches, batch_size=None, num_workers=workers, generator=torch.Generator(), **options)
     try:

@@ -29,7 +29,7 @@ from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.plan.auto import left_open, resolve_auto
-from tinyzero_trainer.sft.batches import Batches, batch_stream
+from tinyzero_trainer.sft.batches import Batches, batch_stream, prepare_workers
 from tinyzero_trainer.sft.examples import Encoder
 from tinyzero_trainer.sft.file_examples import FileExamples
 from tinyzero_trainer.sft.step import SftEvaluation, SftStep
@@ -64,6 +64,9 @@ def fine_tune(
     if tasks is None:
         wrappers = config.as_train_config().wrappers_with_limit()
         tasks = load_tasks(config.task_specs, wrappers=wrappers, allow_unsafe_scorers=config.reward.allow_unsafe)
+    num_workers = _num_workers(config)
+    if num_workers:
+        prepare_workers()
     with progress or Progress() as display:
         if config.run.steps is None and config.run.seconds is None:
             config = replace(config, run=replace(config.run, steps=_steps(config, tasks, display)))
@@ -81,7 +84,7 @@ def fine_tune(
                 example for source in batches.sources() for example in source.held_out(config.eval.num_problems)
             ]
             evaluation = SftEvaluation(train_config, workers, stop, held_out)
-            with closing(batch_stream(batches, _num_workers(config))) as stream:
+            with closing(batch_stream(batches, num_workers)) as stream:
                 yield SftStep(config, workers, stream, state), evaluation
 
         train_config = config.as_train_config()
