@@ -31,7 +31,7 @@ lint: $(READY)  ## check style (ruff), types (mypy) and the order of imports (im
 	@PYTHONPATH=plugins/reasoning_gym $(BIN)/lint-imports --no-logo
 
 # Modules without results, and scripts that need a GPU or much longer than a few minutes on two cores.
-NOT_IN_BENCH = common commands training fixed_task shapes trl_step compare \
+NOT_IN_BENCH = common commands training fixed_task shapes trl_step compare pretrained \
   step memory rollout several_gpus
 
 bench: $(READY)  ## run the benchmarks that need no GPU and take minutes
