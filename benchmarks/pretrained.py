@@ -1,21 +1,27 @@
 """A pretrained chat model before and after supervised fine-tuning, and after GRPO, for several tasks and seeds.
 
-    python benchmarks/pretrained.py --model DIR [--tasks countdown,multiply,gsm8k] [--seeds 0,1,2] [--gpus N]
-        [--gsm8k FOLDER] [--limit SECONDS] [--output DIR] [train:KEY=VALUE …] [sft:KEY=VALUE …]
+    python benchmarks/pretrained.py --model DIR [--recipes countdown,multiply,gsm8k,search,search-small] [--seeds 0,1,2]
+        [--gpus N] [--gsm8k FOLDER] [--limit SECONDS] [--output DIR] [train:KEY=VALUE …] [sft:KEY=VALUE …]
 
 Held-out problems, sampled at temperature 1 and greedily; 95 % intervals (Wilson). Each run is two commands, `tinyzero
 sft` and `tinyzero train`, whose seconds are from their start to their end. One that reaches the limit saves a
 checkpoint, and the same command resumes it. GSM8K is read from FOLDER: train.jsonl and test.jsonl, as published.
 Targets for SmolLM2-135M-Instruct on one H200: countdown at least 80 % within 20 minutes, multiply at least 90 %.
+
+`search` and `search-small` (a new decoder of 9.9M parameters) are on the terms of Stream of Search (arXiv 2404.03683):
+countdown with four numbers and targets 10 to 100, a tenth of which is never trained on; held-out puzzles, and puzzles
+with held-out targets. Published for 250M parameters, after policy improvement: 56.5 % and 54.2 %.
 """
 
 import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
+from random import Random
 from tempfile import mkdtemp
 from typing import Annotated, Any
 
@@ -24,59 +30,125 @@ import typer
 from benchmarks.commands import KILLED, run
 from benchmarks.common import TINYZERO, print_machine, print_table
 from benchmarks.training import COLORS, metrics_of
+from tinyzero_sdk import load_task
 from tinyzero_sdk.scoring.statistics import wilson
+from tinyzero_sdk.settings import flatten, format_value, to_mapping
+from tinyzero_trainer.config import DefaultModelConfig
 from tinyzero_trainer.monitoring.metrics_log import held_out_key, size_key
+from tinyzero_trainer.sft.default_model import PRESET
+from tinyzero_trainer.sft.tiny_model import default_shape
 
 VERSIONS = ("tinyzero-trainer", "torch", "transformers")
 GRACE_SECONDS = 40.0  # in which a run that reaches the limit may save a checkpoint
-COMMANDS, POINTS = ("sft", "train"), ("before", "after sft", "after GRPO")
-COMMON = {
-    "sft": ["data.batch_size=256", "optimizer.learning_rate=5e-4", "checkpoint.every=100"],
-    "train": [
-        *("data.prompts_per_step=128", "rollout.group_size=16", "rollout.return_logprobs=always"),
-        *("optimizer.num_mini_batches=4", "optimizer.learning_rate=4e-5", "optimizer.lr_schedule=cosine"),
-        *("reward.num_workers=4", "checkpoint.every=0", "eval.num_problems_during=512"),
-    ],
+POINTS = ("before", "after sft", "after GRPO")
+SFT = ["data.batch_size=256", "optimizer.learning_rate=5e-4", "checkpoint.every=100", "eval.num_problems=1024"]
+GRPO = [
+    *("data.prompts_per_step=128", "rollout.group_size=16", "rollout.return_logprobs=always"),
+    *("optimizer.num_mini_batches=4", "optimizer.learning_rate=1e-4", "optimizer.lr_schedule=cosine"),
+    *("reward.num_workers=4", "checkpoint.every=0", "eval.every=10", "eval.num_problems_during=512"),
+]
+LONG = ["data.max_length=2200", "rollout.max_completion_tokens=2048"]  # tokens: digits are one each
+GSM8K = ["task.path={gsm8k}", "eval.num_problems=1319"]
+FOUR = "task.numbers=[4]"
+PUZZLES = ["data.path={files}/train.jsonl", "data.test_path={files}/test.jsonl"]
+TRAINED, EXAMPLES = 300_000, 100_000  # puzzles of four numbers, and those of them that are worked out
+TARGETS = "data.test_path={files}/targets.jsonl"
+_SHAPE = to_mapping(default_shape(DefaultModelConfig()))
+SMALL = [
+    f"{key}={format_value(value)}"
+    for key, value in flatten({**PRESET["sft"], "settings": PRESET["settings"], "new_model": _SHAPE})
+]
+"""Settings of the default model, and of its reinforcement learning."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Commands with their settings, in order; the model's own chat template and the task's own options if not given."""
+
+    task: str
+    commands: dict[str, list[str]]
+    pretrained: bool = True
+    """Otherwise a new decoder, as `tinyzero train` makes it on a GPU where none is named."""
+
+
+RECIPES = {
+    "countdown": Recipe(
+        "countdown",
+        {
+            "sft": [
+                *SFT,
+                "run.steps=300",
+                "data.max_length=2200",
+                "rollout.max_completion_tokens=2048",
+                "eval.every=100",
+            ],
+            "train": [*GRPO, "run.steps=40"],
+        },
+    ),
+    "multiply": Recipe(
+        "multiply",
+        {
+            "sft": [*SFT, "run.steps=1000", "rollout.max_completion_tokens=128", "eval.every=250"],
+            "train": [*GRPO, "run.steps=120", "eval.every=20"],
+        },
+    ),
+    "gsm8k": Recipe(
+        "gsm8k",
+        {
+            "sft": [*SFT, *GSM8K, "run.steps=90", "rollout.max_completion_tokens=400", "eval.every=30"],
+            "train": [*GRPO, *GSM8K, "run.steps=60", "optimizer.learning_rate=4e-5"],
+        },
+    ),
+    "search": Recipe(
+        "countdown",
+        {
+            "sft": [
+                *SFT,
+                FOUR,
+                "data.path={files}/chat.jsonl",
+                "run.steps=300",
+                "data.max_length=2200",
+                "rollout.max_completion_tokens=2048",
+            ],
+            "train": [*GRPO, FOUR, *PUZZLES, "run.steps=60"],
+            "eval": [FOUR, TARGETS],
+        },
+    ),
+    "search-small": Recipe(
+        "countdown",
+        {
+            "warmstart": [FOUR, "data.path={files}/compact.jsonl", "run.seconds=90", *SMALL],
+            "train": [FOUR, *PUZZLES],
+            "eval": [FOUR, TARGETS],
+        },
+        pretrained=False,
+    ),
 }
-RECIPES: dict[str, dict[str, list[str]]] = {
-    "countdown": {
-        "sft": ["run.steps=300", "data.max_length=1200", "rollout.max_completion_tokens=1024", "eval.every=100"],
-        "train": ["run.steps=40", "eval.every=10"],
-    },
-    "multiply": {
-        "sft": ["run.steps=1000", "rollout.max_completion_tokens=128", "eval.every=250"],
-        "train": ["run.steps=40", "eval.every=10"],
-    },
-    "gsm8k": {
-        "sft": ["run.steps=90", "data.hook=solve", "rollout.max_completion_tokens=400", "eval.every=30"],
-        "train": ["run.steps=40", "eval.every=10"],
-    },
-}
-"""Settings of the two commands for each task; the model's own chat template, and the task's options as they are."""
 
 
 class Runs:
     """The runs of one model, in one directory."""
 
     def __init__(self, model: Path, directory: Path, gsm8k: Path | None, overrides: list[str], limit: float) -> None:
-        self.model, self.directory, self.gsm8k, self.overrides = model, directory, gsm8k, overrides
+        self.model, self.directory, self.overrides = model, directory, overrides
+        self.places = {"gsm8k": gsm8k, "files": directory / "files"}
         self.deadline = time.monotonic() + limit - GRACE_SECONDS
 
-    def take(self, task: str, seed: int, gpu: str) -> bool:
-        """Run both commands, or what is left of them; False if the time was over."""
-        place = self.directory / f"{task}-{seed}"
-        for command in COMMANDS:
+    def take(self, name: str, seed: int, gpu: str) -> bool:
+        """Run all commands of a recipe, or what is left of them; False if the time was over."""
+        place = self.directory / f"{name}-{seed}"
+        place.mkdir(parents=True, exist_ok=True)
+        for command in RECIPES[name].commands:
             output = place / command
-            if (output / "done").exists():
+            if (place / f"{command}.done").exists():
                 continue
             if (left := self.deadline - time.monotonic()) <= 0:
                 return False
-            words = self._words(task, command, seed, output)
             finished = run(
-                [*TINYZERO, command, *words],
+                [*TINYZERO, command, *self._words(name, command, seed, output)],
                 left,
                 grace=GRACE_SECONDS,
-                on_line=lambda seconds, line, of=f"{task}-{seed} {command}": print(f"{of} {seconds:5.1f} s: {line}"),
+                on_line=lambda seconds, line, of=f"{name}-{seed} {command}": print(f"{of} {seconds:5.1f} s: {line}"),
                 env={"CUDA_VISIBLE_DEVICES": gpu},
             )
             with (place / "seconds.jsonl").open("a") as file:
@@ -84,57 +156,91 @@ class Runs:
             if finished.code:
                 if finished.code in (KILLED, 143):
                     return False
-                sys.exit(f"{task}, seed {seed}: tinyzero {command} failed")
-            (output / "done").touch()
+                sys.exit(f"{name}, seed {seed}: tinyzero {command} failed")
+            (place / f"{command}.done").write_text(finished.output)
         return True
 
-    def _words(self, task: str, command: str, seed: int, output: Path) -> list[str]:
+    def _words(self, name: str, command: str, seed: int, output: Path) -> list[str]:
         if (output / "checkpoints").is_dir() and any((output / "checkpoints").iterdir()):
             return ["--output", str(output), "--resume"]
-        output.parent.mkdir(parents=True, exist_ok=True)
-        model = self.model if command == "sft" else output.parent / "sft"
-        own = [f"task.path={self.gsm8k}", "eval.num_problems=1319"] if task == "gsm8k" else ["eval.num_problems=1024"]
-        chosen = [*COMMON[command], *RECIPES[task][command], f"run.seed={seed}", *own]
+        recipe = RECIPES[name]
+        first = next(iter(recipe.commands))
+        model = {first: self.model, "train": output.parent / first, "eval": output.parent / "train"}[command]
         of_command = [word.partition(":")[2] for word in self.overrides if word.startswith(f"{command}:")]
-        settings = dict(word.split("=", 1) for word in [*chosen, *of_command])
-        words = [f"{key}={value}" for key, value in settings.items()]
-        return ["--task", task, "--model", str(model), "--output", str(output), *words]
+        chosen = [word.format_map(self.places) for word in recipe.commands[command]]
+        settings = dict(word.split("=", 1) for word in [*chosen, f"run.seed={seed}", *of_command])
+        words = ["--task", recipe.task, *(f"{key}={value}" for key, value in settings.items())]
+        words += ["--json"] if command == "eval" else ["--output", str(output)]
+        return words if command == "warmstart" else ["--model", str(model), *words]
 
-    def result(self, task: str, seed: int) -> dict[str, Any] | None:
+    def result(self, name: str, seed: int) -> dict[str, Any] | None:
         """Accuracies and seconds of a run; None before its first evaluation."""
-        place = self.directory / f"{task}-{seed}"
-        rows = {command: metrics_of(place / command) for command in COMMANDS}
-        measured = {command: [row for row in found if held_out_key(task) in row] for command, found in rows.items()}
-        if not measured["sft"]:
+        place, recipe = self.directory / f"{name}-{seed}", RECIPES[name]
+        first, key = next(iter(recipe.commands)), held_out_key(recipe.task)
+        rows = {command: metrics_of(place / command) for command in (first, "train")}
+        measured = {command: [row for row in found if key in row] for command, found in rows.items()}
+        if not measured[first]:
             return None
-        ends = [measured["sft"][0], measured["sft"][-1], *measured["train"][-1:]]
-        spent = [json.loads(line) for line in (place / "seconds.jsonl").read_text().splitlines()]
+        ends = [measured[first][0], measured[first][-1], *measured["train"][-1:]]
+        points = {point: accuracy(row, recipe.task) for point, row in zip(POINTS, ends, strict=False)}
+        if (file := place / "eval.done").exists():
+            found = json.loads(file.read_text()[file.read_text().index("{") :])
+            low, high = wilson(found["accuracy"], found["problems"])
+            points["held-out targets"] = {"accuracy": found["accuracy"], "low": low, "high": high}
         curve: list[list[float]] = []
         offset = 0.0
-        for found in measured.values():
-            curve += [[offset + row.get("time/elapsed_s", 0.0), row[held_out_key(task)]] for row in found]
+        for command in measured.values():
+            curve += [[offset + row.get("time/elapsed_s", 0.0), row[key]] for row in command]
             offset = curve[-1][0] if curve else 0.0
+        spent = [json.loads(line) for line in (place / "seconds.jsonl").read_text().splitlines()]
         return {
-            "task": task,
+            "recipe": name,
             "seed": seed,
-            "points": {name: point(row, task) for name, row in zip(POINTS, ends, strict=False)},
-            "seconds": {name: sum(one["seconds"] for one in spent if one["command"] == name) for name in COMMANDS},
+            "points": points,
+            "seconds": {of: sum(one["seconds"] for one in spent if one["command"] == of) for of in rows},
             "steps": {command: found[-1]["step"] if found else 0 for command, found in rows.items()},
             "curve": curve,
         }
 
 
-def point(row: dict[str, Any], task: str) -> dict[str, float]:
+def make_files(directory: Path) -> None:
+    """Puzzles of four numbers, a tenth of whose targets is never trained on, as in Stream of Search.
+
+    Training puzzles, worked examples of them, held-out puzzles with the other targets, and puzzles with these.
+    """
+    if directory.exists():
+        return
+    task = load_task("countdown", options={"numbers": [4]})
+    targets = set(Random(0).sample(range(10, 101), 9))
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ("train", "test", "targets", "chat", "compact")}
+    for split, count in (("train", TRAINED), ("test", 12_000)):
+        for number, item in enumerate(task.dataset(split, count)):
+            truth, key = item.ground_truth, task.item_key(item)
+            is_trained = truth["target"] not in targets
+            if split == "test" or is_trained:
+                row = {"data_source": "countdown", "ground_truth": truth, "extra_info": {"key": key}}
+                rows[split if is_trained else "targets"].append(row)
+            if split == "train" and is_trained and number < EXAMPLES:
+                completion = task.demonstrate(item, number)
+                for template in ("chat", "compact"):
+                    rows[template].append({"prompt": task.make_prompt(item, template), "completion": completion})
+    directory.mkdir(parents=True)
+    for name, found in rows.items():
+        kept = found[:1024] if name in ("test", "targets") else found
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+
+
+def accuracy(row: dict[str, Any], task: str) -> dict[str, float]:
     """Accuracy at temperature 1 with its interval, and greedily where it was measured."""
-    accuracy, problems = row[held_out_key(task)], row[size_key(task)]
-    low, high = wilson(accuracy, problems)
+    found, problems = row[held_out_key(task)], row[size_key(task)]
+    low, high = wilson(found, problems)
     greedy = row.get(f"val-aux/{task}/acc_greedy/mean@1")
-    found = {"accuracy": accuracy, "low": low, "high": high, "problems": problems}
-    return found if greedy is None else {**found, "greedy": greedy}
+    return {"accuracy": found, "low": low, "high": high, **({} if greedy is None else {"greedy": greedy})}
 
 
 def print_results(results: list[dict[str, Any]]) -> None:
     """A row for each run."""
+    names = list(dict.fromkeys(name for one in results for name in one["points"]))
 
     def cell(found: dict[str, float] | None) -> str:
         if found is None:
@@ -143,10 +249,9 @@ def print_results(results: list[dict[str, Any]]) -> None:
         return f"{100 * found['accuracy']:.1f} % ({100 * found['low']:.1f} to {100 * found['high']:.1f}{greedy})"
 
     rows = {
-        f"{one['task']}, seed {one['seed']}": {
-            **{name: cell(one["points"].get(name)) for name in POINTS},
-            "sft": f"{one['steps']['sft']} steps, {one['seconds']['sft']:.0f} s",
-            "GRPO": f"{one['steps']['train']} steps, {one['seconds']['train']:.0f} s",
+        f"{one['recipe']}, seed {one['seed']}": {
+            **{name: cell(one["points"].get(name)) for name in names},
+            **{command: f"{steps} steps, {one['seconds'][command]:.0f} s" for command, steps in one["steps"].items()},
             "all told": f"{sum(one['seconds'].values()) / 60:.1f} min",
         }
         for one in results
@@ -159,18 +264,18 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    tasks = list(dict.fromkeys(one["task"] for one in results))
-    figure = Figure(figsize=(4.5 * len(tasks), 3.6), dpi=150, layout="constrained")
+    recipes = list(dict.fromkeys(one["recipe"] for one in results))
+    figure = Figure(figsize=(4.5 * len(recipes), 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(tasks), squeeze=False)[0]
-    for panel, task in zip(panels, tasks, strict=True):
-        for one, color in zip((one for one in results if one["task"] == task), COLORS, strict=False):
+    panels = figure.subplots(1, len(recipes), squeeze=False)[0]
+    for panel, recipe in zip(panels, recipes, strict=True):
+        for one, color in zip((one for one in results if one["recipe"] == recipe), COLORS, strict=False):
             seconds, accuracy = zip(*one["curve"], strict=True)
             label = f"seed {one['seed']}"
             panel.plot(
                 [second / 60 for second in seconds], [100 * a for a in accuracy], "o-", ms=3, color=color, label=label
             )
-        panel.set_title(task, loc="left", fontweight="bold")
+        panel.set_title(recipe, loc="left", fontweight="bold")
         panel.set_xlabel("minutes of training, sft and then GRPO")
         panel.set_ylim(0, 100)
         panel.grid(alpha=0.25)
@@ -183,7 +288,7 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
 def main(
     model: Annotated[Path, typer.Option(help="directory of the pretrained model")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="COMMAND:KEY=VALUE")] = None,
-    tasks: Annotated[str, typer.Option(help="separated by commas")] = "countdown,multiply",
+    recipes: Annotated[str, typer.Option(help=f"separated by commas: {', '.join(RECIPES)}")] = "countdown,multiply",
     seeds: Annotated[str, typer.Option(help="separated by commas")] = "0,1,2",
     gsm8k: Annotated[Path | None, typer.Option(help="folder of the published GSM8K")] = None,
     gpus: Annotated[int, typer.Option(help="concurrent runs, each on its own GPU")] = 1,
@@ -206,10 +311,12 @@ def main(
         finally:
             free.put(gpu)
 
-    jobs = list(product(tasks.split(","), seeds.split(",")))
+    jobs = list(product(recipes.split(","), seeds.split(",")))
+    if any(name.startswith("search") for name, _ in jobs):
+        make_files(directory / "files")
     with ThreadPoolExecutor(gpus) as pool:
         whole = all(list(pool.map(take, jobs)))
-    results = [found for task, seed in jobs if (found := runs.result(task, int(seed))) is not None]
+    results = [found for name, seed in jobs if (found := runs.result(name, int(seed))) is not None]
     (directory / "results.json").write_text(json.dumps({**about, "runs": results}, indent=1), encoding="utf-8")
     print_results(results)
     plot(results, directory / "curves.png")

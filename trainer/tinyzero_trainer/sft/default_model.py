@@ -32,8 +32,8 @@ from tinyzero_trainer.sft.tiny_model import default_shape
 from tinyzero_trainer.utils.signals import left_at_once
 from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
-_PRESET = read_toml(Path(__file__).with_suffix(".toml"))
-SETTINGS: dict[str, Any] = _PRESET["settings"]
+PRESET = read_toml(Path(__file__).with_suffix(".toml"))
+SETTINGS: dict[str, Any] = PRESET["settings"]
 """Defaults of its reinforcement learning; the user's settings take precedence."""
 
 TEMPLATES = ("compact", "base")  # the first of these that the task has, unless the user names one
@@ -135,7 +135,7 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
         "data": {"prompt_template": templates.pop(), "test_fraction": config.data.test_fraction},
         "settings": SETTINGS,
     }
-    recipe = warm_start(merge(_PRESET["sft"], own))
+    recipe = warm_start(merge(PRESET["sft"], own))
     versions = {name: task.version for name, task in tasks.items()}
     depends = {"recipe": to_mapping(recipe), "tasks": versions, "trainer": version("tinyzero-trainer")}
     key = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:12]
