@@ -24,7 +24,7 @@ def batches_of(tasks: dict, first: int = 0, **data: object) -> Batches:
     values = {"tasks": tasks, "data": {"batch_size": 4, "prompt_template": "base"} | data}
     config = compose_sft(values)
     encoder = Encoder(TOKENIZER, {TOKENIZER.eos_token_id})
-    return Batches(config, load_tasks(config.task_specs), encoder, first)
+    return Batches(config, load_tasks(config.task_specs), encoder, first=first)
 
 
 @pytest.fixture

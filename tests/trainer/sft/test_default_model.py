@@ -32,6 +32,7 @@ from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.sft.default_model import DefaultModel, plan
 from tinyzero_trainer.sft.tiny_model import default_spec
 from tinyzero_trainer.utils.oom import OutOfMemoryError
+from tinyzero_trainer.utils.signals import Interrupted
 
 
 @pytest.fixture
@@ -185,14 +186,19 @@ def test_waiting_for_another_process_is_logged(toy_task: str, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("before_the_loop", "number", "code"),
+    [(True, signal.SIGINT, 130), (True, signal.SIGTERM, 143), (False, signal.SIGINT, 130)],
+)
 def test_a_signal_while_it_is_made_is_one_line_and_leaves_nothing(
-    number, code, toy_task, cache, tmp_path, capsys, monkeypatch
+    before_the_loop, number, code, toy_task, cache, tmp_path, capsys, monkeypatch
 ):
     def fine_tune(config: SftConfig, **_: object) -> None:
         Path(config.run.output).mkdir()
-        os.kill(os.getpid(), number)
-        raise AssertionError("a signal ends it at once")
+        if before_the_loop:
+            os.kill(os.getpid(), number)
+            raise AssertionError("a signal ends it at once")
+        raise Interrupted(number, 3, "tinyzero sft --resume")
 
     monkeypatch.setattr(sft, "fine_tune", fine_tune)
     left, _, err = call(capsys, "train", "--task", toy_task, "--output", str(tmp_path / "run"))

@@ -47,6 +47,7 @@ def configure(toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return make
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_reinforcement_learning_does_and_its_model_is_trained_further(
     configure: Configure, toy_task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_run_leaves_what_reinforcement_learning_does_and_its_model_is_trained_
     assert tomllib.loads((tmp_path / "rl" / "config.toml").read_text())["model"]["path"] == newest
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_metrics_and_weights(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_killed_run_resumes_to_the_same_metrics_and_weights(
     assert_same_weights(tmp_path / "run", tmp_path / "whole", STEPS)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_of_its_own_kind_and_learns_the_same(
     configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +102,7 @@ def test_a_resumed_run_is_of_its_own_kind_and_learns_the_same(
     assert f"resume with: tinyzero sft --output {output} --resume" in error
 
 
+@pytest.mark.slow
 def test_several_tasks_share_a_model_and_its_defaults(configure: Configure, toy_task: str, tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text(Path(toy_task).read_text())
@@ -115,6 +119,7 @@ def test_several_tasks_share_a_model_and_its_defaults(configure: Configure, toy_
     assert other_task("countdown", model) == f"{toy_task} and {other}"
 
 
+@pytest.mark.slow
 def test_an_adapter_is_fine_tuned(configure: Configure, warm_model: Path, tmp_path: Path) -> None:
     """The rest stays as it was."""
     before = {path.name: path.read_bytes() for path in warm_model.iterdir() if path.is_file()}

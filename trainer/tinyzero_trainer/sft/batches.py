@@ -20,7 +20,7 @@ from tinyzero_sdk.workers.process import to_picklable_error
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.mixture import next_share
 from tinyzero_trainer.sft.examples import Encoder, ExampleSource, TaskExamples
-from tinyzero_trainer.sft.file_examples import FileExamples
+from tinyzero_trainer.sft.file_examples import ExampleFile, FileExamples
 from tinyzero_trainer.types import Rollout
 
 # Not fork: this process has threads. Not spawn: each worker would import torch and transformers, for half a minute.
@@ -30,14 +30,21 @@ _FORKSERVER = multiprocessing.get_context("forkserver")
 class Batches(IterableDataset["list[Rollout] | TinyZeroError"]):
     """Batches without end, in which tasks have their weights; a worker of a DataLoader makes every n-th of them."""
 
-    def __init__(self, config: SftConfig, tasks: Mapping[str, Task], encoder: Encoder, first: int = 0) -> None:
-        """From batch number `first` on."""
-        self.config, self.tasks, self.encoder, self.first = config, tasks, encoder, first
+    def __init__(
+        self,
+        config: SftConfig,
+        tasks: Mapping[str, Task],
+        encoder: Encoder,
+        file: ExampleFile | None = None,
+        first: int = 0,
+    ) -> None:
+        """From batch number `first` on, of `file` or of what the tasks make."""
+        self.config, self.tasks, self.encoder, self.file, self.first = config, tasks, encoder, file, first
 
     def sources(self) -> list[ExampleSource]:
         """The file, or each task."""
-        if self.config.data.path is not None:
-            return [FileExamples(self.config, self.tasks, self.encoder)]
+        if self.file is not None:
+            return [FileExamples(self.config, self.file, self.tasks, self.encoder)]
         return [TaskExamples(self.config, name, task, self.encoder) for name, task in self.tasks.items()]
 
     def batches(self, worker: int = 0, workers: int = 1) -> Iterator[list[Rollout]]:

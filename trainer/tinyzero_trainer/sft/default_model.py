@@ -29,7 +29,7 @@ from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.model_cache import make_once
 from tinyzero_trainer.sft.tiny_model import default_shape
-from tinyzero_trainer.utils.signals import left_at_once
+from tinyzero_trainer.utils.signals import Interrupted, Stopped, left_at_once
 from tinyzero_trainer.utils.startup import calm_threads, without_collector
 
 PRESET = read_toml(Path(__file__).with_suffix(".toml"))
@@ -37,6 +37,8 @@ SETTINGS: dict[str, Any] = PRESET["settings"]
 """Defaults of its reinforcement learning; the user's settings take precedence."""
 
 TEMPLATES = ("compact", "base")  # the first of these that the task has, unless the user names one
+
+NOTHING_LEFT = "before the small model was made; nothing is left of it"
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,10 @@ class DefaultModel:
         """The user's settings with `model.path` set, in place of `default_model`; makes the model if need be."""
         if not self.directory.is_dir():
             try:
-                with left_at_once("before the small model was made; nothing is left of it"):
+                with left_at_once(NOTHING_LEFT):
                     make_once(self.directory, self._make)
+            except Interrupted as stopped:  # its run, which could have been resumed, is gone
+                raise Stopped(stopped.stopped_by, NOTHING_LEFT) from None
             except OSError as error:
                 problem = f"cannot keep a model in {self.directory.parent}: {error.strerror or error}"
                 raise TinyZeroError(f"{problem}; give default_model.directory") from error

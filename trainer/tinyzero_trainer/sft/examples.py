@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tinyzero_sdk import Item, Score, Task
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config.sft import SftConfig
@@ -34,18 +34,20 @@ class Encoder:
         self.tokenizer = tokenizer
         self._ends = {chat: end_token(tokenizer, eos_ids, chat=chat) for chat in (False, True)}
 
-    def prompt(self, prompt: str | list[Message], item: Item | None = None) -> Prompt:
+    def prompt(self, prompt: str | list[Message], item: Item | None, task: str) -> Prompt:
         """Chat messages go through the model's chat template."""
         text, ids = encode_prompt(self.tokenizer, prompt)
-        return Prompt(item or Item(None), text, ids)
+        if not ids:
+            raise DataError(f"the prompt {prompt!r:.80} has no tokens; an example needs one")
+        return Prompt(item or Item(None), text, ids, task)
 
-    def examples(self, prompts: Sequence[Prompt], completions: Sequence[str], *, chat: bool) -> list[Rollout]:
-        """Completions of prompts, each with the end token; `chat` says which one, by the kind of prompt."""
+    def examples(self, prompts: Sequence[Prompt], completions: Sequence[str], chat: Sequence[bool]) -> list[Rollout]:
+        """Completions of prompts, each with the end token; `chat` says which one: whether a prompt was of messages."""
         # One call for all: a tokenizer's cost is per call, not per text.
         encoded = self.tokenizer(list(completions), add_special_tokens=False)["input_ids"] if completions else []
         return [
-            Rollout(prompt, Generation([*ids, self._ends[chat]], None, finished=True), text, RIGHT)
-            for prompt, ids, text in zip(prompts, encoded, completions, strict=True)
+            Rollout(prompt, Generation([*ids, self._ends[of_chat]], None, finished=True), text, RIGHT)
+            for prompt, ids, text, of_chat in zip(prompts, encoded, completions, chat, strict=True)
         ]
 
 
@@ -126,7 +128,7 @@ class TaskExamples(ExampleSource):
 
     def _worked_out(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Rollout]:
         texts = [self._work_out(prompt.item, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-        return self._encoder.examples(prompts, texts, chat=self._chat)
+        return self._encoder.examples(prompts, texts, [self._chat] * len(texts))
 
     def _work_out(self, item: Item, seed: int) -> str:
         text = self._task.demonstrate(item, seed) if self._hook != "solve" else None

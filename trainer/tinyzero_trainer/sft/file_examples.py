@@ -1,162 +1,140 @@
 """Examples of a file: the right ones of scored completions, chat messages, or prompts with completions."""
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tinyzero_sdk import Item, Task
+from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.rows import plain, row_to_item
-from tinyzero_sdk.data.sources import Rows, open_rows
-from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.data.sources import open_rows
+from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.seeds import derive_seed, split_of_key
 from tinyzero_trainer.config.sft import SftConfig
-from tinyzero_trainer.data.prompts import PromptSource
+from tinyzero_trainer.data.prompts import EVALUATION_SEED
 from tinyzero_trainer.sft.examples import Encoder, ExampleSource
 from tinyzero_trainer.types import Rollout
 
-KINDS = "expected a scored completion (completion, correct), or messages, or prompt and completion"
+KINDS = "expected a scored completion (completion, correct), messages, or prompt and completion"
+REFUSED = (
+    "is of a held-out problem, and accuracy is measured on those; take training problems (tinyzero eval --split train)"
+)
+TEMPLATES = ("chat", "base")
 
-Pair = tuple[str | list[Message], str, Item | None]
-"""A prompt, its completion, and the problem where the row has one."""
+
+class Example(NamedTuple):
+    prompt: str | list[Message]
+    completion: str
+    task: str | None = None
+    """The run's name for its task, if the row is a scored completion of one."""
+
+    item: Item | None = None
+    """The problem of a scored completion."""
 
 
-class FileExamples(ExampleSource):
-    """The examples of `data.path`, each once per epoch, in another order each time."""
+class ExampleFile:
+    """Which examples a file has, as places: [examples, 2] row and turn in it. Rows are read when they are needed."""
 
-    def __init__(self, config: SftConfig, tasks: Mapping[str, Task], encoder: Encoder) -> None:
+    def __init__(self, path: str, config: SftConfig, tasks: Mapping[str, Task], *, learned: bool = True) -> None:
         """Read the file once, to find its examples.
 
+        Args:
+            path: as `open_rows` takes it.
+            config: of the run.
+            tasks: of the run.
+            learned: whether the examples are to learn from, and not for the held-out loss alone.
+
         Raises:
-            DataError: a row is no example, it is of a held-out problem, or no example is left to train on.
+            DataError: a row is no example, it is of a held-out problem, or there is no example.
         """
-        super().__init__(config)
-        self.what, self._config, self._encoder = str(config.data.path), config, encoder
-        # Which task a row is of is said by its `data_source`; a file of a single task need not say it.
-        self._tasks, self._epoch = tasks, -1
-        self._templates: dict[str, str | None] = {}
-        self._rows = open_rows(self.what)
-        places = list(self._places(self._rows))
-        self._places_trained = [place for place, key in places if not self._is_for_loss(key)]
-        self._places_held_out = [place for place, key in places if self._is_for_loss(key)]
-        if not self._places_trained:
-            raise DataError(f"{self.what} has no example to train on; {KINDS}")
+        self._arguments = (path, config, tasks)
+        self.path, self._tasks, self._rows, self._learned = path, tasks, open_rows(path), learned
+        self._test_fraction, self._eval_problems = config.data.test_fraction, config.eval.num_problems
+        of_loss = learned and config.data.test_path is None
+        places: dict[bool, array[int]] = {True: array("q"), False: array("q")}
+        for row, turn, key in self._find(config.data.max_per_problem):
+            held_out = of_loss and split_of_key(f"held-out loss of {key}", self._test_fraction) == "test"
+            places[held_out].extend((row, turn))
+        if not places[False]:  # too few to hold any out
+            places = {False: places[True], True: array("q")}
+        self.places, self.held_out = (np.array(places[held_out]).reshape(-1, 2) for held_out in (False, True))
+        if not len(self.places):
+            raise DataError(f"{path} has no example to train on; {KINDS}")
 
-    def __len__(self) -> int:
-        """Number of examples that are trained on in an epoch."""
-        return len(self._places_trained)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ExampleFile, self._arguments
 
-    def examples(self, numbers: Sequence[int]) -> list[Rollout]:
-        return [self._encoded(self._rows, self._ordered(*divmod(number, len(self)))) for number in numbers]
+    def read(self, places: np.ndarray, template: str) -> list[Example]:
+        """The examples at these places; tasks make the prompts of their scored completions, by the template."""
+        found = []
+        for (index, turn), row in zip(places.tolist(), self._rows.take(places[:, 0]), strict=True):
+            example = self._examples(index, row)[turn]
+            if example.task is not None and example.item is not None:
+                example = example._replace(prompt=self._tasks[example.task].make_prompt(example.item, template))
+            found.append(example)
+        return found
 
-    def _ordered(self, epoch: int, place: int) -> tuple[int, int]:
-        """The row and turn at a place of an epoch."""
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, list(self._places_trained)
-            Random(derive_seed("epoch", self.seed, epoch)).shuffle(self._order)
-        return self._order[place]
-
-    def held_out(self, count: int) -> list[Rollout]:
-        path = self._config.data.test_path
-        rows = self._rows if path is None else open_rows(path)
-        places = self._places_held_out if path is None else [place for place, _ in self._places(rows)]
-        return self.fitting(self._encoded(rows, place) for place in places[:count])
-
-    def _is_for_loss(self, key: str) -> bool:
-        data = self._config.data
-        return data.test_path is None and split_of_key(f"held-out loss of {key}", data.test_fraction) == "test"
-
-    def _encoded(self, rows: Rows, place: tuple[int, int]) -> Rollout:
-        prompt, completion, item = self._pairs(rows, place[0])[place[1]]
-        encoded = self._encoder.prompt(prompt, item)
-        return self._encoder.examples([encoded], [completion], chat=not isinstance(prompt, str))[0]
-
-    def _places(self, rows: Rows) -> Iterator[tuple[tuple[int, int], str]]:
-        """(row and turn, key of the problem or the prompt) of each example that is learned."""
-        taken, seen = Counter[str](), set[tuple[str, str]]()
-        for index in range(len(rows)):
-            for turn, (prompt, completion, item) in enumerate(self._pairs(rows, index)):
-                key = str(prompt)
-                if item is not None:
-                    key = self._key(rows, index, item)
-                    if (key, completion) in seen or taken[key] == self._config.data.max_per_problem:
+    def _find(self, max_per_problem: int) -> Iterator[tuple[int, int, str]]:
+        """Row, turn, and the key of the problem or the prompt of each example; see `data.max_per_problem`."""
+        taken, seen = Counter[int](), set[int]()  # of hashes: texts would take more memory than there may be
+        for index, row in enumerate(self._rows):
+            for turn, example in enumerate(self._examples(index, row)):
+                if example.item is None:
+                    key = _text(example.prompt)
+                    if self._learned and key in self._held_out_prompts:
+                        raise DataError(f"{self._rows.place(index)} {REFUSED}")
+                else:
+                    key = self._key(index, row, example.task, example.item)
+                    pair = hash((key, example.completion))
+                    if pair in seen or taken[hash(key)] == max_per_problem:
                         continue
-                    seen.add((key, completion))
-                    taken[key] += 1
-                elif rows is self._rows and key in self._held_out_prompts:
-                    raise self._refused(rows, index)
-                yield (index, turn), key
+                    seen.add(pair)
+                    taken[hash(key)] += 1
+                yield index, turn, key
 
-    def _pairs(self, rows: Rows, index: int) -> list[Pair]:
-        """The examples of a row; none of a completion that is wrong or was cut off."""
-        row = rows[index]
-        completion, messages = row.get("completion"), row.get("messages")
-        if isinstance(completion, str) and row.get("correct") is not None:
-            if not row["correct"] or row.get("finished") is False:
-                return []
-            task, item = self._task_of(row), row_to_item(row)
-            return [(self._prompt(row) if task is None else self._made(task, item), completion, item)]
-        if messages is not None:
-            turns = self._messages(rows, index, messages)
-            return [
-                (turns[:place], turn["content"], None)
-                for place, turn in enumerate(turns)
-                if turn["role"] == "assistant" and place
-            ]
-        if row.get("prompt") is not None and completion is not None:
-            if not isinstance(completion, str):
-                completion = self._messages(rows, index, completion)[-1]["content"]
-            return [(self._prompt(row), completion, None)]
-        raise DataError(f"{rows.place(index)} has the columns {', '.join(row)}; {KINDS}")
+    def _examples(self, index: int, row: Row) -> list[Example]:
+        """The examples of a row: none of a completion that is wrong or was cut off; each turn of the assistant."""
+        completion, messages, prompt = (row.get(name) for name in ("completion", "messages", "prompt"))
+        try:
+            if isinstance(completion, str) and row.get("correct") is not None:
+                if not row["correct"] or row.get("finished") is False:
+                    return []
+                return [Example(_prompt(prompt), completion, self._task_of(row), row_to_item(row))]
+            if messages is not None:
+                turns = _messages(messages)
+                spoken = [place for place, turn in enumerate(turns) if place and turn["role"] == "assistant"]
+                if not spoken:
+                    raise DataError("no message of the assistant follows another")
+                return [Example(turns[:place], turns[place]["content"]) for place in spoken]
+            if prompt is not None and completion is not None:
+                text = completion if isinstance(completion, str) else _messages(completion)[-1]["content"]
+                return [Example(_prompt(prompt), text)]
+        except DataError as error:
+            raise DataError(f"{self._rows.place(index)}: {error}") from None
+        raise DataError(f"{self._rows.place(index)} has the columns {', '.join(row)}; {KINDS}")
 
-    def _messages(self, rows: Rows, index: int, messages: Any) -> list[Message]:
-        """The messages of a row, checked."""
-        turns = plain(messages)
-        if not (
-            isinstance(turns, list)
-            and turns
-            and all(isinstance(turn, dict) and {*map(type, turn.values())} == {str} for turn in turns)
-            and all(turn.keys() >= {"role", "content"} for turn in turns)
-        ):
-            raise DataError(f"{rows.place(index)}: got {turns!r:.80}, expected messages with role and content")
-        return turns
+    def _task_of(self, row: Row) -> str | None:
+        """The run's name for the task of a scored row; a run's only task need not be named in it."""
+        named = row.get("task") or row.get("data_source")
+        if named is None and len(self._tasks) == 1:
+            return next(iter(self._tasks))
+        return next((name for name, task in self._tasks.items() if named in (name, task.name)), None)
 
-    def _prompt(self, row: Mapping[str, Any]) -> str | list[Message]:
-        """The prompt that a row holds."""
-        prompt: str | list[Message] = plain(row["prompt"])
-        return prompt
-
-    def _task_of(self, row: Mapping[str, Any]) -> str | None:
-        """The task of the run that a row is of."""
-        names = [name for name, task in self._tasks.items() if row.get("data_source") in (name, task.name)]
-        return next(iter([*names, *(self._tasks if len(self._tasks) == 1 else ())]), None)
-
-    def _made(self, name: str, item: Item) -> str | list[Message]:
-        """The prompt that the task makes of an item."""
-        return self._tasks[name].make_prompt(item, self._source(name).template)
-
-    def _source(self, name: str) -> PromptSource:
-        data = self._config.data
-        return PromptSource(
-            self._tasks[name],
-            self._encoder.tokenizer,
-            name=name,
-            prompt_template=data.prompt_template,
-            test_fraction=data.test_fraction,
-            max_prompt_tokens=data.max_length,
-        )
-
-    def _key(self, rows: Rows, index: int, item: Item) -> str:
+    def _key(self, index: int, row: Row, name: str | None, item: Item) -> str:
         """What tells a row's problem from others.
 
         Raises:
             DataError: the problem is held out.
         """
-        row = rows[index]
-        name, extra = self._task_of(row), row.get("extra_info") or {}
         if name is None:
+            extra = row.get("extra_info") or {}
             held_out, key = extra.get("split") == "test", str(extra.get("key") or item.ground_truth)
         else:
             task = self._tasks[name]
@@ -164,34 +142,85 @@ class FileExamples(ExampleSource):
             if task.has_own_splits:
                 held_out = key in self._held_out_keys[name]
             else:
-                held_out = split_of_key(key, self._config.data.test_fraction) == "test"
-        if held_out and rows is self._rows:
-            raise self._refused(rows, index)
+                held_out = split_of_key(key, self._test_fraction) == "test"
+        if held_out and self._learned:
+            raise DataError(f"{self._rows.place(index)} {REFUSED}")
         return f"{name} {key}"
 
     @cached_property
     def _held_out_keys(self) -> dict[str, set[str]]:
         """Of the tasks whose data are divided already."""
-        return {
-            name: {task.item_key(prompt.item) for prompt in self._source(name).held_out(2**31)}
-            for name, task in self._tasks.items()
-            if task.has_own_splits
-        }
+        own = {name: task for name, task in self._tasks.items() if task.has_own_splits}
+        return {name: {task.item_key(item) for item in task.dataset("test")} for name, task in own.items()}
 
     @cached_property
     def _held_out_prompts(self) -> set[str]:
-        """Of the problems by which accuracy is measured, as they stand in files of prompts."""
-        count = self._config.eval.num_problems
-        return {
-            str(task.make_prompt(prompt.item, template))
-            for name, task in self._tasks.items()
-            for source in [self._source(name)]
-            for prompt in source.held_out(count)
-            for template in [source.template]
-        }
+        """Of the problems by which accuracy is measured, as a task's templates write them."""
+        found = set[str]()
+        for task in self._tasks.values():
+            items = task.dataset("test", self._eval_problems, seed=EVALUATION_SEED, test_fraction=self._test_fraction)
+            with suppress(DataError):  # there are fewer
+                for item in items:
+                    for template in TEMPLATES:
+                        with suppress(TinyZeroError):  # the task has no such template
+                            found.add(_text(task.make_prompt(item, template)))
+        return found
 
-    def _refused(self, rows: Rows, index: int) -> DataError:
-        return DataError(
-            f"{rows.place(index)} is of a held-out problem, and accuracy is measured on those; take completions of "
-            "training problems (tinyzero eval --split train)"
-        )
+
+class FileExamples(ExampleSource):
+    """The examples of a file, each once per epoch, in another order each time."""
+
+    def __init__(self, config: SftConfig, file: ExampleFile, tasks: Mapping[str, Task], encoder: Encoder) -> None:
+        super().__init__(config)
+        self.what, self._config, self._file, self._tasks, self._encoder = file.path, config, file, tasks, encoder
+        chat = "chat" if encoder.tokenizer.chat_template else "base"
+        self._template, self._epoch = config.data.prompt_template or chat, -1
+
+    def examples(self, numbers: Sequence[int]) -> list[Rollout]:
+        places = [self._place(*divmod(number, len(self._file.places))) for number in numbers]
+        return self._encoded(self._file, np.array(places))
+
+    def held_out(self, count: int) -> list[Rollout]:
+        path, file = self._config.data.test_path, self._file
+        if path is None:
+            return self.fitting(self._encoded(file, file.held_out[:count]))
+        file = ExampleFile(path, self._config, self._tasks, learned=False)
+        return self.fitting(self._encoded(file, file.places[:count]))
+
+    def _place(self, epoch: int, number: int) -> np.ndarray:
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(len(self._file.places)))
+            Random(derive_seed("epoch", self.seed, epoch)).shuffle(self._order)
+        place: np.ndarray = self._file.places[self._order[number]]
+        return place
+
+    def _encoded(self, file: ExampleFile, places: np.ndarray) -> list[Rollout]:
+        found = file.read(places, self._template)
+        if not self._encoder.tokenizer.chat_template:
+            found = [example._replace(prompt=_unwrapped(example.prompt)) for example in found]
+        prompts = [self._encoder.prompt(example.prompt, example.item, example.task or "") for example in found]
+        chat = [not isinstance(example.prompt, str) for example in found]
+        return self._encoder.examples(prompts, [example.completion for example in found], chat)
+
+
+def _messages(messages: Any) -> list[Message]:
+    """The messages of a row, checked."""
+    turns = plain(messages)
+    texts = turns and isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)
+    if not texts or any(not isinstance(turn.get(name), str) for turn in turns for name in ("role", "content")):
+        raise DataError(f"got {turns!r:.80}, expected messages with role and content")
+    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+
+
+def _prompt(prompt: Any) -> str | list[Message]:
+    return prompt if isinstance(prompt, str) else _messages(prompt)
+
+
+def _unwrapped(prompt: str | list[Message]) -> str | list[Message]:
+    """A prompt that a data file had to hold as a message, as text."""
+    return prompt[0]["content"] if not isinstance(prompt, str) and len(prompt) == 1 else prompt
+
+
+def _text(prompt: str | list[Message]) -> str:
+    """What is asked: the prompt, or its last message."""
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]

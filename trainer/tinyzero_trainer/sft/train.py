@@ -9,15 +9,12 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from tinyzero_sdk import Task
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.workers.process import count_cores
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig
 from tinyzero_trainer.config.compose import compose
-from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, directory_of
 from tinyzero_trainer.config.sft import DEFAULT_EPOCHS, DEFAULT_STEPS
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.loop import Step, TrainResult, run_training
@@ -31,7 +28,7 @@ from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.plan.auto import left_open, resolve_auto
 from tinyzero_trainer.sft.batches import Batches, batch_stream, prepare_workers
 from tinyzero_trainer.sft.examples import Encoder
-from tinyzero_trainer.sft.file_examples import FileExamples
+from tinyzero_trainer.sft.file_examples import ExampleFile
 from tinyzero_trainer.sft.step import SftEvaluation, SftStep
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.utils.signals import StopFlag
@@ -68,8 +65,12 @@ def fine_tune(
     if num_workers:
         prepare_workers()
     with progress or Progress() as display:
+        file = None
+        if config.data.path is not None:  # its faults are found before a model is loaded
+            display.phase(f"reading {config.data.path}")
+            file = ExampleFile(config.data.path, config, tasks)
         if config.run.steps is None and config.run.seconds is None:
-            config = replace(config, run=replace(config.run, steps=_steps(config, tasks, display)))
+            config = replace(config, run=replace(config.run, steps=_steps(config, file, display)))
         if config.model.path is None:
             config = replace(config, model=replace(config.model, path=_new_model(config, resume=resume)))
 
@@ -78,7 +79,7 @@ def fine_tune(
             run: RunDirectory, workers: Workers, state: TrainerState, _: RolloutBatch | None, stop: StopFlag
         ) -> Iterator[tuple[Step, SftEvaluation]]:
             model = workers.language_model
-            batches = Batches(config, tasks, Encoder(model.tokenizer, model.eos_ids), first=state.step)
+            batches = Batches(config, tasks, Encoder(model.tokenizer, model.eos_ids), file, state.step)
             display.phase("making held-out examples")
             held_out = [
                 example for source in batches.sources() for example in source.held_out(config.eval.num_problems)
@@ -96,14 +97,11 @@ def fine_tune(
         return run_training(train_config, config, start, display, resume=resume, tasks=tasks)
 
 
-def _steps(config: SftConfig, tasks: Mapping[str, Task], display: Progress) -> int:
-    """The steps of `run.epochs`; reads the file, so that its faults are found before a model is loaded."""
-    if config.data.path is None:
+def _steps(config: SftConfig, file: ExampleFile | None, display: Progress) -> int:
+    """The steps of `run.epochs`, where neither steps nor seconds are given."""
+    if file is None:
         return DEFAULT_STEPS
-    display.phase(f"reading {config.data.path}")
-    tokenizer = AutoTokenizer.from_pretrained(str(directory_of(config.model.path) or BUILT_IN_MODEL))
-    count = len(FileExamples(config, tasks, Encoder(tokenizer, {tokenizer.eos_token_id})))
-    epochs = config.run.epochs or DEFAULT_EPOCHS
+    count, epochs = len(file.places), config.run.epochs or DEFAULT_EPOCHS
     steps = max(1, epochs * count // config.data.batch_size)
     display.log(f"{count:,} examples to learn from; {epochs} epochs are {steps:,} steps")
     return steps

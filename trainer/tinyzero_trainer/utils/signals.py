@@ -27,7 +27,7 @@ class Stopped(TinyZeroError):
     """A signal ended the work."""
 
     def __init__(self, stopped_by: signal.Signals, outcome: str) -> None:
-        self.exit_code = 128 + stopped_by  # as in a shell
+        self.exit_code, self.stopped_by = 128 + stopped_by, stopped_by  # the code as in a shell
         super().__init__(f"stopped by {stopped_by.name} {outcome}")
 
 

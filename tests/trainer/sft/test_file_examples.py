@@ -1,0 +1,198 @@
+"""Files of examples: what is learned of each format, what is held out, and what is refused, by file and row."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.trainer.configurations import call
+from tinyzero_sdk import Task
+from tinyzero_sdk.errors import DataError
+from tinyzero_trainer.config.sft import compose_sft
+from tinyzero_trainer.config.tasks import load_tasks
+from tinyzero_trainer.sft.batches import Batches
+from tinyzero_trainer.sft.examples import Encoder
+from tinyzero_trainer.sft.file_examples import ExampleFile, FileExamples
+from tinyzero_trainer.sft.tiny_model import build_tokenizer
+
+TOKENIZER = build_tokenizer()
+TOKENIZER.chat_template = (
+    "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+ENCODER = Encoder(TOKENIZER, {TOKENIZER.eos_token_id})
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2"}]
+Rows = Sequence[dict[str, Any]]
+Read = Callable[..., FileExamples]
+
+
+def write(path: Path, rows: Rows) -> str:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """The examples of rows, of a run with these tasks."""
+
+    def open_examples(rows: Rows, name: str = "rows.jsonl", tasks: dict | None = None, **data: Any) -> FileExamples:
+        path = write(tmp_path / name, rows)
+        config = compose_sft({"tasks": tasks or {}, "data": {"path": path, "test_fraction": 1e-9, **data}})
+        loaded = load_tasks(config.task_specs)
+        return FileExamples(config, ExampleFile(path, config, loaded), loaded, ENCODER)
+
+    return open_examples
+
+
+def texts(examples: FileExamples) -> list[tuple[str, str]]:
+    """Prompt and completion of each example, without the order of an epoch."""
+    found = examples.examples(range(len(examples._file.places)))
+    assert all(example.generation.token_ids[-1] == TOKENIZER.eos_token_id for example in found)
+    return sorted((example.prompt.text, example.text) for example in found)
+
+
+def problems(task: Task, split: Any, count: int, fraction: float) -> list[Any]:
+    return list(task.dataset(split, count, test_fraction=fraction))
+
+
+def scored(task: Task, item: Any, completion: str, **columns: Any) -> dict[str, Any]:
+    row = {"data_source": task.name, "prompt": "?", "reward_model": {"ground_truth": item.ground_truth}, **item.data}
+    return {**row, "completion": completion, "correct": True, "finished": True, **columns}
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_prompts_with_completions_are_text_or_messages(read: Read, name: str) -> None:
+    as_text = [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+2=", "completion": "3"}]
+    assert texts(read(as_text, name)) == [("1+1=", "2"), ("1+2=", "3")]
+    as_messages = [{"prompt": CHAT, "completion": [{"role": "assistant", "content": "4"}]}]
+    ((prompt, completion),) = texts(read(as_messages, name))
+    assert (prompt.index("Be brief.") < prompt.index("2+2"), completion) == (True, "4")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_each_turn_of_the_assistant_is_an_example_after_all_before_it(read: Read, name: str) -> None:
+    turns = [*CHAT, {"role": "assistant", "content": "4"}, {"role": "user", "content": "+1"}]
+    first, second = texts(read([{"messages": [*turns, {"role": "assistant", "content": "5"}]}], name))
+    assert sorted([first[1], second[1]]) == ["4", "5"]
+    longer = max(first, second, key=lambda pair: len(pair[0]))
+    assert longer[1] == "5"
+    assert "4" in longer[0]
+
+
+def test_a_few_right_and_whole_completions_of_each_problem_are_learned(read: Read, toy_task: str) -> None:
+    tasks = {"toy": {"task": toy_task}}
+    task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
+    one, two = problems(task, "train", 2, 1e-9)
+    rows = [
+        *(scored(task, one, text) for text in "aabcd"),
+        scored(task, two, "wrong", correct=False),
+        scored(task, two, "cut off", finished=False),
+        scored(task, two, "right"),
+    ]
+    found = texts(read(rows, tasks=tasks, max_per_problem=3, prompt_template="base"))
+    prompts = [task.make_prompt(item, "base") for item in (one, two)]
+    assert found == sorted([(prompts[0], "a"), (prompts[0], "b"), (prompts[0], "c"), (prompts[1], "right")])
+
+
+def test_held_out_problems_are_refused_whatever_the_format(read: Read, toy_task: str) -> None:
+    tasks = {"toy": {"task": toy_task, "options": {"limit": 9}}}
+    task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
+    trained, held_out = problems(task, "train", 1, 0.3)[0], problems(task, "test", 1, 0.3)[0]
+    for prompt in ("base", "chat"):
+        made = task.make_prompt(held_out, prompt)
+        rows = [{"prompt": "fine", "completion": "yes"}, {"prompt": made, "completion": "no"}]
+        with pytest.raises(DataError, match=r"rows\.jsonl:2 is of a held-out problem, and accuracy is measured"):
+            read(rows, tasks=tasks, test_fraction=0.3)
+    rows = [scored(task, trained, "yes"), scored(task, held_out, "wrong", correct=False), scored(task, held_out, "no")]
+    with pytest.raises(DataError, match=r"rows\.parquet:3 is of a held-out problem"):
+        read(rows, "rows.parquet", tasks=tasks, test_fraction=0.3)
+    assert len(texts(read(rows[:2], tasks=tasks, test_fraction=0.3))) == 1
+    with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):  # the task is none of the run's
+        read([scored(task, trained, "yes", data_source="other", extra_info={"split": "test"})], tasks=tasks)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "a"}, "rows.jsonl:2 has the columns text; expected a scored completion (completion, correct), mes"),
+        ({"messages": "hello"}, "rows.jsonl:2: got 'hello', expected messages with role and content"),
+        ({"messages": [{"role": "user"}]}, "rows.jsonl:2: got [{'role': 'user'}], expected messages with role and co"),
+        ({"messages": CHAT}, "rows.jsonl:2: no message of the assistant follows another"),
+        ({"prompt": [], "completion": "a"}, "rows.jsonl:2: got [], expected messages with role and content"),
+        ({"prompt": "a", "completion": "b", "correct": True}, "rows.jsonl:2: no ground truth; expected it in the"),
+    ],
+)
+def test_a_row_that_is_no_example_is_named(read: Read, row: dict, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read([{"prompt": "a", "completion": "b"}, row])
+    assert message in str(caught.value)
+
+
+def test_a_file_without_a_right_completion_is_refused(read: Read) -> None:
+    wrong = {"prompt": "a", "completion": "b", "correct": False, "ground_truth": 1}
+    with pytest.raises(DataError, match=r"rows\.jsonl has no example to train on; expected a scored completion"):
+        read([wrong])
+
+
+def test_an_epoch_has_each_example_once_in_an_order_of_its_own(read: Read) -> None:
+    examples = read([{"prompt": f"{number}=", "completion": str(number)} for number in range(50)])
+    epochs = [[one.text for one in examples.examples(range(first, first + 50))] for first in (0, 50)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(map(str, range(50)))
+    assert epochs[0] != epochs[1]
+
+
+def test_the_held_out_loss_is_of_other_problems_or_another_file(read: Read, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}=", "completion": str(number)} for number in range(200)]
+    examples = read(rows, test_fraction=0.25)
+    held_out = {example.text for example in examples.held_out(1000)}
+    assert 30 < len(held_out) < 70
+    assert held_out | {completion for _, completion in texts(examples)} == set(map(str, range(200)))
+    assert len(texts(examples)) == 200 - len(held_out)
+    examples = read(rows, test_path=write(tmp_path / "test.jsonl", rows[:3]))
+    assert [example.text for example in examples.held_out(2)] == ["0", "1"]
+    assert len(texts(examples)) == 200
+
+
+def test_a_resumed_run_reads_on_where_it_was(read: Read) -> None:
+    examples = read([{"prompt": f"{number}=", "completion": str(number)} for number in range(10)], batch_size=4)
+
+    def batches(first: int) -> Any:
+        return Batches(examples._config, {}, ENCODER, examples._file, first).batches()
+
+    whole, resumed = batches(0), batches(3)
+    assert [next(whole) for _ in range(6)][3:] == [next(resumed) for _ in range(3)]
+
+
+@pytest.mark.slow
+def test_what_eval_writes_is_fine_tuned_on_and_without_a_task(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The tiny model's own right answers; the held-out split's are refused."""
+    few = ("rollout.max_completion_tokens=64", "run.device=cpu")
+    for split in ("train", "test"):
+        words = ("--task", "countdown", "--split", split, "--size", "32", "--output", str(tmp_path / f"{split}.jsonl"))
+        code, _, error = call(capsys, "eval", *words, *few)
+        assert code == 0, error
+    model = ("--model", str(Path(__file__).parents[3] / "trainer" / "tinyzero_trainer" / "tiny_model"))
+    sizes = ("run.steps=2", "data.batch_size=4", "eval.num_problems=4", "data.test_fraction=0.125")
+    words = ("--task", "countdown", "--data", str(tmp_path / "train.jsonl"), "data.prompt_template=compact")
+    options = ("task.numbers=[3]", "task.number_range=[1,20]", "task.target_range=[1,50]")
+    code, out, error = call(capsys, "sft", *words, *model, *sizes, *few, *options, "--output", str(tmp_path / "run"))
+    assert code == 0, error
+    assert "held-out accuracy: " in out
+    code, out, error = call(
+        capsys, "sft", "--data", str(tmp_path / "train.jsonl"), *model, *sizes, *few, "--output", str(tmp_path / "no")
+    )
+    assert code == 0, error
+    assert "held-out accuracy: " not in out
+    words = ("--task", "countdown", "--data", str(tmp_path / "test.jsonl"))
+    code, _, error = call(capsys, "sft", *words, *model, *sizes, *few, *options, "--output", str(tmp_path / "refused"))
+    assert code == 2
+    assert "is of a held-out problem" in error
