@@ -19,7 +19,7 @@ TRANSCRIPT = ROOT / "docs/tutorial.md"  # test_tutorial.py runs it, and compares
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-NOT_RUN = re.compile(r"(make|pip|pytest --tinyzero-task|tinyzero (train|warmstart|eval|doctor))\b")
+NOT_RUN = re.compile(r"(make|pip|pytest --tinyzero-task|tinyzero (train|sft|warmstart|eval|doctor))\b")
 
 
 def each(documents: list) -> pytest.MarkDecorator:

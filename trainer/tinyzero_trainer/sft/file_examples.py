@@ -16,6 +16,7 @@ from tinyzero_sdk.data.rows import plain, row_to_item
 from tinyzero_sdk.data.sources import open_rows
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.hookspecs import Message
+from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
 from tinyzero_sdk.seeds import derive_seed, split_of_key
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.prompts import EVALUATION_SEED
@@ -27,6 +28,7 @@ REFUSED = (
     "is of a held-out problem, and accuracy is measured on those; take training problems (tinyzero eval --split train)"
 )
 TEMPLATES = ("chat", "base")
+NOT_OF_PROBLEM = {*RESULT_COLUMNS, "completion", "token_count", "finished", "sample", "sampling"}
 
 
 class Example(NamedTuple):
@@ -106,7 +108,8 @@ class ExampleFile:
             if isinstance(completion, str) and row.get("correct") is not None:
                 if not row["correct"] or row.get("finished") is False:
                     return []
-                return [Example(_prompt(prompt), completion, self._task_of(row), row_to_item(row))]
+                problem = {name: value for name, value in row.items() if name not in NOT_OF_PROBLEM}
+                return [Example(_prompt(prompt), completion, self._task_of(row), row_to_item(problem))]
             if messages is not None:
                 turns = _messages(messages)
                 spoken = [place for place, turn in enumerate(turns) if place and turn["role"] == "assistant"]
