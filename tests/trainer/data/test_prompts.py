@@ -22,6 +22,6 @@ def divided_task(tmp_path: Path) -> Task:
 def test_a_test_share_without_effect_is_refused_before_anything_is_asked(divided_task: Task) -> None:
     tokenizer = SimpleNamespace(chat_template=None)
     source = PromptSource(divided_task, tokenizer, test_fraction=0.4)
-    for ask in (lambda: source.held_out(3), lambda: source.sample(3, seed=0), lambda: next(source.stream(seed=0))):
+    for ask in (lambda: source.held_out(3), lambda: next(source.items(0, 3)), lambda: next(source.stream(seed=0))):
         with pytest.raises(SettingsError, match=r"a test fraction \(0\.4\) has no effect on 'divided'"):
             ask()

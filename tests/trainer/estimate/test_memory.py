@@ -386,7 +386,8 @@ def test_peaks_as_the_driver_counted_them(
 
 
 def test_memory_of_the_own_models_run_as_measured_on_an_h200() -> None:
-    config = with_settings(TrainConfig(), dict(flatten(own_model.SETTINGS)))
+    measured_with = {"optimizer.micro_batch_tokens": 131_072}
+    config = with_settings(TrainConfig(), dict(flatten(own_model.SETTINGS)) | measured_with)
     memory = predict_within(OWN, config, 130 * GIB, 24)
     held = memory.peak - constants.CONTEXT - {part.what: part.size for part in memory.worst.parts}["allocator"]
     assert held == pytest.approx(16.34 * GIB, rel=0.1)  # perf/max_memory_allocated_gb

@@ -258,7 +258,7 @@ def test_the_user_is_warned_of_memory_before_the_model_is_made(toy_task, tmp_pat
 @pytest.mark.usefixtures("gpu")
 def test_it_is_made_trained_resumed_and_found_again(capsys, cache, tmp_path, toy_task, monkeypatch):
     for group, values in {"model": {}, "data": {"batch_size": 16, "num_workers": 0}}.items():
-        monkeypatch.setitem(default_model._PRESET["sft"], group, values)
+        monkeypatch.setitem(default_model.PRESET["sft"], group, values)
     model = "default_model.hidden_size=32 default_model.layers=1 default_model.head_size=16 default_model.mlp_size=48"
     few = (
         "run.steps=2 data.prompts_per_step=4 rollout.group_size=2 eval.num_problems=4 eval.every=0 model.compile=false"
