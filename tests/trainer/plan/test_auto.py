@@ -64,6 +64,7 @@ def test_a_run_fits_without_any_memory_setting(
     chosen = (found.optimizer.micro_batch_tokens, found.memory.activation_checkpointing, found.memory.cpu_offload)
     assert chosen == (micro_batch, recomputes, offload)
     assert left_open(found) == ["vllm.gpu_memory_gb", "vllm.sleep_mode"]  # of the other engine
+    assert resolve_auto(found, SPECS[model], target) == (found, "")
     assert f"optimizer.micro_batch_tokens={micro_batch}" in line
     assert target.name in line
     assert "\n" not in line

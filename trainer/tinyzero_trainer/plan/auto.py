@@ -75,6 +75,8 @@ def resolve_auto(
         found = choose(spec, on_gpu(config, target), usable(target.free), target.spec, host=target.host)
         values = {key: setting(found.config, key) for key in left_open(config)}
         values = {key: value for key, value in values.items() if value != "auto"}  # those with an effect
+        if not values:
+            return config, ""
         words = " ".join(f"{key}={format_value(value)}" for key, value in values.items())
         peak, memory = found.memory.peak / GIB, target.memory / GIB
         return with_settings(config, values), f"auto: {words} (about {peak:.1f} of {memory:.1f} GiB, {target.name})"
