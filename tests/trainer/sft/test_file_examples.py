@@ -181,7 +181,8 @@ def test_what_eval_writes_is_fine_tuned_on_and_without_a_task(
         code, _, error = call(capsys, "eval", *words, *few)
         assert code == 0, error
     model = ("--model", str(Path(__file__).parents[3] / "trainer" / "tinyzero_trainer" / "tiny_model"))
-    sizes = ("run.steps=2", "data.batch_size=4", "eval.num_problems=4", "data.test_fraction=0.125")
+    sizes = ("run.steps=2", "log.rollouts_every=1", "data.batch_size=4", "eval.num_problems=4")
+    sizes += ("data.test_fraction=0.125",)
     words = ("--task", "countdown", "--data", str(tmp_path / "train.jsonl"), "data.prompt_template=compact")
     options = ("task.numbers=[3]", "task.number_range=[1,20]", "task.target_range=[1,50]")
     code, out, error = call(capsys, "sft", *words, *model, *sizes, *few, *options, "--output", str(tmp_path / "run"))
