@@ -65,13 +65,13 @@ def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
     axes[0].margins(y=0.15)
     if axes[0].get_legend_handles_labels()[0]:
         axes[0].legend(loc="lower right" if len(tasks) == 1 else "best", frameon=False, fontsize=9)
-    axes[0].set_title(_title(" + ".join(tasks), model), loc="left", fontsize=11, fontweight="bold")
+    axes[0].set_title(_title(" + ".join(tasks) or "examples", model), loc="left", fontsize=11, fontweight="bold")
     for panel, (label, values) in zip(axes[1:], lower, strict=True):
         _draw_smoothed(panel, values, 1.0, TRAIN_COLOR if len(tasks) == 1 else ALL_COLOR)
         panel.set_ylabel(label)
-        if values is loss:
-            points = series(rows, HELD_OUT_LOSS)
-            panel.plot(*zip(*points, strict=True), "o-", ms=4, lw=1, color=HELD_OUT_COLOR)
+        if values is loss and (points := series(rows, HELD_OUT_LOSS)):
+            panel.plot(*zip(*points, strict=True), "o-", ms=4, lw=1, color=HELD_OUT_COLOR, label="held-out examples")
+            panel.legend(loc="upper right", frameon=False, fontsize=9)
     axes[-1].set_xlabel("training step")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     for panel in axes:
