@@ -1,10 +1,13 @@
-"""Imports that nothing looks for garbage in."""
+"""When torch is imported, what it finds in the environment, and that nothing looks for garbage meanwhile."""
 
 import gc
+import os
 import subprocess
 import sys
 
-from tinyzero_trainer.utils.startup import without_collector
+import pytest
+
+from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
 
 SEEN = """
 import gc, sys
@@ -31,3 +34,39 @@ def test_a_process_that_has_torch_already_keeps_its_garbage() -> None:
     with without_collector():
         assert gc.isenabled()
     assert (gc.isenabled(), gc.get_freeze_count()) == before
+
+
+CHECKED = """
+import sys
+from tinyzero_sdk.cli import main
+from tinyzero_trainer.cli import train
+def checked():
+    raise SystemExit(str({"torch", "transformers"} & set(sys.modules)))
+train.set_torch_environment = checked
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_settings_are_checked_before_torch_is_imported(tmp_path) -> None:
+    words = ["train", "--task", "multiply", "--model", "tiny", "--output", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", CHECKED, *words], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("loading PyTorch\nset()\n")
+
+
+def test_compiled_kernels_are_kept_in_the_users_cache_unless_they_say_where(tmp_path, monkeypatch) -> None:
+    variables = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    for name in variables:
+        monkeypatch.setenv(name, "elsewhere")  # what is set below is undone
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    set_torch_environment()
+    compiled = tmp_path / "tinyzero" / "compiled"
+    assert list(compiled.iterdir()) == [compiled / "inductor"]
+    assert [os.environ[name] for name in variables] == ["elsewhere", str(compiled / "inductor")]
+
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be written there
+    set_torch_environment()
+    assert "TRITON_CACHE_DIR" not in os.environ

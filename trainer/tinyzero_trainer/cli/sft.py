@@ -14,7 +14,7 @@ from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.cli import options
-from tinyzero_trainer.utils.startup import calm_threads, without_collector
+from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
 
 if TYPE_CHECKING:
     from tinyzero_trainer.config import SftConfig
@@ -114,7 +114,7 @@ def _run(
         name = resolved.model.path or "a new decoder"
         stderr.print(f"{verb} {name} on {what} in {resolved.run.output}", soft_wrap=True, markup=False)
         stderr.print("loading PyTorch", style="dim")
-        calm_threads()
+        set_torch_environment()
         with without_collector():
             from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
             from tinyzero_trainer.sft.train import fine_tune

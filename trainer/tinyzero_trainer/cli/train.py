@@ -14,7 +14,7 @@ from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.console import stderr, warn
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.cli import options
-from tinyzero_trainer.utils.startup import calm_threads, without_collector
+from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
 
 if TYPE_CHECKING:
     from tinyzero_sdk import Task
@@ -71,7 +71,7 @@ def train(
         if chosen:
             stderr.print(chosen, style="dim", soft_wrap=True, markup=False, highlight=False)
         stderr.print("loading PyTorch", style="dim")
-        calm_threads()
+        set_torch_environment()
         with without_collector():
             from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
             from tinyzero_trainer.controller.loop import train as run_loop
@@ -106,7 +106,6 @@ def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
     from tinyzero_trainer.config.algorithm import check_loss_place
     from tinyzero_trainer.config.tasks import load_tasks
     from tinyzero_trainer.plan.limits import refuse_model
-    from tinyzero_trainer.rollout.vllm.version import require_vllm
 
     if config.data.test_path and not config.data.path:
         raise SettingsError(f"data.test_path={config.data.test_path} alone trains on nothing; give data.path too")
@@ -128,6 +127,8 @@ def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
         parallel_dims(config)
         check_address(config.ray.address)
     if config.rollout.engine == "vllm" and config.ray.address is None:  # elsewhere the workers' machines need it
+        from tinyzero_trainer.rollout.vllm.version import require_vllm
+
         require_vllm()
     refuse_model(config)
     if config.run.output:

@@ -21,7 +21,7 @@ from tinyzero_trainer.config.renamed_keys import with_new_names
 from tinyzero_trainer.config.resume import is_sft
 from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, task_of, with_task_table
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.utils.startup import calm_threads, without_collector
+from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,7 +63,7 @@ class LocalModels:
         config = evaluation_config(gather(TrainConfig, flags, request.overrides))
         allow_unsafe = request.allow_unsafe_scorers
         (task,) = load_tasks(config.task_specs, config.data, allow_unsafe_scorers=allow_unsafe).values()
-        calm_threads()
+        set_torch_environment()
         return EvaluationPlan(
             task=task,
             model=str(directory_of(config.model.path) or TINY_MODEL),

@@ -6,7 +6,6 @@ comes with the trainer is trained instead. Imports torch only to make a model.
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.model_cache import make_once
 from tinyzero_trainer.sft.tiny_model import default_shape
 from tinyzero_trainer.utils.signals import Interrupted, Stopped, left_at_once
-from tinyzero_trainer.utils.startup import calm_threads, without_collector
+from tinyzero_trainer.utils.startup import set_torch_environment, user_cache, without_collector
 
 PRESET = read_toml(Path(__file__).with_suffix(".toml"))
 SETTINGS: dict[str, Any] = PRESET["settings"]
@@ -78,7 +77,7 @@ class DefaultModel:
 
     def _make(self, output: Path) -> None:
         """Fine-tune the model, unless torch cannot use the GPU."""
-        calm_threads()
+        set_torch_environment()
         with Progress() as progress:
             if not on_gpu(self.config.run.device, progress):
                 progress.log("torch cannot use the GPU: using the tiny model that comes with the trainer")
@@ -144,7 +143,7 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
     depends = {"recipe": to_mapping(recipe), "tasks": versions, "trainer": version("tinyzero-trainer")}
     key = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:12]
     names = re.sub(r"[^A-Za-z0-9+_-]", "_", "+".join(tasks))
-    cache = config.default_model.directory or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/tinyzero/models"
+    cache = config.default_model.directory or user_cache("models")
     return DefaultModel(overrides, config, recipe, Path(cache).expanduser().absolute() / f"{names}-{key}")
 
 

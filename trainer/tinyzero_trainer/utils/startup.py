@@ -1,15 +1,31 @@
-"""What precedes the import of torch: quiet threads, and no garbage collection meanwhile. No torch in here."""
+"""What precedes the import of torch: its environment, and no garbage collection meanwhile. No torch in here."""
 
 import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 
-def calm_threads() -> None:
-    """Make torch's threads wait passively; active waiting makes a step ten times slower next to a busy process."""
+def user_cache(name: str) -> str:
+    """A directory of the user's cache, which may not exist yet."""
+    return f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/tinyzero/{name}"
+
+
+def set_torch_environment() -> None:
+    """Set the variables that torch reads once, where the user has not set them.
+
+    Threads wait passively: active waiting makes a step ten times slower next to a busy process. Compiled kernels are
+    kept in the user's cache, since torch's own place for them is /tmp.
+    """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for variable, name in {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}.items():
+        directory = Path(user_cache("compiled"), name).expanduser()
+        with suppress(OSError):  # a home that cannot be written to, as in some containers
+            if variable not in os.environ:
+                directory.mkdir(parents=True, exist_ok=True)
+                os.environ[variable] = str(directory)
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.utils.startup import without_collector
+from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
 
+set_torch_environment()  # not in Ray's runtime_env, which would keep an actor from a process that has started already
 with without_collector():
     import torch
     import torch.distributed as dist

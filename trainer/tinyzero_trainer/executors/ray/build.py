@@ -28,9 +28,6 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Of the actors; see utils/startup.py."""
-
 
 @contextmanager
 def build_ray_workers(
@@ -277,7 +274,6 @@ class ActorPool:
             max_concurrency=2 if issubclass(kind, actors.EngineActor) else 1,  # for `finished` and `stop`
             max_restarts=0,  # Ray would restart it without its state, and silently
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
-            runtime_env={"env_vars": ENVIRONMENT},
         )
         return actor.remote(*args)
 
