@@ -170,3 +170,16 @@ def test_what_a_run_recorded_is_for_its_own_task_only(warm_model: Path, toy_task
     assert own["optimizer"] == {"learning_rate": 0.001}
     other = recorded_defaults(str(warm_model), {"toy_task": {}})  # an installed task of that name is another
     assert other == {key: value for key, value in own.items() if key != "tasks"}
+
+
+@pytest.mark.slow
+def test_a_file_that_has_changed_is_not_trained_on_further(configure: Configure, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"{number}+1=", "completion": f"{number + 1}"} for number in range(30)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = {"tasks": {}, "data": {"path": str(file)}, "run": {"steps": 2}}
+    config = configure(**few, checkpoint={"every": 1})
+    fine_tune(config)
+    file.write_text(file.read_text().replace("1", "2"))
+    with pytest.raises(TinyZeroError, match=r"pairs\.jsonl has changed since the checkpoint was saved; restore it"):
+        fine_tune(config, resume=True)

@@ -73,6 +73,11 @@ class ExampleFile:
     def __reduce__(self) -> tuple[Any, ...]:
         return ExampleFile, self._arguments
 
+    @property
+    def version(self) -> str:
+        """A hash of its bytes."""
+        return self._rows.digest
+
     def read(self, places: np.ndarray, template: str) -> list[Example]:
         """The examples at these places; tasks make the prompts of their scored completions, by the template."""
         found = []

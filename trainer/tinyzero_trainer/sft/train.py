@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinyzero_sdk import Task
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.workers.process import count_cores
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
@@ -20,6 +21,7 @@ from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.loop import Step, TrainResult, run_training
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import gpu_elsewhere
 from tinyzero_trainer.models.device import choose_device
@@ -36,6 +38,9 @@ from tinyzero_trainer.utils.signals import StopFlag
 MAX_WORKERS = 4
 NEW_MODEL = "new_model"
 """Directory of a new decoder's random weights, in the run's."""
+
+FILE = "data.path"
+"""Name of the file's examples in the state of a run."""
 
 
 def fine_tune(
@@ -78,6 +83,13 @@ def fine_tune(
         def start(
             run: RunDirectory, workers: Workers, state: TrainerState, _: RolloutBatch | None, stop: StopFlag
         ) -> Iterator[tuple[Step, SftEvaluation]]:
+            if file is not None:
+                saved = state.progress.setdefault(FILE, StreamState(data_version=file.version))
+                if saved.data_version != file.version:
+                    raise SettingsError(
+                        f"{file.path} has changed since the checkpoint was saved; restore it, or start a run in "
+                        "another --output"
+                    )
             model = workers.language_model
             batches = Batches(config, tasks, Encoder(model.tokenizer, model.eos_ids), file, state.step)
             display.phase("making held-out examples")
