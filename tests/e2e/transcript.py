@@ -36,6 +36,7 @@ _VARYING = [
     # Training differs in the last digit from one processor to another, and so in the end in the first digit. The
     # progress of an evaluation depends on the clock.
     (re.compile(r"^(step [0-9,]+/[0-9,]+) .*"), r"\1 NUMBERS"),
+    (re.compile(r"^(ready in) .*"), r"\1 NUMBERS"),
     (re.compile(r"^(  no answer) .*"), r"\1 NUMBERS"),
     (re.compile(rf"^(held-out accuracy[a-z 0-9]*:) {_NUMBER} %"), r"\1 NUMBER"),
     (re.compile(rf"-> {_NUMBER} % \([+-]{_NUMBER} points"), "-> NUMBER (NUMBER points"),

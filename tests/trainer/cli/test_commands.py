@@ -61,7 +61,7 @@ def test_the_fakes_take_what_the_real_functions_take():
     from tinyzero_trainer.controller.loop import train
     from tinyzero_trainer.sft.train import fine_tune
 
-    assert list(inspect.signature(train).parameters) == ["config", "resume", "tasks"]
+    assert list(inspect.signature(train).parameters) == ["config", "resume", "tasks", "progress"]
     assert list(inspect.signature(evaluate).parameters) == ["plan", "output", "observer"]
     assert list(inspect.signature(fine_tune).parameters) == ["config", "resume", "tasks", "progress"]
 
@@ -151,7 +151,7 @@ def test_vllm_is_not_needed_here_if_workers_are_elsewhere(capsys, calls, tmp_pat
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_exits_by_its_signal(capsys, calls, monkeypatch, number, code):
-    def train(config, *, resume, tasks):
+    def train(config, *, resume, tasks, progress):
         raise Interrupted(number, 40, resume_command(config))
 
     monkeypatch.setattr(sys.modules["tinyzero_trainer.controller.loop"], "train", train)

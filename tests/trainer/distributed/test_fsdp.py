@@ -30,7 +30,15 @@ from tests.trainer.samples import ragged_samples, with_dropout
 from tinyzero_trainer.config import CriticConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed.dtensor import local_shard
-from tinyzero_trainer.distributed.fsdp import cast_copy, cast_weights, layers_of, on_device, process_group
+from tinyzero_trainer.distributed.fsdp import (
+    FsdpOptions,
+    cast_copy,
+    cast_weights,
+    layers_of,
+    on_device,
+    process_group,
+    shard,
+)
 from tinyzero_trainer.distributed.offload import CpuOffload
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.rollout.decoder import Decoder, FusedDecoder, TransformersDecoder, build_decoder
@@ -38,6 +46,22 @@ from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training import logprobs as forward
 from tinyzero_trainer.training.build import _build_policy
 from tinyzero_trainer.training.critic import Critic
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
+def test_all_layers_share_what_is_compiled_and_it_is_traced_once(
+    toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model, tokens = copy.deepcopy(toy_model.model), torch.arange(15)[None]
+    assert len(layers_of(model)) > 1
+    with process_group(CPU):
+        shard(model, FsdpOptions(CPU, torch.float32, compile=True))
+        for length in (15, 9):
+            model(tokens[:, :length], use_cache=False).logits.sum().backward()
+    compiled = torch._dynamo.utils.get_compilation_metrics()
+    assert [(each.co_name, each.restart_reasons) for each in compiled] == [("forward_with_checkpointing", set())]
 
 
 @pytest.mark.slow

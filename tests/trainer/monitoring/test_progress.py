@@ -55,6 +55,18 @@ def test_a_phase_is_printed_at_once_and_then_every_few_seconds(plain, clock):
     assert printed(plain) == [f"evaluating: {count}/1,024 problems" for count in (0, 320, 640)]
 
 
+def test_the_start_up_is_told_by_part(plain, clock):
+    for part, seconds in {"imports": 5.0, "warm_up": 2.5, "evaluation": 1.0}.items():
+        clock.now += seconds
+        plain.record_startup(part)
+    assert plain.ready() == {
+        "timing_s/startup/imports": 5.0,
+        "timing_s/startup/warm_up": 2.5,
+        "timing_s/startup/evaluation": 1.0,
+    }
+    assert printed(plain) == ["ready in 8.5 s: imports 5.0, warm up 2.5, evaluation 1.0"]
+
+
 def test_steps_print_metrics_and_time_left_every_few_seconds(plain, clock):
     plain.train(100)
     for step in range(1, 101):

@@ -47,6 +47,7 @@ def train(
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.resume import resume_config
+    from tinyzero_trainer.monitoring.progress import Progress
     from tinyzero_trainer.plan.auto import resolve_auto
 
     flags = options.flag_settings(task, gpus, address)
@@ -70,13 +71,15 @@ def train(
         resolved, chosen = resolve_auto(resolved)
         if chosen:
             stderr.print(chosen, style="dim", soft_wrap=True, markup=False, highlight=False)
-        stderr.print("loading PyTorch", style="dim")
-        set_torch_environment()
-        with without_collector():
-            from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
-            from tinyzero_trainer.controller.loop import train as run_loop
-        with advise_on_out_of_memory(resolved):
-            run_loop(resolved, resume=resume, tasks=tasks)
+        with Progress() as progress:
+            progress.phase("loading PyTorch")
+            set_torch_environment()
+            with without_collector():
+                from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
+                from tinyzero_trainer.controller.loop import train as run_loop
+            progress.record_startup("imports")
+            with advise_on_out_of_memory(resolved):
+                run_loop(resolved, resume=resume, tasks=tasks, progress=progress)
 
 
 def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -79,13 +79,20 @@ Start = Callable[
 """Makes what takes the steps, and what measures the policy between them; the batch is the checkpoint's next one."""
 
 
-def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task] | None = None) -> TrainResult:
+def train(
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    tasks: Mapping[str, Task] | None = None,
+    progress: Progress | None = None,
+) -> TrainResult:
     """Train a model on a task, or several, by reinforcement learning.
 
     Args:
         config: with `tasks` and `run.output`.
         resume: continue from the newest intact checkpoint in `run.output`.
         tasks: of the run, if they are loaded already.
+        progress: shows the phases.
 
     Raises:
         Interrupted: a signal ended the run; a checkpoint was saved.
@@ -107,10 +114,10 @@ def train(config: TrainConfig, *, resume: bool = False, tasks: Mapping[str, Task
         evaluation = HeldOutEvaluation(config, workers, stop, signal)
         yield TrainingStep(config, workers, state, stop, run.rollouts, prefetched, signal), evaluation
 
-    with Progress() as progress:
+    with progress or Progress() as display:
         if chosen:
-            progress.log(chosen)
-        return run_training(config, config, start, progress, resume=resume, tasks=tasks)
+            display.log(chosen)
+        return run_training(config, config, start, display, resume=resume, tasks=tasks)
 
 
 def run_training(
@@ -171,6 +178,9 @@ def _take_steps(
         metrics = state.pending_metrics
         if is_due:
             metrics = metrics | evaluation.run(state.step, last=training_step.last)
+        if not state.step:
+            progress.record_startup("evaluation")
+            metrics = metrics | progress.ready()
         log.append(state.step, metrics)
         trackers.log(state.step, metrics)
         if state.step:

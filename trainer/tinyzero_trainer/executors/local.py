@@ -55,12 +55,15 @@ def build_local_workers(
             else:
                 language_model = load_model(str(checkpoint) if checkpoint else config.model.path, device)
             run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer))
+        display.record_startup("model")
         if training:
             policy, critic, teacher = repeating_learners(config, models, device, display.log)
+            display.record_startup("warm_up")
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         with catch_out_of_memory("the rollout engine took over the weights"):
             engine = build_local_engine(config, language_model, display.log)
+        display.record_startup("engine")
         display.end_phase()
         try:
             yield Workers(run, language_model, engine, policy, critic, teacher, display)

@@ -59,6 +59,8 @@ class Progress:
         self._clock = clock
         self._phase: Task | None = None
         self._training: Task | None = None
+        self._started = self._recorded = clock()
+        self._startup: dict[str, float] = {}  # seconds of its parts
         self._logged = float("-inf")  # when the last plain line about a step or phase was printed
         self._live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._bars = _Bars(self._console, clock, live=self._live)
@@ -80,6 +82,17 @@ class Progress:
         phase, self._phase = self._phase, None
         if phase is not None:
             self._bars.remove_task(phase.id)
+
+    def record_startup(self, part: str) -> None:
+        """Charge the time since the last record to this part of the start-up."""
+        now = self._clock()
+        self._startup[part], self._recorded = self._startup.get(part, 0.0) + now - self._recorded, now
+
+    def ready(self) -> dict[str, float]:
+        """End the start-up: print its seconds by part, and return them as the metrics `timing_s/startup/*`."""
+        shown = (f"{part.replace('_', ' ')} {took:.1f}" for part, took in self._startup.items() if took >= 0.05)
+        self.log(f"ready in {self._recorded - self._started:.1f} s: {', '.join(shown)}")
+        return {f"timing_s/startup/{part}": seconds for part, seconds in self._startup.items()}
 
     def train(self, steps: int, done: int = 0) -> None:
         """Begin training; `steps` are the whole run's, `done` those of earlier sessions."""

@@ -54,11 +54,14 @@ def build_ray_workers(
         ]
         scorers = iter([pool.start(f"the scorer of {name}", RewardActor) for name in tasks])
         _check_run_directory(config, ranks)
+        display.record_startup("ray")
         display.phase("loading the models")
         language_model, notes = _load_models(config, ranks.actors, engines, checkpoint)
+        display.record_startup("model")
         if dims.device == "cuda":
             with catch_out_of_memory("the largest micro-batch was tried out"):
                 halving.try_largest(lambda: ranks.gather(lambda rank: rank.try_largest.remote()))
+        display.record_startup("warm_up")
         for note in dict.fromkeys(notes):
             display.log(note)
         policy: Any = RemoteLearner(ranks, "policy", halving)
@@ -81,6 +84,7 @@ def build_ray_workers(
             )
 
         run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
+        display.record_startup("engine")
         display.end_phase()
         try:
             yield Workers(run, language_model, remote, policy, critic, teacher, display)
