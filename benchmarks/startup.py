@@ -1,19 +1,25 @@
-"""Start-up time of `import tinyzero_sdk` and `tinyzero --help`, over a bare interpreter.
+"""Start-up time of `import tinyzero_sdk` and `tinyzero --help`, over a bare interpreter; and of `tinyzero train`.
 
     python benchmarks/startup.py [--runs 21]
+    python benchmarks/startup.py --train 1 --train 2
 
 Wall clock, medians of interleaved runs. Targets: 0.15 s for the import, 0.35 s for the help; torch is imported by
-neither.
+neither. `--train N`: from the command to the first finished step on N GPUs (0 = the CPU, 2 and more = with Ray), first
+with empty caches of compiled kernels and then again; the model is made beforehand. Targets for the second time: 15 s on
+one GPU, 35 s on two.
 """
 
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from benchmarks.commands import device_name, run
 from benchmarks.common import TINYZERO, print_machine, print_table
 
 BARE = [sys.executable, "-c", "pass"]
@@ -23,6 +29,9 @@ STARTS = {
     "`tinyzero --help`": ([*TINYZERO, "--help"], 0.35),
 }
 """The command, and its target in seconds over a bare interpreter."""
+
+LIMIT = 600.0
+"""Seconds of one training."""
 
 
 def seconds_of(command: list[str]) -> float:
@@ -41,9 +50,50 @@ def imported_by(command: list[str]) -> set[str]:
     return {line.rsplit("|", 1)[1].strip().partition(".")[0] for line in run.stderr.splitlines() if "|" in line}
 
 
-def main(runs: Annotated[int, typer.Option(min=1, help="interleaved runs; the median counts")] = 21) -> None:
+def seconds_to_first_step(gpus: int, output: Path, caches: Path) -> tuple[float, str]:
+    """Of a training with its compiled kernels in `caches`; and the line with the parts of its start-up."""
+    seen = list[float]()
+
+    def watch(seconds: float, line: str) -> None:
+        if line.startswith("step 1/"):
+            seen.append(seconds)
+
+    where = ["--gpus", str(gpus)] if gpus > 1 else [] if gpus else ["run.device=cpu"]
+    finished = run(
+        [*TINYZERO, "train", "--task", "multiply", "--output", str(output), "run.steps=2", *where],
+        LIMIT,
+        until=lambda: bool(seen),
+        on_line=watch,
+        env={"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")},
+    )
+    if not seen:
+        sys.exit(finished.output)
+    return seen[0], next(line for _, line in finished.lines if line.startswith("ready in "))
+
+
+def measure_training(gpus: list[int]) -> None:
+    """Measure starts of `tinyzero train`."""
+    rows = dict[str, dict[str, str]]()
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        seconds_to_first_step(min(gpus), place / "made", place / "of_making")  # makes the model, if there is none
+        for count in gpus:
+            for nth in ("first", "second"):
+                output = place / f"{count}_{nth}"
+                seconds, ready = seconds_to_first_step(count, output, place / f"of_{count}")
+                rows[f"{count} GPUs, {nth} time"] = {"first step after": f"{seconds:.1f} s", "start-up": ready}
+    print_table(f"`tinyzero train`, {device_name()}", rows)
+
+
+def main(
+    runs: Annotated[int, typer.Option(min=1, help="interleaved runs; the median counts")] = 21,
+    train: Annotated[list[int] | None, typer.Option(min=0, help="measure training on so many GPUs instead")] = None,
+) -> None:
     """Measure start-up times."""
-    print_machine()
+    print_machine(*(["torch", "transformers"] if train else []))
+    if train:
+        measure_training(train)
+        return
     commands = [BARE, *(command for command, _ in STARTS.values())]
     rounds = [[seconds_of(command) for command in commands] for _ in range(runs)]
     bare, *medians = map(statistics.median, zip(*rounds, strict=True))
