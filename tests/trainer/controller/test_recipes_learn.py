@@ -43,7 +43,7 @@ def test_expert_iteration_raises_the_accuracy(warm_model: Path, tmp_path: Path) 
     settings = {**SETTINGS, "run__recipe": "expert_iteration", "optimizer__learning_rate": 3e-3}
     loop.train(short_run(warm_model, tmp_path, **settings))
     before, after = ends(tmp_path, ACCURACY)
-    assert after > before + 0.1
+    assert after > before + 0.06  # five standard errors of a thousand completions
 
 
 @pytest.mark.parametrize("rank", [0, 8])

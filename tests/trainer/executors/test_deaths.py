@@ -47,6 +47,10 @@ def test_a_death_for_memory_by_ray_says_what_to_change() -> None:
     assert end_of(RuntimeError(text)) == (
         f"(process 7 on 10.0.0.2) was killed by Ray, since its machine ran out of memory; {deaths.HOST_ADVICE}"
     )
+    text = "4 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: db0) "
+    assert end_of(RuntimeError(f"{text}was 22.37GB used / 23.54GB limit (0.950242)\nConsidered workers: [")) == (
+        f"was killed by Ray, since its machine, 10.0.0.2, ran out of memory (22.37GB of 23.54GB); {deaths.HOST_ADVICE}"
+    )
 
 
 class Actor:

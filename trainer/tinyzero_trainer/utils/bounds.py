@@ -30,6 +30,7 @@ class NoneIs:
     value: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core.core_schema import no_info_before_validator_function
+        from pydantic import BeforeValidator
 
-        return no_info_before_validator_function(lambda value: self.value if value is None else value, handler(source))
+        given = BeforeValidator(lambda value: self.value if value is None else value)
+        return given.__get_pydantic_core_schema__(source, handler)

@@ -37,6 +37,9 @@ def end_of(error: Exception) -> str:
         return f"could not start: {text.splitlines()[-1]}"
     matches = {key: re.search(pattern, text) for key, pattern in _DETAILS.items()}
     process, machine, kind, code, signal = ((matches[key] or [None, None])[1] for key in _DETAILS)
+    if memory := re.search(r"running low on memory.*?\(IP: ([^,)]+).*? was (\S+) used / (\S+) limit", text, re.DOTALL):
+        machine, used, limit = memory.groups()
+        return f"was killed by Ray, since its machine, {machine}, ran out of memory ({used} of {limit}); {HOST_ADVICE}"
     if process is None:
         return "has died"
     name = f"(process {process} on {machine})" if machine else f"(process {process})"
