@@ -50,6 +50,7 @@ def calls(monkeypatch):
         return Result()
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr("tinyzero_trainer.cli.train._start_ray", lambda *_: None)
     fake("controller.loop", "train", None)
     fake("sft.train", "fine_tune", None)
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate.evaluate", evaluate)

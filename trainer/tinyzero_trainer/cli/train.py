@@ -5,6 +5,8 @@ What is slow to import (torch above all) is imported inside functions, after the
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.console import stderr, warn
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.cli import options
+from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
 
 if TYPE_CHECKING:
@@ -75,11 +78,27 @@ def train(
             progress.phase("loading PyTorch")
             set_torch_environment()
             with without_collector():
+                _start_ray(resolved, len(tasks))
                 from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
                 from tinyzero_trainer.controller.loop import train as run_loop
             progress.record_startup("imports")
             with advise_on_out_of_memory(resolved):
                 run_loop(resolved, resume=resume, tasks=tasks, progress=progress)
+
+
+def _start_ray(config: "TrainConfig", num_tasks: int) -> None:
+    """Start a Ray of the run's own while a thread imports torch; if that fails, the run tries again, and says why.
+
+    Not in a thread: Ray's processes end with the thread that started them.
+    """
+    if config.run.executor != "ray" or config.ray.address is not None:
+        return
+    from tinyzero_trainer.distributed.parallel_dims import parallel_dims
+    from tinyzero_trainer.executors.ray.cluster import RayError, import_ray, start
+
+    import_ray()  # first, so that the two import nothing at the same time
+    with run_in_background(lambda _: import_module("tinyzero_trainer.controller.loop")), suppress(RayError):
+        start(config.ray, parallel_dims(config).bundles(num_tasks))
 
 
 def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -48,9 +48,17 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
     Raises:
         RayError: Ray cannot be reached or started, or has too few free resources.
     """
+    import torch  # late: `tinyzero doctor` uses this module where torch may be broken
+
     ray = import_ray()
-    _start(ray, config, bundles)
     try:
+        # Counted without initializing CUDA.
+        if config.address is None and config.gpus > (here := torch.cuda.device_count()):
+            raise RayError(
+                f"ray.gpus={config.gpus}, but there are {here} GPUs on this machine; lower it, or name a Ray with more "
+                "by --address"
+            )
+        start(config, bundles)
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if not group.wait(RESOURCES_SECONDS):
             needed, free = _total(bundles), ray.available_resources()
@@ -63,6 +71,16 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
         ray.util.remove_placement_group(group)
     finally:
         ray.shutdown()
+
+
+def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
+    """Start Ray for these bundles, or connect to the one at an address, unless that is done; imports no torch.
+
+    Raises:
+        RayError: Ray cannot be reached or started.
+    """
+    if not (ray := import_ray()).is_initialized():
+        _start(ray, config, bundles)
 
 
 def gpu_there(config: RayConfig) -> TargetGpu | None:
@@ -96,19 +114,11 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
 
 
 def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
-    import torch  # late: `tinyzero doctor` uses this module where torch may be broken
-
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     logging.getLogger("ray").setLevel(logging.ERROR)
     # For each worker that dies Ray prints a paragraph on standard output, which no setting prevents; calls.py makes one
     # line of it.
     ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
-    # Counted without initializing CUDA.
-    if config.address is None and config.gpus > (here := torch.cuda.device_count()):
-        raise RayError(
-            f"ray.gpus={config.gpus}, but there are {here} GPUs on this machine; lower it, or name a Ray with more by "
-            "--address"
-        )
     check_address(config.address)
     try:
         if config.address is not None:
