@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tinyzero_trainer.utils.startup import calm_threads
+from tinyzero_trainer.utils.startup import set_torch_environment
 
-calm_threads()
+set_torch_environment()
 
 from tinyzero_sdk.settings import parse_overrides  # noqa: E402  # before torch, see threads.py
 from tinyzero_trainer.config.compose import make_config  # noqa: E402

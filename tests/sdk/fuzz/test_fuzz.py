@@ -98,7 +98,8 @@ FAULTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("hook", "code", "kind", "note", "sign"), FAULTS)
 def test_a_fault_is_found_shrunk_and_named(make, hook, code, kind, note, sign):
-    found = only(fuzz(make(**{hook: code}), seconds=20, timeout=0.3, stop_after=1))
+    timeout = 0.3 if kind == "timeout" else 2.0  # a busy machine must not end what ends by itself
+    found = only(fuzz(make(**{hook: code}), seconds=20, timeout=timeout, stop_after=1))
     assert (found.kind, found.note[: len(note)]) == (kind, note)
     assert sign in found.completion
     assert kind != "error" or (found.answer is None and len(found.completion) <= len("<answer>*</answer>"))

@@ -48,7 +48,7 @@ from tinyzero_trainer.training.build import _build_policy
 from tinyzero_trainer.training.critic import Critic
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(reason="compiles for half a minute, and is of speed alone")
 @pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
 def test_all_layers_share_what_is_compiled_and_it_is_traced_once(
     toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch

@@ -83,8 +83,7 @@ def deaths_of(ways: tuple[str, ...]) -> list[str]:
     return said
 
 
-@pytest.mark.slow
-@pytest.mark.minutes
+@pytest.mark.nightly(reason="starts Ray for each kind of death; what its logs say is tested with every change")
 def test_a_real_death_is_told_with_its_reason(tmp_path: Path) -> None:
     expected = {
         "killed": "it was killed from outside, or exited at once",

@@ -16,7 +16,9 @@ from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.minutes]
+pytestmark = pytest.mark.nightly(
+    reason="starts Ray twice; halving and the exchange of ranks are tested with every change"
+)
 
 TOKENS, FITS = 40, 20
 LOSS = """
@@ -87,16 +89,7 @@ def train_with_too_little_memory(folder: Path, names: tuple[str, ...]) -> None:
         cluster.shutdown()
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("update",),
-        pytest.param(
-            ("logprobs", "values", "update_critic"),
-            marks=pytest.mark.nightly(reason="the same path; every change tests each pass in one process"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("names", [("update",), ("logprobs", "values", "update_critic")])
 def test_the_metrics_are_those_of_a_run_with_half_the_tokens(names: tuple[str, ...], tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     save_model(tmp_path / "model", from_parts("toy", build_model(SHAPE, tokenizer, seed=0), tokenizer))

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
-from trl import SFTConfig, SFTTrainer
 
 from tinyzero_sdk import load_task
 from tinyzero_trainer.config.model_defaults import TinyShape
@@ -29,14 +28,15 @@ from tinyzero_trainer.types import Rollout
 STEPS, BATCH, RATE = 40, 8, 5e-3
 
 
-class InOrder(SFTTrainer):
-    """TRL's trainer, without its shuffling."""
-
-    def _get_train_sampler(self, *_: Any) -> torch.utils.data.Sampler[int]:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
 def trl_losses(folder: Path, tokenizer: Any, examples: list[Rollout]) -> list[float]:
+    from trl import SFTConfig, SFTTrainer
+
+    class InOrder(SFTTrainer):
+        """TRL's trainer, without its shuffling."""
+
+        def _get_train_sampler(self, *_: Any) -> torch.utils.data.Sampler[int]:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
     rows = [
         {
             "input_ids": example.prompt.token_ids + example.generation.token_ids,
