@@ -393,6 +393,12 @@ def test_the_difficulty_of_each_problem_is_computed_once(toy_task: str) -> None:
     assert len(computed) == 2
 
 
+def test_a_problem_of_unknown_difficulty_is_of_no_level() -> None:
+    task = SimpleNamespace(difficulties=lambda items: [math.nan if item.ground_truth == 0 else 2.5 for item in items])
+    samples = [rollout_of(Prompt(Item(truth, {}), "", [1]), correct=True) for truth in (0, 1)]
+    assert step_metrics._by_difficulty(task, samples, "acc") == {"acc/2": 1.0}
+
+
 @pytest.mark.parametrize(
     ("truths", "columns"),
     [([{"a": 1}, {"a": 2}], True), ([{"a": 1}, {"b": 2}], False), ([1, "x"], False), ([1, 2.5], False)],

@@ -1,5 +1,6 @@
 """Metrics of one training step, under verl's names so that dashboards port. Pure functions."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -127,7 +128,8 @@ def _by_difficulty(task: Task, samples: Sequence[Rollout], prefix: str) -> dict[
     difficulties = dict(zip(prompts, task.difficulties(ItemColumns.of(items) or items), strict=True))
     levels: dict[int, list[bool]] = defaultdict(list)
     for sample in samples:
-        levels[int(difficulties[id(sample.prompt)])].append(sample.score.correct)
+        if math.isfinite(difficulty := difficulties[id(sample.prompt)]):  # of a file's problem it may be unknown
+            levels[int(difficulty)].append(sample.score.correct)
     return {f"{prefix}/{level}": fmean(levels[level]) for level in sorted(levels)}
 
 
