@@ -135,10 +135,12 @@ def test_smoothing_keeps_the_number_of_points_and_stays_within_their_range(value
 
 @pytest.mark.slow
 @pytest.mark.parametrize("held_out", [True, False])
-def test_the_loss_of_fine_tuning_is_drawn_without_a_task_too(tmp_path, held_out):
+def test_the_loss_of_fine_tuning_is_drawn_alone_without_a_task(tmp_path, drawn, held_out):
     losses = {step: {"train/loss": 2 / step} for step in range(1, 6)}
     losses = {0: {"model/parameters": 1.0}, **losses}
     rows = [{"step": step, **values, **({"val/loss": 2.0} if held_out else {})} for step, values in losses.items()]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plot_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png", tasks=[], model="a model")
-    assert (tmp_path / "curve.png").stat().st_size > 10_000
+    assert [axes.get_ylabel() for axes in drawn[0].axes] == ["loss"]
+    assert drawn[0].axes[0].get_title(loc="left") == "examples, a model"
+    assert len(drawn[0].axes[0].lines) == 2 + held_out

@@ -51,22 +51,24 @@ def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
     shaped = reward if reward != accuracy else []  # a reward of 1 or 0 is the accuracy
     labels = {"mean reward": shaped, "mean length of\ncompletions (tokens)": length, "loss": loss}
     lower = [(label, values) for label, values in labels.items() if values]
-    panels = 1 + len(lower)
-    figure = Figure(figsize=(8, 2 + 2 * panels), dpi=150, layout="constrained")
+    measured = bool(tasks) or not lower  # fine-tuning on a file may have no task
+    ratios = [2] * measured + [1] * len(lower)
+    figure = Figure(figsize=(8, 2 + 2 * len(ratios)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=[2, 1, 1, 1][:panels])[:, 0]
+    axes = figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
     if len(tasks) == 1:
         _draw_accuracy(axes[0], accuracy, _held_out(rows, tasks[0]), (TRAIN_COLOR, HELD_OUT_COLOR))
     else:
         for task, color in zip(tasks, cycle(TASK_COLORS), strict=False):
             trained = series(rows, task_key(task, "acc"))
             _draw_accuracy(axes[0], trained, _held_out(rows, task), (color, color), of=f"{task}, ")
-    axes[0].set_ylabel("accuracy (%)")
-    axes[0].margins(y=0.15)
+    if measured:
+        axes[0].set_ylabel("accuracy (%)")
+        axes[0].margins(y=0.15)
     if axes[0].get_legend_handles_labels()[0]:
         axes[0].legend(loc="lower right" if len(tasks) == 1 else "best", frameon=False, fontsize=9)
     axes[0].set_title(_title(" + ".join(tasks) or "examples", model), loc="left", fontsize=11, fontweight="bold")
-    for panel, (label, values) in zip(axes[1:], lower, strict=True):
+    for panel, (label, values) in zip(axes[measured:], lower, strict=True):
         _draw_smoothed(panel, values, 1.0, TRAIN_COLOR if len(tasks) == 1 else ALL_COLOR)
         panel.set_ylabel(label)
         if values is loss and (points := series(rows, HELD_OUT_LOSS)):
