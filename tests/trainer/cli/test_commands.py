@@ -50,7 +50,7 @@ def calls(monkeypatch):
         return Result()
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.setattr("tinyzero_trainer.cli.train._start_ray", lambda *_: None)
+    monkeypatch.setattr("tinyzero_trainer.cli.start._start_ray", lambda *_: None)
     fake("controller.loop", "train", None)
     fake("sft.train", "fine_tune", None)
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate.evaluate", evaluate)
@@ -190,8 +190,9 @@ def test_sft_passes_its_configuration_on(capsys, calls, tmp_path):
     words = ["--output", output, "--model", "gpt2", "run.steps=5", "settings.run.steps=9"]
     code, out, err = call(capsys, "sft", "--task", "countdown", *words)
     ((config, options, policy),) = calls
-    assert (code, out, policy, options) == (0, "", "PASSIVE", {"resume": False})
-    assert err.startswith(f"fine-tuning gpt2 on examples of countdown in {output}")
+    assert (code, out, policy) == (0, "", "PASSIVE")
+    assert (options["resume"], list(options["tasks"])) == (False, ["countdown"])
+    assert err.splitlines() == [f"fine-tuning gpt2 on examples of countdown in {output}", "loading PyTorch"]
     assert ([spec.task for spec in config.task_specs], config.run.output) == (["countdown"], output)
     assert (config.run.steps, config.settings, config.optimizer.learning_rate) == (5, {"run": {"steps": 9}}, 2e-5)
 

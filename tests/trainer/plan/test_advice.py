@@ -25,7 +25,7 @@ from tests.trainer.plan.planned import (
 from tinyzero_sdk.settings import flatten, parse_overrides
 from tinyzero_trainer.cli import oom_advice
 from tinyzero_trainer.cli.plan_report import plan_for
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.resume import RESUMABLE
 from tinyzero_trainer.estimate.fit import settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
@@ -87,6 +87,29 @@ def test_train_warns_of_a_run_that_will_not_fit_and_starts_it(
     assert not warnings(small, "run.executor=ray", "parallel.world_size=2")
     sizes = [config.optimizer.micro_batch_tokens for config in started]
     assert [size == "auto" for size in sizes] == [False, False, False, True, True, True]
+
+
+@pytest.mark.slow
+def test_sft_warns_too_and_tells_what_it_chooses(
+    toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_gpu: SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Of a decoder that does not exist yet as well."""
+    from tinyzero_trainer.sft import train as sft
+
+    started: list[SftConfig] = []
+    monkeypatch.setattr(sft, "fine_tune", lambda config, **_: started.append(config))
+    words = ["--task", toy_task, "--output", str(tmp_path / "run"), "new_model.hidden_size=4096", "new_model.layers=32"]
+    code, _, fits = call(capsys, "sft", *words, "lora.rank=8")
+    assert code == 0
+    chosen = started[0].optimizer.micro_batch_tokens
+    assert f"auto: optimizer.micro_batch_tokens={chosen} " in fits
+    assert "warning" not in fits
+    code, _, err = call(capsys, "sft", *words, "memory.cpu_offload=none")
+    warned = err[err.index("warning: ") :].splitlines()[0]
+    assert warned.startswith("warning: update_actor is predicted to take ")
+    assert "; give " in warned
+    assert "tinyzero plan" not in warned
 
 
 def test_the_warning_names_the_settings_to_give(small_gpu: SimpleNamespace) -> None:
@@ -204,7 +227,7 @@ def test_what_others_hold_of_the_gpu_is_counted_and_named() -> None:
     assert advice.warning_for(spec, config, TargetGpu("a GPU", 48 * GIB, None)) is None
     found = advice.warning_for(spec, config, TargetGpu("a GPU", 48 * GIB, None, in_use=42 * GIB)) or ""
     assert "and a GPU has 48.0 GiB, 42.0 GiB of it in use by other processes; give " in found
-    assert found.endswith(", or end the other processes on it (details: tinyzero plan)")
+    assert found.endswith(", or end the other processes on it")
     named = [word.rstrip(",") for word in found.split() if "=" in word]
     assert make_plan(spec, config_of(*GRPO_1024, *named), 6 * GIB).fits
     small = advice.warning_for(spec, config, TargetGpu("a GPU", 4 * GIB, None, in_use=20 * 2**20)) or "other processes"

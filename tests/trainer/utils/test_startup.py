@@ -39,10 +39,10 @@ def test_a_process_that_has_torch_already_keeps_its_garbage() -> None:
 CHECKED = """
 import sys
 from tinyzero_sdk.cli import main
-from tinyzero_trainer.cli import train
+from tinyzero_trainer.cli import start
 def checked():
     raise SystemExit(str({"torch", "transformers"} & set(sys.modules)))
-train.set_torch_environment = checked
+start.set_torch_environment = checked
 main(sys.argv[1:])
 """
 

@@ -13,8 +13,7 @@ import typer
 from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.cli import options
-from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
+from tinyzero_trainer.cli import options, start
 
 if TYPE_CHECKING:
     from tinyzero_trainer.config import SftConfig
@@ -88,11 +87,11 @@ def _run(
     *,
     resume: bool,
 ) -> None:
-    from tinyzero_sdk.settings import get, merge
-    from tinyzero_trainer.checkpoint.run_directory import RunDirectory, newest_model
-    from tinyzero_trainer.config.compose import gather, text
+    from tinyzero_trainer.config.compose import gather
     from tinyzero_trainer.config.resume import resume_config
     from tinyzero_trainer.config.sft import SftConfig
+    from tinyzero_trainer.plan.limits import refuse_model
+    from tinyzero_trainer.sft.tiny_model import new_spec
 
     settings = gather(SftConfig, {**flags, "run.output": output and str(output)}, overrides or (), file)
     with options.exit_by_signal():
@@ -101,22 +100,34 @@ def _run(
                 raise SettingsError("--resume needs --output, the directory of the run to resume")
             resolved = resume_config(output, settings, SftConfig)
         else:
-            if not get(settings, "run.output"):
-                names = "+".join(Path(name).name for name in settings.get("tasks", ())) or "data"
-                path = f"runs/sft-{names}-{time.strftime('%Y-%m-%d-%H%M%S')}"
-                settings = merge(settings, {"run": {"output": path}})
-            if (model := text(settings, "model.path")) is not None:
-                settings = merge(settings, {"model": {"path": newest_model(model)}})
-            resolved = compose(settings)
-            RunDirectory(Path(resolved.run.output)).check(resume=False)
-        what = resolved.data.path or f"examples of {' and '.join(spec.name for spec in resolved.task_specs)}"
+            resolved = compose(_with_places(settings))
+        config, spec = resolved.as_train_config(), None
+        if resolved.model.path is None:
+            spec = new_spec("a new decoder", resolved.new_model)
+        else:
+            refuse_model(config)
+        tasks = start.check(config, resume=resume)
+        what = resolved.data.path or f"examples of {' and '.join(tasks)}"
         verb = "resuming the fine-tuning of" if resume else "fine-tuning"
         name = resolved.model.path or "a new decoder"
         stderr.print(f"{verb} {name} on {what} in {resolved.run.output}", soft_wrap=True, markup=False)
-        stderr.print("loading PyTorch", style="dim")
-        set_torch_environment()
-        with without_collector():
-            from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
+        start.warn_of_memory(config, spec, can_plan=False)
+        config = start.resolve_auto(config, spec)
+        with start.imported("tinyzero_trainer.sft.train", config, len(tasks)) as progress:
             from tinyzero_trainer.sft.train import fine_tune
-        with advise_on_out_of_memory(resolved.as_train_config()):
-            fine_tune(resolved, resume=resume)
+
+            fine_tune(resolved.with_resolved(config), resume=resume, tasks=tasks, progress=progress)
+
+
+def _with_places(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with a run directory, if they name none, and with a run's checkpoint for its directory."""
+    from tinyzero_sdk.settings import get, merge
+    from tinyzero_trainer.checkpoint.run_directory import newest_model
+    from tinyzero_trainer.config.compose import text
+
+    if not get(settings, "run.output"):
+        names = "+".join(Path(name).name for name in settings.get("tasks", ())) or "data"
+        settings = merge(settings, {"run": {"output": f"runs/sft-{names}-{time.strftime('%Y-%m-%d-%H%M%S')}"}})
+    if (model := text(settings, "model.path")) is not None:
+        settings = merge(settings, {"model": {"path": newest_model(model)}})
+    return settings

@@ -5,25 +5,20 @@ What is slow to import (torch above all) is imported inside functions, after the
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tinyzero_sdk.cli.task_options import AllowUnsafe
-from tinyzero_sdk.console import stderr, warn
+from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.cli import options
-from tinyzero_trainer.utils.background import run_in_background
-from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
+from tinyzero_trainer.cli import options, start
 
 if TYPE_CHECKING:
     from tinyzero_sdk import Task
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import Composition
-    from tinyzero_trainer.models.spec import ModelSpec
 
 
 def train(
@@ -50,8 +45,6 @@ def train(
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.resume import resume_config
-    from tinyzero_trainer.monitoring.progress import Progress
-    from tinyzero_trainer.plan.auto import resolve_auto
 
     flags = options.flag_settings(task, gpus, address)
     flags |= {"run.output": output and str(output), "run.recipe": recipe, "model.path": model}
@@ -70,35 +63,12 @@ def train(
         tasks = _check(resolved, resume=resume)
         _announce(resolved, composition)
         if not is_planned:
-            _warn_of_memory(resolved)
-        resolved, chosen = resolve_auto(resolved)
-        if chosen:
-            stderr.print(chosen, style="dim", soft_wrap=True, markup=False, highlight=False)
-        with Progress() as progress:
-            progress.phase("loading PyTorch")
-            set_torch_environment()
-            with without_collector():
-                _start_ray(resolved, len(tasks))
-                from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
-                from tinyzero_trainer.controller.loop import train as run_loop
-            progress.record_startup("imports")
-            with advise_on_out_of_memory(resolved):
-                run_loop(resolved, resume=resume, tasks=tasks, progress=progress)
+            start.warn_of_memory(resolved)
+        resolved = start.resolve_auto(resolved)
+        with start.imported("tinyzero_trainer.controller.loop", resolved, len(tasks)) as progress:
+            from tinyzero_trainer.controller.loop import train as run_loop
 
-
-def _start_ray(config: "TrainConfig", num_tasks: int) -> None:
-    """Start a Ray of the run's own while a thread imports torch; if that fails, the run tries again, and says why.
-
-    Not in a thread: Ray's processes end with the thread that started them.
-    """
-    if config.run.executor != "ray" or config.ray.address is not None:
-        return
-    from tinyzero_trainer.distributed.parallel_dims import parallel_dims
-    from tinyzero_trainer.executors.ray.cluster import RayError, import_ray, start
-
-    import_ray()  # first, so that the two import nothing at the same time
-    with run_in_background(lambda _: import_module("tinyzero_trainer.controller.loop")), suppress(RayError):
-        start(config.ray, parallel_dims(config).bundles(num_tasks))
+            run_loop(resolved, resume=resume, tasks=tasks, progress=progress)
 
 
 def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -118,15 +88,13 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         return (overrides if model is None else merge(overrides, {"model": {"path": newest_model(model)}})), False
     _check(own.config, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
-    _warn_of_memory(own.config, default_spec(own.config.default_model))
+    start.warn_of_memory(own.config, default_spec(own.config.default_model))
     return own.settle(), True
 
 
 def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
-    """The run's tasks, after checks of all that needs no model: a TinyZeroError says what to change."""
-    from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+    """`start.check`, and what concerns reinforcement learning alone."""
     from tinyzero_trainer.config.algorithm import check_loss_place
-    from tinyzero_trainer.config.tasks import load_tasks
     from tinyzero_trainer.plan.limits import refuse_model
 
     if config.data.test_path and not config.data.path:
@@ -136,34 +104,9 @@ def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
             "data.path needs --model: the small models that are trained without it have seen problems of the task, and "
             "so perhaps the file's held-out ones"
         )
-    allow_unsafe = config.reward.allow_unsafe
-    wrappers = config.wrappers_with_limit()
-    tasks = load_tasks(config.task_specs, config.data, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe)
-    for task in tasks.values():
-        task.check_scoring_allowed()
     check_loss_place(config.algorithm.policy_loss)
-    if config.run.executor == "ray":
-        from tinyzero_trainer.distributed.parallel_dims import parallel_dims
-        from tinyzero_trainer.executors.ray.cluster import check_address
-
-        parallel_dims(config)
-        check_address(config.ray.address)
-    if config.rollout.engine == "vllm" and config.ray.address is None:  # elsewhere the workers' machines need it
-        from tinyzero_trainer.rollout.vllm.version import require_vllm
-
-        require_vllm()
     refuse_model(config)
-    if config.run.output:
-        RunDirectory(Path(config.run.output)).check(resume=resume)
-    return tasks
-
-
-def _warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None) -> None:
-    """Warn of a run that will not fit into the GPU's memory; `spec` is of a model that does not exist yet."""
-    from tinyzero_trainer.plan import advice
-
-    if warning := advice.warning(config, spec):
-        warn(warning)
+    return start.check(config, resume=resume)
 
 
 def _with_output(overrides: Mapping[str, Any]) -> dict[str, Any]:

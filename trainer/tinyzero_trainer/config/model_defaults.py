@@ -106,7 +106,7 @@ def _check_heads(shape: "TinyShape | DefaultModelConfig", group: str = "") -> No
 
 @dataclass(frozen=True)
 class DefaultModelConfig:
-    """A small model, made for the task, where a GPU is given none."""
+    """The small model that is made for the task on a GPU without --model."""
 
     hidden_size: PositiveInt = 384
     """Width of the residual stream; a multiple of head_size. The default shape has 9.9 million parameters."""

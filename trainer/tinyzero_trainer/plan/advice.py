@@ -46,7 +46,7 @@ def warning_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu) -> str 
     if plan.shortfall:
         if plan.fits and not {change.key for change in plan.changes} - set(ENGINE_DECIDES):
             fix = f"leave it out, or {fix}"
-        return f"{shortfall_message(config, plan)}; {fix} (details: tinyzero plan)"
+        return f"{shortfall_message(config, plan)}; {fix}"
     worst = plan.requested.worst
     if worst.total <= target.free:
         held = host_bytes(spec, config)
@@ -61,7 +61,7 @@ def warning_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu) -> str 
     has = in_use_message(target) or f"{target.memory / GIB:.1f} GiB"
     return (
         f"{worst.name} is predicted to take {worst.total / GIB:.1f} GiB{on_which_gpu(config, worst)}, and "
-        f"{target.name} has {has}; {fix} (details: tinyzero plan)"
+        f"{target.name} has {has}; {fix}"
     )
 
 

@@ -61,9 +61,14 @@ def default_shape(config: DefaultModelConfig) -> TinyShape:
 
 
 def default_spec(config: DefaultModelConfig) -> ModelSpec:
-    """The sizes of the default model, which has the tiny one's vocabulary."""
-    sizes = {"model_type": "qwen2", **qwen2_sizes(default_shape(config), find_spec(None).vocabulary)}
-    return spec_from_config("the small model that train makes (default_model)", sizes)
+    """The sizes of the default model."""
+    return new_spec("the small model that train makes (default_model)", default_shape(config))
+
+
+def new_spec(name: str, shape: TinyShape) -> ModelSpec:
+    """The sizes of a new decoder, which has the tiny model's vocabulary."""
+    sizes = {"model_type": "qwen2", **qwen2_sizes(shape, find_spec(None).vocabulary)}
+    return spec_from_config(name, sizes)
 
 
 def build_model(shape: TinyShape, tokenizer: "Qwen2Tokenizer", seed: int) -> "Qwen2ForCausalLM":

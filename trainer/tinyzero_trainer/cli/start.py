@@ -1,0 +1,93 @@
+"""What `train` and `sft` do before a run: checks that need no model, a warning of memory, and the import of torch."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tinyzero_sdk.console import stderr, warn
+from tinyzero_trainer.utils.background import run_in_background
+from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
+
+if TYPE_CHECKING:
+    from tinyzero_sdk import Task
+    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.models.spec import ModelSpec
+    from tinyzero_trainer.monitoring.progress import Progress
+
+
+def check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
+    """The run's tasks, after checks of all that needs no model: a TinyZeroError says what to change."""
+    from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+    from tinyzero_trainer.config.tasks import load_tasks
+
+    allow_unsafe = config.reward.allow_unsafe
+    wrappers = config.wrappers_with_limit()
+    tasks = load_tasks(config.task_specs, config.data, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe)
+    for task in tasks.values():
+        task.check_scoring_allowed()
+    if config.run.executor == "ray":
+        from tinyzero_trainer.distributed.parallel_dims import parallel_dims
+        from tinyzero_trainer.executors.ray.cluster import check_address
+
+        parallel_dims(config)
+        check_address(config.ray.address)
+    if config.rollout.engine == "vllm" and config.ray.address is None:  # elsewhere the workers' machines need it
+        from tinyzero_trainer.rollout.vllm.version import require_vllm
+
+        require_vllm()
+    if config.run.output:
+        RunDirectory(Path(config.run.output)).check(resume=resume)
+    return tasks
+
+
+def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None, *, can_plan: bool = True) -> None:
+    """Warn of a run that will not fit into the GPU's memory; `spec` is of a model that does not exist yet."""
+    from tinyzero_trainer.plan import advice
+
+    if warning := advice.warning(config, spec):
+        warn(f"{warning} (details: tinyzero plan)" if can_plan else warning)
+
+
+def resolve_auto(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "TrainConfig":
+    """The configuration with values for `auto`, which are printed."""
+    from tinyzero_trainer.plan import auto
+
+    config, chosen = auto.resolve_auto(config, spec)
+    if chosen:
+        stderr.print(chosen, style="dim", soft_wrap=True, markup=False, highlight=False)
+    return config
+
+
+@contextmanager
+def imported(module: str, config: "TrainConfig", num_tasks: int) -> Iterator["Progress"]:
+    """Import what a run needs, `module` and with it torch, and show the run's progress."""
+    from tinyzero_trainer.monitoring.progress import Progress
+
+    with Progress() as progress:
+        progress.phase("loading PyTorch")
+        set_torch_environment()
+        with without_collector():
+            _start_ray(module, config, num_tasks)
+            from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
+
+            import_module(module)
+        progress.record_startup("imports")
+        with advise_on_out_of_memory(config):
+            yield progress
+
+
+def _start_ray(module: str, config: "TrainConfig", num_tasks: int) -> None:
+    """Start a Ray of the run's own while a thread imports torch; if that fails, the run tries again, and says why.
+
+    Not in a thread: Ray's processes end with the thread that started them.
+    """
+    if config.run.executor != "ray" or config.ray.address is not None:
+        return
+    from tinyzero_trainer.distributed.parallel_dims import parallel_dims
+    from tinyzero_trainer.executors.ray.cluster import RayError, import_ray, start
+
+    import_ray()  # first, so that the two import nothing at the same time
+    with run_in_background(lambda _: import_module(module)), suppress(RayError):
+        start(config.ray, parallel_dims(config).bundles(num_tasks))
