@@ -32,6 +32,7 @@ def test_help_shows_the_keys_within_eighty_columns(capsys, monkeypatch, command)
     code, shown, _ = call(capsys, command, "--help")
     assert code == 0
     assert all(len(line) <= 80 for line in shown.splitlines())
+    assert [line for line in shown.splitlines() if line.startswith("╭") and "…" in line] == []
     expected = (
         KEYS
         if command == "train"

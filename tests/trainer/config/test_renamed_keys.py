@@ -50,6 +50,13 @@ def test_an_old_key_is_answered_with_the_new_one(tmp_path: Path, word: str, mess
         assert str(caught.value).startswith(f"{file}: {message}")
 
 
+def test_several_old_keys_are_answered_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        gather(TrainConfig, {}, ["ray.engines=2", "run.steps=3", "eval.size=9"])
+    names = "ray.engines is now rollout.num_engines, eval.size is now eval.num_problems"
+    assert str(caught.value) == f"{names}; write rollout.num_engines=2 eval.num_problems=9"
+
+
 def test_an_old_key_among_what_a_warm_start_records_is_answered_too() -> None:
     with pytest.raises(SettingsError, match=r"rollout\.max_tokens is now rollout\.max_completion_tokens"):
         gather(SftConfig, {}, ["settings.rollout.max_tokens=64"])

@@ -66,7 +66,7 @@ def _read(model: Path | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TinyShape:
-    """A new decoder with random weights, where model.path names no model."""
+    """A new decoder with random weights, if model.path names no model."""
 
     hidden_size: PositiveInt = 128
     """Width of the residual stream; a multiple of head_size."""
@@ -106,7 +106,7 @@ def _check_heads(shape: "TinyShape | DefaultModelConfig", group: str = "") -> No
 
 @dataclass(frozen=True)
 class DefaultModelConfig:
-    """The small model that is made for the task on a GPU without --model."""
+    """The small model made for the task on a GPU without --model."""
 
     hidden_size: PositiveInt = 384
     """Width of the residual stream; a multiple of head_size. The default shape has 9.9 million parameters."""

@@ -124,9 +124,11 @@ def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -
         RENAMED_WARM_START_KEYS if any(field.name == "new_model" for field in fields(cls)) else {}
     )
     try:
-        for key, value in typed:
-            if new := renamed.get(key):
-                raise SettingsError(f"{key} is now {new}; write {new}={settings.format_value(value)}")
+        old = [(key, renamed[key], value) for key, value in typed if key in renamed]
+        if old:
+            names = ", ".join(f"{key} is now {new}" for key, new, _ in old)
+            words = " ".join(f"{new}={settings.format_value(value)}" for _, new, value in old)
+            raise SettingsError(f"{names}; write {words}")
         settings.check_keys(cls, values, in_help=True)
     except SettingsError as error:
         if file is None:
