@@ -1,12 +1,13 @@
 """What the user types becomes one configuration, or one line that says what is wrong with it."""
 
 import pytest
+import tomli_w
 
 from tests.trainer.configurations import typed
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import TABLE, build, describe, format_value
-from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compose import compose, make_config
+from tinyzero_sdk.settings import TABLE, build, describe, format_value, to_mapping
+from tinyzero_trainer.config import SftConfig, TrainConfig
+from tinyzero_trainer.config.compose import compose, gather, make_config
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 
@@ -57,6 +58,18 @@ def test_a_mistake_is_one_line_that_names_it(words, message):
         make_config(typed(*words, task="countdown"))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "other", "command"), [(TrainConfig, SftConfig, "sft"), (SftConfig, TrainConfig, "train")]
+)
+def test_the_file_of_another_command_is_refused_by_its_name(tmp_path, cls, other, command):
+    file = tmp_path / "config.toml"
+    file.write_text(tomli_w.dumps(to_mapping(other())))
+    with pytest.raises(
+        SettingsError, match=f"config.toml is of another command; give it to tinyzero {command} --config"
+    ):
+        gather(cls, {}, [], file)
 
 
 def test_a_mistake_in_a_file_names_the_file(tmp_path):

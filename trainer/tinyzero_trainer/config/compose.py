@@ -4,7 +4,7 @@ The configuration of a resumed run is in resume.py, that of an evaluation in con
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,9 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
             f"{file} was made with the recipe {made_with}, and a file's settings override a recipe's; give the recipe "
             f"{recipe} without the file, or leave the recipe out"
         )
+    for group, command in {"new_model": "sft", "algorithm": "train"}.items():
+        if group in content and group not in {field.name for field in fields(cls)}:
+            raise SettingsError(f"{file} is of another command; give it to tinyzero {command} --config {file}")
     check_keys(cls, content, file)
     return with_task_table(merge(content, typed))
 
