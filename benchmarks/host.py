@@ -33,8 +33,8 @@ from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.heldout_eval import write_samples
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics
 from tinyzero_trainer.executors.tasks import run_tasks, training_stream
+from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.rewards.score import score
-from tinyzero_trainer.sft.tiny_model import build_tokenizer
 from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.types import Generation, Prompt
 

@@ -34,9 +34,9 @@ from tinyzero_sdk import load_task
 from tinyzero_sdk.scoring.statistics import wilson
 from tinyzero_sdk.settings import flatten, format_value, to_mapping
 from tinyzero_trainer.config import DefaultModelConfig
+from tinyzero_trainer.models.new_model import default_shape
 from tinyzero_trainer.monitoring.metrics_log import held_out_key, size_key
 from tinyzero_trainer.sft.default_model import PRESET
-from tinyzero_trainer.sft.tiny_model import default_shape
 
 VERSIONS = ("tinyzero-trainer", "torch", "transformers")
 GRACE_SECONDS = 40.0  # in which a run that reaches the limit may save a checkpoint

@@ -37,7 +37,7 @@ def _write(directory: Path, shape: str) -> int:
     import torch
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-    from tinyzero_trainer.sft.tiny_model import build_tokenizer
+    from tinyzero_trainer.models.new_model import build_tokenizer
 
     tokenizer = build_tokenizer()
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}

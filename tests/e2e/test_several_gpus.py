@@ -230,12 +230,12 @@ def test_the_tables_show_the_results_and_the_failures():
     reason="a benchmark's run; tests/trainer/distributed/test_ranks.py holds the ranks to the same losses"
 )
 def test_two_ranks_have_the_losses_of_one_on_recorded_rollouts(tmp_path):
-    from tinyzero_trainer.config.model_defaults import TinyShape
+    from tinyzero_trainer.config.model_defaults import NewModelConfig
     from tinyzero_trainer.models.loading import from_parts, save_model
-    from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+    from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 
     tokenizer = build_tokenizer()
-    small = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
+    small = NewModelConfig(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
     (tmp_path / "models").mkdir()
     save_model(tmp_path / "models/10M", from_parts("toy", build_model(small, tokenizer, seed=0), tokenizer))
     script = [sys.executable, str(SCRIPT), "--cpu", "--suite", "parity", "--only", "2, sharded"]

@@ -15,17 +15,17 @@ from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.model_defaults import TinyShape
+from tinyzero_trainer.config.model_defaults import NewModelConfig
 from tinyzero_trainer.config.sft import warm_start
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.sft.train import fine_tune
 
 torch.set_num_threads(1)  # the models are so small that a second thread only waits
 
 TOY_TASK = Path(__file__).with_name("toy_task.py")
-SHAPE = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
+SHAPE = NewModelConfig(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
 
 
 @pytest.fixture(autouse=True)

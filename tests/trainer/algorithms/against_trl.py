@@ -19,9 +19,9 @@ from tinyzero_trainer.algorithms.advantages import ESTIMATORS
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.config.model_defaults import TinyShape
+from tinyzero_trainer.config.model_defaults import NewModelConfig
 from tinyzero_trainer.models.loading import from_parts, save_model
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
@@ -72,7 +72,7 @@ def main(folder: Path) -> None:
     [own] = re.findall(r"^```python\n(# soft_gate.py\n.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     Path("soft_gate.py").write_text(own, encoding="utf-8")
     tokenizer = build_tokenizer()
-    shape = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
+    shape = NewModelConfig(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
     start = from_parts("start", build_model(shape, tokenizer, seed=0), tokenizer)
     save_model(folder / "start", start)
     samples = ragged_samples(start, PROMPTS, SAMPLES)

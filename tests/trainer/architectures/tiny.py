@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
-from tinyzero_trainer.sft.tiny_model import build_tokenizer
+from tinyzero_trainer.models.new_model import build_tokenizer
 
 WINDOW = 8
 """Tokens that a layer with a sliding window sees: fewer than any of the checks' sequences has."""

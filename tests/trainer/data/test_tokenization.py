@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyzero_trainer.data.tokenization import decode_texts, end_token
-from tinyzero_trainer.sft.tiny_model import build_tokenizer
+from tinyzero_trainer.models.new_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 

@@ -14,14 +14,14 @@ from tests.trainer.configurations import changed
 from tests.trainer.distributed.sharded import NOW, Case, make_policy, shared_batch
 from tests.trainer.distributed.test_fsdp import generated
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
-from tinyzero_trainer.config.model_defaults import TinyShape
+from tinyzero_trainer.config.model_defaults import NewModelConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, process_group
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
 from tinyzero_trainer.rollout.weight_source import named_weights
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
@@ -30,7 +30,7 @@ from tinyzero_trainer.training.varlen_attention import use_kernel
 pytestmark = pytest.mark.gpu
 
 MIB = 2**20
-SHAPE = TinyShape(hidden_size=512, layers=8, head_size=64, mlp_size=2048, context=512)
+SHAPE = NewModelConfig(hidden_size=512, layers=8, head_size=64, mlp_size=2048, context=512)
 
 Make = Callable[..., Policy]
 

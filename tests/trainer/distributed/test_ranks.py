@@ -20,8 +20,8 @@ from tinyzero_trainer.distributed.dtensor import as_dtensor, full_tensor, local_
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group
 from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, load_model, save_model
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.rollout.weight_source import named_weights
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.optimizer import Optimizer

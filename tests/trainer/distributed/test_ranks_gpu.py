@@ -16,17 +16,17 @@ from tests.trainer.distributed.test_ranks import watched
 from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import CriticConfig
-from tinyzero_trainer.config.model_defaults import TinyShape
+from tinyzero_trainer.config.model_defaults import NewModelConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.models.loading import from_parts, save_model
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.rollout.weight_source import named_weights
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 
 pytestmark = pytest.mark.gpu
 
-SHAPE = TinyShape(hidden_size=256, layers=3, head_size=64, kv_heads=1, mlp_size=512, context=256)
+SHAPE = NewModelConfig(hidden_size=256, layers=3, head_size=64, kv_heads=1, mlp_size=512, context=256)
 """Heads of keys and values that have to be repeated."""
 
 SMALL_RATE = 1e-4

@@ -12,7 +12,7 @@ from tests.trainer.plan.planned import config_of
 from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.model_defaults import TinyShape
+from tinyzero_trainer.config.model_defaults import NewModelConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.estimate.constants import SLACK
 from tinyzero_trainer.estimate.memory import predict_memory
@@ -20,12 +20,12 @@ from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import from_parts, save_model
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.training.build import build_trained_models
 
 pytestmark = pytest.mark.gpu
 
-SHAPE = TinyShape(hidden_size=1024, layers=12, head_size=64, kv_heads=4, mlp_size=4096, context=2048)
+SHAPE = NewModelConfig(hidden_size=1024, layers=12, head_size=64, kv_heads=4, mlp_size=4096, context=2048)
 """0.2 billion parameters, so that states, activations and logits all count."""
 
 DIVISIONS: dict[str, tuple[str, ...]] = {

@@ -18,7 +18,7 @@ from tinyzero_sdk.settings import read_toml, to_mapping
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.models.loading import from_parts, save_model
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 
 pytestmark = pytest.mark.gpu
 

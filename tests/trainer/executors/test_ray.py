@@ -35,7 +35,7 @@ from tinyzero_trainer.doctor.cluster_probe import look_at_ray
 from tinyzero_trainer.executors.ray import cluster as room
 from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.models.loading import from_parts, load_model, save_model
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 

@@ -14,7 +14,7 @@ from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.models.loading import from_parts, save_model
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 
 pytestmark = pytest.mark.nightly(
     reason="starts Ray twice; halving and the exchange of ranks are tested with every change"

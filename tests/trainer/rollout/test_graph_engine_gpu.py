@@ -6,14 +6,14 @@ import torch
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import flat, graph, plain
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.model_defaults import TinyShape
+from tinyzero_trainer.config.model_defaults import NewModelConfig
 from tinyzero_trainer.models.loading import from_parts
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.cuda_graph import reference_ops
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.types import Generation
 
 pytestmark = pytest.mark.gpu
@@ -107,7 +107,7 @@ def test_sampling_kernel(vocabulary: int, dtype: torch.dtype) -> None:
 
 def test_logprobs_in_bfloat16_are_close_to_the_policys() -> None:
     tokenizer = build_tokenizer()
-    model = build_model(TinyShape(hidden_size=128, layers=3, head_size=32, mlp_size=256), tokenizer, 0).to(GPU)
+    model = build_model(NewModelConfig(hidden_size=128, layers=3, head_size=32, mlp_size=256), tokenizer, 0).to(GPU)
     rollouts = graph(model, ends={1}, dtype=torch.bfloat16).generate(
         [[5, 6, 7]], 64, SamplingParams(64, logprobs=True), seed=0
     )
@@ -152,7 +152,7 @@ def test_the_same_again_in_larger_and_smaller_batches_and_after_sleep() -> None:
 
 def test_memory_is_as_estimated() -> None:
     tokenizer = build_tokenizer()
-    model = build_model(TinyShape(hidden_size=256, layers=4, head_size=64, mlp_size=512), tokenizer, 0).to(GPU)
+    model = build_model(NewModelConfig(hidden_size=256, layers=4, head_size=64, mlp_size=512), tokenizer, 0).to(GPU)
     engine = graph(model, ENDS, dtype=torch.bfloat16)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -164,7 +164,7 @@ def test_memory_is_as_estimated() -> None:
 
 def test_this_is_the_engine_of_a_run_on_a_gpu() -> None:
     tokenizer = build_tokenizer()
-    model = build_model(TinyShape(), tokenizer, 0).to(GPU)
+    model = build_model(NewModelConfig(), tokenizer, 0).to(GPU)
     engine = build_engine(TrainConfig(), from_parts("toy", model, tokenizer))
     assert isinstance(engine, GraphEngine)
     assert engine._kernels

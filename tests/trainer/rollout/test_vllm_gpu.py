@@ -13,9 +13,9 @@ from tests.trainer.configurations import changed
 from tinyzero_trainer.executors.local import build_local_engine
 from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
+from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
-from tinyzero_trainer.sft.tiny_model import build_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -14,14 +14,14 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from tinyzero_sdk import load_task
-from tinyzero_trainer.config.model_defaults import TinyShape
+from tinyzero_trainer.config.model_defaults import NewModelConfig
 from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.models.loading import from_parts, save_model
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.monitoring.metrics_log import LOSS, read_metrics
 from tinyzero_trainer.sft.batches import Batches
 from tinyzero_trainer.sft.examples import Encoder
 from tinyzero_trainer.sft.file_examples import ExampleFile
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
 from tinyzero_trainer.sft.train import fine_tune
 from tinyzero_trainer.types import Rollout
 
@@ -71,7 +71,7 @@ def trl_losses(folder: Path, tokenizer: Any, examples: list[Rollout]) -> list[fl
 
 def main(folder: Path) -> None:
     tokenizer = build_tokenizer()
-    shape = TinyShape(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
+    shape = NewModelConfig(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
     save_model(folder / "start", from_parts("start", build_model(shape, tokenizer, seed=0), tokenizer))
     task, path = load_task("countdown"), folder / "examples.jsonl"
     items = task.dataset("train", 200)

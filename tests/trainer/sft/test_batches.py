@@ -11,11 +11,11 @@ from tests.trainer import preloaded
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.config.tasks import load_tasks
+from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.sft import batches as batching
 from tinyzero_trainer.sft import examples as of_tasks
 from tinyzero_trainer.sft.batches import Batches, batch_stream
 from tinyzero_trainer.sft.examples import Encoder
-from tinyzero_trainer.sft.tiny_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 

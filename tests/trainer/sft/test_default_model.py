@@ -25,12 +25,12 @@ from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.nvml import sees_gpu
+from tinyzero_trainer.models.new_model import default_spec
 from tinyzero_trainer.plan import advice
 from tinyzero_trainer.plan.target_gpu import TargetGpu
-from tinyzero_trainer.sft import default_model, model_cache
+from tinyzero_trainer.sft import default_model
 from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.sft.default_model import DefaultModel, plan
-from tinyzero_trainer.sft.tiny_model import default_spec
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 from tinyzero_trainer.utils.signals import Interrupted
 
@@ -178,7 +178,7 @@ def test_waiting_for_another_process_is_logged(toy_task: str, monkeypatch: pytes
         shutil.copytree(BUILT_IN_MODEL, model.directory)
         held.release()
 
-    monkeypatch.setattr(model_cache.stderr, "print", make)
+    monkeypatch.setattr(default_model.stderr, "print", make)
     with FileLock(lock, thread_local=False) as held:
         assert model.settle()["model"]["path"] == str(model.directory)
     assert printed == [f"waiting for another process that makes the same model (it holds {lock})"]
@@ -212,7 +212,7 @@ def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypat
     def short(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0")
 
-    monkeypatch.setattr(sft, "run_training", short)
+    monkeypatch.setattr(sft, "open_session", short)
     with pytest.raises(OutOfMemoryError) as error:
         planned(toy_task, "task.limit=5", "data.test_fraction=0.4", "run.device=auto").settle()
     assert str(error.value) == (

@@ -14,10 +14,10 @@ from tinyzero_sdk import Task
 from tinyzero_sdk.errors import DataError
 from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.config.tasks import load_tasks
+from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.sft.batches import Batches
 from tinyzero_trainer.sft.examples import Encoder
 from tinyzero_trainer.sft.file_examples import ExampleFile, FileExamples
-from tinyzero_trainer.sft.tiny_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 TOKENIZER.chat_template = (

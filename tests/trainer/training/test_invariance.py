@@ -15,7 +15,7 @@ from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import Aggregation, CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.sft.tiny_model import build_model
+from tinyzero_trainer.models.new_model import build_model
 from tinyzero_trainer.training import learner
 from tinyzero_trainer.training import micro_batches as batching
 from tinyzero_trainer.training.critic import Critic

@@ -12,7 +12,7 @@ from tests.trainer.samples import build_policy, flat_gradient, mixed_lengths, ra
 from tinyzero_trainer.config import Estimator, OptimizerConfig
 from tinyzero_trainer.models import fused_logprobs as head
 from tinyzero_trainer.models.loading import LanguageModel, ModelError
-from tinyzero_trainer.sft.tiny_model import build_model
+from tinyzero_trainer.models.new_model import build_model
 from tinyzero_trainer.training import logprobs as forward
 from tinyzero_trainer.training.logprobs import PolicyModel, head_of
 from tinyzero_trainer.training.micro_batches import micro_batches

@@ -45,10 +45,10 @@ def plan(
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.models.hub import find_spec
+    from tinyzero_trainer.models.new_model import default_spec
     from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_impossible
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.sft.default_model import SETTINGS
-    from tinyzero_trainer.sft.tiny_model import default_spec
 
     named = {**options.flag_settings(task, gpus, address), "model.path": model, "run.recipe": recipe}
     settings = gather(TrainConfig, named, overrides or (), config)

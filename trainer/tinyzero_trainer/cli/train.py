@@ -79,8 +79,8 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     from tinyzero_sdk.settings import merge
     from tinyzero_trainer.checkpoint.run_directory import newest_model
     from tinyzero_trainer.config.compose import text
+    from tinyzero_trainer.models.new_model import default_spec
     from tinyzero_trainer.sft.default_model import plan
-    from tinyzero_trainer.sft.tiny_model import default_spec
 
     own = plan(overrides)
     if own is None:

@@ -65,7 +65,7 @@ def _read(model: Path | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class TinyShape:
+class NewModelConfig:
     """A new decoder with random weights, if model.path names no model."""
 
     hidden_size: PositiveInt = 128
@@ -95,7 +95,7 @@ class TinyShape:
         return self.hidden_size // self.head_size
 
 
-def _check_heads(shape: "TinyShape | DefaultModelConfig", group: str = "") -> None:
+def _check_heads(shape: "NewModelConfig | DefaultModelConfig", group: str = "") -> None:
     if shape.hidden_size % shape.head_size:
         raise ValueError(
             f"{group}hidden_size={shape.hidden_size} is not a multiple of {group}head_size={shape.head_size}"

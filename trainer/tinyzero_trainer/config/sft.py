@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, merge
 from tinyzero_trainer.config.algorithm import AlgorithmConfig
-from tinyzero_trainer.config.model_defaults import TinyShape, recorded_content
+from tinyzero_trainer.config.model_defaults import NewModelConfig, recorded_content
 from tinyzero_trainer.config.optimizer import Decay, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import DataConfig, RolloutConfig, VllmConfig
 from tinyzero_trainer.config.run import (
@@ -158,7 +158,7 @@ class SftConfig:
     not called NAME. With one task, task.KEY=… sets its options."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    new_model: TinyShape = field(default_factory=TinyShape)
+    new_model: NewModelConfig = field(default_factory=NewModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     data: SftDataConfig = field(default_factory=SftDataConfig)

@@ -79,6 +79,10 @@ class TrainConfig:
         needed_before = self.algorithm.kl_in_reward or self.algorithm.needs_teacher or self.rollout_correction.corrects
         return "update" if single_update and not needed_before else "policy"
 
+    def as_train_config(self) -> "TrainConfig":
+        """Itself; see `SftConfig`."""
+        return self
+
     def wrappers_with_limit(self) -> tuple[str, ...]:
         """`reward.wrappers` as `load_task` takes them: one that needs a limit gets the longest completion."""
         from tinyzero_sdk.rewards.wrappers import with_limit

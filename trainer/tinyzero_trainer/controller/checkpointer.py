@@ -3,11 +3,9 @@
 Atomic directories and their checksums are in checkpoint/.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
 
 import tomli_w
 import torch
@@ -16,13 +14,11 @@ from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.model_defaults import PRESET_FILE
-from tinyzero_trainer.config.resume import check_fingerprint, fingerprint, resume_command
+from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, load_batch, save_batch
 from tinyzero_trainer.controller.state import TrainerState
-from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.utils.oom import catch_out_of_memory
-from tinyzero_trainer.utils.signals import Interrupted, StopFlag, StopRequested
 
 STATE_DIRECTORY = "training_state"
 
@@ -37,15 +33,6 @@ def newest_checkpoint(
         for line in checkpoint.skipped:
             log(line)
     return checkpoint
-
-
-class Intact(Protocol):
-    """What a run is at between two checkpoints; see `loop.Step`."""
-
-    policy_intact: bool
-
-    @property
-    def prefetched(self) -> RolloutBatch | None: ...
 
 
 class Checkpointer:
@@ -118,23 +105,3 @@ class Checkpointer:
         """Seconds of the last save, once: its own step's line is written before it, so the next one reports it."""
         timing, self._timing = self._timing, {}
         return timing
-
-    @contextmanager
-    def saving_at_the_end(self, state: TrainerState, step: Intact, stop: StopFlag) -> Iterator[None]:
-        """Save when the block ends, also where a signal or a dead worker ends it with an intact policy."""
-        try:
-            yield
-            self.save(state, step.prefetched)
-        except StopRequested:
-            self.save(state, step.prefetched)
-            assert stop.signal is not None
-            raise Interrupted(stop.signal, state.step, resume_command(self.config)) from None
-        except WorkerDiedError as died:
-            if died.policy_intact:
-                self.save(state, step.prefetched)
-            newest = store.latest(self.run.checkpoints)
-            raise died.with_resume_hint(None if newest is None else newest.step, resume_command(self.config)) from None
-        except VllmError:
-            if step.policy_intact:
-                self.save(state, step.prefetched)
-            raise

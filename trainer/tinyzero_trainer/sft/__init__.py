@@ -1,1 +1,1 @@
-"""Supervised fine-tuning of a small new model on a task's demonstrations; the default model. RL is in controller/."""
+"""Supervised fine-tuning on examples of tasks or of files, and the default model that it makes. RL: controller/."""

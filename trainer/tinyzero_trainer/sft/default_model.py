@@ -6,9 +6,10 @@ comes with the trainer is trained instead. Imports torch only to make a model.
 
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk import Task
+from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import get, merge, read_toml, to_mapping
 from tinyzero_trainer.checkpoint.run_directory import newest_model
@@ -25,9 +27,8 @@ from tinyzero_trainer.config.model_defaults import TINY_NAME
 from tinyzero_trainer.config.sft import SftConfig, warm_start
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.hardware import nvml
+from tinyzero_trainer.models.new_model import default_shape
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.sft.model_cache import make_once
-from tinyzero_trainer.sft.tiny_model import default_shape
 from tinyzero_trainer.utils.signals import Interrupted, Stopped, left_at_once
 from tinyzero_trainer.utils.startup import set_torch_environment, user_cache, without_collector
 
@@ -100,6 +101,32 @@ class DefaultModel:
             finally:
                 shutil.rmtree(run, ignore_errors=True)
             torch.cuda.empty_cache()  # for Ray actors, which may train it
+
+
+def make_once(directory: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` write the directory to the path that it is given, unless it exists or another process makes it.
+
+    It is moved into place when it is complete; if `make` raises or writes nothing, nothing is left.
+    """
+    from filelock import FileLock, Timeout
+
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    lock, temporary = FileLock(f"{directory}.lock"), Path(f"{directory}.tmp")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        waiting = f"waiting for another process that makes the same model (it holds {lock.lock_file})"
+        stderr.print(waiting, soft_wrap=True, markup=False)
+        lock.acquire()
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
+        if not directory.is_dir():
+            make(temporary)
+        if temporary.is_dir():
+            os.replace(temporary, directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        lock.release()
 
 
 def on_gpu(device: str, progress: Progress) -> bool:

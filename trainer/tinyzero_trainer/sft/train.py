@@ -4,8 +4,8 @@ Reinforcement learning finds nothing in a model that never succeeds: examples sh
 of a task may be fallible; reinforcement learning corrects what they get wrong.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,22 +18,16 @@ from tinyzero_trainer.config import SftConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.sft import DEFAULT_EPOCHS, DEFAULT_STEPS
 from tinyzero_trainer.config.tasks import load_tasks
-from tinyzero_trainer.controller.loop import Step, TrainResult, run_training
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch
-from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.controller.loop import TrainResult, open_session
 from tinyzero_trainer.data.prompts import StreamState
-from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.build import gpu_elsewhere
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import from_parts, save_model
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.plan.auto import left_open, resolve_auto
 from tinyzero_trainer.sft.batches import Batches, batch_stream, prepare_workers
 from tinyzero_trainer.sft.examples import Encoder
 from tinyzero_trainer.sft.file_examples import ExampleFile
 from tinyzero_trainer.sft.step import SftEvaluation, SftStep
-from tinyzero_trainer.sft.tiny_model import build_model, build_tokenizer
-from tinyzero_trainer.utils.signals import StopFlag
 
 MAX_WORKERS = 4
 NEW_MODEL = "new_model"
@@ -79,10 +73,8 @@ def fine_tune(
         if config.model.path is None:
             config = replace(config, model=replace(config.model, path=_new_model(config, resume=resume)))
 
-        @contextmanager
-        def start(
-            run: RunDirectory, workers: Workers, state: TrainerState, _: RolloutBatch | None, stop: StopFlag
-        ) -> Iterator[tuple[Step, SftEvaluation]]:
+        with open_session(config, display, resume=resume, tasks=tasks) as session:
+            state, workers, model = session.state, session.workers, session.workers.language_model
             if file is not None:
                 saved = state.progress.setdefault(FILE, StreamState(data_version=file.version))
                 if saved.data_version != file.version:
@@ -90,23 +82,14 @@ def fine_tune(
                         f"{file.path} has changed since the checkpoint was saved; restore it, or start a run in "
                         "another --output"
                     )
-            model = workers.language_model
             batches = Batches(config, tasks, Encoder(model.tokenizer, model.eos_ids), file, state.step)
             display.phase("making held-out examples")
             held_out = [
                 example for source in batches.sources() for example in source.held_out(config.eval.num_problems)
             ]
-            evaluation = SftEvaluation(train_config, workers, stop, held_out)
+            evaluation = SftEvaluation(session.config, workers, session.stop, held_out)
             with closing(batch_stream(batches, num_workers)) as stream:
-                yield SftStep(config, workers, stream, state), evaluation
-
-        train_config = config.as_train_config()
-        elsewhere = gpu_elsewhere(train_config) if left_open(train_config) else None
-        train_config, chosen = resolve_auto(train_config, target=elsewhere)
-        config = config.with_resolved(train_config)
-        if chosen:
-            display.log(chosen)
-        return run_training(train_config, config, start, display, resume=resume, tasks=tasks)
+                return session.train(SftStep(config, workers, stream, state), evaluation)
 
 
 def _steps(config: SftConfig, file: ExampleFile | None, display: Progress) -> int:

@@ -6,7 +6,7 @@ The tokenizer spells any text: numbers up to 999 and the tags of answers are who
 
 from typing import TYPE_CHECKING, Any
 
-from tinyzero_trainer.config.model_defaults import DefaultModelConfig, TinyShape
+from tinyzero_trainer.config.model_defaults import DefaultModelConfig, NewModelConfig
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 
@@ -41,7 +41,7 @@ def build_tokenizer() -> "Qwen2Tokenizer":
     return tokenizer
 
 
-def qwen2_sizes(shape: TinyShape, vocabulary: int) -> dict[str, Any]:
+def qwen2_sizes(shape: NewModelConfig, vocabulary: int) -> dict[str, Any]:
     """The sizes in the config.json of a decoder of this shape."""
     return {
         "vocab_size": vocabulary,
@@ -55,9 +55,9 @@ def qwen2_sizes(shape: TinyShape, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def default_shape(config: DefaultModelConfig) -> TinyShape:
+def default_shape(config: DefaultModelConfig) -> NewModelConfig:
     """The shape of the default model."""
-    return TinyShape(config.hidden_size, config.layers, config.head_size, config.kv_heads, config.mlp_size)
+    return NewModelConfig(config.hidden_size, config.layers, config.head_size, config.kv_heads, config.mlp_size)
 
 
 def default_spec(config: DefaultModelConfig) -> ModelSpec:
@@ -71,7 +71,7 @@ def new_spec(name: str, shape: TinyShape) -> ModelSpec:
     return spec_from_config(name, sizes)
 
 
-def build_model(shape: TinyShape, tokenizer: "Qwen2Tokenizer", seed: int) -> "Qwen2ForCausalLM":
+def build_model(shape: NewModelConfig, tokenizer: "Qwen2Tokenizer", seed: int) -> "Qwen2ForCausalLM":
     """A decoder of this shape with random weights, in float32; equal seeds give equal weights."""
     import torch
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tinyzero_trainer.config.model_defaults import TinyShape
+from tinyzero_trainer.config.model_defaults import NewModelConfig
 from tinyzero_trainer.data.tokenization import encode_prompt
 from tinyzero_trainer.models.loading import LanguageModel, ModelError
-from tinyzero_trainer.sft.tiny_model import build_tokenizer
+from tinyzero_trainer.models.new_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 TEXTS = ["17 5 3=15\n17+5=22;<answer>17-5+3</answer>", "007 12345", "é 中文  x\n\n", "<think>so</think>", "-1.5e10"]
@@ -47,7 +47,7 @@ def test_special_tokens_are_left_out_of_the_text_and_tags_are_kept() -> None:
 
 def test_an_impossible_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="hidden_size=100 is not a multiple of head_size=32"):
-        TinyShape(hidden_size=100)
+        NewModelConfig(hidden_size=100)
 
 
 def test_chat_messages_need_a_chat_template(toy_model: LanguageModel) -> None:
