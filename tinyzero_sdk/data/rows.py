@@ -166,6 +166,15 @@ def as_messages(prompt: str | list[Message]) -> list[Message]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
+def is_prompt(value: Json) -> bool:
+    """Whether it is text or chat messages, and not empty."""
+    return bool(value) and (isinstance(value, str) or (isinstance(value, list) and all(map(_is_message, value))))
+
+
+def _is_message(value: Json) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+
+
 def plain(value: Any) -> Json:
     """`value` as plain JSON: numpy arrays and tuples become lists, numpy scalars become numbers.
 

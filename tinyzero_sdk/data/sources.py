@@ -7,7 +7,6 @@ there is an index of the lines. `files.py` reads whole files in order.
 import hashlib
 import mmap
 import tempfile
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -125,28 +124,11 @@ def _by_part(indices: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, int
         yield int(part), int(starts[part]), np.flatnonzero(parts == part)
 
 
-class _File(ABC):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def take(self, indices: np.ndarray, without: str | None) -> list[Row]: ...
-
-    @abstractmethod
-    def sizes(self, column: str) -> np.ndarray: ...
-
-    def place(self, index: int) -> str:
-        return f"{self.path}:{index + 1}"
-
-
-class _Table(_File):
+class _Table:
     """A Parquet or Arrow file, as memory-mapped record batches."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        self._path = path
         try:
             table = _map_parquet(path) if path.suffix == ".parquet" else _map_arrow(str(path))
         except (pa.ArrowException, OSError) as error:
@@ -157,6 +139,9 @@ class _Table(_File):
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    def place(self, index: int) -> str:
+        return f"{self._path}:{index + 1}"
 
     def take(self, indices: np.ndarray, without: str | None) -> list[Row]:
         rows = np.empty(len(indices), object)
@@ -204,11 +189,11 @@ def _map_parquet(path: Path) -> pa.Table:
         return _map_arrow(file.name)
 
 
-class _JsonLines(_File):
+class _JsonLines:
     """A JSON Lines file, as the places of its lines; blank ones are left out."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        self._path = path
         starts, lengths, numbers, end = array("q"), array("q"), array("q"), 0
         try:
             with path.open("rb") as file:
@@ -227,7 +212,7 @@ class _JsonLines(_File):
         return len(self._starts)
 
     def place(self, index: int) -> str:
-        return f"{self.path}:{self._numbers[index]}"
+        return f"{self._path}:{self._numbers[index]}"
 
     def sizes(self, column: str) -> np.ndarray:
         return np.array(self._lengths)

@@ -83,7 +83,7 @@ def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> Evalu
 
 def _with_files(task: Task, request: EvaluationRequest) -> Task:
     """The task with the problems of `data.path` and `data.test_path`."""
-    from tinyzero_sdk.data.problems import load_file_tasks
+    from tinyzero_sdk.data.file_task import load_file_tasks
 
     files = parse_overrides([word for word in request.overrides if word.startswith("data.")])["data"]
     for key, value in files.items():

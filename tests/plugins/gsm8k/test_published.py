@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.data.problems import load_file_tasks
+from tinyzero_sdk.data.file_task import load_file_tasks
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def load_tasks(
             raise SettingsError(re.sub(r"\btask\.(?=\w)", f"tasks.{spec.name}.options.", str(error))) from error
     if data is None or (data.path or data.test_path) is None:
         return tasks
-    from tinyzero_sdk.data.problems import load_file_tasks
+    from tinyzero_sdk.data.file_task import load_file_tasks
 
     return load_file_tasks(tasks, data.path, data.test_path, data.test_fraction)
 

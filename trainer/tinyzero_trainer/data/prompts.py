@@ -10,7 +10,7 @@ from typing import Self
 from transformers import PreTrainedTokenizerBase
 
 from tinyzero_sdk import Item, Task
-from tinyzero_sdk.data.problems import FileTask, RowItem
+from tinyzero_sdk.data.file_task import FileTask, RowItem
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.records import Split
 from tinyzero_sdk.seeds import derive_seed

@@ -12,9 +12,9 @@ import numpy as np
 
 from tinyzero_sdk import Item, Task
 from tinyzero_sdk.data.arrow import Row
-from tinyzero_sdk.data.rows import plain, row_to_item
+from tinyzero_sdk.data.rows import is_prompt, row_to_item
 from tinyzero_sdk.data.sources import open_rows
-from tinyzero_sdk.errors import DataError, TinyZeroError
+from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
 from tinyzero_sdk.seeds import derive_seed, split_of_key
@@ -27,7 +27,6 @@ KINDS = "expected a scored completion (completion, correct), messages, or prompt
 REFUSED = (
     "is of a held-out problem, and accuracy is measured on those; take training problems (tinyzero eval --split train)"
 )
-TEMPLATES = ("chat", "base")
 NOT_OF_PROBLEM = {*RESULT_COLUMNS, "completion", "token_count", "finished", "sample", "sampling"}
 
 
@@ -169,9 +168,7 @@ class ExampleFile:
             items = task.dataset("test", self._eval_problems, seed=EVALUATION_SEED, test_fraction=self._test_fraction)
             with suppress(DataError):  # there are fewer
                 for item in items:
-                    for template in TEMPLATES:
-                        with suppress(TinyZeroError):  # the task has no such template
-                            found.add(_text(task.make_prompt(item, template)))
+                    found.update(map(_text, task.templates(item).values()))
         return found
 
 
@@ -211,17 +208,14 @@ class FileExamples(ExampleSource):
         return self._encoder.examples(prompts, [example.completion for example in found], chat)
 
 
-def _messages(messages: Any) -> list[Message]:
-    """The messages of a row, checked."""
-    turns = plain(messages)
-    texts = turns and isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)
-    if not texts or any(not isinstance(turn.get(name), str) for turn in turns for name in ("role", "content")):
-        raise DataError(f"got {turns!r:.80}, expected messages with role and content")
-    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+def _prompt(value: Any) -> str | list[Message]:
+    return value if isinstance(value, str) else _messages(value)
 
 
-def _prompt(prompt: Any) -> str | list[Message]:
-    return prompt if isinstance(prompt, str) else _messages(prompt)
+def _messages(value: Any) -> list[Message]:
+    if isinstance(value, str) or not is_prompt(value):
+        raise DataError(f"got {value!r:.80}, expected messages with role and content")
+    return [{"role": message["role"], "content": message["content"]} for message in value]
 
 
 def _unwrapped(prompt: str | list[Message]) -> str | list[Message]:

@@ -10,7 +10,7 @@ import pytest
 
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data.build import write_dataset
-from tinyzero_sdk.data.problems import load_file_tasks
+from tinyzero_sdk.data.file_task import load_file_tasks
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.seeds import split_of_key
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tinyzero_sdk.console import warn
 from tinyzero_sdk.data.arrow import Row
-from tinyzero_sdk.data.rows import ROW_COLUMNS, find_ground_truth
+from tinyzero_sdk.data.rows import ROW_COLUMNS, find_ground_truth, is_prompt
 from tinyzero_sdk.data.sources import Rows, find_files
 from tinyzero_sdk.errors import BrokenTaskError, DataError, describe_error
 from tinyzero_sdk.hookspecs import Message
@@ -193,13 +193,13 @@ class FileTask(Task):
 
     def _has_key_and_prompt(self, row: Row) -> bool:
         try:
-            return _is_prompt(row.get("prompt")) and self._own_key(row, self._item(row)) is not None
+            return is_prompt(row.get("prompt")) and self._own_key(row, self._item(row)) is not None
         except DataError:
             return False
 
     def _check_prompt(self, item: Item, row: Row) -> None:
         prompt = row.get("prompt")
-        if _is_prompt(prompt):
+        if is_prompt(prompt):
             return
         if prompt is not None:
             raise DataError(f"the prompt is {str(prompt)[:80]!r}; expected text, or messages with role and content")
@@ -298,13 +298,3 @@ def _content_key(row: Row, item: Item) -> str:
 def _info(row: Row) -> Mapping[str, Json]:
     info = row.get("extra_info")
     return info if isinstance(info, Mapping) else {}
-
-
-def _is_prompt(prompt: Json) -> bool:
-    return (isinstance(prompt, str) and bool(prompt)) or (
-        isinstance(prompt, list) and bool(prompt) and all(map(_is_message, prompt))
-    )
-
-
-def _is_message(value: Json) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
