@@ -90,8 +90,8 @@ def _run(
     from tinyzero_trainer.config.compose import gather
     from tinyzero_trainer.config.resume import resume_config
     from tinyzero_trainer.config.sft import SftConfig
+    from tinyzero_trainer.models.new_model import new_spec
     from tinyzero_trainer.plan.limits import refuse_model
-    from tinyzero_trainer.sft.tiny_model import new_spec
 
     settings = gather(SftConfig, {**flags, "run.output": output and str(output)}, overrides or (), file)
     with options.exit_by_signal():

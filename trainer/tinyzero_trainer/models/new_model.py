@@ -65,7 +65,7 @@ def default_spec(config: DefaultModelConfig) -> ModelSpec:
     return new_spec("the small model that train makes (default_model)", default_shape(config))
 
 
-def new_spec(name: str, shape: TinyShape) -> ModelSpec:
+def new_spec(name: str, shape: NewModelConfig) -> ModelSpec:
     """The sizes of a new decoder, which has the tiny model's vocabulary."""
     sizes = {"model_type": "qwen2", **qwen2_sizes(shape, find_spec(None).vocabulary)}
     return spec_from_config(name, sizes)
