@@ -18,6 +18,7 @@ from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.executors import local
 from tinyzero_trainer.executors.micro_batch_halving import MicroBatchHalving
+from tinyzero_trainer.training.build import TrainedModels
 from tinyzero_trainer.training.critic import ValueModel
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.types import Rollout
@@ -133,8 +134,9 @@ def test_the_largest_micro_batch_is_tried_out_until_it_fits(configure: Configure
         if len(tried) < 3:
             run_out()
 
-    policy = SimpleNamespace(warm_up=warm_up, continue_with=lambda tokens: None)
-    models: Any = SimpleNamespace(policy=policy, critic=None, teacher=None)
+    language_model: Any = None
+    policy: Any = SimpleNamespace(warm_up=warm_up, continue_with=lambda tokens: None)
+    models = TrainedModels(language_model, policy, None, None)
     local.repeating_learners(config, models, torch.device("cuda"), said.append)
     whole = workload_of(config, config.data.max_prompt_tokens).micro_batch
     assert tried == [whole, whole // 2, whole // 4]

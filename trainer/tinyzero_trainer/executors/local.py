@@ -9,12 +9,10 @@ from typing import Any
 import torch
 
 from tinyzero_sdk import Task
-from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.cuda_allocator import expand_segments
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, offload_note, process_group
 from tinyzero_trainer.estimate.fit import with_settings
-from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.micro_batch_halving import PASSES, MicroBatchHalving
 from tinyzero_trainer.executors.restart import RestartingEngine
@@ -82,14 +80,13 @@ def repeating_learners(
             if learner is not None:
                 learner.continue_with(tokens)
 
-    def warm_up() -> None:
-        tried = with_settings(config, {"optimizer.micro_batch_tokens": halving.tokens})
-        models.policy.warm_up(settings_at(tried, 1), workload_of(tried, tried.data.max_prompt_tokens).micro_batch)
+    def try_largest() -> None:
+        models.try_largest(with_settings(config, {"optimizer.micro_batch_tokens": halving.tokens}))
 
     halving = MicroBatchHalving(config, restart, report)
     if device.type == "cuda":
         with catch_out_of_memory("the largest micro-batch was tried out"):
-            halving.try_largest(warm_up)
+            halving.try_largest(try_largest)
     policy, critic, teacher = (learner and RepeatingLearner(learner, halving) for learner in learners)
     return policy, critic, teacher
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch
 
+from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
+from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.models.hub import outline
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, require_same_tokens
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
@@ -35,6 +37,11 @@ class TrainedModels:
     @property
     def learners(self) -> list[Learner]:
         return [learner for learner in (self.policy, self.critic) if learner is not None]
+
+    def try_largest(self, config: TrainConfig) -> None:
+        """Run the largest micro-batch that these settings allow once; nothing is trained."""
+        work = workload_of(config, config.data.max_prompt_tokens)
+        self.policy.warm_up(settings_at(config, 1), work.micro_batch * work.sequence_parallel)
 
 
 def refuse_unsupported(config: TrainConfig, path: str | None) -> None:

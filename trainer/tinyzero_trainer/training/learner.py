@@ -1,6 +1,6 @@
 """What policy and critic have in common: updates in mini-batches, which go on elsewhere if this rank cannot."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -45,13 +45,13 @@ class Learner:
         tokens: int = self._micro_batches.keywords["token_budget"]
         return tokens
 
-    def continue_with(self, micro_batch_tokens: int, metrics: Sequence[MetricAccumulator] = ()) -> None:
+    def continue_with(self, micro_batch_tokens: int, metrics: MetricAccumulator | None = None) -> None:
         """Split by another budget; an update that was cut off goes on when it is called again.
 
-        `metrics` are of the mini-batches done; none = this object's own.
+        `metrics` are of the mini-batches done; None = this object's own.
         """
         self._micro_batches = partial(self._micro_batches, token_budget=micro_batch_tokens)
-        (self._unfinished,) = metrics or (self._metrics,)
+        self._unfinished = self._metrics if metrics is None else metrics
 
     def _updates(
         self, batch: TrainingBatch, update: Callable[[TrainingBatch, MetricAccumulator], None]

@@ -22,11 +22,9 @@ with without_collector():
     import torch.distributed as dist
     from torch import Tensor, nn
 
-    from tinyzero_trainer.algorithms.schedules import settings_at
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.distributed.cuda_allocator import expand_segments
     from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_weights, compute_dtype
-    from tinyzero_trainer.estimate.workload import workload_of
     from tinyzero_trainer.executors.ray.deaths import note_start
     from tinyzero_trainer.executors.ray.reward_actor import BaseActor
     from tinyzero_trainer.executors.ray.weight_broadcast import Shapes, WeightGroup
@@ -176,8 +174,7 @@ class TrainerActor(EngineActor):
     def try_largest(self) -> None:
         """Run the largest micro-batch once."""
         with catch_out_of_memory(""):
-            work = workload_of(self._config, self._config.data.max_prompt_tokens)
-            self._models.policy.warm_up(settings_at(self._config, 1), work.micro_batch * work.sequence_parallel)
+            self._models.try_largest(self._config)
 
     def gpu_memory(self) -> GpuMemoryUsage | None:
         return memory_usage(self._device)
@@ -224,7 +221,7 @@ class TrainerActor(EngineActor):
                         data = torch.empty(tensor.numel(), dtype=tensor.dtype)
                         file.readinto(data.view(torch.uint8).numpy().data)
                         tensor.copy_(data.view(tensor.shape))
-                learner.continue_with(learner.micro_batch_tokens, [metrics])
+                learner.continue_with(learner.micro_batch_tokens, metrics)
 
     def _handed_over(self, directory: Path) -> Path:
         return directory / f"rank_{self._index}"
