@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,14 @@ from tests.trainer.samples import mixed_lengths
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.config.optimizer import Layout
 from tinyzero_trainer.config.sft import SftConfig, compose_sft
+from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.metrics_log import LOSS
-from tinyzero_trainer.sft.step import CALIBRATION_STEPS, SftStep, loss_of
+from tinyzero_trainer.sft.step import CALIBRATION_STEPS, SftEvaluation, SftStep, loss_of
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.utils.signals import StopFlag
 
 
 def configure(**groups: Any) -> SftConfig:
@@ -85,3 +88,22 @@ def test_seconds_set_the_number_of_steps(toy_model: LanguageModel, monkeypatch: 
     assert step.last == CALIBRATION_STEPS + (200 - (112 - 10)) / 2
     resumed = step_of(step.policy, config, [], TrainerState(step=30, elapsed_s=100))
     assert resumed.last == 60
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_an_engine_that_slept_during_the_loss_has_the_weights_before_it_generates(
+    step: int, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, config = list[str](), configure()
+    monkeypatch.setattr(HeldOutEvaluation, "run", lambda *_, **__: calls.append("generate") or {})
+    ignored = SimpleNamespace(phase=lambda *_: None, held_out=lambda *_: None)
+    engine = SimpleNamespace(**{name: partial(calls.append, name) for name in ("sleep", "load_weights")})
+    prompts = SimpleNamespace(held_out=lambda count: [None] * count)
+    workers: Any = SimpleNamespace(
+        policy=policy_of(toy_model, config),
+        engine=engine,
+        display=ignored,
+        tasks={"countdown": SimpleNamespace(prompts=prompts)},
+    )
+    SftEvaluation(config.as_train_config(), workers, StopFlag(), mixed_lengths()).run(step, last=4)
+    assert calls == ["sleep", "load_weights", "generate"]

@@ -46,7 +46,7 @@ class SftEvaluation(HeldOutEvaluation):
             metrics["timing_s/held_out_loss"] = perf_counter() - started
         if not self.prompts:
             return metrics
-        if step:
+        if step or self.examples:  # it has slept, and the ranks that it was on may have been replaced
             with catch_out_of_memory("the rollout engine took over the weights"):
                 self.workers.engine.load_weights()
         return metrics | super().run(step, last=last)
