@@ -77,7 +77,7 @@ def test_an_error_of_a_worker_is_raised_as_it_is(call: Callable[..., list[Any]])
 @pytest.mark.parametrize(
     ("kind", "end"),
     [
-        ("SYSTEM_ERROR", "has died: it was killed from outside, or exited at once (its machine does not tell more)"),
+        ("SYSTEM_ERROR", "has died: it was killed from outside, or exited at once (its log cannot be read)"),
         ("NODE_OUT_OF_MEMORY", "was killed by Ray, since its machine ran out of memory; "),
     ],
 )

@@ -15,7 +15,7 @@ from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray import deaths
 from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
-from tinyzero_trainer.executors.ray.deaths import end_of, reason_in
+from tinyzero_trainer.executors.ray.deaths import describe_death, reason_in
 
 BEFORE = "processes killed by the kernel for memory: 3\n"
 CRASH = """:actor_name:TrainerActor
@@ -44,11 +44,13 @@ def test_the_reason_is_what_the_log_shows(log: str, kills: int, cause: str | Non
 
 def test_a_death_for_memory_by_ray_says_what_to_change() -> None:
     text = "The actor died.\n\tpid: 7\n\tip: 10.0.0.2\nWorker exit type: NODE_OUT_OF_MEMORY Worker exit detail: x"
-    assert end_of(RuntimeError(text)) == (
+    assert describe_death(RuntimeError(text)) == (
         f"(process 7 on 10.0.0.2) was killed by Ray, since its machine ran out of memory; {deaths.HOST_ADVICE}"
     )
     text = "4 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: db0) "
-    assert end_of(RuntimeError(f"{text}was 22.37GB used / 23.54GB limit (0.950242)\nConsidered workers: [")) == (
+    assert describe_death(
+        RuntimeError(f"{text}was 22.37GB used / 23.54GB limit (0.950242)\nConsidered workers: [")
+    ) == (
         f"was killed by Ray, since its machine, 10.0.0.2, ran out of memory (22.37GB of 23.54GB); {deaths.HOST_ADVICE}"
     )
 
@@ -57,7 +59,7 @@ class Actor:
     """It dies as it is told to."""
 
     def __init__(self) -> None:
-        deaths.note_start()
+        deaths.log_oom_kills()
 
     def die(self, how: str) -> None:
         ways: dict[str, Callable[[], object]] = {

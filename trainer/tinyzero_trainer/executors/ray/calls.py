@@ -8,7 +8,7 @@ from typing import Any
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
 from tinyzero_trainer.executors.ray.cluster import import_ray
-from tinyzero_trainer.executors.ray.deaths import end_of
+from tinyzero_trainer.executors.ray.deaths import describe_death
 
 GRACE_SECONDS = 15.0
 """After an error, to look for the death that caused it: other ranks first notice a broken connection."""
@@ -84,4 +84,6 @@ def _result(ray: Any, reference: Any, actor: ActorHandle, policy_intact: bool) -
             raise error.cause from None  # Ray's own error is of the cause's type too, but has a message of many lines
         raise
     except ray.exceptions.RayError as error:
-        raise WorkerDiedError(actor.name, end_of(error), policy_intact=policy_intact and not actor.trains) from error
+        raise WorkerDiedError(
+            actor.name, describe_death(error), policy_intact=policy_intact and not actor.trains
+        ) from error

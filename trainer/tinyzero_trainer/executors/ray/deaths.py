@@ -1,4 +1,4 @@
-"""Why an actor's process has died: what Ray says, what it wrote last, and whether the kernel was short of memory."""
+"""Why an actor's process died, from Ray's message, the process's log and the kernel's count of OOM kills."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from typing import Any
 from tinyzero_trainer.executors.ray.cluster import import_ray
 
 EVIDENCE_SECONDS = 30.0
-"""For a look at a log on the machine of the dead."""
+"""To read a log on another machine."""
 
 HOST_ADVICE = "memory.cpu_offload=none, a lower reward.num_workers or fewer ranks on a machine take less of it"
 
@@ -22,16 +22,16 @@ _DETAILS = {
     "code": r"with an exit code (\d+)",
     "signal": r"receives a (SIG\w+)",
 }
-"""Where Ray's message has them."""
+"""Where they are in Ray's message."""
 
 
-def note_start() -> None:
-    """Write into this process's log what `find_reason` compares with."""
-    print(_KILLS, kernel_kills(), file=sys.stderr, flush=True)
+def log_oom_kills() -> None:
+    """Write the count so far into this process's log; `reason_in` compares with it."""
+    print(_KILLS, oom_kills(), file=sys.stderr, flush=True)
 
 
-def end_of(error: Exception) -> str:
-    """Which process an actor was and how it ended, in a few words."""
+def describe_death(error: Exception) -> str:
+    """What follows an actor's name in an error: its process, and how it ended."""
     text = str(error).strip()
     if "creation task" in text:
         return f"could not start: {text.splitlines()[-1]}"
@@ -45,35 +45,35 @@ def end_of(error: Exception) -> str:
     name = f"(process {process} on {machine})" if machine else f"(process {process})"
     if kind == "NODE_OUT_OF_MEMORY":
         return f"{name} was killed by Ray, since its machine ran out of memory; {HOST_ADVICE}"
-    cause, words = None, "its machine does not tell more"
+    cause, last_line = None, "its log cannot be read"
     with suppress(Exception):  # its machine may be gone, and Ray with it
-        cause, words = _ask(int(process), machine)
+        cause, last_line = _find_reason_on(machine, int(process))
     silent = "it was killed from outside, or exited at once"
     cause = cause or (f"it got a {signal}" if signal else f"it exited with code {code}" if code else silent)
-    return f"{name} has died: {cause}" + (f" ({words})" if words else "")
+    return f"{name} has died: {cause}" + (f" ({last_line})" if last_line else "")
 
 
-def _ask(process: int, machine: str | None) -> tuple[str | None, str]:
+def _find_reason_on(machine: str | None, process: int) -> tuple[str | None, str]:
     """`find_reason` on a machine of the cluster."""
     ray = import_ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] == machine]
-    there: Any = NodeAffinitySchedulingStrategy(nodes[0], soft=False)
-    asked = ray.remote(find_reason).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process)
-    reason: tuple[str | None, str] = ray.get(asked, timeout=EVIDENCE_SECONDS)
+    on_machine: Any = NodeAffinitySchedulingStrategy(nodes[0], soft=False)
+    task = ray.remote(find_reason).options(num_cpus=0, max_retries=0, scheduling_strategy=on_machine)
+    reason: tuple[str | None, str] = ray.get(task.remote(process), timeout=EVIDENCE_SECONDS)
     return reason
 
 
 def find_reason(process: int) -> tuple[str | None, str]:
-    """In a process of Ray on the machine of the dead, whose logs are in one directory."""
+    """Runs on the same machine, in another process of Ray, whose log is in the same directory."""
     directory = Path(os.readlink("/proc/self/fd/2")).parent
     (file,) = directory.glob(f"worker-*-{process}.err")
-    return reason_in(file.read_text(encoding="utf-8", errors="replace"), kernel_kills())
+    return reason_in(file.read_text(encoding="utf-8", errors="replace"), oom_kills())
 
 
 def reason_in(log: str, kills: int) -> tuple[str | None, str]:
-    """The cause, and other last words, by a process's log and how many processes the kernel has killed by now."""
+    """The cause, if the log or the kernel's OOM kills by now show it, else the log's last line."""
     before = re.search(rf"^{_KILLS} (\d+)$", log, re.MULTILINE)
     if before and kills > int(before[1]):
         return f"the kernel's OOM killer ended it, since its machine ran out of memory; {HOST_ADVICE}", ""
@@ -85,7 +85,7 @@ def reason_in(log: str, kills: int) -> tuple[str | None, str]:
     return None, f"its log ends with: {lines[-1].strip()[:200]}" if lines else ""
 
 
-def kernel_kills() -> int:
+def oom_kills() -> int:
     """Processes that the kernel has killed for memory: of this container, else of the whole machine; 0 if unknown."""
     for file in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat"):
         with suppress(OSError):
