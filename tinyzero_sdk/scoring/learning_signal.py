@@ -47,8 +47,6 @@ def measure(
     correct: np.ndarray,
     no_answer: np.ndarray,
     truncated: np.ndarray | None = None,
-    *,
-    group_size: int = USUAL_GROUP_SIZE,
 ) -> LearningSignal:
     """What there is to learn from n completions of G prompts.
 
@@ -56,7 +54,6 @@ def measure(
         sizes: [G] completions of each prompt, at least one.
         rewards: [n] in the order of the prompts; `correct`, `no_answer` and `truncated` are [n] bool.
         truncated: None where unknown, or where it is intended.
-        group_size: of training, where no prompt has several completions.
 
     Example:
         >>> rewards = np.zeros(64)
@@ -72,7 +69,7 @@ def measure(
         # Where a fraction p of the completions have one reward, at least p^k of the groups of k have no other.
         values, counts = np.unique(rewards, return_counts=True)
         lowest = wilson(counts.max() / len(rewards), len(rewards), ONE_SIDED_95)[0]
-        has_uniform_groups = lowest**group_size >= NEARLY_ALL
+        has_uniform_groups = lowest**USUAL_GROUP_SIZE >= NEARLY_ALL
         compared = correct[rewards == values[counts.argmax()]]
     fault: Fault | None = None  # the likely cause, not what follows from it
     if _is_nearly_all(no_answer, len(sizes)):
