@@ -230,7 +230,7 @@ def test_the_tables_show_the_results_and_the_failures():
     reason="a benchmark's run; tests/trainer/distributed/test_ranks.py holds the ranks to the same losses"
 )
 def test_two_ranks_have_the_losses_of_one_on_recorded_rollouts(tmp_path):
-    from tinyzero_trainer.config.model_defaults import NewModelConfig
+    from tinyzero_trainer.config import NewModelConfig
     from tinyzero_trainer.models.loading import from_parts, save_model
     from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 

@@ -13,9 +13,9 @@ from tests.trainer.configurations import typed
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.checkpoint.run_directory import newest_model
+from tinyzero_trainer.config import NewModelConfig
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.model_defaults import NewModelConfig
 from tinyzero_trainer.config.sft import warm_start
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model

@@ -18,8 +18,7 @@ from tests.trainer.samples import build_policy, ragged_samples
 from tinyzero_trainer.algorithms.advantages import ESTIMATORS
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
-from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.config.model_defaults import NewModelConfig
+from tinyzero_trainer.config import NewModelConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.training.micro_batches import completion_lengths

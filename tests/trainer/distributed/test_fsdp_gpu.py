@@ -13,8 +13,7 @@ import torch
 from tests.trainer.configurations import changed
 from tests.trainer.distributed.sharded import NOW, Case, make_policy, shared_batch
 from tests.trainer.distributed.test_fsdp import generated
-from tinyzero_trainer.config import CriticConfig, OptimizerConfig
-from tinyzero_trainer.config.model_defaults import NewModelConfig
+from tinyzero_trainer.config import CriticConfig, NewModelConfig, OptimizerConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, process_group

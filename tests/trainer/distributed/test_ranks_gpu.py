@@ -15,8 +15,7 @@ from tests.trainer.distributed.sharded import CASES, NOW, OPTIMIZER, make_policy
 from tests.trainer.distributed.test_ranks import watched
 from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.config import CriticConfig
-from tinyzero_trainer.config.model_defaults import NewModelConfig
+from tinyzero_trainer.config import CriticConfig, NewModelConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer

@@ -11,8 +11,7 @@ import torch
 from tests.trainer.plan.planned import config_of
 from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.schedules import settings_at
-from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.model_defaults import NewModelConfig
+from tinyzero_trainer.config import NewModelConfig, TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.estimate.constants import SLACK
 from tinyzero_trainer.estimate.memory import predict_memory

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tinyzero_trainer.config.model_defaults import NewModelConfig
+from tinyzero_trainer.config import NewModelConfig
 from tinyzero_trainer.data.tokenization import encode_prompt
 from tinyzero_trainer.models.loading import LanguageModel, ModelError
 from tinyzero_trainer.models.new_model import build_tokenizer

@@ -5,8 +5,7 @@ import torch
 
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import flat, graph, plain
-from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.model_defaults import NewModelConfig
+from tinyzero_trainer.config import NewModelConfig, TrainConfig
 from tinyzero_trainer.models.loading import from_parts
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.rollout import SamplingParams

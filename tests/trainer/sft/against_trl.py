@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from tinyzero_sdk import load_task
-from tinyzero_trainer.config.model_defaults import NewModelConfig
+from tinyzero_trainer.config import NewModelConfig
 from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer

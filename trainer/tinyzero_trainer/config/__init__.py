@@ -7,7 +7,6 @@ from tinyzero_trainer.config.algorithm import Advantage as Advantage
 from tinyzero_trainer.config.algorithm import Aggregation as Aggregation
 from tinyzero_trainer.config.algorithm import AlgorithmConfig as AlgorithmConfig
 from tinyzero_trainer.config.algorithm import Estimator as Estimator
-from tinyzero_trainer.config.model_defaults import DefaultModelConfig as DefaultModelConfig
 from tinyzero_trainer.config.optimizer import CriticConfig as CriticConfig
 from tinyzero_trainer.config.optimizer import Decay as Decay
 from tinyzero_trainer.config.optimizer import Layout as Layout
@@ -20,10 +19,12 @@ from tinyzero_trainer.config.rollout import RolloutConfig as RolloutConfig
 from tinyzero_trainer.config.rollout import RolloutCorrectionConfig as RolloutCorrectionConfig
 from tinyzero_trainer.config.rollout import VllmConfig as VllmConfig
 from tinyzero_trainer.config.run import CheckpointConfig as CheckpointConfig
+from tinyzero_trainer.config.run import DefaultModelConfig as DefaultModelConfig
 from tinyzero_trainer.config.run import EvalConfig as EvalConfig
 from tinyzero_trainer.config.run import LogConfig as LogConfig
 from tinyzero_trainer.config.run import MemoryConfig as MemoryConfig
 from tinyzero_trainer.config.run import ModelConfig as ModelConfig
+from tinyzero_trainer.config.run import NewModelConfig as NewModelConfig
 from tinyzero_trainer.config.run import ParallelConfig as ParallelConfig
 from tinyzero_trainer.config.run import RayConfig as RayConfig
 from tinyzero_trainer.config.run import RewardConfig as RewardConfig

@@ -77,6 +77,75 @@ class ModelConfig:
     """Compile the network's layers with torch.compile for the update; none = on a GPU, from about 0.1B parameters."""
 
 
+@dataclass(frozen=True)
+class NewModelConfig:
+    """A new decoder with random weights, if model.path names no model."""
+
+    hidden_size: PositiveInt = 128
+    """Width of the residual stream; a multiple of head_size."""
+
+    layers: PositiveInt = 3
+    """Number of decoder layers."""
+
+    head_size: PositiveInt = 32
+    """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
+
+    kv_heads: PositiveInt | None = None
+    """Heads of keys and values; none = as many as attention heads. Fewer make long completions cheaper."""
+
+    mlp_size: PositiveInt = 256
+    """Hidden width of the gated MLP."""
+
+    context: PositiveInt = 2048
+    """Longest sequence, prompt and completion together."""
+
+    def __post_init__(self) -> None:
+        _check_heads(self)
+
+    @property
+    def heads(self) -> int:
+        """Number of attention heads."""
+        return self.hidden_size // self.head_size
+
+
+def _check_heads(shape: "NewModelConfig | DefaultModelConfig", group: str = "") -> None:
+    if shape.hidden_size % shape.head_size:
+        raise ValueError(
+            f"{group}hidden_size={shape.hidden_size} is not a multiple of {group}head_size={shape.head_size}"
+        )
+    if shape.kv_heads and (heads := shape.hidden_size // shape.head_size) % shape.kv_heads:
+        raise ValueError(f"{group}kv_heads={shape.kv_heads} does not divide the {heads} heads; 1 always does")
+
+
+@dataclass(frozen=True)
+class DefaultModelConfig:
+    """The small model made for the task on a GPU without --model."""
+
+    hidden_size: PositiveInt = 384
+    """Width of the residual stream; a multiple of head_size. The default shape has 9.9 million parameters."""
+
+    layers: PositiveInt = 6
+    """Number of decoder layers."""
+
+    head_size: PositiveInt = 64
+    """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
+
+    kv_heads: PositiveInt = 2
+    """Heads of keys and values; reading them dominates the cost of long completions."""
+
+    mlp_size: PositiveInt = 1024
+    """Hidden width of the gated MLP."""
+
+    seconds: PositiveFloat = 90.0
+    """Seconds of training on the task's demonstrations."""
+
+    directory: str | None = None
+    """Directory of these models; none = tinyzero/models in the user's cache."""
+
+    def __post_init__(self) -> None:
+        _check_heads(self, "default_model.")
+
+
 Offload = Literal["auto", "none", "idle", "always"]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, merge
 from tinyzero_trainer.config.algorithm import AlgorithmConfig
-from tinyzero_trainer.config.model_defaults import NewModelConfig, recorded_content
+from tinyzero_trainer.config.model_defaults import recorded_content
 from tinyzero_trainer.config.optimizer import Decay, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import DataConfig, RolloutConfig, VllmConfig
 from tinyzero_trainer.config.run import (
@@ -19,6 +19,7 @@ from tinyzero_trainer.config.run import (
     LogConfig,
     MemoryConfig,
     ModelConfig,
+    NewModelConfig,
     ParallelConfig,
     RayConfig,
     RewardConfig,

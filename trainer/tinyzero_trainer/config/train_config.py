@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES, AlgorithmConfig
-from tinyzero_trainer.config.model_defaults import DefaultModelConfig
 from tinyzero_trainer.config.optimizer import CriticConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import (
     CurriculumConfig,
@@ -20,6 +19,7 @@ from tinyzero_trainer.config.rollout import (
 )
 from tinyzero_trainer.config.run import (
     CheckpointConfig,
+    DefaultModelConfig,
     EvalConfig,
     LogConfig,
     MemoryConfig,

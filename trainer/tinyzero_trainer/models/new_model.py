@@ -6,7 +6,7 @@ The tokenizer spells any text: numbers up to 999 and the tags of answers are who
 
 from typing import TYPE_CHECKING, Any
 
-from tinyzero_trainer.config.model_defaults import DefaultModelConfig, NewModelConfig
+from tinyzero_trainer.config import DefaultModelConfig, NewModelConfig
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 
