@@ -4,7 +4,7 @@ import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -15,6 +15,7 @@ from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, recorded_defaults
 from tinyzero_trainer.config.sft import SftConfig, compose_sft
 from tinyzero_trainer.controller import loop
+from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.sft.step import SftStep
 from tinyzero_trainer.sft.train import fine_tune
 
@@ -128,6 +129,26 @@ def test_an_adapter_is_fine_tuned(configure: Configure, warm_model: Path, tmp_pa
     assert rows[0]["model/trained_parameters"] < rows[0]["model/parameters"] / 4
     assert rows[2]["val/loss"] != rows[0]["val/loss"]
     assert {path.name: path.read_bytes() for path in warm_model.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(None, 7), (2, 5), (1, 2)])
+def test_epochs_set_the_number_of_steps(
+    epochs: int | None, steps: int, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = list[SftConfig]()
+
+    def open_session(config: SftConfig, *_: object, **__: object) -> NoReturn:
+        opened.append(config)
+        raise TinyZeroError
+
+    monkeypatch.setattr(sft, "open_session", open_session)
+    rows = [json.dumps({"prompt": f"{number}+0=", "completion": f"{number}"}) for number in range(20)]
+    for name, some in {"train": rows, "test": rows[:1]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(some))
+    data = {"path": str(tmp_path / "train.jsonl"), "test_path": str(tmp_path / "test.jsonl")}
+    with pytest.raises(TinyZeroError):
+        fine_tune(configure(run={"steps": None, "epochs": epochs}, data=data, tasks={}))
+    assert [config.run.steps for config in opened] == [steps]
 
 
 def test_what_cannot_be_trained_is_refused_and_leaves_no_checkpoint(

@@ -69,7 +69,7 @@ def fine_tune(
             display.phase(f"reading {config.data.path}")
             file = ExampleFile(config.data.path, config, tasks)
         if config.run.steps is None and config.run.seconds is None:
-            config = replace(config, run=replace(config.run, steps=_steps(config, file, display)))
+            config = replace(config, run=replace(config.run, steps=_steps(config, file, display), epochs=None))
         if config.model.path is None:
             config = replace(config, model=replace(config.model, path=_new_model(config, resume=resume)))
 
