@@ -45,9 +45,9 @@ def imported_by(command: list[str]) -> set[str]:
     """Top-level names of the modules that a run imports."""
     python, *arguments = command
     traced = [python, "-X", "importtime", *arguments]
-    run = subprocess.run(traced, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(traced, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
     # import time: self [us] | cumulative | imported package
-    return {line.rsplit("|", 1)[1].strip().partition(".")[0] for line in run.stderr.splitlines() if "|" in line}
+    return {line.rsplit("|", 1)[1].strip().partition(".")[0] for line in done.stderr.splitlines() if "|" in line}
 
 
 def seconds_to_first_step(gpus: int, output: Path, caches: Path) -> tuple[float, str]:

@@ -57,7 +57,7 @@ class Choice:
 def resolve_auto(
     config: TrainConfig, spec: ModelSpec | None = None, target: TargetGpu | None = None
 ) -> tuple[TrainConfig, str]:
-    """The configuration with values for `auto`, and a line that tells them.
+    """The configuration with values for `auto`, and a line that reports them.
 
     Unchanged, with an empty line, where all has values, on the CPU, and where GPU or model cannot be determined.
 

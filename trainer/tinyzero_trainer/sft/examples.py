@@ -1,4 +1,4 @@
-"""Examples to learn from, worked out by a task's hooks; those of a file are in file_examples.py.
+"""Examples of a task, whose completions its hooks `demonstrate` and `solve` write; of a file: file_examples.py.
 
 An example is a `Rollout` whose completion was not sampled from the model.
 """
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_PROBLEMS = 20_000
-"""Different problems of a task that are worked out; then come the same again, with other demonstrations."""
+"""Different problems of a task; after them the same come again, with other demonstrations."""
 
-_ENOUGH = 64
+_ENOUGH = 64  # examples after which all are taken to be too long
 RIGHT = Score(1.0, True)
 
 
@@ -55,7 +55,7 @@ class ExampleSource(ABC):
     """Examples of one task or file, in an order that a seed determines."""
 
     what: str
-    """In messages."""
+    """Its name in messages."""
 
     def __init__(self, config: SftConfig) -> None:
         self.max_length, self.seed, self._sampled = config.data.max_length, config.run.seed, 0
@@ -96,7 +96,7 @@ class ExampleSource(ABC):
 
 
 class TaskExamples(ExampleSource):
-    """Training problems of one task, worked out by its hook `demonstrate` or `solve`."""
+    """Training problems of one task, with completions by its hook `demonstrate` or `solve`."""
 
     def __init__(self, config: SftConfig, name: str, task: Task, encoder: Encoder) -> None:
         super().__init__(config)
@@ -119,18 +119,18 @@ class TaskExamples(ExampleSource):
         for item in islice(self._unread, max(0, max(numbers) + 1 - len(self._prompts))):
             self._prompts.append(self._source.prompt(item))
         prompts = [self._prompts[number % len(self._prompts)] for number in numbers]
-        return self._worked_out(prompts, [derive_seed("demonstration", self.seed, number) for number in numbers])
+        return self._rollouts(prompts, [derive_seed("demonstration", self.seed, number) for number in numbers])
 
     def held_out(self, count: int) -> list[Rollout]:
         prompts = self._source.held_out(count)
         seeds = [derive_seed("demonstration", EVALUATION_SEED, number) for number in range(len(prompts))]
-        return self.fitting(self._worked_out(prompts, seeds))
+        return self.fitting(self._rollouts(prompts, seeds))
 
-    def _worked_out(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Rollout]:
-        texts = [self._work_out(prompt.item, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    def _rollouts(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Rollout]:
+        texts = [self._completion(prompt.item, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         return self._encoder.examples(prompts, texts, [self._chat] * len(texts))
 
-    def _work_out(self, item: Item, seed: int) -> str:
+    def _completion(self, item: Item, seed: int) -> str:
         text = self._task.demonstrate(item, seed) if self._hook != "solve" else None
         if text is None and self._hook != "demonstrate":
             text = self._task.solve(item)

@@ -135,7 +135,7 @@ class ExampleFile:
         return next((name for name, task in self._tasks.items() if named in (name, task.name)), None)
 
     def _key(self, index: int, row: Row, name: str | None, item: Item) -> str:
-        """What tells a row's problem from others.
+        """The key of a row's problem.
 
         Raises:
             DataError: the problem is held out.

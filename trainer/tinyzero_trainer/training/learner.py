@@ -1,4 +1,4 @@
-"""What policy and critic have in common: updates in mini-batches, which go on elsewhere if this rank cannot."""
+"""What policy and critic share: an optimizer, and updates in mini-batches that another process can continue."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ class Learner:
         return tokens
 
     def continue_with(self, micro_batch_tokens: int, metrics: MetricAccumulator | None = None) -> None:
-        """Split by another budget; an update that was cut off goes on when it is called again.
+        """Split by another budget; the next call continues an update that was interrupted.
 
         `metrics` are of the mini-batches done; None = this object's own.
         """

@@ -35,7 +35,7 @@ class TrainerActors:
     generation = 0
     """How often all of them were replaced."""
 
-    def __init__(self, actors: Sequence[ActorHandle], replace: "Replace | None" = None, output: Path = Path()) -> None:
+    def __init__(self, actors: Sequence[ActorHandle], replace: Replace | None = None, output: Path = Path()) -> None:
         """`replace` starts others in their place, `output` is the run's directory: without them none is replaced."""
         self.actors, self._replace, self._output, self._trained = actors, replace, output, False
         self._receivers: list[ActorHandle] = []  # engines in the current weight group
