@@ -129,7 +129,6 @@ class FileTask(Task):
 
     def check_not_empty(self, split: Split, test_fraction: float) -> None:
         """Raise a DataError if the split has no problem."""
-        check_test_fraction(self, test_fraction)
         if not len(self._indices(split, test_fraction)):
             files, key = " and ".join(map(str, self._rows.paths)), "data.path"
             if split == "test":

@@ -106,7 +106,8 @@ def _run(
             spec = new_spec("a new decoder", resolved.new_model)
         else:
             refuse_model(config)
-        tasks = start.check(config, resume=resume)
+        # Of a file, data.test_fraction holds out examples, whatever the task's splits.
+        tasks = start.check(config, {} if resolved.data.path else settings, resume=resume)
         what = resolved.data.path or f"examples of {' and '.join(tasks)}"
         verb = "resuming the fine-tuning of" if resume else "fine-tuning"
         name = resolved.model.path or "a new decoder"

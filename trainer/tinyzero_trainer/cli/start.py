@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.console import stderr, warn
 from tinyzero_trainer.utils.background import run_in_background
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from tinyzero_trainer.monitoring.progress import Progress
 
 
-def check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
+def check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> Mapping[str, "Task"]:
     """The run's tasks, after checks of all that needs no model: a TinyZeroError says what to change."""
+    from tinyzero_sdk.settings import get
+    from tinyzero_sdk.tasks.splits import check_test_fraction
     from tinyzero_trainer.checkpoint.run_directory import RunDirectory
     from tinyzero_trainer.config.tasks import load_tasks
 
@@ -27,6 +29,8 @@ def check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
     tasks = load_tasks(config.task_specs, config.data, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe)
     for task in tasks.values():
         task.check_scoring_allowed()
+    if get(typed, "data.test_fraction") and tasks and all(task.has_own_splits for task in tasks.values()):
+        check_test_fraction(next(iter(tasks.values())), config.data.test_fraction)
     if config.run.executor == "ray":
         from tinyzero_trainer.distributed.parallel_dims import parallel_dims
         from tinyzero_trainer.executors.ray.cluster import check_address

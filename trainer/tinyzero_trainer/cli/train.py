@@ -60,7 +60,7 @@ def train(
             settings, is_planned = _with_model(settings)
             composition = compose(_with_output(settings))
             resolved = composition.config
-        tasks = _check(resolved, resume=resume)
+        tasks = _check(resolved, settings, resume=resume)
         _announce(resolved, composition)
         if not is_planned:
             start.warn_of_memory(resolved)
@@ -86,13 +86,13 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     if own is None:
         model = text(overrides, "model.path")
         return (overrides if model is None else merge(overrides, {"model": {"path": newest_model(model)}})), False
-    _check(own.config, resume=False)
+    _check(own.config, overrides, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
     start.warn_of_memory(own.config, default_spec(own.config.default_model))
     return own.settle(), True
 
 
-def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
+def _check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> Mapping[str, "Task"]:
     """`start.check`, and what concerns reinforcement learning alone."""
     from tinyzero_trainer.config.algorithm import check_loss_place
     from tinyzero_trainer.plan.limits import refuse_model
@@ -106,7 +106,7 @@ def _check(config: "TrainConfig", *, resume: bool) -> Mapping[str, "Task"]:
         )
     check_loss_place(config.algorithm.policy_loss)
     refuse_model(config)
-    return start.check(config, resume=resume)
+    return start.check(config, typed, resume=resume)
 
 
 def _with_output(overrides: Mapping[str, Any]) -> dict[str, Any]:

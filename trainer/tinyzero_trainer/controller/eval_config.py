@@ -12,6 +12,7 @@ from tinyzero_sdk import Task
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, Sampler
 from tinyzero_sdk.settings import describe, flatten, get, merge, read_toml, unflatten
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import drop_unused, gather, make_config, text
@@ -60,16 +61,18 @@ class LocalModels:
             "eval.num_problems": request.size,
             "rollout.max_completion_tokens": request.max_tokens,
         }
-        config = evaluation_config(gather(TrainConfig, flags, request.overrides))
+        typed = gather(TrainConfig, flags, request.overrides)
+        config = evaluation_config(typed)
         allow_unsafe = request.allow_unsafe_scorers
         (task,) = load_tasks(config.task_specs, config.data, allow_unsafe_scorers=allow_unsafe).values()
+        is_divided = task.has_own_splits and get(typed, "data.test_fraction") is None
         set_torch_environment()
         return EvaluationPlan(
             task=task,
             model=str(directory_of(config.model.path) or TINY_MODEL),
             opener=lambda: _open(config, task, request),
             size=config.eval.num_problems,
-            test_fraction=config.data.test_fraction,
+            test_fraction=DEFAULT_TEST_FRACTION if is_divided else config.data.test_fraction,
             split=request.split,
             samples=request.samples,
             temperature=request.temperature,

@@ -14,6 +14,7 @@ from tinyzero_sdk.data.file_task import FileTask, RowItem
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.records import Split
 from tinyzero_sdk.seeds import derive_seed
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_trainer.config import CurriculumConfig, DataConfig
 from tinyzero_trainer.data.curriculum import (
     SAMPLE,
@@ -65,7 +66,8 @@ class PromptSource:
     ) -> None:
         """`name` is what the run calls the task; without a template, it is `chat` if the model has one, else `base`."""
         self.task, self.name = task, name or task.name
-        self._tokenizer, self._test_fraction, self._max_tokens = tokenizer, test_fraction, max_prompt_tokens
+        self._tokenizer, self._max_tokens = tokenizer, max_prompt_tokens
+        self._test_fraction = DEFAULT_TEST_FRACTION if task.has_own_splits else test_fraction
         self.template = prompt_template or ("chat" if tokenizer.chat_template else "base")
 
     def stream(

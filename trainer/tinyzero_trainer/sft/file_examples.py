@@ -18,6 +18,7 @@ from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
 from tinyzero_sdk.seeds import derive_seed, split_of_key
+from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.prompts import EVALUATION_SEED
 from tinyzero_trainer.sft.examples import Encoder, ExampleSource
@@ -165,7 +166,8 @@ class ExampleFile:
         """Of the problems by which accuracy is measured, as a task's templates write them."""
         found = set[str]()
         for task in self._tasks.values():
-            items = task.dataset("test", self._eval_problems, seed=EVALUATION_SEED, test_fraction=self._test_fraction)
+            fraction = DEFAULT_TEST_FRACTION if task.has_own_splits else self._test_fraction
+            items = task.dataset("test", self._eval_problems, seed=EVALUATION_SEED, test_fraction=fraction)
             with suppress(DataError):  # there are fewer
                 for item in items:
                     found.update(map(_text, task.templates(item).values()))
