@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.transcript import Shell, make_environment
+from tests.e2e.transcript import Shell, make_environment, shortened
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +27,9 @@ def test_a_new_package_installs_passes_the_check_and_trains(tmp_path: Path, how:
     assert not tasks["my-task"]["broken"]
     assert "a task already, of my-task" in shell.run("tinyzero new my-task --output other")[0]
     if not how:
-        succeed(shell, checking)
+        succeed(shell, shortened(checking))
         # Its own tests, and a property: all of them have just been checked.
-        pytest_command = "pytest -q -p no:cacheprovider --tinyzero-task my-task"
+        pytest_command = shortened("pytest -q -p no:cacheprovider --tinyzero-task my-task")
         assert " passed" in succeed(shell, f"cd my-task && {pytest_command} -k 'test_ or deterministic'")
         succeed(shell, f"{training} data.prompts_per_step=4 rollout.max_completion_tokens=32 --output run")
         rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

@@ -25,7 +25,7 @@ from tinyzero_trainer.sft.file_examples import ExampleFile
 from tinyzero_trainer.sft.train import fine_tune
 from tinyzero_trainer.types import Rollout
 
-STEPS, BATCH, RATE = 40, 8, 5e-3
+STEPS, BATCH, RATE = 16, 8, 5e-3
 
 
 def trl_losses(folder: Path, tokenizer: Any, examples: list[Rollout]) -> list[float]:
@@ -70,6 +70,7 @@ def trl_losses(folder: Path, tokenizer: Any, examples: list[Rollout]) -> list[fl
 
 
 def main(folder: Path) -> None:
+    torch.set_num_threads(1)
     tokenizer = build_tokenizer()
     shape = NewModelConfig(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
     save_model(folder / "start", from_parts("start", build_model(shape, tokenizer, seed=0), tokenizer))

@@ -3,7 +3,8 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from tests.trainer.samples import token_logprobs
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.errors import VllmError
+from tinyzero_trainer.executors import local
 from tinyzero_trainer.executors.local import build_local_engine
 from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.models.loading import LanguageModel, load_model
-from tinyzero_trainer.rollout import SamplingParams, TorchEngine
+from tinyzero_trainer.rollout import RolloutEngine, SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
@@ -26,7 +28,6 @@ from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.types import Generation
 
 STEPS = 3
-OTHER_LAYOUT = pytest.mark.nightly(reason="starts vLLM once or twice more; placement is tested with the engine `torch`")
 
 
 def make_config(output: Path, **changes: object) -> TrainConfig:
@@ -42,32 +43,47 @@ def make_config(output: Path, **changes: object) -> TrainConfig:
     return changed(values, changes)
 
 
-@pytest.fixture(scope="module")
-def tiny() -> LanguageModel:
-    return load_model(None, torch.device("cpu"))
+class Trained(NamedTuple):
+    """What a run of three steps leaves, for all tests; vLLM, in a process of its own, goes on with its last weights."""
+
+    output: Path
+    model: LanguageModel
+    engine: RestartingEngine
+    notes: list[str]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    output, notes, kept = tmp_path_factory.mktemp("trained") / "run", list[str](), list[Any]()
 
+    def build_and_keep(config: TrainConfig, policy: LanguageModel, note: object) -> RolloutEngine:
+        model = load_model(None, torch.device("cpu"))  # the policy's parameters are sharded, even in one process
+        engine = build_local_engine(config, model, notes.append)
+        kept.extend((model, engine))
 
-@pytest.fixture(scope="module")
-def notes() -> list[str]:
-    return []
+        @torch.no_grad()
+        def load_weights() -> None:
+            for name, tensor in named_weights(policy.model):
+                model.model.state_dict()[name].copy_(tensor)
+            engine.load_weights()
 
+        return Mock(wraps=engine, load_weights=load_weights, close=Mock())
 
-@pytest.fixture(scope="module")
-def restarting(tiny: LanguageModel, run: Path, notes: list[str]) -> Iterator[RestartingEngine]:
-    """vLLM in a process of its own, started once for all tests."""
-    engine = build_local_engine(make_config(run), tiny, notes.append)
-    yield engine
-    engine.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "build_local_engine", build_and_keep)
+        train(make_config(output))
+    yield Trained(output, *kept, notes)
+    kept[1].close()
 
 
 @pytest.fixture
-def engine(restarting: RestartingEngine) -> VllmEngine:
-    return restarting._engine.worker
+def tiny(trained: Trained) -> LanguageModel:
+    return trained.model
+
+
+@pytest.fixture
+def engine(trained: Trained) -> VllmEngine:
+    return trained.engine._engine.worker
 
 
 @pytest.fixture
@@ -81,6 +97,18 @@ def greedy(engine: VllmEngine, tiny: LanguageModel, prompts: list[list[int]]) ->
     params = SamplingParams(40, temperature=0.0)
     ours = TorchEngine(tiny)
     assert engine.generate(prompts, 1, params, seed=0) == ours.generate(prompts, 1, params, seed=0)
+
+
+def check_run(output: Path) -> None:
+    metrics = lines(output)
+    assert [row["step"] for row in metrics] == list(range(STEPS + 1))
+    for row in metrics[1:]:
+        assert row["training/rollout_probs_diff_max"] < 1e-3
+        assert row["response_length/max"] <= 48
+
+
+def test_three_steps(trained: Trained) -> None:
+    check_run(trained.output)
 
 
 def test_equal_seeds_give_equal_completions_and_other_seeds_others(engine, prompts):
@@ -108,11 +136,11 @@ def test_logprobs_are_the_policys_and_ends_are_ends(engine, tiny, prompts):
         assert rollout.logprobs == pytest.approx(logprobs, abs=1e-3)
 
 
-def test_more_prompt_tokens_than_go_through_at_once(engine: VllmEngine, notes: list[str]) -> None:
+def test_more_prompt_tokens_than_go_through_at_once(engine: VllmEngine, trained: Trained) -> None:
     # vLLM for the CPU dies of a chunked prompt.
     groups = engine.generate([[5 + place] * 50 for place in range(100)], 2, SamplingParams(2), seed=0)
     assert len(groups) == 100
-    assert notes == []
+    assert trained.notes == []
 
 
 def test_a_stop_leaves_the_engine_usable(engine: VllmEngine, prompts: list[list[int]]) -> None:
@@ -156,8 +184,8 @@ def test_new_weights_arrive_and_a_missing_head_is_noticed(engine, tiny, prompts,
         engine.load_weights()
 
 
-def test_a_killed_engine_is_restarted_and_its_batch_repeated(restarting, prompts, run, notes, monkeypatch, capfd):
-    before = restarting.generate(prompts, 2, SamplingParams(30), seed=0)
+def test_a_killed_engine_is_restarted_and_its_batch_repeated(trained, prompts, monkeypatch, capfd):
+    before = trained.engine.generate(prompts, 2, SamplingParams(30), seed=0)
     real, killed = VllmClient.step, []
 
     def step(self: VllmClient) -> Any:
@@ -169,11 +197,11 @@ def test_a_killed_engine_is_restarted_and_its_batch_repeated(restarting, prompts
         return real(self)
 
     monkeypatch.setattr(VllmClient, "step", step)
-    assert restarting.generate(prompts, 2, SamplingParams(30), seed=0) == before
+    assert trained.engine.generate(prompts, 2, SamplingParams(30), seed=0) == before
     assert len(killed) == 1
-    assert any("vLLM failed: its process ended" in note and "it is restarted" in note for note in notes)
+    assert any("vLLM failed: its process ended" in note and "it is restarted" in note for note in trained.notes)
     assert "INFO" not in capfd.readouterr().err
-    assert (run / "vllm.log").exists()
+    assert (trained.output / "vllm.log").exists()
 
 
 @pytest.mark.nightly(reason="starts vLLM once more; the fast tests have such failures with a fake vLLM")
@@ -181,14 +209,6 @@ def test_the_reason_for_a_failed_start_is_one_line(toy_model: LanguageModel, tmp
     with pytest.raises(VllmError, match=r"vLLM did not start: .*head_dim=16") as error:
         build_engine(make_config(tmp_path), toy_model)  # its heads are smaller than vLLM's kernels support
     assert "\n" not in str(error.value)
-
-
-def check_run(output: Path) -> None:
-    metrics = lines(output)
-    assert [row["step"] for row in metrics] == list(range(STEPS + 1))
-    for row in metrics[1:]:
-        assert row["training/rollout_probs_diff_max"] < 1e-3
-        assert row["response_length/max"] <= 48
 
 
 @pytest.mark.nightly(reason="a separate process is the default, and the fast tests run both with a fake vLLM")
@@ -200,13 +220,14 @@ def test_three_steps_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "INFO" not in capsys.readouterr().err
 
 
+@pytest.mark.nightly(reason="starts vLLM once or twice more; placement is tested with the engine `torch`")
 @pytest.mark.parametrize(
     ("engines", "spread"),
     [
-        pytest.param(0, 1, id="one colocated with each rank", marks=OTHER_LAYOUT),
-        pytest.param(0, 2, id="one colocated with both, of two processes", marks=OTHER_LAYOUT),
+        pytest.param(0, 1, id="one colocated with each rank"),
+        pytest.param(0, 2, id="one colocated with both, of two processes"),
         pytest.param(1, 1, id="one dedicated"),
-        pytest.param(1, 2, id="one dedicated, of two processes", marks=OTHER_LAYOUT),
+        pytest.param(1, 2, id="one dedicated, of two processes"),
     ],
 )
 def test_three_steps_of_two_ranks_of_ray(engines: int, spread: int, tmp_path: Path) -> None:
