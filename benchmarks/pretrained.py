@@ -44,10 +44,10 @@ POINTS = ("before", "after sft", "after GRPO")
 SFT = ["data.batch_size=256", "optimizer.learning_rate=5e-4", "checkpoint.every=100", "eval.num_problems=1024"]
 GRPO = [
     *("data.prompts_per_step=128", "rollout.group_size=16", "rollout.return_logprobs=always"),
-    *("optimizer.num_mini_batches=4", "optimizer.learning_rate=1e-4", "optimizer.lr_schedule=cosine"),
+    *("optimizer.num_mini_batches=4", "optimizer.learning_rate=6e-5", "optimizer.lr_schedule=cosine"),
     *("reward.num_workers=4", "checkpoint.every=0", "eval.every=10", "eval.num_problems_during=512"),
 ]
-LONG = ["data.max_length=2200", "rollout.max_completion_tokens=2048"]  # tokens: digits are one each
+SEARCH = ["run.steps=400", "data.max_length=1200", "rollout.max_completion_tokens=1024", "eval.every=200"]
 GSM8K = ["task.path={gsm8k}", "eval.num_problems=1319"]
 FOUR = "task.numbers=[4]"
 PUZZLES = ["data.path={files}/train.jsonl", "data.test_path={files}/test.jsonl"]
@@ -72,24 +72,12 @@ class Recipe:
 
 
 RECIPES = {
-    "countdown": Recipe(
-        "countdown",
-        {
-            "sft": [
-                *SFT,
-                "run.steps=300",
-                "data.max_length=2200",
-                "rollout.max_completion_tokens=2048",
-                "eval.every=100",
-            ],
-            "train": [*GRPO, "run.steps=40"],
-        },
-    ),
+    "countdown": Recipe("countdown", {"sft": [*SFT, *SEARCH], "train": [*GRPO, "run.steps=40"]}),
     "multiply": Recipe(
         "multiply",
         {
-            "sft": [*SFT, "run.steps=1000", "rollout.max_completion_tokens=128", "eval.every=250"],
-            "train": [*GRPO, "run.steps=120", "eval.every=20"],
+            "sft": [*SFT, "data.hook=solve", "run.steps=800", "rollout.max_completion_tokens=128", "eval.every=200"],
+            "train": [*GRPO, "run.steps=80", "eval.every=20"],
         },
     ),
     "gsm8k": Recipe(
@@ -102,14 +90,7 @@ RECIPES = {
     "search": Recipe(
         "countdown",
         {
-            "sft": [
-                *SFT,
-                FOUR,
-                "data.path={files}/chat.jsonl",
-                "run.steps=300",
-                "data.max_length=2200",
-                "rollout.max_completion_tokens=2048",
-            ],
+            "sft": [*SFT, *SEARCH, FOUR, "data.path={files}/chat.jsonl"],
             "train": [*GRPO, FOUR, *PUZZLES, "run.steps=60"],
             "eval": [FOUR, TARGETS],
         },
