@@ -1,7 +1,7 @@
 """A pretrained chat model before and after supervised fine-tuning, and after GRPO, for several tasks and seeds.
 
     python benchmarks/pretrained.py --model DIR [--recipes countdown,multiply,gsm8k,search,search-small] [--seeds 0,1,2]
-        [--gpus N] [--gsm8k FOLDER] [--limit SECONDS] [--output DIR] [train:KEY=VALUE …] [sft:KEY=VALUE …]
+        [--gpus 0,1] [--gsm8k FOLDER] [--limit SECONDS] [--output DIR] [train:KEY=VALUE …] [sft:KEY=VALUE …]
 
 Held-out problems, sampled at temperature 1 and greedily; 95 % intervals (Wilson). Each run is two commands, `tinyzero
 sft` and `tinyzero train`, whose seconds are from their start to their end. One that reaches the limit saves a
@@ -41,13 +41,13 @@ from tinyzero_trainer.sft.default_model import PRESET
 VERSIONS = ("tinyzero-trainer", "torch", "transformers")
 GRACE_SECONDS = 40.0  # in which a run that reaches the limit may save a checkpoint
 POINTS = ("before", "after sft", "after GRPO")
-SFT = ["data.batch_size=256", "optimizer.learning_rate=5e-4", "checkpoint.every=100", "eval.num_problems=1024"]
+SFT = ["data.batch_size=128", "optimizer.learning_rate=5e-4", "checkpoint.every=400", "eval.num_problems=1024"]
 GRPO = [
     *("data.prompts_per_step=128", "rollout.group_size=16", "rollout.return_logprobs=always"),
     *("optimizer.num_mini_batches=4", "optimizer.learning_rate=6e-5", "optimizer.lr_schedule=cosine"),
     *("reward.num_workers=4", "checkpoint.every=0", "eval.every=10", "eval.num_problems_during=512"),
 ]
-SEARCH = ["run.steps=400", "data.max_length=1200", "rollout.max_completion_tokens=1024", "eval.every=200"]
+SEARCH = ["run.steps=1600", "data.max_length=1700", "rollout.max_completion_tokens=1536", "eval.every=400"]
 GSM8K = ["task.path={gsm8k}", "eval.num_problems=1319"]
 FOUR = "task.numbers=[4]"
 PUZZLES = ["data.path={files}/train.jsonl", "data.test_path={files}/test.jsonl"]
@@ -76,14 +76,14 @@ RECIPES = {
     "multiply": Recipe(
         "multiply",
         {
-            "sft": [*SFT, "data.hook=solve", "run.steps=800", "rollout.max_completion_tokens=128", "eval.every=200"],
+            "sft": [*SFT, "data.hook=solve", "run.steps=1200", "rollout.max_completion_tokens=128", "eval.every=400"],
             "train": [*GRPO, "run.steps=80", "eval.every=20"],
         },
     ),
     "gsm8k": Recipe(
         "gsm8k",
         {
-            "sft": [*SFT, *GSM8K, "run.steps=90", "rollout.max_completion_tokens=400", "eval.every=30"],
+            "sft": [*SFT, *GSM8K, "run.steps=180", "rollout.max_completion_tokens=400", "eval.every=60"],
             "train": [*GRPO, *GSM8K, "run.steps=60", "optimizer.learning_rate=4e-5"],
         },
     ),
@@ -272,7 +272,7 @@ def main(
     recipes: Annotated[str, typer.Option(help=f"separated by commas: {', '.join(RECIPES)}")] = "countdown,multiply",
     seeds: Annotated[str, typer.Option(help="separated by commas")] = "0,1,2",
     gsm8k: Annotated[Path | None, typer.Option(help="folder of the published GSM8K")] = None,
-    gpus: Annotated[int, typer.Option(help="concurrent runs, each on its own GPU")] = 1,
+    gpus: Annotated[str, typer.Option(help="separated by commas; each takes one run after the other")] = "0",
     limit: Annotated[float, typer.Option(help="seconds for everything; the same command goes on afterwards")] = 7200,
     output: Annotated[Path | None, typer.Option(help="directory of the runs", show_default="a new one")] = None,
 ) -> None:
@@ -282,8 +282,8 @@ def main(
     about = {**print_machine(*VERSIONS), "model": str(model)}
     runs = Runs(model, directory, gsm8k, overrides or [], limit)
     free: SimpleQueue[str] = SimpleQueue()
-    for gpu in range(gpus):
-        free.put(str(gpu))
+    for gpu in gpus.split(","):
+        free.put(gpu)
 
     def take(job: tuple[str, str]) -> bool:
         gpu = free.get()
@@ -295,7 +295,7 @@ def main(
     jobs = list(product(recipes.split(","), seeds.split(",")))
     if any(name.startswith("search") for name, _ in jobs):
         make_files(directory / "files")
-    with ThreadPoolExecutor(gpus) as pool:
+    with ThreadPoolExecutor(free.qsize()) as pool:
         whole = all(list(pool.map(take, jobs)))
     results = [found for name, seed in jobs if (found := runs.result(name, int(seed))) is not None]
     (directory / "results.json").write_text(json.dumps({**about, "runs": results}, indent=1), encoding="utf-8")

@@ -1,37 +1,37 @@
-"""Fallible worked traces for supervised fine-tuning, in the manner of Stream of Search (arXiv 2404.03683).
+"""Worked traces for supervised fine-tuning, in the manner of Stream of Search (arXiv 2404.03683).
 
-A trace is a depth-first search in random order: `17+5=22,17*3=51,5-3=2(17-2=15!`. Brackets hold the steps that follow
-the one before them. Where two numbers are left, a step that reaches the target is usually seen, and `!` ends the
-search; now and then another one is written, and after such a miss the trace goes on or gives up and answers with it.
-The arithmetic is always right: a model learns from it the format, the arithmetic and how to search, and has still to
-learn to see the target, where to look first, and for how long.
+A trace is a depth-first search: `17*8=136(…)17-5=12(…` takes one step after the other, until three numbers are left.
+Then it leaves out each of the three in turn, and looks for a result of the other two among the values that the target
+needs:
+
+    3:96 102 297 33=12 8:4 20 96!12*8=96,96+3=99<answer>(17-5)*8+3</answer>
+
+99 and 3 have the difference 96, the sum 102, the product 297 and the quotient 33; of 12 and 8, 96 is the first that is
+among them (`-` is a result that is not a whole number, or too large). Some are overlooked, and a trace may give up,
+`?`, and answer with a guess: a model learns from it to compute and to search, and has still to learn where and for how
+long.
 """
 
 from collections.abc import Sequence
 from random import Random
 
-LOOK_AHEAD = 0.7
-"""How often a step that reaches the target is seen."""
+LOOK_AHEAD = 0.9
+"""How often a result that leads to the target is seen."""
 
-MISS = 0.12
-"""How often a last step that does not reach it is written where none was seen."""
-
-GIVE_UP = 0.35
-PATIENT_GIVE_UP = 0.03
-"""The chance of giving up after a miss, of most traces and of patient ones. It is the same each time, or searching
-longer could not be learnt."""
+GIVE_UP = 0.3
+PATIENT_GIVE_UP = 0.02
+"""The chance of giving up where three numbers are left, of most traces and of patient ones. It is the same each time,
+or searching longer could not be learnt."""
 
 PATIENT = 0.4
 """The share of patient traces: without long ones a model's arithmetic breaks where none of its traces ever went."""
 
-LARGEST = 999
-"""No sum or product is larger; no step leaves the whole numbers from 0."""
+LARGEST = 300
+"""No sum or product is larger, or than three times the target: small models compute those badly, and few puzzles need
+them. No step leaves the whole numbers from 0."""
 
 _Term = tuple[int, str, str]
 """Value, expression, and what the expression is: a number (``), a sum (`+`) or a product (`*`)."""
-
-_Step = tuple[_Term, str, _Term, int, list[_Term]]
-"""Left term, operator, right term, result, and the terms that the step leaves as they are."""
 
 _BRACKETED_RIGHT: dict[str, tuple[str, ...]] = {"+": (), "-": ("+",), "*": ("+",), "/": ("+", "*")}
 """What needs brackets to the right of an operator."""
@@ -41,13 +41,13 @@ def demonstrate(numbers: Sequence[int], target: int, seed: int) -> str:
     """One trace: what follows the `compact` prompt.
 
     Example:
-        >>> demonstrate([17, 5, 3], 15, seed=3)
-        '17+5=22,17*3=51,5-3=2(17-2=15!<answer>17-(5-3)</answer>'
+        >>> demonstrate([17, 5, 3], 15, seed=2)
+        '3:12 18 45 5=17 5:12 22 85 -;17:2 32 255 -=5 3:2!5-3=2,17-2=15<answer>17-(5-3)</answer>'
     """
     search = _Search(target, Random(seed))
     terms = [(number, str(number), "") for number in numbers]
     while (answer := search.explore(terms)) is None:
-        pass  # all was tried, and what reaches the target was not seen
+        pass  # all was tried, and what leads to the target was overlooked
     return f"{search.trace}<answer>{answer}</answer>"
 
 
@@ -56,71 +56,90 @@ class _Search:
 
     def __init__(self, target: int, random: Random) -> None:
         self.target, self.random = target, random
+        self.largest = max(LARGEST, 3 * target)
         self.give_up = PATIENT_GIVE_UP if random.random() < PATIENT else GIVE_UP
         self.trace = ""
 
     def explore(self, terms: list[_Term]) -> str | None:
-        """Write the steps that combine two of the terms, each with what follows it; returns the answer, if it ends."""
-        steps = _steps(terms)
-        if len(terms) == 2:
-            steps = self._seen(steps)
-        self.random.shuffle(steps)
-        for left, operator, right, value, others in steps:
-            if self.trace[-1:].isdigit():
-                self.trace += ","
-            self.trace += f"{left[0]}{operator}{right[0]}={value}"
-            term = (value, *_join(left, operator, right))
-            if others:
-                self.trace += "("
-                if (answer := self.explore([*others, term])) is not None:
-                    return answer
-                self.trace = self.trace[:-1] if self.trace[-1] == "(" else f"{self.trace})"
-            elif value == self.target:
-                self.trace += "!"
-                return term[1]
-            elif self.random.random() < self.give_up:
-                return term[1]
+        """Search on from these terms; returns the answer, if that ends the trace."""
+        if len(terms) <= 3:
+            return self.compare(terms)
+        steps: dict[str, list[_Term]] = {}
+        for i, one in enumerate(terms):
+            for j in range(i):
+                others = [*terms[:j], *terms[j + 1 : i], *terms[i + 1 :]]
+                for operator, value in self.results(one[0], terms[j][0]).items():
+                    if value is not None:
+                        step, term = _combine(one, operator, value, terms[j])
+                        steps.setdefault(step, [term, *others])
+        # Always in the same order, from anywhere on: then a model neither forgets nor repeats one.
+        start = self.random.randrange(len(steps))
+        for step, left in [*list(steps.items())[start:], *list(steps.items())[:start]]:
+            self.trace += f"{step}("
+            if (answer := self.explore(left)) is not None:
+                return answer
+            self.trace += ")"
         return None
 
-    def _seen(self, steps: list[_Step]) -> list[_Step]:
-        """Of the steps that leave one number, one or none."""
-        hits = [step for step in steps if step[3] == self.target]
-        if hits and self.random.random() < LOOK_AHEAD:
-            return [self.random.choice(hits)]
-        misses = [step for step in steps if step[3] != self.target]
-        return [self.random.choice(misses)] if misses and self.random.random() < MISS else []
+    def compare(self, terms: list[_Term]) -> str | None:
+        """Look for the target where two or three terms are left."""
+        misses = []
+        for number in range(len(terms) if len(terms) == 3 else 1):
+            one, other, *rest = [*terms[number:], *terms[:number]]
+            for third in rest:
+                self.trace += f"{third[0]}:{' '.join(map(_show, self.results(self.target, third[0]).values()))}="
+            self.trace += f"{one[0]} {other[0]}:"
+            for operator, value in self.results(one[0], other[0]).items():
+                self.trace += _show(value)
+                if value is not None:
+                    reached = self.results(value, rest[0][0]).values() if rest else [value]
+                    if self.target not in reached:
+                        misses.append((one, operator, value, other, rest))
+                    elif self.random.random() < LOOK_AHEAD:
+                        return self.finish("!", one, operator, value, other, rest)
+                self.trace += ";" if operator == "/" else " "
+        if misses and self.random.random() < self.give_up:
+            return self.finish("?", *self.random.choice(misses))
+        return None
+
+    def finish(self, mark: str, one: _Term, operator: str, value: int, other: _Term, rest: list[_Term]) -> str:
+        """Write the last steps, which reach the target if they can; returns the answer."""
+        step, term = _combine(one, operator, value, other)
+        self.trace += mark + step
+        for third in rest:
+            possible = [(last, value) for last, value in self.results(value, third[0]).items() if value is not None]
+            hits = [one for one in possible if one[1] == self.target]
+            step, term = _combine(term, *self.random.choice(hits or possible), third)
+            self.trace += f",{step}"
+        return term[1]
+
+    def results(self, one: int, other: int) -> dict[str, int | None]:
+        """Of each operator on two values; None where it is too large or not whole."""
+        larger, smaller = max(one, other), min(one, other)
+        total, product = larger + smaller, larger * smaller
+        return {
+            "-": larger - smaller,
+            "+": total if total <= self.largest else None,
+            "*": product if product <= self.largest else None,
+            "/": larger // smaller if smaller and larger % smaller == 0 else None,
+        }
 
 
-def _steps(terms: list[_Term]) -> list[_Step]:
-    """All different steps that combine two terms, the larger one on the left."""
-    steps: dict[tuple[int, str, int], _Step] = {}
-    for i, one in enumerate(terms):
-        for j in range(i):
-            left, right = (one, terms[j]) if one[0] > terms[j][0] else (terms[j], one)
-            others = [*terms[:j], *terms[j + 1 : i], *terms[i + 1 :]]
-            for operator, value in _results(left[0], right[0]):
-                steps.setdefault((left[0], operator, right[0]), (left, operator, right, value, others))
-    return list(steps.values())
+def _show(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
-def _results(larger: int, smaller: int) -> list[tuple[str, int]]:
-    """The operators that may stand between two values, with their results; `-` always may."""
-    results = [("-", larger - smaller)]
-    if larger + smaller <= LARGEST:
-        results.append(("+", larger + smaller))
-    if larger * smaller <= LARGEST:
-        results.append(("*", larger * smaller))
-    if smaller and larger % smaller == 0:
-        results.append(("/", larger // smaller))
-    return results
+def _combine(one: _Term, operator: str, value: int, other: _Term) -> tuple[str, _Term]:
+    """The step that combines two terms, the larger one on the left, and the term that it makes.
 
-
-def _join(left: _Term, operator: str, right: _Term) -> tuple[str, str]:
-    """The joined expression with the fewest brackets that keep its value, and what it is."""
+    That has the fewest brackets that keep its value.
+    """
+    left, right = (one, other) if one[0] >= other[0] else (other, one)
     _, left_text, left_kind = left
     _, right_text, right_kind = right
     if left_kind == "+" and operator in "*/":
         left_text = f"({left_text})"
     if right_kind in _BRACKETED_RIGHT[operator]:
         right_text = f"({right_text})"
-    return f"{left_text}{operator}{right_text}", "+" if operator in "+-" else "*"
+    expression = f"{left_text}{operator}{right_text}"
+    return f"{left[0]}{operator}{right[0]}={value}", (value, expression, "+" if operator in "+-" else "*")

@@ -14,7 +14,8 @@ from tinyzero_sdk import Item, load_task
 task = load_task("countdown")
 item = Item({"target": 15, "numbers": [17, 5, 3]}, {"nums": [17, 5, 3], "target": 15})
 
-TOKEN = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)|([(),!])")
+STEP = r"(\d+)([-+*/])(\d+)=(\d+)"
+WANTED = re.compile(r"(\d+):(\S+ \S+ \S+ [^=]+)=")
 
 
 def test_prompts_state_the_puzzle_and_the_rule():
@@ -36,33 +37,53 @@ def test_a_gold_completion_works_the_simplest_solution_out():
     assert gold.startswith("<think>8 / 3 = (8/3), 3 - (8/3) = (1/3), 8 / (1/3) = 24</think>")
 
 
-@given(st.lists(st.integers(0, 99), min_size=2, max_size=5), st.integers(1, 100), st.integers(0, 2**64 - 1))
+def results_of(one, other, target):
+    larger, smaller = max(one, other), min(one, other)
+    found = [larger - smaller, larger + smaller, larger * smaller, larger / smaller if smaller else 0.5]
+    small_enough = [found[0], *(value if value <= max(LARGEST, 3 * target) else 0.5 for value in found[1:3]), found[3]]
+    return " ".join("-" if value % 1 else str(int(value)) for value in small_enough)
+
+
+@given(st.lists(st.integers(0, 99), min_size=2, max_size=5), st.integers(1, 400), st.integers(0, 2**64 - 1))
 def test_traces_compute_rightly_and_answer_with_their_last_step(numbers, target, seed):
     search, _, answer = demonstrate(numbers, target, seed).removesuffix("</answer>").partition("<answer>")
-    states = [Counter(numbers)]  # numbers left, before each open bracket and inside it
-    after, value, end = states[0], None, 0
-    for token in TOKEN.finditer(search):
-        assert token.start() == end
-        end = token.end()
-        left, operator, right, result, mark = token.groups()
-        if mark == "(":
-            states.append(after)
-            assert after.total() > 1
-        elif mark == ")":
-            states.pop()
-        elif mark == "!":
-            assert (after.total(), value, end) == (1, target, len(search))
-        elif mark is None:
-            a, b, value = int(left), int(right), int(result)
-            assert {"+": a + b == value, "-": a - b == value, "*": a * b == value, "/": b * value == a}[operator]
-            assert operator in "-/" or value <= LARGEST
-            used = Counter([a]) + Counter([b])
-            assert used <= states[-1]
-            after = states[-1] - used + Counter([value])
-    assert end == len(search)
-    score = task.score(answer, {"target": target, "numbers": numbers})
-    assert score.reason == ("ok" if search[-1] == "!" else "wrong")
+    tried, mark, last_steps = re.fullmatch(r"([^!?]+)([!?])(.+)", search).groups()
+    left = [Counter(numbers)]  # before each open bracket, and inside it
+    at = 0
+    while at < len(tried):
+        if (found := re.compile(rf"{STEP}\(").match(tried, at)) is not None:
+            left.append(after_step(left[-1], *found.groups()))
+        elif tried[at] == ")":
+            found = re.compile(r"\)").match(tried, at)
+            left.pop()
+        else:
+            rest = Counter()
+            if (found := WANTED.match(tried, at)) is not None:
+                rest = Counter([int(found[1])])
+                assert found[2] == results_of(target, int(found[1]), target)
+                at = found.end()
+            found = re.compile(r"(\d+) (\d+):([-\d ]+);?").match(tried, at)
+            one, other = int(found[1]), int(found[2])
+            assert left[-1] == Counter([one]) + Counter([other]) + rest
+            whole = results_of(one, other, target)
+            assert whole == found[3] if found[0].endswith(";") else whole.startswith(found[3])
+        at = found.end()
+    ends = left[-1]
+    for step in last_steps.split(","):
+        ends = after_step(ends, *re.fullmatch(STEP, step).groups())
+    assert ends.total() == 1
+    value = ends.popitem()[0]
+    assert (mark == "!") == (value == target)
+    assert task.score(answer, {"target": target, "numbers": numbers}).reason == ("ok" if mark == "!" else "wrong")
     assert task.score(answer, {"target": value, "numbers": numbers}).correct
+
+
+def after_step(left, one, operator, other, result):
+    a, b, value = int(one), int(other), int(result)
+    assert {"+": a + b == value, "-": a - b == value, "*": a * b == value, "/": b * value == a}[operator]
+    used = Counter([a]) + Counter([b])
+    assert used <= left
+    return left - used + Counter([value])
 
 
 def test_traces_have_no_brackets_they_could_do_without():
@@ -80,23 +101,25 @@ def test_traces_have_no_brackets_they_could_do_without():
 
 
 def test_traces_depend_on_the_seed():
-    traces = [task.demonstrate(item, seed) for seed in range(1000)]
-    assert task.demonstrate(item, 7) == traces[7]
-    assert len(set(traces)) > 500
-    assert 0.5 < sum("!" in trace for trace in traces) / len(traces) < 0.99
+    puzzle = Item({"target": 99, "numbers": [17, 5, 3, 8]}, {})
+    traces = [task.demonstrate(puzzle, seed) for seed in range(400)]
+    assert task.demonstrate(puzzle, 7) == traces[7]
+    assert len(set(traces)) > 100
+    assert 0.3 < sum("!" in trace for trace in traces) / len(traces) < 0.9
 
 
 def test_traces_give_up_at_a_constant_rate_of_which_there_are_two():
     """After k misses a trace goes on with the share of those that are left; patient ones are what is left at last."""
-    unsolvable = [demonstrate([2, 4, 6], 997, seed) for seed in range(500)]
-    misses = [trace.partition("<")[0].count("(") for trace in unsolvable]
+    misses = [demonstrate([2, 4, 6], 997, seed).count("4 6:") for seed in range(400)]
     for count in (1, 2, 5, 20, 50):
         left = PATIENT * (1 - PATIENT_GIVE_UP) ** count + (1 - PATIENT) * (1 - GIVE_UP) ** count
         assert sum(miss > count for miss in misses) / len(misses) == pytest.approx(left, abs=0.06)
 
 
 def test_traces_try_all_steps_before_one_is_tried_again():
-    firsts = [re.findall(r"(?:^|[,)])(\d+.\d+)=", demonstrate([9, 5, 2], 997, seed)) for seed in range(200)]
-    tried = [found[:9] for found in firsts if len(found) >= 9]
-    assert len(tried) > 50
-    assert all(len(set(found)) == 9 for found in tried)
+    tried = [re.findall(rf"(?:^|\)){STEP}\(", demonstrate([9, 5, 2, 4], 297, seed)) for seed in range(100)]
+    whole = [found[:19] for found in tried if len(found) >= 19]
+    assert len(whole) > 20
+    assert len({found[0] for found in whole}) > 10
+    assert all(set(found) == set(whole[0]) for found in whole)
+    assert len(set(whole[0])) == 19

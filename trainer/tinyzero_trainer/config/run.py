@@ -136,7 +136,7 @@ class DefaultModelConfig:
     mlp_size: PositiveInt = 1024
     """Hidden width of the gated MLP."""
 
-    seconds: PositiveFloat = 90.0
+    seconds: PositiveFloat = 45.0
     """Seconds of training on the task's demonstrations."""
 
     directory: str | None = None
