@@ -275,7 +275,7 @@ def test_it_is_made_trained_resumed_and_found_again(capsys, cache, tmp_path, toy
     assert saved["model"]["path"] == str(made)
     assert saved["default_model"] == {"hidden_size": 384, "layers": 6, "head_size": 64, "kv_heads": 2} | {
         "mlp_size": 1024,
-        "seconds": 90.0,
+        "seconds": 45.0,
     }
     assert (saved["optimizer"]["num_mini_batches"], saved["optimizer"]["micro_batch_tokens"]) == (4, 256)
     before = os.stat(made / "model.safetensors").st_mtime_ns
