@@ -61,7 +61,7 @@ class FileTask(Task):
             DataError: a row is no problem of the task, or both splits hold the same problem.
         """
         vars(self).update(vars(task))
-        self._rows = rows
+        self._rows, self.makes_prompts = rows, False
         self._has_own_key = not task.plugin_manager.has_plugin("default item_key")
         self._keys, self._prompt_bytes = np.zeros(len(rows), np.uint64), rows.sizes("prompt")
         self.split = np.full(len(rows), OTHER_TASK, np.int8)  # 0 = training, 1 = held out
@@ -209,6 +209,7 @@ class FileTask(Task):
                 f"no prompt, and task {self.name!r} cannot make one of the columns {', '.join(row)}; expected text or "
                 "chat messages in the column `prompt`"
             ) from error
+        self.makes_prompts = True
 
     def _check_ground_truth(self, truth: Json, *, trial: bool) -> None:
         if self.plugin_manager.hook.is_valid.get_hookimpls():

@@ -89,10 +89,11 @@ def _with_files(task: Task, request: EvaluationRequest) -> Task:
     for key, value in files.items():
         if key not in ("path", "test_path") or not isinstance(value, str):
             raise SettingsError(f"data.{key}={value!r}: expected a file as data.path or data.test_path")
-    if request.template:
-        raise SettingsError("--template has no effect: the rows of data.path have their own prompts")
     fraction = DEFAULT_TEST_FRACTION if request.test_fraction is None else request.test_fraction
-    return load_file_tasks({task.name: task}, files.get("path"), files.get("test_path"), fraction)[task.name]
+    (task,) = load_file_tasks({task.name: task}, files.get("path"), files.get("test_path"), fraction).values()
+    if request.template and not task.makes_prompts:
+        raise SettingsError("--template has no effect: the rows of data.path have their own prompts")
+    return task
 
 
 @contextmanager

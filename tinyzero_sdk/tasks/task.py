@@ -95,6 +95,9 @@ class Task:
         self.data_version: str | None = None
         """Hash of the files that its problems come from; None = it makes them itself."""
 
+        self.makes_prompts = True
+        """Whether the template counts; False = its problems come from files that have all prompts."""
+
         self.has_own_splits = bool(self._call("has_own_splits", bind(hook.has_own_splits, options)))
         """Whether the task has its own splits; otherwise problems are divided by the hash of their key."""
 

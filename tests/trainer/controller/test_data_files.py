@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_trainer.config import CurriculumConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.rollout import DataConfig
-from tinyzero_trainer.config.tasks import load_tasks, read_task_specs
+from tinyzero_trainer.config.tasks import load_tasks, read_task_specs, refuse_unused
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.data.prompts import PromptSource
@@ -29,7 +30,7 @@ def files(toy_task: str, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def source(toy_task: str, toy_model: LanguageModel) -> Callable[..., PromptSource]:
-    def make(path: Path, **options: int) -> PromptSource:
+    def make(path: Path, **options: Any) -> PromptSource:
         tasks = load_tasks(read_task_specs({"toy_task": {"task": toy_task}}), DataConfig(path=str(path)))
         return PromptSource(tasks["toy_task"], toy_model.tokenizer, **options)
 
@@ -67,12 +68,32 @@ def test_a_prompt_that_is_too_long_stops_the_run_before_it_starts(
 
 
 def test_settings_that_files_leave_without_effect_are_refused(toy_task: str) -> None:
-    for data, message in (
-        ({"path": "x", "prompt_template": "base"}, "prompt_template='base' has no effect: the rows of data.path have"),
-        ({"path": "x", "test_path": "y", "test_fraction": 0.2}, "test_fraction=0.2 has no effect: data.test_path has"),
-    ):
-        with pytest.raises(SettingsError, match=message):
-            make_config({"run": {"task": toy_task}, "model": {"path": "gpt2"}, "data": data})
+    data = {"path": "x", "test_path": "y", "test_fraction": 0.2}
+    with pytest.raises(SettingsError, match=r"test_fraction=0\.2 has no effect: data\.test_path has"):
+        make_config({"run": {"task": toy_task}, "model": {"path": "gpt2"}, "data": data})
+
+
+@pytest.mark.parametrize("has_prompt", [True, False])
+def test_a_template_is_for_rows_without_a_prompt(
+    files: Path, source: Callable[..., PromptSource], has_prompt: bool
+) -> None:
+    rows = [
+        {"numbers": [1, number], "ground_truth": {"sum": 1 + number}, "extra_info": {"split": split}}
+        | ({"prompt": "Add."} if has_prompt else {})
+        for number, split in enumerate(("train", "test"))
+    ]
+    path = files / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    prompts = source(path, prompt_template="base")
+    (prompt,) = prompts.held_out(1)
+    typed = {"data": {"prompt_template": "base"}}
+    if not has_prompt:
+        assert prompt.text == prompts.task.make_prompt(prompt.item, "base") != "Add."
+        refuse_unused({"toy_task": prompts.task}, typed)
+        return
+    assert prompt.text == "Add."
+    with pytest.raises(SettingsError, match=r"prompt_template='base' has no effect: the rows of data\.path have"):
+        refuse_unused({"toy_task": prompts.task}, typed)
 
 
 @pytest.mark.slow

@@ -19,18 +19,15 @@ if TYPE_CHECKING:
 
 def check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> Mapping[str, "Task"]:
     """The run's tasks, after checks of all that needs no model: a TinyZeroError says what to change."""
-    from tinyzero_sdk.settings import get
-    from tinyzero_sdk.tasks.splits import check_test_fraction
     from tinyzero_trainer.checkpoint.run_directory import RunDirectory
-    from tinyzero_trainer.config.tasks import load_tasks
+    from tinyzero_trainer.config.tasks import load_tasks, refuse_unused
 
     allow_unsafe = config.reward.allow_unsafe
     wrappers = config.wrappers_with_limit()
     tasks = load_tasks(config.task_specs, config.data, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe)
     for task in tasks.values():
         task.check_scoring_allowed()
-    if get(typed, "data.test_fraction") and tasks and all(task.has_own_splits for task in tasks.values()):
-        check_test_fraction(next(iter(tasks.values())), config.data.test_fraction)
+    refuse_unused(tasks, typed)
     if config.run.executor == "ray":
         from tinyzero_trainer.distributed.parallel_dims import parallel_dims
         from tinyzero_trainer.executors.ray.cluster import check_address

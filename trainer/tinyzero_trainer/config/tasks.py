@@ -135,6 +135,20 @@ def load_tasks(
     return load_file_tasks(tasks, data.path, data.test_path, data.test_fraction)
 
 
+def refuse_unused(tasks: Mapping[str, "Task"], typed: Mapping[str, Any]) -> None:
+    """Refuse what the user set of `data` where splits or prompts of the tasks' data leave it without effect."""
+    from tinyzero_sdk.tasks.splits import check_test_fraction
+
+    fraction, template = (get(typed, f"data.{name}") for name in ("test_fraction", "prompt_template"))
+    if fraction is not None and all(task.has_own_splits for task in tasks.values()):
+        for task in tasks.values():
+            check_test_fraction(task, fraction)
+    if tasks and template is not None and not any(task.makes_prompts for task in tasks.values()):
+        raise SettingsError(
+            f"data.prompt_template={template!r} has no effect: the rows of data.path have their own prompts"
+        )
+
+
 def _read_entry(name: str, entry: Any) -> TaskSpec:
     place = f"tasks.{name}"
     if not name or "." in name:

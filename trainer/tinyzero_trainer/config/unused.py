@@ -111,8 +111,6 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
     ("rollout", "num_engines chunks_per_engine", lambda c: c.run.executor != "ray", _NOT_RAY),
     ("vllm", "*", lambda c: c.rollout.engine != "vllm",
      "rollout.engine={rollout.engine!r} has no such setting; give rollout.engine=vllm"),
-    ("data", "prompt_template", lambda c: c.data.path is not None or c.data.test_path is not None,
-     "the rows of data.path have their own prompts"),
     ("data", "test_fraction", lambda c: c.data.test_path is not None, "data.test_path has the held-out problems"),
     ("data", "max_refill_rounds", lambda c: c.rollout.group_size == 1,
      "the rewards of rollout.group_size=1 completion are always all equal"),

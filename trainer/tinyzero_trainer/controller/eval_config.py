@@ -20,7 +20,7 @@ from tinyzero_trainer.config.help import key_help
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, directory_of
 from tinyzero_trainer.config.renamed_keys import with_new_names
 from tinyzero_trainer.config.resume import is_sft
-from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, task_of, with_task_table
+from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, refuse_unused, task_of, with_task_table
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
 
@@ -65,6 +65,7 @@ class LocalModels:
         config = evaluation_config(typed)
         allow_unsafe = request.allow_unsafe_scorers
         (task,) = load_tasks(config.task_specs, config.data, allow_unsafe_scorers=allow_unsafe).values()
+        refuse_unused({task.name: task}, typed)
         is_divided = task.has_own_splits and get(typed, "data.test_fraction") is None
         set_torch_environment()
         return EvaluationPlan(
