@@ -100,7 +100,7 @@ def test_what_is_not_a_run_directory_is_refused_and_stays_as_it_is(path):
     (path / "config.toml").write_text("mine = true")
     assert "is not from a run and would be overwritten" in refusal(path)
     assert [entry.name for entry in path.iterdir()] == ["config.toml"]
-    assert f"cannot write {path}/config.toml: " in refusal(path / "config.toml")
+    assert "config.toml is a file; give --output the directory of a run" in refusal(path / "config.toml")
     assert "run.output is empty" in refusal("")
 
 

@@ -72,7 +72,7 @@ def trl_losses(folder: Path, tokenizer: Any, examples: list[Rollout]) -> list[fl
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()
-    shape = NewModelConfig(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=256)
+    shape = NewModelConfig(hidden_size=32, layers=2, head_size=16, mlp_size=48, context=1024)
     save_model(folder / "start", from_parts("start", build_model(shape, tokenizer, seed=0), tokenizer))
     task, path = load_task("countdown"), folder / "examples.jsonl"
     items = task.dataset("train", 200)

@@ -125,6 +125,7 @@ def test_held_out_problems_are_refused_whatever_the_format(read: Read, toy_task:
         ({"messages": "hello"}, "rows.jsonl:2: got 'hello', expected messages with role and content"),
         ({"messages": [{"role": "user"}]}, "rows.jsonl:2: got [{'role': 'user'}], expected messages with role and co"),
         ({"messages": CHAT}, "rows.jsonl:2: no message of the assistant follows another"),
+        ({"prompt": "", "completion": "a"}, "rows.jsonl:2: the prompt is empty"),
         ({"prompt": [], "completion": "a"}, "rows.jsonl:2: got [], expected messages with role and content"),
         ({"prompt": "a", "completion": "b", "correct": True}, "rows.jsonl:2: no ground truth; expected it in the"),
     ],
@@ -137,7 +138,7 @@ def test_a_row_that_is_no_example_is_named(read: Read, row: dict, message: str) 
 
 def test_a_file_without_a_right_completion_is_refused(read: Read) -> None:
     wrong = {"prompt": "a", "completion": "b", "correct": False, "ground_truth": 1}
-    with pytest.raises(DataError, match=r"rows\.jsonl has no example to train on; expected a scored completion"):
+    with pytest.raises(DataError, match=r"rows\.jsonl has 1 completions, and none is right and whole; sample more"):
         read([wrong])
 
 
@@ -197,3 +198,17 @@ def test_what_eval_writes_is_fine_tuned_on_and_without_a_task(
     code, _, error = call(capsys, "sft", *words, *model, *sizes, *few, *options, "--output", str(tmp_path / "refused"))
     assert code == 2
     assert "is of a held-out problem" in error
+
+
+def test_a_chat_of_several_messages_needs_a_chat_template(
+    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"role": "assistant", "content": "4"}
+    one, several = {"messages": [CHAT[1], answer]}, {"messages": [*CHAT, answer]}
+    assert len(texts(read([one, several]))) == 2
+    monkeypatch.setattr(TOKENIZER, "chat_template", None)
+    assert texts(read([one])) == [("2+2", "4")]
+    with pytest.raises(DataError, match=r"rows\.jsonl:2 has several messages, and the model no chat template; give a"):
+        read([one, several])
+    with pytest.raises(DataError, match=r"test\.jsonl:1 has several messages, and the model no chat template; give a"):
+        read([one], test_path=write(tmp_path / "test.jsonl", [several]))

@@ -34,7 +34,7 @@ def policy_of(model: LanguageModel, config: SftConfig) -> Policy:
 
 def step_of(policy: Policy, config: SftConfig, batches: Sequence[list[Rollout]], state: TrainerState) -> SftStep:
     idle = SimpleNamespace(sleep=lambda: None)
-    display = SimpleNamespace(extend=lambda steps: None)
+    display = SimpleNamespace(extend=lambda steps: None, warn=print)
     workers: Any = SimpleNamespace(policy=policy, engine=idle, language_model=policy.language_model, display=display)
     return SftStep(config, workers, iter(batches), state)
 

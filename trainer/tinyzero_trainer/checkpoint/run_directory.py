@@ -57,7 +57,7 @@ class RunDirectory:
         run = cls(Path(path).expanduser())
         run.check(resume=resume)
         is_new = not run.path.exists()
-        with _errors_in_one_line(run.path):
+        with errors_in_one_line(run.path):
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             run.rollouts.mkdir(exist_ok=True)
             lock = FileLock(run.path / LOCK)
@@ -67,7 +67,7 @@ class RunDirectory:
                 raise RunDirectoryError(f"{run.path} is in use by {run._owner()}; wait or stop it") from None
         try:
             run.check(resume=resume)  # again: now no other process can change it
-            with _errors_in_one_line(run.path):
+            with errors_in_one_line(run.path):
                 owner = {"pid": os.getpid(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
                 (run.path / OWNER).write_text(json.dumps(owner), encoding="utf-8")
                 checkpoint.sweep(run.checkpoints)
@@ -79,7 +79,9 @@ class RunDirectory:
 
     def check(self, *, resume: bool) -> None:
         """Refuse a directory that cannot be used, without touching it: as `open`, except for another process."""
-        with _errors_in_one_line(self.path):
+        if self.path.is_file():
+            raise RunDirectoryError(f"{self.path} is a file; give --output the directory of a run")
+        with errors_in_one_line(self.path):
             if resume and not self.config.exists():
                 raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
             if not resume and self.checkpoints.is_dir() and any(checkpoint.sealed(self.checkpoints)):
@@ -101,7 +103,7 @@ class RunDirectory:
         text = f"# Resolved configuration of this run; `tinyzero {command} --help` explains every key.\n"
         text += tomli_w.dumps(to_mapping(config))
         aside = self.config.with_name("config.toml.tmp")
-        with _errors_in_one_line(self.config):
+        with errors_in_one_line(self.config):
             aside.write_text(text, encoding="utf-8")
             os.replace(aside, self.config)
 
@@ -140,7 +142,8 @@ def newest_model(path: str) -> str:
 
 
 @contextmanager
-def _errors_in_one_line(path: Path) -> Iterator[None]:
+def errors_in_one_line(path: Path) -> Iterator[None]:
+    """A RunDirectoryError for an OSError."""
     try:
         yield
     except OSError as error:

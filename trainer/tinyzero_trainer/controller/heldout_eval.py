@@ -32,7 +32,8 @@ class HeldOutEvaluation:
     ) -> None:
         self.config, self.workers, self.stop, self.signal = config, workers, stop, signal
         progress, count = workers.display, config.eval.num_problems
-        progress.phase("sampling held-out problems")
+        if workers.tasks:
+            progress.phase("sampling held-out problems")
         self.prompts = {name: task.prompts.held_out(count) for name, task in workers.tasks.items()}
         for name, prompts in self.prompts.items():
             if len(prompts) < count:

@@ -97,7 +97,7 @@ class PromptSource:
             where = f"{item.place}: the" if isinstance(item, RowItem) else "a"
             raise DataError(
                 f"{where} prompt of task {self.name!r} has {len(token_ids)} tokens, expected 1 to "
-                f"data.max_prompt_tokens={self._max_tokens}; raise it or change the template"
+                f"{self._max_tokens}; raise data.max_prompt_tokens (of sft data.max_length), or change the template"
             )
         return Prompt(item, text, token_ids, self.name, bucket)
 

@@ -6,6 +6,7 @@ An example is a `Rollout` whose completion was not sampled from the model.
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
+from sys import maxsize
 from typing import TYPE_CHECKING
 
 from tinyzero_sdk import Item, Score, Task
@@ -81,8 +82,8 @@ class ExampleSource(ABC):
             found = self.fitting(self.examples(range(self._sampled, self._sampled + _ENOUGH)))[:1]
         if not found:
             raise TinyZeroError(
-                f"all of {count + _ENOUGH} examples of {self.what} are longer than data.max_length={self.max_length} "
-                "tokens; raise it"
+                f"all of {count + _ENOUGH} examples of {self.what} are longer than {self.max_length} tokens; raise "
+                "data.max_length, or give a model with a longer context"
             )
         return found
 
@@ -108,7 +109,7 @@ class TaskExamples(ExampleSource):
             name=name,
             prompt_template=data.prompt_template,
             test_fraction=data.test_fraction,
-            max_prompt_tokens=data.max_length,
+            max_prompt_tokens=maxsize,  # what is too long is left out
         )
         self._unread = self._source.items(self.seed, MOST_PROBLEMS)
         first = next(self._unread)

@@ -58,6 +58,8 @@ class ExampleFile:
         """
         self._arguments = (path, config, tasks)
         self.path, self._tasks, self._rows, self._learned = path, tasks, open_rows(path), learned
+        self.first_chat: str | None = None  # the first row that needs a chat template
+        self._wrong = 0  # completions that are wrong, or were cut off
         self._test_fraction, self._eval_problems = config.data.test_fraction, config.eval.num_problems
         of_loss = learned and config.data.test_path is None
         places: dict[bool, array[int]] = {True: array("q"), False: array("q")}
@@ -66,9 +68,16 @@ class ExampleFile:
             places[held_out].extend((row, turn))
         if not places[False]:  # too few to hold any out
             places = {False: places[True], True: array("q")}
-        self.places, self.held_out = (np.array(places[held_out]).reshape(-1, 2) for held_out in (False, True))
+        self.places, held_out = (np.array(places[held_out]).reshape(-1, 2) for held_out in (False, True))
         if not len(self.places):
-            raise DataError(f"{path} has no example to train on; {KINDS}")
+            none_right = (
+                f"{path} has {self._wrong:,} completions, and none is right and whole; sample more of each problem"
+            )
+            raise DataError(none_right if self._wrong else f"{path} has no example to train on; {KINDS}")
+        self.held_out = (self, held_out)  # a file, and the places in it
+        if learned and config.data.test_path is not None:
+            test = ExampleFile(config.data.test_path, config, tasks, learned=False)
+            self.held_out = (test, test.places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExampleFile, self._arguments
@@ -92,7 +101,11 @@ class ExampleFile:
         """Row, turn, and the key of the problem or the prompt of each example; see `data.max_per_problem`."""
         taken, seen = Counter[int](), set[int]()  # of hashes: texts would take more memory than there may be
         for index, row in enumerate(self._rows):
-            for turn, example in enumerate(self._examples(index, row)):
+            examples = self._examples(index, row)
+            self._wrong += not examples
+            for turn, example in enumerate(examples):
+                if example.task is None and not isinstance(example.prompt, str) and len(example.prompt) > 1:
+                    self.first_chat = self.first_chat or self._rows.place(index)
                 if example.item is None:
                     key = _text(example.prompt)
                     if self._learned and key in self._held_out_prompts:
@@ -180,19 +193,19 @@ class FileExamples(ExampleSource):
     def __init__(self, config: SftConfig, file: ExampleFile, tasks: Mapping[str, Task], encoder: Encoder) -> None:
         super().__init__(config)
         self.what, self._config, self._file, self._tasks, self._encoder = file.path, config, file, tasks, encoder
-        chat = "chat" if encoder.tokenizer.chat_template else "base"
-        self._template, self._epoch = config.data.prompt_template or chat, -1
+        chat = file.first_chat or file.held_out[0].first_chat
+        if chat and not encoder.tokenizer.chat_template:
+            raise DataError(f"{chat} has several messages, and the model no chat template; give a --model with one")
+        template = "chat" if encoder.tokenizer.chat_template else "base"
+        self._template, self._epoch = config.data.prompt_template or template, -1
 
     def examples(self, numbers: Sequence[int]) -> list[Rollout]:
         places = [self._place(*divmod(number, len(self._file.places))) for number in numbers]
         return self._encoded(self._file, np.array(places))
 
     def held_out(self, count: int) -> list[Rollout]:
-        path, file = self._config.data.test_path, self._file
-        if path is None:
-            return self.fitting(self._encoded(file, file.held_out[:count]))
-        file = ExampleFile(path, self._config, self._tasks, learned=False)
-        return self.fitting(self._encoded(file, file.places[:count]))
+        file, places = self._file.held_out
+        return self.fitting(self._encoded(file, places[:count]))
 
     def _place(self, epoch: int, number: int) -> np.ndarray:
         if epoch != self._epoch:
@@ -211,6 +224,8 @@ class FileExamples(ExampleSource):
 
 
 def _prompt(value: Any) -> str | list[Message]:
+    if value == "":
+        raise DataError("the prompt is empty")
     return value if isinstance(value, str) else _messages(value)
 
 

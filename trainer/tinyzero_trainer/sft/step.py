@@ -81,7 +81,10 @@ class SftStep:
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """See `loop.Step`."""
         timer = StepTimer()
-        examples = next(self._batches)
+        examples, batch_size = next(self._batches), self.config.data.batch_size
+        if step == 1 and len(examples) < batch_size:
+            left_out = f"{batch_size - len(examples)} of the first {batch_size} examples"
+            self.workers.display.warn(f"{left_out} are too long and left out; raise data.max_length to learn from them")
         timer.record("data")
         self.workers.engine.sleep()
         timer.skip()

@@ -13,7 +13,7 @@ from tinyzero_sdk import Task
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.workers.process import count_cores
-from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory, errors_in_one_line
 from tinyzero_trainer.config import SftConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.sft import DEFAULT_EPOCHS, DEFAULT_STEPS
@@ -68,6 +68,7 @@ def fine_tune(
         if config.data.path is not None:  # its faults are found before a model is loaded
             display.phase(f"reading {config.data.path}")
             file = ExampleFile(config.data.path, config, tasks)
+            display.log(f"{len(file.places):,} examples to learn from, {len(file.held_out[1]):,} held out")
         if config.run.steps is None and config.run.seconds is None:
             config = replace(config, run=replace(config.run, steps=_steps(config, file, display), epochs=None))
         if config.model.path is None:
@@ -82,7 +83,9 @@ def fine_tune(
                         f"{file.path} has changed since the checkpoint was saved; restore it, or start a run in "
                         "another --output"
                     )
-            batches = Batches(config, tasks, Encoder(model.tokenizer, model.eos_ids), file, state.step)
+            data = replace(config.data, max_length=min(config.data.max_length, model.context))
+            encoder = Encoder(model.tokenizer, model.eos_ids)
+            batches = Batches(replace(config, data=data), tasks, encoder, file, state.step)
             display.phase("making held-out examples")
             held_out = [
                 example for source in batches.sources() for example in source.held_out(config.eval.num_problems)
@@ -96,9 +99,9 @@ def _steps(config: SftConfig, file: ExampleFile | None, display: Progress) -> in
     """The steps of `run.epochs`, where neither steps nor seconds are given."""
     if file is None:
         return DEFAULT_STEPS
-    count, epochs = len(file.places), config.run.epochs or DEFAULT_EPOCHS
-    steps = max(1, epochs * count // config.data.batch_size)
-    display.log(f"{count:,} examples to learn from; {epochs} epochs are {steps:,} steps")
+    epochs = config.run.epochs or DEFAULT_EPOCHS
+    steps = max(1, epochs * len(file.places) // config.data.batch_size)
+    display.log(f"{epochs} epochs are {steps:,} steps")
     return steps
 
 
@@ -109,7 +112,8 @@ def _new_model(config: SftConfig, *, resume: bool) -> str:
         RunDirectory(directory.parent).check(resume=False)
         tokenizer = build_tokenizer()
         model = build_model(config.new_model, tokenizer, derive_seed("weights", config.run.seed))
-        directory.mkdir(parents=True, exist_ok=True)
+        with errors_in_one_line(directory):
+            directory.mkdir(parents=True, exist_ok=True)
         save_model(directory, from_parts("a new decoder", model, tokenizer))
     return str(directory)
 
