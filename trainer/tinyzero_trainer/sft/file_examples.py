@@ -68,13 +68,13 @@ class ExampleFile:
             places[held_out].extend((row, turn))
         if not places[False]:  # too few to hold any out
             places = {False: places[True], True: array("q")}
-        self.places, held_out = (np.array(places[held_out]).reshape(-1, 2) for held_out in (False, True))
+        self.places, for_loss = (np.array(places[held_out]).reshape(-1, 2) for held_out in (False, True))
         if not len(self.places):
             none_right = (
                 f"{path} has {self._wrong:,} completions, and none is right and whole; sample more of each problem"
             )
             raise DataError(none_right if self._wrong else f"{path} has no example to train on; {KINDS}")
-        self.held_out = (self, held_out)  # a file, and the places in it
+        self.held_out = (self, for_loss)  # a file, and the places in it
         if learned and config.data.test_path is not None:
             test = ExampleFile(config.data.test_path, config, tasks, learned=False)
             self.held_out = (test, test.places)
