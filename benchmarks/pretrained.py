@@ -16,14 +16,15 @@ with held-out targets. Published for 250M parameters, after policy improvement: 
 import json
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
 from tempfile import mkdtemp
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -51,7 +52,7 @@ SEARCH = ["run.steps=1600", "data.max_length=1700", "rollout.max_completion_toke
 GSM8K = ["task.path={gsm8k}", "eval.num_problems=1319"]
 FOUR = "task.numbers=[4]"
 PUZZLES = ["data.path={files}/train.jsonl", "data.test_path={files}/test.jsonl"]
-TRAINED, EXAMPLES = 300_000, 100_000  # puzzles of four numbers, and those of them that are worked out
+SIZES = {"train": 120_000, "test": 12_000}  # puzzles of four numbers, before the targets are divided
 TARGETS = "data.test_path={files}/targets.jsonl"
 _SHAPE = to_mapping(default_shape(DefaultModelConfig()))
 SMALL = [
@@ -187,28 +188,43 @@ class Runs:
 def make_files(directory: Path) -> None:
     """Puzzles of four numbers, a tenth of whose targets is never trained on, as in Stream of Search.
 
-    Training puzzles, worked examples of them, held-out puzzles with the other targets, and puzzles with these.
+    Training puzzles, the same worked out for two prompt templates, held-out puzzles with the other targets, and puzzles
+    with these.
     """
     if directory.exists():
         return
-    task = load_task("countdown", options={"numbers": [4]})
-    targets = set(Random(0).sample(range(10, 101), 9))
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ("train", "test", "targets", "chat", "compact")}
-    for split, count in (("train", TRAINED), ("test", 12_000)):
-        for number, item in enumerate(task.dataset(split, count)):
-            truth, key = item.ground_truth, task.item_key(item)
-            is_trained = truth["target"] not in targets
-            if split == "test" or is_trained:
-                row = {"data_source": "countdown", "ground_truth": truth, "extra_info": {"key": key}}
-                rows[split if is_trained else "targets"].append(row)
-            if split == "train" and is_trained and number < EXAMPLES:
-                completion = task.demonstrate(item, number)
-                for template in ("chat", "compact"):
-                    rows[template].append({"prompt": task.make_prompt(item, template), "completion": completion})
+    rows: dict[str, list[str]] = {name: [] for name in ("train", "test", "targets", "chat", "compact")}
+    parts = [(split, start) for split, size in SIZES.items() for start in range(0, size, PART)]
+    with ProcessPoolExecutor() as pool:
+        for found in pool.map(make_rows, *zip(*parts, strict=True)):
+            for name, lines in found.items():
+                rows[name] += lines
     directory.mkdir(parents=True)
-    for name, found in rows.items():
-        kept = found[:1024] if name in ("test", "targets") else found
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    for name, lines in rows.items():
+        kept = lines[:1024] if name in ("test", "targets") else lines
+        (directory / f"{name}.jsonl").write_text("".join(kept), encoding="utf-8")
+
+
+PART = 2_000  # puzzles
+
+
+def make_rows(split: Literal["train", "test"], start: int) -> dict[str, list[str]]:
+    """Of one part of a split, the lines for each file."""
+    task = load_task("countdown", options={"numbers": [4]})
+    held_out = set(Random(0).sample(range(10, 101), 9))
+    rows: dict[str, list[str]] = defaultdict(list)
+    for number, item in enumerate(task.dataset(split, PART, start=start), start):
+        truth, key = item.ground_truth, task.item_key(item)
+        is_trained = truth["target"] not in held_out
+        if split == "test" or is_trained:
+            row = {"data_source": "countdown", "ground_truth": truth, "extra_info": {"key": key}}
+            rows[split if is_trained else "targets"].append(f"{json.dumps(row)}\n")
+        if split == "train" and is_trained:
+            completion = task.demonstrate(item, number)
+            for template in ("chat", "compact"):
+                example = {"prompt": task.make_prompt(item, template), "completion": completion}
+                rows[template].append(f"{json.dumps(example)}\n")
+    return rows
 
 
 def accuracy(row: dict[str, Any], task: str) -> dict[str, float]:
