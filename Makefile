@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow nightly lint bench clean
+.PHONY: help train test slow check nightly lint bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\): .*## /make \1  \t/p' Makefile
@@ -17,9 +17,14 @@ train: $(READY)  ## train the tiny model on countdown, into a new directory unde
 test: $(READY)  ## run the fast tests (under a minute)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
-# One more worker than cores: many of these wait for processes that start.
+# One more worker than cores: many slow tests wait for processes that start.
+PYTEST_WAITING = @PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
+
 slow: $(READY)  ## run the slow tests (several minutes)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal -m "slow and not nightly and not gpu"
+	$(PYTEST_WAITING) -m "slow and not nightly and not gpu"
+
+check: $(READY)  ## run the fast and the slow tests together
+	$(PYTEST_WAITING) -m "not nightly and not gpu"
 
 nightly: $(READY)  ## run all tests, with more examples, and those that take too long for every change; for a release
 	@PYTHONDONTWRITEBYTECODE= HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu"

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,20 @@ def smollm2() -> Path:
     return Path(directory)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that take minutes go first, or one process would still run them when all others are done."""
     for item in items:
         if (mark := item.get_closest_marker("nightly")) and not mark.kwargs.get("reason"):
             raise pytest.UsageError(f"{item.nodeid}: nightly(reason=…) must say why not every change needs to run it")
-    items.sort(key=lambda item: item.get_closest_marker("minutes") is None)
+    # pytest-xdist cuts the list into equal parts, one for each process. A file's tests may share what takes minutes.
+    files = groupby((item for item in items if item.get_closest_marker("minutes")), lambda item: item.path)
+    groups = [list(tests) for _, tests in files]
+    others = [item for item in items if not item.get_closest_marker("minutes")]
+    count, spread = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), list[pytest.Item]()
+    for process in range(count):
+        first = [item for group in groups[process::count] for item in group]
+        size = (len(items) - len(spread)) // (count - process) - len(first)
+        spread += [*first, *others[: max(size, 0)]]
+        del others[: max(size, 0)]
+    items[:] = spread + others

@@ -36,7 +36,7 @@ LONG = [ROOT / name for name in ("README.md", "docs/conformance.md", "docs/fuzzi
 SHORT = [document for document in WITH_CODE if document not in (TRANSCRIPT, *LONG)]
 
 
-@each([pytest.param(document, marks=pytest.mark.slow) for document in LONG] + SHORT)
+@each([pytest.param(document, marks=[pytest.mark.slow, pytest.mark.minutes]) for document in LONG] + SHORT)
 def test_code_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

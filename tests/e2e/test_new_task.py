@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.transcript import Shell, make_environment, shortened
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 
 
 def succeed(shell: Shell, command: str) -> str:

@@ -31,6 +31,7 @@ def test_code_and_commands_fit_a_terminal() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_the_tutorial_shows_what_happens() -> None:
     with new_shell() as shell:
         run_document(TUTORIAL.read_text(encoding="utf-8"), shell)

@@ -19,7 +19,7 @@ PACKAGES = {name.replace("-", "_"): folder for name, folder in FOLDERS.items()}
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 OUTPUT = {"completion": "<answer>(7 - 3) * 12</answer>", "ground_truth": {"target": 48, "numbers": [3, 7, 12]}}
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 
 
 def run(*command: str | Path, cwd: Path, expect: int = 0) -> str:
