@@ -24,18 +24,21 @@ from tests.trainer import runs
 from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
 from tests.trainer.controller.test_async_loop import dedicated_workers
+from tests.trainer.plan.planned import config_of, on, target_of
 from tests.trainer.processes import in_own_process
 from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config import RayConfig, TrainConfig
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.rollout_batch import BATCH_FILE
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
+from tinyzero_trainer.executors import build
 from tinyzero_trainer.executors.ray import cluster as room
 from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.models.loading import from_parts, load_model, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
+from tinyzero_trainer.plan.target_gpu import TargetGpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 
@@ -108,6 +111,7 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
         configure = partial(make_config, folder, ray__address=cluster.address, **RANKS)
         found: dict[str, Any] = {"address": cluster.address, "accuracy": train(configure("ray", **CRITIC)).accuracy}
         train(configure("ray async", model__teacher=str(folder / "teacher"), **TAUGHT, **ASYNC))
+        found["gpus"] = gpus_there(RayConfig(address=cluster.address))
         room.RESOURCES_SECONDS = 1.0
         with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
             train(configure("too large", parallel__world_size=9))
@@ -122,6 +126,16 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
     finally:
         cluster.shutdown()
     return found
+
+
+def gpus_there(ray: RayConfig) -> list[TargetGpu | None]:
+    """A GPU as the nodes describe it: without a driver, with one, and where this machine has one itself."""
+    config, gpu = on(config_of(), 1, ray__address=ray.address), target_of("H200")
+    without = room.gpu_there(ray)
+    room.present_gpu = lambda device: gpu if device == "cuda" else None
+    with_one = build.gpu_elsewhere(config)
+    build.present_gpu = lambda device: target_of("T4")
+    return [without, with_one, build.gpu_elsewhere(config)]
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +171,10 @@ def test_four_taught_steps_off_policy_are_those_of_one_process(
     assert all(abs(row["teacher/reverse_kl"]) > 1e-5 for row in together[1:])
     for ours, theirs in zip(together, lines(alone.output), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
+def test_a_gpu_is_described_where_it_is_unless_there_is_one_here(found: dict[str, Any]) -> None:
+    assert found["gpus"] == [None, target_of("H200"), None]
 
 
 def test_the_doctor_sees_two_nodes_as_they_are(folder: Path, found: dict[str, Any]) -> None:

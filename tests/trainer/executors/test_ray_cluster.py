@@ -7,8 +7,7 @@ import pytest
 
 from tests.trainer.doctor.test_cluster_checks import MISMATCH
 from tinyzero_trainer.config import RayConfig
-from tinyzero_trainer.executors.build import gpu_elsewhere
-from tinyzero_trainer.executors.ray.cluster import RayError, check_address, gpu_there, placement_group
+from tinyzero_trainer.executors.ray.cluster import RayError, check_address, placement_group
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.1:8265", "ray://x:1", "x", "x:y", "127.0.0.1:1"])
@@ -38,29 +37,3 @@ def test_the_reason_is_one_line(error: str, text: str, words: str, monkeypatch: 
     ):
         pass
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.slow
-def test_the_gpus_of_a_ray_elsewhere_are_described_by_a_task_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Ray itself, which is told that it has a GPU; a machine without one asks, and one with it does not."""
-    import ray
-
-    from tests.trainer.plan.planned import config_of, on, target_of
-    from tinyzero_trainer.executors import build
-    from tinyzero_trainer.executors.ray import cluster
-
-    ray.init("local", num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False)
-    try:
-        address = ray.get_runtime_context().gcs_address
-        monkeypatch.setattr(ray, "init", Mock())
-        monkeypatch.setattr(ray, "shutdown", Mock())
-        assert gpu_there(RayConfig(address=address)) is None  # there is no driver
-        found = target_of("H200")
-        monkeypatch.setattr(cluster, "present_gpu", lambda device: found if device == "cuda" else None)
-        config = on(config_of(), 1, ray__address=address)
-        assert gpu_elsewhere(config) == found
-        monkeypatch.setattr(build, "present_gpu", lambda _: target_of("T4"))
-        assert gpu_elsewhere(config) is None
-    finally:
-        monkeypatch.undo()
-        ray.shutdown()

@@ -137,7 +137,7 @@ def test_a_resumed_run_keeps_what_was_chosen_unless_auto_is_typed(tmp_path: Path
 
 @pytest.mark.slow
 @given(MODELS, SETTINGS, st.integers(6, 200), st.sampled_from([0, 2, 8]), st.sets(st.sampled_from(AUTO_KEYS[:4])))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_what_is_chosen_fits_wherever_any_choice_fits(
     name: str, values: dict[str, Any], gib: int, gpus: int, keys: set[str]
 ) -> None:
@@ -159,7 +159,7 @@ def test_what_is_chosen_fits_wherever_any_choice_fits(
 
 @pytest.mark.slow
 @given(MODELS, SETTINGS, st.integers(6, 100), st.floats(1.01, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_more_memory_makes_no_step_slower(name: str, values: dict[str, Any], gib: int, factor: float) -> None:
     config = with_settings(TrainConfig(), {**values, **{key: OPEN[key] for key in AUTO_KEYS[:4]}})
     less, more = (choose(SPECS[name], config, usable(int(size * GIB))) for size in (gib, gib * factor))
