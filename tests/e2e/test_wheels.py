@@ -50,7 +50,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def light(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Programs of an environment with the SDK and countdown, without the trainer: the README's way to score."""
     programs = new_environment(tmp_path_factory.mktemp("light") / "env")
-    install = (programs / "python", "-m", "pip", "install", "-q", "--find-links", wheels, *CONSTRAINTS)
+    install = (programs / "python", "-m", "pip", "install", "-q", "--no-compile", "--find-links", wheels, *CONSTRAINTS)
     run(*install, "tinyzero-sdk", cwd=wheels)
     run(*install, "--no-deps", "tinyzero-countdown", cwd=wheels)
     return programs
@@ -103,7 +103,7 @@ def test_training_without_the_trainer_names_what_to_install_in_one_line(light: P
 @pytest.mark.nightly(reason="downloads and unpacks torch; bounds, contents and the light install are tested before")
 def test_installing_a_task_is_enough_to_train(wheels: Path, tmp_path: Path) -> None:
     programs = new_environment(tmp_path / "env")
-    install = (programs / "python", "-m", "pip", "install", "-q", *CONSTRAINTS)
+    install = (programs / "python", "-m", "pip", "install", "-q", "--no-compile", *CONSTRAINTS)
     run(*install, "--find-links", wheels, "tinyzero-countdown", cwd=tmp_path)
     settings = ("run.steps=3", "eval.num_problems=32", "eval.num_problems_during=16", "data.prompts_per_step=8")
     output = run(programs / "tinyzero", "train", "--task", "countdown", "--output", "run", *settings, cwd=tmp_path)

@@ -150,14 +150,14 @@ def test_a_task_of_few_answers_has_no_skeleton_key(write_sum):
 
 @pytest.mark.slow
 def test_a_good_task_passes_all_checks(write_sum):
-    report = check_task(load_task(write_sum()), cases=[])
+    report = check_task(load_task(write_sum()), cases=[], examples=50)
     assert [result.prop.name for result in report.results if result.status != "passed"] == ["labelled-cases"]
     assert report.passed
 
 
 @pytest.mark.slow
 def test_a_task_without_optional_hooks_learns_what_to_add(write_sum):
-    report = check_task(load_task(write_sum(solve=None, oracle=None, grammar=None)), cases=[])
+    report = check_task(load_task(write_sum(solve=None, oracle=None, grammar=None)), cases=[], examples=50)
     assert report.passed
     skipped = [prop.name for prop in PROPERTIES if prop.needs or prop.name == "labelled-cases"]
     assert [result.prop.name for result in report.results if result.status == "not checked"] == skipped
