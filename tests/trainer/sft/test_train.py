@@ -11,7 +11,8 @@ import pytest
 from tests.trainer.configurations import call
 from tests.trainer.runs import assert_same_weights, killed, lines
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.checkpoint.run_directory import newest_model
+from tinyzero_sdk.settings import read_toml
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory, newest_model
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, recorded_defaults
 from tinyzero_trainer.config.sft import SftConfig, compose_sft
 from tinyzero_trainer.controller import loop
@@ -79,11 +80,12 @@ def test_a_killed_run_resumes_to_the_same_metrics_and_weights(
     fine_tune(configure("whole"))
     with killed(monkeypatch, SftStep, "take", 4):
         fine_tune(configure())
-    code, _, error = call(capsys, "sft", "--output", str(tmp_path / "run"), "--resume")
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    code, _, error = call(capsys, "sft", "--output", str(moved), "--resume")
     assert code == 0, error
     assert "resuming from step 2" in error
-    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
-    assert_same_weights(tmp_path / "run", tmp_path / "whole", STEPS)
+    assert lines(moved) == lines(tmp_path / "whole")
+    assert_same_weights(moved, tmp_path / "whole", STEPS)
 
 
 @pytest.mark.slow
@@ -180,6 +182,19 @@ def test_contradictions_and_settings_without_effect_are_refused(
     with pytest.raises(TinyZeroError) as caught:
         configure(**groups)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [("run", {}), ("adapted", {"model": {"path": "gpt2"}}), ("run", {"data": {"path": "a.jsonl", "test_path": "b"}})],
+    ids=["new decoder", "pretrained model", "file"],
+)
+def test_a_recorded_configuration_can_be_given_again(
+    configure: Configure, name: str, groups: dict[str, Any], tmp_path: Path
+) -> None:
+    config = configure(name, **groups)
+    RunDirectory(tmp_path).save_config(config)
+    assert compose_sft(read_toml(tmp_path / "config.toml")) == config
 
 
 def test_what_a_run_recorded_is_for_its_own_task_only(warm_model: Path, toy_task: str) -> None:

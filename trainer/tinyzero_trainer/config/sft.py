@@ -5,10 +5,11 @@ Most groups are those of reinforcement learning, and what runs is built from a `
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, flatten, format_value, merge
+from tinyzero_sdk.settings import build, flatten, format_value, merge, to_mapping
 from tinyzero_trainer.config.algorithm import AlgorithmConfig
 from tinyzero_trainer.config.model_defaults import recorded_content
 from tinyzero_trainer.config.optimizer import Decay, LoraConfig, OptimizerConfig
@@ -194,6 +195,11 @@ class SftConfig:
         }
         return recorded_content({spec.task: spec.options for spec in self.task_specs}, merge(defaults, self.settings))
 
+    @property
+    def new_model_directory(self) -> Path:
+        """Where the random weights of a new decoder are kept, which is the starting model if none is named."""
+        return Path(self.run.output).expanduser() / "new_model"
+
     def as_train_config(self) -> TrainConfig:
         """The configuration of the workers that fine-tune: a policy trained on completions whose advantage is 1."""
         run, data, rollout = self.run, self.data, self.rollout
@@ -212,7 +218,8 @@ class SftConfig:
                 max_num_seqs=rollout.max_num_seqs,
             ),
             algorithm=AlgorithmConfig(advantage_estimator="reinforce_pp", policy_loss="reinforce"),
-            **{name: getattr(self, name) for name in SHARED_GROUPS},
+            **{name: getattr(self, name) for name in SHARED_GROUPS if name != "model"},
+            model=self.model if self.model.path else replace(self.model, path=str(self.new_model_directory)),
         )
 
     def with_resolved(self, config: TrainConfig) -> "SftConfig":
@@ -241,15 +248,15 @@ def compose_sft(overrides: Mapping[str, Any]) -> SftConfig:
     model, file = config.model.path, config.data.path
     reasons = {key: reason for key, _, reason in unused_settings(config.as_train_config())}
     if model is not None:
-        shape = overrides.get("new_model", {})
-        reasons |= {f"new_model.{name}": f"model.path={model!r} names a model" for name in shape}
+        reasons |= {f"new_model.{name}": f"model.path={model!r} names a model" for name in vars(config.new_model)}
     if file is not None:
         reasons["data.hook"] = f"data.path={file!r} has the examples"
     else:
         of_files = ("data.test_path", "data.max_per_problem")
         reasons |= dict.fromkeys(of_files, "data.path=none takes the examples that the tasks make")
+    by_default = dict(flatten(to_mapping(SftConfig())))
     for key, value in flatten(overrides):
-        if key in reasons:
+        if key in reasons and value != by_default.get(key):
             raise SettingsError(f"{key}={format_value(value)} has no effect: {reasons[key]}")
     return config
 

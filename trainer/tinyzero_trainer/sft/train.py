@@ -7,7 +7,6 @@ of a task may be fallible; reinforcement learning corrects what they get wrong.
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import SettingsError
@@ -30,9 +29,6 @@ from tinyzero_trainer.sft.file_examples import ExampleFile
 from tinyzero_trainer.sft.step import SftEvaluation, SftStep
 
 MAX_WORKERS = 4
-NEW_MODEL = "new_model"
-"""Directory of a new decoder's random weights, in the run's."""
-
 FILE = "data.path"
 """Name of the file's examples in the state of a run."""
 
@@ -71,8 +67,8 @@ def fine_tune(
             display.log(f"{len(file.places):,} examples to learn from, {len(file.held_out[1]):,} held out")
         if config.run.steps is None and config.run.seconds is None:
             config = replace(config, run=replace(config.run, steps=_steps(config, file, display), epochs=None))
-        if config.model.path is None:
-            config = replace(config, model=replace(config.model, path=_new_model(config, resume=resume)))
+        if config.model.path is None and not resume:
+            _make_new_model(config)
 
         with open_session(config, display, resume=resume, tasks=tasks) as session:
             state, workers, model = session.state, session.workers, session.workers.language_model
@@ -105,17 +101,15 @@ def _steps(config: SftConfig, file: ExampleFile | None, display: Progress) -> in
     return steps
 
 
-def _new_model(config: SftConfig, *, resume: bool) -> str:
-    """The directory of a decoder with random weights, which is the starting model; made unless the run is resumed."""
-    directory = Path(config.run.output).expanduser() / NEW_MODEL
-    if not resume:
-        RunDirectory(directory.parent).check(resume=False)
-        tokenizer = build_tokenizer()
-        model = build_model(config.new_model, tokenizer, derive_seed("weights", config.run.seed))
-        with errors_in_one_line(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-        save_model(directory, from_parts("a new decoder", model, tokenizer))
-    return str(directory)
+def _make_new_model(config: SftConfig) -> None:
+    """Save a decoder with random weights as the starting model."""
+    directory = config.new_model_directory
+    RunDirectory(directory.parent).check(resume=False)
+    tokenizer = build_tokenizer()
+    model = build_model(config.new_model, tokenizer, derive_seed("weights", config.run.seed))
+    with errors_in_one_line(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    save_model(directory, from_parts("a new decoder", model, tokenizer))
 
 
 def _num_workers(config: SftConfig) -> int:
