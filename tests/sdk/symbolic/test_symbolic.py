@@ -292,6 +292,7 @@ def test_without_sympy_it_says_what_to_install(monkeypatch):
 def test_a_comparison_that_never_ends_costs_its_limit_and_nothing_else(write_task):
     code = """
 from tinyzero_sdk.symbolic import equal, parse
+equal(parse("2 sqrt 3"), parse("sqrt(12)"))  # imports what would take longer than the limit on a busy machine
 @hookimpl
 def score(answer, ground_truth):
     return float(equal(parse(answer), parse(ground_truth)))
