@@ -183,7 +183,8 @@ def run(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.Mon
     return make
 
 
-@pytest.mark.parametrize("mini_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("mini_batches", [1, 2])
 def test_training_does_not_depend_on_the_steps_that_request_them(mini_batches: int, run: Run) -> None:
     (never, left), (sample, right) = (
         run(mode, optimizer__num_mini_batches=mini_batches) for mode in ("never", "sample")
@@ -207,6 +208,7 @@ def test_always_takes_them_as_the_old_ones_and_saves_the_pass(run: Run) -> None:
         assert line["training/rollout_logprobs_diff_mean"] < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [pytest.param("token", marks=pytest.mark.slow), "sequence"])
 def test_a_correction_is_reported(weights: str, run: Run) -> None:
     lines, _ = run("always", rollout_correction__is_level=weights, rollout_correction__rejection_bounds=[0.5, 3.0])

@@ -102,12 +102,14 @@ def test_a_run_without_a_checkpoint_starts_again_with_what_is_advised(configure,
     assert train(build(TrainConfig, merge(to_mapping(config), parse_overrides(advice.split())))).accuracy
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_built(configure, monkeypatch):
     monkeypatch.setattr(local, "build_engine", run_out)
     with pytest.raises(OutOfMemoryError, match="while the rollout engine took over the weights"):
         train(configure())
 
 
+@pytest.mark.slow
 def test_a_batch_smaller_than_a_micro_batch_needs_no_smaller_ones(configure):
     config = configure(memory__activation_checkpointing=True)
     for phase in ("the largest micro-batch was tried out", "the weights were updated"):

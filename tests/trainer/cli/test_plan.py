@@ -183,6 +183,7 @@ def test_the_run_that_ended_without_memory_fits_a_gpu_of_24_gb(recipe, words, en
     assert "memory.cpu_offload=always" not in found["overrides"]
 
 
+@pytest.mark.slow
 def test_the_plan_says_that_vllm_has_no_room_for_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "--gpu", "A100", "--model", "Qwen/Qwen2.5-1.5B", "rollout.engine=vllm")
     code, out, _ = call(capsys, *words, "vllm.gpu_memory_gb=1")

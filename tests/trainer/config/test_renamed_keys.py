@@ -93,6 +93,7 @@ def test_its_configuration_keeps_its_values_and_its_fingerprint(old_run: Path) -
     check_fingerprint(config, manifest["meta"]["config"])
 
 
+@pytest.mark.slow
 def test_it_resumes(old_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = call(capsys, "train", "--output", str(old_run), "--resume", "run.steps=4")
     assert code == 0, error

@@ -219,6 +219,7 @@ def test_micro_batches_and_workers_do_not_change_what_is_learnt(config, whole):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_completions_that_the_model_was_not_made_for_stop_the_run(config):
     with pytest.raises(ModelError, match=r"rollout\.max_completion_tokens=64 exceed the 64 tokens"):
         train(config(rollout__max_completion_tokens=64))

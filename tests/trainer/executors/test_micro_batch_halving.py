@@ -24,6 +24,8 @@ from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 64
 FITS = 32
 LINE = "the GPU's memory ran out (Tried to allocate 4.64 GiB): optimizer.micro_batch_tokens is 32 from here on, not 64"
@@ -47,7 +49,6 @@ def configure(warm_model: Path, toy_task: str, tmp_path: Path) -> Configure:
     return lambda name, **changes: short_run(warm_model, tmp_path / name, **settings | changes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", [PolicyModel, ValueModel])
 @pytest.mark.parametrize("training", [False, True])
 def test_a_run_goes_on_with_half_the_tokens_and_the_same_metrics(

@@ -359,6 +359,7 @@ def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(configure, cap
     assert exported.parameters == row["model/parameters"] - row["model/trained_parameters"]
 
 
+@pytest.mark.slow
 def test_the_critic_has_its_own_weights_and_no_adapter(configure: Configure) -> None:
     config = configure("run", algorithm__advantage_estimator="gae")
     with roles.build_workers(config, display=Progress(), training=True) as built:
@@ -368,6 +369,7 @@ def test_the_critic_has_its_own_weights_and_no_adapter(configure: Configure) -> 
         assert all("lora" in name for name in trained(built.language_model.model))
 
 
+@pytest.mark.slow
 def test_without_peft_one_line_says_what_to_install(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(LoraError, match=r"lora\.rank=2 needs peft.*pip install 'tinyzero-trainer\[lora\]'") as refused:
@@ -375,6 +377,7 @@ def test_without_peft_one_line_says_what_to_install(configure: Configure, monkey
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_no_adapter(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)  # nor does it need peft
     with roles.build_workers(configure("run"), display=Progress(), training=False) as built:

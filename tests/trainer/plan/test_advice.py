@@ -268,6 +268,7 @@ def test_out_of_memory_on_a_rank_names_what_lowers_it_there(monkeypatch: pytest.
     assert advice.after_out_of_memory(config, [advice.LOADING]) in ("", "memory.cpu_offload=always")
 
 
+@pytest.mark.slow
 def test_train_warns_of_too_little_memory_for_vllm() -> None:
     def warning(*words: str, gib: int = 80) -> str | None:
         config: Any = config_of(VLLM, *words, model=LARGER)

@@ -197,6 +197,7 @@ def test_a_recorded_configuration_can_be_given_again(
     assert compose_sft(read_toml(tmp_path / "config.toml")) == config
 
 
+@pytest.mark.slow
 def test_what_a_run_recorded_is_for_its_own_task_only(warm_model: Path, toy_task: str) -> None:
     content = tomllib.loads((warm_model / PRESET_FILE).read_text())
     assert content["warmed_on"] == [{"task": toy_task, "options": {"limit": 5}}]
