@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -49,33 +50,30 @@ def configure(warm_model: Path, toy_task: str, tmp_path: Path) -> Configure:
     return lambda name, **changes: short_run(warm_model, tmp_path / name, **settings | changes)
 
 
-@pytest.mark.parametrize("model", [PolicyModel, ValueModel])
-@pytest.mark.parametrize("training", [False, True])
 def test_a_run_goes_on_with_half_the_tokens_and_the_same_metrics(
-    model: type,
-    training: bool,
-    configure: Configure,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(configure("half", optimizer__micro_batch_tokens=FITS))
-    capsys.readouterr()
-    forward = model.forward
+    half = train(configure("half", optimizer__micro_batch_tokens=FITS)).output
+    for model, training in product((PolicyModel, ValueModel), (False, True)):
+        forward: Callable[..., Any] = model.forward
 
-    def too_much(self: Any, batch: Any, *args: Any, **options: Any) -> Any:
-        if batch.tokens.numel() > FITS and torch.is_grad_enabled() == training:
-            run_out()
-        return forward(self, batch, *args, **options)
+        def too_much(
+            self: Any, batch: Any, *args: Any, training: bool = training, forward: Any = forward, **options: Any
+        ) -> Any:
+            if batch.tokens.numel() > FITS and torch.is_grad_enabled() == training:
+                run_out()
+            return forward(self, batch, *args, **options)
 
-    monkeypatch.setattr(model, "forward", too_much)
-    run = configure("halved")
-    train(run)
-    printed = capsys.readouterr()
-    assert (printed.out + printed.err).count(LINE) == 1
-    for ours, theirs in zip(lines(run.run.output), lines(configure("half").run.output), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-    assert read_toml(Path(run.run.output) / "config.toml")["optimizer"]["micro_batch_tokens"] == FITS
-    assert resume_config(Path(run.run.output), {"run": {"steps": 3}}).optimizer.micro_batch_tokens == FITS
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "forward", too_much)
+            halved = train(configure(f"{model.__name__} {training}")).output
+        printed = capsys.readouterr()
+        assert (printed.out + printed.err).count(LINE) == 1
+        for ours, theirs in zip(lines(halved), lines(half), strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+        assert read_toml(halved / "config.toml")["optimizer"]["micro_batch_tokens"] == FITS
+        assert resume_config(halved, {"run": {"steps": 3}}).optimizer.micro_batch_tokens == FITS
 
 
 @pytest.fixture
