@@ -10,6 +10,7 @@ import difflib
 import inspect
 import itertools
 import json
+import re
 import textwrap
 import tomllib
 import types
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
+
+# [name, name(key=value, …), "quoted"]: entries that need no quotes, since a shell would remove them.
+_BARE_ENTRY = re.compile(r"""[\w./:@-]+(?:\([^()]*\))?|"[^"]*"|'[^']*'""")
+_BARE_LIST = re.compile(rf"\[\s*((?:{_BARE_ENTRY.pattern})(?:\s*,\s*(?:{_BARE_ENTRY.pattern}))*)\s*,?\s*\]")
 
 TABLE = "table"  # the type, in `Field.type`, of keys that hold a table of their own
 
@@ -47,14 +52,14 @@ class Field:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Parse `key=value` overrides into a nested mapping; values are TOML, or else plain text.
+    """Parse `key=value` overrides into a nested mapping; values are TOML, or else plain text, also within a list.
 
     Raises:
         SettingsError: an override has no `=`, or a key is given twice.
 
     Example:
-        >>> parse_overrides(["task.numbers=[3,4]", "seed=1", "model=Qwen/Qwen2.5-0.5B"])
-        {'task': {'numbers': [3, 4]}, 'seed': 1, 'model': 'Qwen/Qwen2.5-0.5B'}
+        >>> parse_overrides(["task.numbers=[3,4]", "seed=1", "model=Qwen/Qwen2.5-0.5B", "names=[a, b(c=1, d=2)]"])
+        {'task': {'numbers': [3, 4]}, 'seed': 1, 'model': 'Qwen/Qwen2.5-0.5B', 'names': ['a', 'b(c=1, d=2)']}
     """
     tree: dict[str, Any] = {}
     for override in overrides:
@@ -79,7 +84,8 @@ def _parse_value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        return text
+        entries = _BARE_LIST.fullmatch(text)
+        return [_parse_value(entry) for entry in _BARE_ENTRY.findall(entries[1])] if entries else text
     return parsed["value"] if len(parsed) == 1 else text
 
 

@@ -70,7 +70,8 @@ def test_the_value_of_an_override_is_toml(value):
     [
         ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"), ("a=b", "a=b"), ("", ""), ("none", None), ("null", None),
         ('"none"', "none"), ("true", True), ("1e-4", 1e-4), ("[1", "[1"), ("1\nb = 2", "1\nb = 2"),
-        ("{rate = 1}", {"rate": 1}),
+        ("{rate = 1}", {"rate": 1}), ("[a]", ["a"]), ("[a, b(c=1, d=2), 'e f', 3]", ["a", "b(c=1, d=2)", "e f", 3]),
+        ("[a b]", "[a b]"), ("[^a]+", "[^a]+"), ("[a](b)", "[a](b)"),
     ],
 )  # fmt: skip
 def test_other_values_are_text(text, value):

@@ -42,3 +42,16 @@ def test_help_shows_the_keys_within_eighty_columns(capsys, monkeypatch, command)
     )
     for key in expected:
         assert f"{key}=" in shown or f"{key}.KEY=" in shown
+
+
+def test_words_after_help_search_the_keys(capsys):
+    def shown(*words):
+        code, out, err = call(capsys, "train", *words)
+        assert code == (2 if err else 0)
+        return [key for key in KEYS if f" {key}=" in out], out + err
+
+    assert shown("--help", "Dual_clip")[0] == ["algorithm.dual_clip_c"]
+    assert shown("--task", "countdown", "-h", "greedy")[0] == ["eval.greedy"]
+    assert shown("--help", "num_generations")[0] == ["rollout.group_size"]  # its name in TRL
+    assert "Usage" not in shown("--help", "greedy")[1]
+    assert shown("--help", "clip", "zzz")[1].startswith("error: no key has clip and zzz in its name or text; --help")

@@ -11,7 +11,13 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import TABLE, build, describe, read_toml
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config
-from tinyzero_trainer.config.renamed_keys import RENAMED_KEYS, RENAMED_WARM_START_KEYS, with_new_names
+from tinyzero_trainer.config.renamed_keys import (
+    FOREIGN_KEYS,
+    RENAMED_KEYS,
+    RENAMED_WARM_START_KEYS,
+    foreign_names,
+    with_new_names,
+)
 from tinyzero_trainer.config.resume import check_fingerprint
 from tinyzero_trainer.config.sft import SftConfig
 
@@ -70,6 +76,40 @@ def test_the_old_keys_of_a_warm_start_are_answered_by_it_alone() -> None:
     known = {field.key for field in describe(SftConfig)}
     assert set(RENAMED_WARM_START_KEYS.values()) <= known
     assert not set(RENAMED_WARM_START_KEYS) & known
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("lr=1e-5", "optimizer.learning_rate"),
+        ("actor_rollout_ref.actor.optim.lr=1e-5", "optimizer.learning_rate"),
+        ("batch_size=4", "data.prompts_per_step"),
+        ("beta=0.1", "algorithm.kl_coefficient"),
+        ("num_generations=4", "rollout.group_size"),
+        ("rollout.n=4", "rollout.group_size"),
+        ("max_steps=3", "run.steps"),
+    ],
+)
+def test_a_name_of_another_trainer_is_answered_with_ours_and_its_meaning(word: str, ours: str) -> None:
+    help = next(field.help for field in describe(TrainConfig) if field.key == ours)
+    with pytest.raises(SettingsError) as caught:
+        gather(TrainConfig, {}, [word])
+    assert str(caught.value) == f"unknown key {word.partition('=')[0]!r}; here it is {ours}: {help}"
+
+
+def test_no_name_of_another_trainer_is_a_key_or_has_two_answers() -> None:
+    for cls in (TrainConfig, SftConfig):
+        known = {field.key for field in describe(cls)}
+        names = [name for names in foreign_names(cls).values() for name in names]
+        assert len(set(names)) == len(names)
+        assert not [key for key in known if any(f".{key}".endswith(f".{name}") and key == name for name in names)]
+    assert {key for keys in FOREIGN_KEYS for key in keys.split()} <= KEYS | {f.key for f in describe(SftConfig)}
+
+
+def test_a_task_may_call_its_options_what_it_likes() -> None:
+    assert gather(TrainConfig, {}, ["task.beta=1", "run.task=countdown"])["tasks"]["countdown"]["options"] == {
+        "beta": 1
+    }
 
 
 # ---- a run of release 0.1 --------------------------------------------------------------------------------------------

@@ -12,7 +12,10 @@ from tinyzero_sdk.console import stderr, stdout
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import is_path
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below; --help WORD searches them."),
+]
 TrainOverrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings; `tinyzero train --help` lists the keys.")
 ]
@@ -98,16 +101,28 @@ def _parse_task(text: str) -> tuple[str, float | None]:
 
 
 class CommandWithKeys(TyperCommand):
-    """`train`, `sft` or `warmstart`, whose help ends with the keys of its configuration."""
+    """`train`, `sft` or `warmstart`, whose help ends with the keys of its configuration.
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # click's types or typer's own, by typer's version
-        """Typer's help, which prints itself, and a panel for each group of keys."""
+    Words after --help search these keys.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click's types or typer's own, by typer's version
+        """Keep what follows --help, whose callback is called before any argument is read."""
+        place = next((place for place, word in enumerate(args, 1) if word in ctx.help_option_names), len(args))
+        ctx.meta["search"] = args[place:]
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Typer's help, which prints itself, and a panel for each group of keys; or the keys searched for alone."""
         from tinyzero_trainer.config import TrainConfig
-        from tinyzero_trainer.config.help import key_help
+        from tinyzero_trainer.config.help import find_keys, key_help
         from tinyzero_trainer.config.sft import SftConfig
 
-        super().format_help(ctx, formatter)
-        for panel in key_help(TrainConfig if self.name == "train" else SftConfig):
+        cls, words = TrainConfig if self.name == "train" else SftConfig, ctx.meta.get("search")
+        only = find_keys(cls, words) if words else ()
+        if not words:
+            super().format_help(ctx, formatter)
+        for panel in key_help(cls, only):
             stdout.print(panel)
 
 

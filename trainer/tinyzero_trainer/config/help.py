@@ -6,13 +6,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING
 
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import TABLE, Field, describe, format_value
+from tinyzero_trainer.config.renamed_keys import foreign_names
 from tinyzero_trainer.config.resume import RESUMABLE
 from tinyzero_trainer.config.sft import SHARED_GROUPS, SftConfig
 from tinyzero_trainer.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+def find_keys(cls: type, words: Sequence[str]) -> list[str]:
+    """The keys of `cls` with all of the words in their name, type, text, or name in another trainer.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    foreign, lowered = foreign_names(cls), [word.casefold() for word in words]
+    texts = {field.key: f"{field.key} {field.type} {field.help}".casefold() for field in describe(cls)}
+    texts = {key: " ".join([text, *foreign.get(key, ())]) for key, text in texts.items()}
+    found = [key for key, text in texts.items() if all(word in text for word in lowered)]
+    if not found:
+        raise SettingsError(f"no key has {' and '.join(words)} in its name or text; --help alone lists all keys")
+    return found
 
 
 def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
@@ -51,6 +68,7 @@ def markdown() -> str:
         "recipe (`--recipe`), the file, the command line. A recipe's settings for models of full size rank below the",
         "model's defaults. The result is saved as `config.toml` in the run directory, which `--config` takes again.",
         "",
+        "`tinyzero train --help WORD` lists the keys with that word in their name or text.",
         "Keys marked ↻ may be changed with `--resume`: they affect speed, memory and records, not what is learned.",
         "(This page is generated from the configuration's docstrings; a test compares them.)",
     ]

@@ -1,5 +1,7 @@
-"""Configuration keys of release 0.1 and what they are called now: for error messages, and to read what 0.1 saved."""
+"""Configuration keys of release 0.1 and of other trainers, by their names here: for error messages, and to read what 0.1
+saved."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Any
 
 from tinyzero_sdk import settings
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import flatten, unflatten
+from tinyzero_sdk.settings import describe, flatten, unflatten
 from tinyzero_trainer.config.tasks import with_task_table
 
 RENAMED_KEYS = {
@@ -99,6 +101,57 @@ RENAMED_WARM_START_KEYS = {
 } | {f"model.{key}": f"new_model.{key}" for key in f"{_SHAPE} context".split()}
 """The same for `tinyzero warmstart`, whose keys were its own."""
 
+FOREIGN_KEYS = {
+    "run.output": "output_dir default_local_dir",
+    "run.steps": "max_steps total_training_steps training_steps num_steps",
+    "run.epochs run.steps": "num_train_epochs total_epochs epochs num_epochs",
+    "run.seed": "data_seed",
+    "parallel.sequence_parallel": "ulysses_sequence_parallel_size sp_size",
+    "ray.gpus": "n_gpus_per_node num_gpus",
+    "model.path": "model_name_or_path model_name model_id",
+    "model.dtype": "torch_dtype bf16 fp16 model_dtype",
+    "memory.activation_checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
+    "memory.cpu_offload": "param_offload optimizer_offload",
+    "lora.rank": "lora_rank lora_r lora.r",
+    "lora.alpha": "lora_alpha",
+    "data.path": "train_files dataset_name dataset",
+    "data.test_path": "val_files",
+    "data.prompts_per_step data.batch_size": "train_batch_size batch_size per_device_train_batch_size",
+    "data.max_prompt_tokens data.max_length": "max_prompt_length max_seq_length max_length",
+    "rollout.engine": "use_vllm rollout.name",
+    "rollout.group_size": "num_generations rollout.n n_samples_per_prompt group_size",
+    "rollout.max_completion_tokens": "max_completion_length max_response_length response_length max_new_tokens",
+    "vllm.gpu_memory_gb": "gpu_memory_utilization vllm_gpu_memory_utilization",
+    "vllm.tensor_parallel": "tensor_model_parallel_size vllm_tensor_parallel_size",
+    "algorithm.advantage_estimator": "adv_estimator scale_rewards",
+    "algorithm.gae_lambda": "lam lambda",
+    "algorithm.policy_loss": "loss_mode",
+    "algorithm.loss_aggregation": "loss_agg_mode loss_type",
+    "algorithm.clip_ratio_low": "epsilon clip_ratio clip_range cliprange",
+    "algorithm.clip_ratio_high": "epsilon_high",
+    "algorithm.dual_clip_c": "clip_ratio_c delta",
+    "algorithm.kl_coefficient": "beta kl_coef kl_loss_coef init_kl_coef",
+    "algorithm.kl_estimator": "kl_loss_type kl_penalty",
+    "algorithm.kl_placement": "use_kl_in_reward use_kl_loss",
+    "algorithm.entropy_coefficient": "entropy_coeff entropy_coef",
+    "optimizer.learning_rate": "lr",
+    "optimizer.warmup_steps": "lr_warmup_steps",
+    "optimizer.lr_schedule": "lr_scheduler_type warmup_style",
+    "optimizer.beta1": "adam_beta1",
+    "optimizer.beta2": "adam_beta2",
+    "optimizer.max_grad_norm": "grad_clip",
+    "optimizer.num_mini_batches": "ppo_mini_batch_size mini_batch_size num_mini_batch steps_per_generation",
+    "optimizer.update_epochs": "ppo_epochs num_iterations num_ppo_epochs",
+    "optimizer.micro_batch_tokens": "ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu micro_batch_size"
+    " gradient_accumulation_steps",
+    "eval.every": "eval_steps test_freq",
+    "checkpoint.every": "save_steps save_freq",
+    "checkpoint.keep": "save_total_limit max_actor_ckpt_to_keep",
+    "log.trackers": "report_to logger",
+    "log.project": "project_name",
+}
+"""Names in TRL, transformers, PEFT and verl, by the key here that answers them; of several keys, the first there is."""
+
 
 def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -> None:
     """Reject keys that a configuration does not have; an old name is answered with the new one.
@@ -129,11 +182,31 @@ def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -
             names = ", ".join(f"{key} is now {new}" for key, new, _ in old)
             words = " ".join(f"{new}={settings.format_value(value)}" for _, new, value in old)
             raise SettingsError(f"{names}; write {words}")
+        _check_foreign(cls, values)
         settings.check_keys(cls, values, in_help=True)
     except SettingsError as error:
         if file is None:
             raise
         raise SettingsError(f"{file}: {error}") from error
+
+
+def foreign_names(cls: type) -> Mapping[str, list[str]]:
+    """The names in other trainers of each key of `cls` that has any."""
+    known, found = {field.key for field in describe(cls)}, defaultdict[str, list[str]](list)
+    for ours, names in FOREIGN_KEYS.items():
+        if here := [key for key in ours.split() if key in known]:
+            found[here[0]] += names.split()
+    return found
+
+
+def _check_foreign(cls: type, values: Mapping[str, Any]) -> None:
+    """Answer the name of another trainer, in any table or none, with the key here and its meaning, which may differ."""
+    known = {field.key: field for field in describe(cls)}
+    tables = tuple(f"{key}." for key, field in known.items() if field.type == settings.TABLE)
+    for key, _ in flatten(values):
+        for here, names in foreign_names(cls).items() if key not in known and not key.startswith(tables) else ():
+            if any(f".{key}".endswith(f".{name}") for name in names):
+                raise SettingsError(f"unknown key {key!r}; here it is {here}: {known[here].help}")
 
 
 def with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
