@@ -1,5 +1,4 @@
-"""Configuration keys of release 0.1 and of other trainers, by their names here: for error messages, and to read what 0.1
-saved."""
+"""Keys of release 0.1 and of other trainers, by their names here: for messages, and to read what 0.1 saved."""
 
 from collections import defaultdict
 from collections.abc import Mapping
