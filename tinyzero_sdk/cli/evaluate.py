@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 from typer.core import TyperCommand
 
-from tinyzero_sdk.cli.summary_report import complain, show_faults, show_tables
+from tinyzero_sdk.cli.summary_report import PassAt, complain, parse_pass_at, show_faults, show_tables
 from tinyzero_sdk.cli.task_options import AllowUnsafe, progress_bar
 from tinyzero_sdk.console import print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
@@ -91,6 +91,7 @@ def evaluate(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Seed of the sampling; the problems stay the same.")
     ] = None,
+    pass_at: PassAt = None,
     output: Output = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, metavar="N", help="Concurrent requests.")] = 16,
     retries: Annotated[int, typer.Option("--retries", min=0, metavar="N", help="Retries of a failed request.")] = 6,
@@ -113,6 +114,9 @@ def evaluate(
             source = context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
                 raise SettingsError(f"--{name.replace('_', '-')} has no effect without --endpoint; leave it out")
+    chosen = parse_pass_at(pass_at)
+    if max(chosen, default=1) > samples:
+        raise SettingsError(f"--pass-at={pass_at} needs --samples of {max(chosen)} or more, not {samples}")
     request = EvaluationRequest(
         task=task,
         overrides=overrides or (),
@@ -138,7 +142,7 @@ def evaluate(
     if output is None and endpoint is not None:
         raise SettingsError("an evaluation at an endpoint needs --output FILE, so that it can resume if it is stopped")
     with _observer(output) as observer:
-        result = evaluation.evaluate(plan, output, observer)
+        result = evaluation.evaluate(plan, output, observer, chosen)
     print_json(_as_json(result)) if json else _show(plan, result)
     if result.signal.fault is not None:
         from tinyzero_sdk.evaluation.signal_advice import Situation, warning

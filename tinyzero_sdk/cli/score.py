@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.summary_report import as_json, count, show_faults, show_summary
+from tinyzero_sdk.cli.summary_report import PassAt, as_json, count, parse_pass_at, show_faults, show_summary
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, progress_bar
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
@@ -44,7 +44,12 @@ AllowMismatch = Annotated[
 
 @contextmanager
 def scoring_options(
-    workers: int | None, timeout: float, memory_limit: float, group_by: str | None, allow_version_mismatch: bool
+    workers: int | None,
+    timeout: float,
+    memory_limit: float,
+    group_by: str | None,
+    allow_version_mismatch: bool,
+    pass_at: tuple[int, ...] = (),
 ) -> Iterator["ScoringOptions"]:
     """The options of `score` and `rescore`, with a progress bar."""
     from tinyzero_sdk.scoring.score_file import ScoringOptions
@@ -57,6 +62,7 @@ def scoring_options(
             timeout,
             memory_limit,
             group_by,
+            pass_at,
             allow_version_mismatch,
             lambda fraction: progress.update(bar, completed=fraction),
         )
@@ -80,6 +86,7 @@ def score(
     ] = None,
     wrappers: Wrappers = None,
     group_by: GroupBy = None,
+    pass_at: PassAt = None,
     workers: Workers = None,
     timeout: Timeout = 5.0,
     memory_limit: MemoryLimit = 4.0,
@@ -95,7 +102,8 @@ def score(
     from tinyzero_sdk.scoring.score_file import score_file
 
     opened = load_task_with_overrides(task, overrides, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
-    with scoring_options(workers, timeout, memory_limit, group_by, allow_version_mismatch) as options:
+    chosen = parse_pass_at(pass_at)
+    with scoring_options(workers, timeout, memory_limit, group_by, allow_version_mismatch, chosen) as options:
         report = score_file(opened, file, output, options, format=format)
     show_faults(file, report)
     if json:

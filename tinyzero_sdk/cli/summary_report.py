@@ -1,18 +1,38 @@
 """Output of summaries for `score`, `rescore` and `eval`: text of 80 columns, and JSON."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
 from tinyzero_sdk.console import stderr, stdout
+from tinyzero_sdk.errors import SettingsError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tinyzero_sdk.scoring.score_file import ScoreReport
     from tinyzero_sdk.scoring.summary import Summary
+
+
+PassAt = Annotated[
+    str | None,
+    typer.Option("--pass-at", metavar="K,K,...", help="Values of k for pass@k.", show_default="powers of two"),
+]
+
+
+def parse_pass_at(text: str | None) -> tuple[int, ...]:
+    """The values of `--pass-at`, ascending; () where it is not given."""
+    from tinyzero_sdk.scoring.summary import MOST_DRAWN
+
+    if text is None:
+        return ()
+    numbers = {int(word) if word.strip().isdecimal() else 0 for word in text.split(",")}
+    if not 1 <= min(numbers) <= max(numbers) <= MOST_DRAWN:
+        raise SettingsError(f"--pass-at={text}: expected numbers from 1 to {MOST_DRAWN:,}, such as --pass-at 1,8")
+    return tuple(sorted(numbers))
 
 
 def complain(message: str) -> None:
@@ -77,9 +97,10 @@ def table(*columns: str) -> Table:
 
 
 def _show_accuracy(report: "ScoreReport", summary: "Summary") -> None:
-    low, high = summary.interval
-    facts = [f"accuracy {percent(summary.accuracy)} (95% interval {percent(low)} to {percent(high)})"]
+    facts = [f"accuracy {percent(summary.accuracy)} (95% interval {_interval(summary.interval)})"]
     facts.append(f"mean score {summary.mean_score:.4g}")
+    if summary.signal.truncated_frac is not None:
+        facts.append(f"cut off {percent(summary.signal.truncated_frac)}")
     if summary.prompts < summary.rows:
         facts.append(count(summary.prompts, "prompt"))
     stdout.print(" · ".join(facts), soft_wrap=True)
@@ -91,7 +112,8 @@ def _show_accuracy(report: "ScoreReport", summary: "Summary") -> None:
 
 
 def _show_reasons(summary: "Summary") -> None:
-    shown = table("reason", "rows", "share", "mean score", summary.length_unit, "median", "95%", "longest")
+    heading = ("reason", "rows", "share", "mean score", summary.length_unit, "median", "95%", "longest")
+    shown = table(*heading, *_cut_off_heading(summary))
     for outcome in summary.by_reason:
         lengths = (outcome.mean_length, outcome.median_length, outcome.p95_length, outcome.max_length)
         shown.add_row(
@@ -100,6 +122,7 @@ def _show_reasons(summary: "Summary") -> None:
             percent(outcome.rows / summary.rows),
             f"{outcome.mean_score:.3g}",
             *("" if length is None else f"{length:,.0f}" for length in lengths),
+            *_cut_off(outcome.truncated_frac),
         )
     stdout.print("", shown)
 
@@ -107,29 +130,42 @@ def _show_reasons(summary: "Summary") -> None:
 def _show_difficulties(summary: "Summary") -> None:
     if not summary.by_difficulty:
         return
-    shown = table("difficulty", "rows", "accuracy", "95% interval", "mean score")
+    shown = table("difficulty", "rows", "accuracy", "95% interval", "mean score", *_cut_off_heading(summary))
     for bucket in summary.by_difficulty:
-        low, high = bucket.interval
         shown.add_row(
             f"{bucket.low:g}" if bucket.low == bucket.high else f"{bucket.low:g} to {bucket.high:g}",
             f"{bucket.rows:,}",
             percent(bucket.accuracy),
-            f"{percent(low)} to {percent(high)}",
+            _interval(bucket.interval),
             f"{bucket.mean_score:.3g}",
+            *_cut_off(bucket.truncated_frac),
         )
     stdout.print("", shown)
+
+
+def _cut_off_heading(summary: "Summary") -> list[str]:
+    return [] if summary.signal.truncated_frac is None else ["cut off"]
+
+
+def _cut_off(fraction: float | None) -> list[str]:
+    return [] if fraction is None else [percent(fraction)]
+
+
+def _interval(bounds: tuple[float, float]) -> str:
+    return " to ".join(map(percent, bounds))
 
 
 def _show_at_k(summary: "Summary") -> None:
     if not summary.at_k:
         _show_grouping(summary)
         return
-    shown = table("k completions of a prompt", "prompts", "pass@k", "majority@k", "best@k")
+    shown = table("k completions of a prompt", "prompts", "pass@k", "95% interval", "majority@k", "best@k")
     for entry in summary.at_k:
         shown.add_row(
             str(entry.k),
             f"{entry.prompts:,}",
             percent(entry.pass_at_k),
+            _interval(entry.interval),
             percent(entry.majority_at_k),
             f"{entry.best_at_k:.3g}",
         )
@@ -140,6 +176,9 @@ def _show_at_k(summary: "Summary") -> None:
 
 def _show_grouping(summary: "Summary") -> None:
     """Print warnings about how rows were grouped by prompt."""
+    if summary.too_large_k:
+        ks = ", ".join(map(str, summary.too_large_k))
+        stdout.print(f"no pass@k for k={ks}: no prompt has as many completions", style="yellow")
     if summary.alone:
         alone = f"{count(summary.alone, 'row')} without {summary.prompts_by}, each counted as its own prompt"
         stdout.print(Text(alone), style="yellow")

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _OWN_COLUMNS = ("completion", "token_count", "finished", "sample", "sampling")
 
 
-def evaluate(plan: EvaluationPlan, output: Path | None, observer: EvaluationObserver) -> EvaluationResult:
+def evaluate(
+    plan: EvaluationPlan, output: Path | None, observer: EvaluationObserver, pass_at: tuple[int, ...] = ()
+) -> EvaluationResult:
     """Sample, score and summarize.
 
     Args:
@@ -35,6 +37,7 @@ def evaluate(plan: EvaluationPlan, output: Path | None, observer: EvaluationObse
         output: `.jsonl` or `.parquet` file for the scored completions. They are appended to the `.jsonl` file of this
             name as they arrive, and an evaluation with the same settings resumes there. None = store nothing.
         observer: receives progress.
+        pass_at: values of k for pass@k; () = powers of two.
 
     Raises:
         SettingsError: the output is from an evaluation with other settings.
@@ -47,7 +50,7 @@ def evaluate(plan: EvaluationPlan, output: Path | None, observer: EvaluationObse
         ordered = target.with_name(f".{target.stem}.sampled.jsonl")
         try:
             tokens, seconds = _sample(plan, target.with_suffix(".jsonl"), ordered, observer)
-            report = _score(plan, ordered, target, observer)
+            report = _score(plan, ordered, target, observer, pass_at)
         finally:
             ordered.unlink(missing_ok=True)
         return _sum_up(plan, report, tokens, seconds)
@@ -94,10 +97,13 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
     return tokens, seconds
 
 
-def _score(plan: EvaluationPlan, source: Path, target: Path, observer: EvaluationObserver) -> "ScoreReport":
+def _score(
+    plan: EvaluationPlan, source: Path, target: Path, observer: EvaluationObserver, pass_at: tuple[int, ...]
+) -> "ScoreReport":
     from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
 
-    options = ScoringOptions(plan.workers, plan.timeout, plan.memory_limit_gb, on_progress=observer.scoring)
+    limits = (plan.workers, plan.timeout, plan.memory_limit_gb)
+    options = ScoringOptions(*limits, pass_at=pass_at, on_progress=observer.scoring)
     return score_file(plan.task, source, target, options)
 
 

@@ -110,6 +110,9 @@ class ScoringOptions:
     group_by: str | None = None
     """Column that identifies a prompt in the summary; None = the usual ones."""
 
+    pass_at: tuple[int, ...] = ()
+    """Values of k for pass@k, majority@k and best@k in the summary; () = powers of two."""
+
     allow_version_mismatch: bool = False
     """Skip the check of provenance: `scoring_check`, or `rescoring_check`."""
 
@@ -177,7 +180,7 @@ def scored_batches(
             batches = stack.enter_context(closing(_prefetch(batches)))
         stream = stack.enter_context(closing(pool.stream(batches)))
 
-        builder = SummaryBuilder(options.group_by)
+        builder = SummaryBuilder(options.group_by, options.pass_at)
         sample: list[str] = []  # a ground truth that the scorer failed on
 
         def counted() -> Iterator[tuple[OutputBatch, ScoreColumns]]:

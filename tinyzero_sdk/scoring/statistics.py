@@ -15,7 +15,7 @@ _LEAST_DRAWN = 10_000  # draws of all prompts together; leaves an error below 0.
 _MOST_WORK = 1 << 22  # completions read to count all draws for one majority: about half a second
 _USUAL_WORK = 1 << 20  # completions read for sampled draws, if these are enough draws
 _TOGETHER = 1 << 20  # completions counted at a time
-_EXACT_FREEDOM = 50  # degrees of freedom from which an expansion gives Student's t to 7 digits
+_EXACT_FREEDOM = 100  # degrees of freedom from which an expansion gives Student's t to 10 digits
 
 
 def wilson(rate: float, size: float, z: float = NORMAL_95) -> tuple[float, float]:
@@ -74,6 +74,15 @@ def interval_of_rate(correct: np.ndarray, size: np.ndarray) -> tuple[float, floa
     return wilson(rate, effective_size(correct, size), student_t(prompts - 1) if has_variance else NORMAL_95)
 
 
+def interval_of_mean_rate(rates: np.ndarray, size: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the mean over prompts of a rate, such as pass@k, each estimated from `size` completions.
+
+    As `interval_of_rate`, with every prompt counted as one of average size.
+    """
+    sizes = np.full(len(rates), size.mean())
+    return interval_of_rate(rates * sizes, sizes)
+
+
 def student_t(freedom: int) -> float:
     """The 97.5 % quantile of Student's t distribution.
 
@@ -89,7 +98,8 @@ def student_t(freedom: int) -> float:
         first = (z**3 + z) / 4
         second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
         third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-        return z + first / freedom + second / freedom**2 + third / freedom**3
+        fourth = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
+        return z + first / freedom + second / freedom**2 + third / freedom**3 + fourth / freedom**4
     low, high = 0.0, 20.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -4,7 +4,7 @@ A row takes 31 bytes until then, so ten million rows fit in memory. The formulas
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from tinyzero_sdk.scoring.outputs import LENGTH_COLUMNS, OutputBatch, column
 from tinyzero_sdk.scoring.statistics import (
     best_at_k,
     draws_each,
+    interval_of_mean_rate,
     interval_of_rate,
     majority_at_k,
     pass_at_k,
@@ -45,6 +46,9 @@ class AtK:
     k: int
     prompts: int
     pass_at_k: float
+    interval: tuple[float, float]
+    """95 % interval of pass@k, over prompts (`interval_of_rate`)."""
+
     majority_at_k: float
     best_at_k: float
 
@@ -59,6 +63,8 @@ class DifficultyBucket:
     accuracy: float
     interval: tuple[float, float]
     mean_score: float
+    truncated_frac: float | None
+    """Rows that are cut off; None where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,8 @@ class ReasonStats:
     median_length: float | None
     p95_length: float | None
     max_length: int | None
+    truncated_frac: float | None
+    """Rows that are cut off; None where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,10 @@ class Summary:
     mean_length: float | None
     signal: LearningSignal
     at_k: list[AtK] = field(default_factory=list)
-    """For powers of two and the largest number of completions; empty where no prompt has several."""
+    """For the requested k, else powers of two and the largest number of completions, if any prompt has several."""
+
+    too_large_k: list[int] = field(default_factory=list)
+    """Requested k for which no prompt has enough completions."""
 
     by_difficulty: list[DifficultyBucket] = field(default_factory=list)
     """At most five, easiest first; empty where no row has a difficulty."""
@@ -116,10 +127,11 @@ class Summary:
 class SummaryBuilder:
     """Collects scores block by block and computes their summary."""
 
-    def __init__(self, group_by: str | None = None) -> None:
+    def __init__(self, group_by: str | None = None, pass_at: Sequence[int] = ()) -> None:
         """
         Args:
             group_by: column (`name` or `name.field`) that identifies a prompt, in place of the usual ones.
+            pass_at: values of k, at most `MOST_DRAWN`; none = as `Summary.at_k` says.
         """
         self.rows = 0
         self.prompts_by = ""
@@ -127,6 +139,7 @@ class SummaryBuilder:
         self.alone = 0
         self.late = ""
         self._group_by = group_by
+        self._pass_at = pass_at
         self._length_column = ""
         self._columns: dict[str, list[np.ndarray]] = {}
 
@@ -212,11 +225,13 @@ class SummaryBuilder:
         if not self.rows:
             return None
         columns = {name: np.concatenate(self._columns.pop(name)) for name in list(self._columns)}
-        summary = summarise(columns, self.prompts_by, self.length_unit)
+        summary = summarise(columns, self.prompts_by, self.length_unit, self._pass_at)
         return replace(summary, alone=self.alone, late=self.late)
 
 
-def summarise(columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: str) -> Summary:
+def summarise(
+    columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: str, pass_at: Sequence[int] = ()
+) -> Summary:
     """The summary of `SummaryBuilder`'s columns, each [n]."""
     keys, correct, score = columns["key"], columns["correct"], columns["score"]
     order = np.argsort(keys, kind="stable")
@@ -236,43 +251,65 @@ def summarise(columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: s
         length_unit=length_unit,
         mean_length=float(lengths.mean()) if len(lengths) else None,
         signal=_signal({name: columns[name][order] for name in ("score", "correct", "reason", "finished")}, sizes),
-        at_k=_at_k(columns, order, starts, sizes, solved),
+        at_k=_at_k(columns, order, starts, sizes, solved, pass_at),
+        too_large_k=[k for k in pass_at if k > sizes.max()],
         by_difficulty=_by_difficulty(columns),
         by_reason=_by_reason(columns),
     )
 
 
 def _signal(columns: Mapping[str, np.ndarray], sizes: np.ndarray) -> LearningSignal:
-    finished, no_answer = columns["finished"], columns["reason"] == _CODES["no_answer"]
-    truncated = finished == 0 if (finished != _UNKNOWN).any() else None
-    return measure(sizes, columns["score"], columns["correct"], no_answer, truncated)
+    no_answer = columns["reason"] == _CODES["no_answer"]
+    return measure(sizes, columns["score"], columns["correct"], no_answer, _truncated(columns["finished"]))
+
+
+def _truncated(finished: np.ndarray) -> np.ndarray | None:
+    return finished == 0 if (finished != _UNKNOWN).any() else None
+
+
+def _truncated_frac(finished: np.ndarray) -> float | None:
+    truncated = _truncated(finished)
+    return None if truncated is None else float(truncated.mean())
 
 
 def _at_k(
-    columns: Mapping[str, np.ndarray], order: np.ndarray, starts: np.ndarray, sizes: np.ndarray, solved: np.ndarray
+    columns: Mapping[str, np.ndarray],
+    order: np.ndarray,
+    starts: np.ndarray,
+    sizes: np.ndarray,
+    solved: np.ndarray,
+    pass_at: Sequence[int],
 ) -> list[AtK]:
     most = min(int(sizes.max()), MOST_DRAWN)
-    if most < 2:
+    chosen = [k for k in pass_at if k <= most] if pass_at else usual_k(most)
+    if not chosen:
         return []
     by_size = {}
     for size in np.unique(sizes).tolist():
         rows = order[starts[sizes == size][:, None] + np.arange(size)]  # [G, size]
         by_size[size] = {name: columns[name][rows] for name in ("score", "answer", "correct")}
     result = []
-    for k in sorted({*(2**power for power in range(most.bit_length())), most}):
+    for k in chosen:
         enough = sizes >= k
         groups = [group for size, group in by_size.items() if size >= k]
         draws = draws_each(int(enough.sum()), k)
+        passed = pass_at_k(solved[enough], sizes[enough], k)
         result.append(
             AtK(
                 k,
                 int(enough.sum()),
-                float(pass_at_k(solved[enough], sizes[enough], k).mean()),
+                float(passed.mean()),
+                interval_of_mean_rate(passed, sizes[enough]),
                 _mean(majority_at_k(group["answer"], group["correct"], k, draws=draws) for group in groups),
                 _mean(best_at_k(group["score"], k) for group in groups),
             )
         )
     return result
+
+
+def usual_k(most: int) -> list[int]:
+    """The values of k where some prompts have `most` completions: powers of two, and `most`; none for one."""
+    return sorted({*(2**power for power in range(most.bit_length())), most}) if most > 1 else []
 
 
 def _mean(parts: Iterable[np.ndarray]) -> float:
@@ -283,7 +320,7 @@ def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[DifficultyBucket]:
     known = np.isfinite(columns["difficulty"])
     if not known.any():
         return []
-    names = ("key", "difficulty", "correct", "score")
+    names = ("key", "difficulty", "correct", "score", "finished")
     values = {name: columns[name] if known.all() else columns[name][known] for name in names}
     edges = quantile_edges(values["difficulty"])
     places = np.searchsorted(np.array(edges, np.float32), values["difficulty"], side="right") - 1
@@ -302,6 +339,7 @@ def _bucket(values: Mapping[str, np.ndarray]) -> DifficultyBucket:
         accuracy=accuracy,
         interval=interval_of_rate(solved, sizes),
         mean_score=float(values["score"].mean()),
+        truncated_frac=_truncated_frac(values["finished"]),
     )
 
 
@@ -324,6 +362,7 @@ def _by_reason(columns: Mapping[str, np.ndarray]) -> list[ReasonStats]:
                 median,
                 p95,
                 int(lengths.max()) if known else None,
+                _truncated_frac(columns["finished"][rows]),
             )
         )
     return sorted(outcomes, key=lambda outcome: -outcome.rows)

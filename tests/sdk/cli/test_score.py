@@ -97,12 +97,29 @@ def test_summary_has_prompts_difficulty_and_tokens(score):
     assert all(heading in out for heading in ("tokens", "difficulty", "pass@k"))
     summary = json.loads(score(SEVERAL, "--json")[1])["summary"]
     assert summary["prompts"] == 2
-    assert summary["at_k"][-1] == {"k": 4, "prompts": 2, "pass_at_k": 1.0, "majority_at_k": 0.25, "best_at_k": 1.0}
+    last = {"k": 4, "prompts": 2, "pass_at_k": 1.0, "majority_at_k": 0.25, "best_at_k": 1.0}
+    assert summary["at_k"][-1].items() >= last.items()
     assert summary["by_reason"][0]["mean_length"] == 20
     assert json.loads(score(SEVERAL, "--json", "--by", "tokens")[1])["summary"]["prompts_by"] == "tokens"
     code, _, err = score(SEVERAL, "--by", "nothing")
     assert code == 2
     assert "no row at the start of the file has 'nothing'" in err
+
+
+def test_pass_at_chooses_k_and_the_share_of_cut_off_completions_is_shown(score):
+    rows = [row | {"finished": place % 4 > 0} for place, row in enumerate(SEVERAL)]
+    code, out, _ = score(rows, "--pass-at", "3,9,3")
+    assert code == 0
+    assert "cut off 25.0%" in out
+    assert "no pass@k for k=9: no prompt has as many completions" in out
+    summary = json.loads(score(rows, "--pass-at", "3,9", "--json")[1])["summary"]
+    assert [entry["k"] for entry in summary["at_k"]] == [3]
+    assert summary["too_large_k"] == [9]
+    assert [bucket["truncated_frac"] for bucket in summary["by_difficulty"]] == [0.25]
+    assert [entry["truncated_frac"] for entry in summary["by_reason"]] == [0.2, 1 / 3]
+    code, _, err = score(rows, "--pass-at", "2,x")
+    assert code == 2
+    assert "--pass-at=2,x: expected numbers from 1 to 1,024" in err
 
 
 def test_rescore_shows_what_flipped(run, score, write_task, tmp_path):

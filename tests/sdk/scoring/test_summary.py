@@ -113,6 +113,14 @@ def test_lengths_are_of_tokens_where_the_file_has_them(tables):
     assert (summary.length_unit, summary.by_reason[0].mean_length) == ("characters", len("say é"))
 
 
+def test_pass_at_1_of_equally_many_completions_is_the_accuracy_with_its_interval():
+    rows = [row(str(place % 9), "1", float(place % 4 == 0)) for place in range(45)]
+    summary = summarised(rows)
+    assert summary.at_k[0].interval == pytest.approx(summary.interval, abs=1e-12)
+    bounds = [entry.interval for entry in summary.at_k]
+    assert all(low <= entry.pass_at_k <= high for entry, (low, high) in zip(summary.at_k, bounds, strict=True))
+
+
 def test_mean_of_the_known_lengths_and_error_over_prompts():
     counts, values = [2, 4, None, 9], [1.0, 0.0, 0.0, 0.0]
     pairs = zip(["a", "a", "b", "c"], values, counts, strict=True)

@@ -45,7 +45,7 @@ def calls(monkeypatch):
 
         monkeypatch.setitem(sys.modules, f"tinyzero_trainer.{module}", types.SimpleNamespace(**{function: called}))
 
-    def evaluate(plan, output, observer):
+    def evaluate(plan, output, observer, pass_at):
         recorded.append((plan, {"output": output}, os.environ.get("OMP_WAIT_POLICY")))
         return Result()
 
@@ -63,7 +63,7 @@ def test_the_fakes_take_what_the_real_functions_take():
     from tinyzero_trainer.sft.train import fine_tune
 
     assert list(inspect.signature(train).parameters) == ["config", "resume", "tasks", "progress"]
-    assert list(inspect.signature(evaluate).parameters) == ["plan", "output", "observer"]
+    assert list(inspect.signature(evaluate).parameters) == ["plan", "output", "observer", "pass_at"]
     assert list(inspect.signature(fine_tune).parameters) == ["config", "resume", "tasks", "progress"]
 
 
