@@ -164,6 +164,15 @@ def test_an_interrupted_run_exits_by_its_signal(capsys, calls, monkeypatch, numb
     )
 
 
+def test_a_run_stands_for_its_newest_checkpoint_wherever_a_model_is_named(capsys, calls, saved_run, tmp_path):
+    run, newest = str(saved_run), str(saved_run / "checkpoints" / "step_10")
+    words = ["--task", "countdown", "--output", str(tmp_path / "other"), "--model", run]
+    assert call(capsys, "train", *words, "--recipe", "distill", f"model.teacher={run}")[0] == 0
+    assert call(capsys, "sft", *words)[0] == 0
+    (trained, _, _), (tuned, _, _) = calls
+    assert (trained.model.path, trained.model.teacher, tuned.model.path) == (newest, newest, newest)
+
+
 # ---- eval, sft and warmstart -----------------------------------------------------------------------------------------
 
 

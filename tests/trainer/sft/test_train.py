@@ -170,6 +170,7 @@ def test_what_cannot_be_trained_is_refused_and_leaves_no_checkpoint(
         ({"run": {"epochs": 2}}, "run.steps=5 and run.epochs=2 both say how long to train; leave out all but one"),
         ({"run": {"steps": None, "epochs": 2}}, "run.epochs counts passes over data.path, and none is given"),
         ({"model": {"path": "gpt2"}}, "new_model.hidden_size=32 has no effect: model.path='gpt2' names a model"),
+        ({"new_model": {}, "model": {"path": "./gone"}}, "there is no directory ./gone; give a model's directory"),
         ({"data": {"max_per_problem": 2}}, "data.max_per_problem=2 has no effect: data.path=none takes the examples"),
         ({"data": {"path": "a.jsonl", "hook": "solve"}}, "data.hook=solve has no effect: data.path='a.jsonl' has the"),
         ({"lora": {"alpha": 3}}, "lora.alpha=3 has no effect: lora.rank=0 trains all weights"),

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tinyzero_sdk.console import print_json, warn
-from tinyzero_trainer.cli import options
+from tinyzero_trainer.cli import options, start
 
 
 def plan(
@@ -51,7 +51,7 @@ def plan(
     from tinyzero_trainer.sft.default_model import SETTINGS
 
     named = {**options.flag_settings(task, gpus, address), "model.path": model, "run.recipe": recipe}
-    settings = gather(TrainConfig, named, overrides or (), config)
+    settings = start.with_checkpoints(gather(TrainConfig, named, overrides or (), config))
     owned = get(settings, "model.path") is None
     resolved = compose(settings, SETTINGS if owned else None, needs_task=False).config
     refuse_cpu(resolved)

@@ -87,6 +87,7 @@ def _run(
     *,
     resume: bool,
 ) -> None:
+    from tinyzero_sdk.settings import get, merge
     from tinyzero_trainer.config.compose import gather
     from tinyzero_trainer.config.resume import resume_config
     from tinyzero_trainer.config.sft import SftConfig
@@ -100,7 +101,11 @@ def _run(
                 raise SettingsError("--resume needs --output, the directory of the run to resume")
             resolved = resume_config(output, settings, SftConfig)
         else:
-            resolved = compose(_with_places(settings))
+            if not get(settings, "run.output"):
+                names = "+".join(Path(name).name for name in settings.get("tasks", ())) or "data"
+                path = f"runs/sft-{names}-{time.strftime('%Y-%m-%d-%H%M%S')}"
+                settings = merge(settings, {"run": {"output": path}})
+            resolved = compose(start.with_checkpoints(settings))
         config, spec = resolved.as_train_config(), None
         if resolved.model.path is None:
             spec = new_spec("a new decoder", resolved.new_model)
@@ -118,17 +123,3 @@ def _run(
             from tinyzero_trainer.sft.train import fine_tune
 
             fine_tune(resolved.with_resolved(config), resume=resume, tasks=tasks, progress=progress)
-
-
-def _with_places(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with a run directory, if they name none, and with a run's checkpoint for its directory."""
-    from tinyzero_sdk.settings import get, merge
-    from tinyzero_trainer.checkpoint.run_directory import newest_model
-    from tinyzero_trainer.config.compose import text
-
-    if not get(settings, "run.output"):
-        names = "+".join(Path(name).name for name in settings.get("tasks", ())) or "data"
-        settings = merge(settings, {"run": {"output": f"runs/sft-{names}-{time.strftime('%Y-%m-%d-%H%M%S')}"}})
-    if (model := text(settings, "model.path")) is not None:
-        settings = merge(settings, {"model": {"path": newest_model(model)}})
-    return settings

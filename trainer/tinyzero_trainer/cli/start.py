@@ -43,6 +43,17 @@ def check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> M
     return tasks
 
 
+def with_checkpoints(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with a run's newest checkpoint where they name the run as a model."""
+    from tinyzero_sdk.settings import merge
+    from tinyzero_trainer.checkpoint.run_directory import newest_model
+    from tinyzero_trainer.config.compose import text
+
+    named = {name: text(settings, f"model.{name}") for name in ("path", "teacher")}
+    models = {name: newest_model(model) for name, model in named.items() if model}
+    return merge(settings, {"model": models} if models else {})
+
+
 def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None, *, can_plan: bool = True) -> None:
     """Warn of a run that will not fit into the GPU's memory; `spec` is of a model that does not exist yet."""
     from tinyzero_trainer.plan import advice

@@ -57,7 +57,7 @@ def train(
                 raise SettingsError("--resume needs --output, the directory of the run to resume")
             resolved = resume_config(output, settings)
         else:
-            settings, is_planned = _with_model(settings)
+            settings, is_planned = _with_model(start.with_checkpoints(settings))
             composition = compose(_with_output(settings))
             resolved = composition.config
         tasks = _check(resolved, settings, resume=resume)
@@ -76,16 +76,12 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
     The check of memory comes before the model is trained for minutes.
     """
-    from tinyzero_sdk.settings import merge
-    from tinyzero_trainer.checkpoint.run_directory import newest_model
-    from tinyzero_trainer.config.compose import text
     from tinyzero_trainer.models.new_model import default_spec
     from tinyzero_trainer.sft.default_model import plan
 
     own = plan(overrides)
     if own is None:
-        model = text(overrides, "model.path")
-        return (overrides if model is None else merge(overrides, {"model": {"path": newest_model(model)}})), False
+        return overrides, False
     _check(own.config, overrides, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
     start.warn_of_memory(own.config, default_spec(own.config.default_model))

@@ -102,10 +102,7 @@ def compose(
     overrides = with_task_table(overrides)
     if not overrides.get("tasks") and (needs_task or overrides.get("task")):
         raise SettingsError("no task is named; give --task, or a table [tasks.NAME] in the file")
-    for model in filter(None, (text(overrides, key) for key in ("model.path", "model.teacher"))):
-        # A name on the Hugging Face Hub has at most one slash, inside; any other is a directory here.
-        if (model.startswith((".", "/", "~")) or model.count("/") > 1) and not Path(model).expanduser().is_dir():
-            raise SettingsError(f"there is no directory {model}; give a model's directory, or its name on the Hub")
+    check_models(overrides)
     name = text(overrides, "run.recipe")
     recipe = Recipe() if name is None else find_recipe(name)
     requested = merge(recipe.settings, overrides)
@@ -154,6 +151,14 @@ def drop_unused(defaults: Mapping[str, Any], requested: Mapping[str, Any]) -> di
             return unflatten(kept)
         for key in dropped:  # without it another one may have no effect
             del kept[key]
+
+
+def check_models(settings: Mapping[str, Any]) -> None:
+    """Raise a SettingsError if a model is named by the path of a directory that does not exist."""
+    for model in filter(None, (text(settings, key) for key in ("model.path", "model.teacher"))):
+        # A name on the Hugging Face Hub has at most one slash, inside; any other is a directory here.
+        if (model.startswith((".", "/", "~")) or model.count("/") > 1) and not Path(model).expanduser().is_dir():
+            raise SettingsError(f"there is no directory {model}; give a model's directory, or its name on the Hub")
 
 
 def text(values: Mapping[str, Any], key: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, merge, to_mapping
 from tinyzero_trainer.config.algorithm import AlgorithmConfig
+from tinyzero_trainer.config.compose import check_models
 from tinyzero_trainer.config.model_defaults import recorded_content
 from tinyzero_trainer.config.optimizer import Decay, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import DataConfig, RolloutConfig, VllmConfig
@@ -243,6 +244,7 @@ def compose_sft(overrides: Mapping[str, Any]) -> SftConfig:
         SettingsError: what `build` raises, a setting without effect, or neither a task nor a file of examples.
     """
     config = build(SftConfig, overrides)
+    check_models(overrides)
     if not config.task_specs and config.data.path is None:
         raise SettingsError("there is nothing to learn from; give --task, or a file of examples with --data")
     model, file = config.model.path, config.data.path
