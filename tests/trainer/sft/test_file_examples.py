@@ -118,6 +118,22 @@ def test_held_out_problems_are_refused_whatever_the_format(read: Read, toy_task:
         read([scored(task, trained, "yes", data_source="other", extra_info={"split": "test"})], tasks=tasks)
 
 
+def test_problems_of_a_tasks_own_test_split_are_refused(read: Read, toy_task: str, tmp_path: Path) -> None:
+    """Whatever fraction of the file is held out for the loss."""
+    finite = Path(toy_task).read_text().replace("start + size)", "min(start + size, 9))")
+    path = tmp_path / "divided.py"
+    path.write_text(f"{finite}\n\n@hookimpl\ndef has_own_splits() -> bool:\n    return True\n")
+    tasks = {"toy": {"task": str(path), "options": {"limit": 10**6}}}
+    task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
+    trained, [*_, held_out] = list(task.dataset("train", 9)), task.dataset("test", 9)
+    rows = [scored(task, item, "yes") for item in trained]
+    assert len(texts(read(rows, tasks=tasks))) == len(trained) == 9
+    with pytest.raises(DataError, match=r"rows\.jsonl:10 is of a held-out problem"):
+        read([*rows, scored(task, held_out, "no")], tasks=tasks)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):
+        read([{"prompt": task.make_prompt(held_out, "base"), "completion": "no"}], tasks=tasks)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -14,7 +14,7 @@ from tinyzero_sdk import Item, Task
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.rows import is_prompt, row_to_item
 from tinyzero_sdk.data.sources import open_rows
-from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.errors import DataError, ExhaustedError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
 from tinyzero_sdk.seeds import derive_seed, split_of_key
@@ -172,19 +172,22 @@ class ExampleFile:
     def _held_out_keys(self) -> dict[str, set[str]]:
         """Of the tasks whose data are divided already."""
         own = {name: task for name, task in self._tasks.items() if task.has_own_splits}
-        return {name: {task.item_key(item) for item in task.dataset("test")} for name, task in own.items()}
+        return {name: set(map(task.item_key, self._test_problems(task, None))) for name, task in own.items()}
 
     @cached_property
     def _held_out_prompts(self) -> set[str]:
         """Of the problems by which accuracy is measured, as a task's templates write them."""
         found = set[str]()
         for task in self._tasks.values():
-            fraction = DEFAULT_TEST_FRACTION if task.has_own_splits else self._test_fraction
-            items = task.dataset("test", self._eval_problems, seed=EVALUATION_SEED, test_fraction=fraction)
-            with suppress(DataError):  # there are fewer
-                for item in items:
-                    found.update(map(_text, task.templates(item).values()))
+            for item in self._test_problems(task, self._eval_problems):
+                found.update(map(_text, task.templates(item).values()))
         return found
+
+    def _test_problems(self, task: Task, most: int | None) -> Iterator[Item]:
+        """The first problems of the test split, or all."""
+        fraction = DEFAULT_TEST_FRACTION if task.has_own_splits else self._test_fraction
+        with suppress(ExhaustedError):  # there are fewer
+            yield from task.dataset("test", most, seed=EVALUATION_SEED, test_fraction=fraction)
 
 
 class FileExamples(ExampleSource):
