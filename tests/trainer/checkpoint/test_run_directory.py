@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 
 import pytest
 
@@ -32,13 +33,17 @@ def refusal(path, *, resume=False):
 
 def test_everything_has_its_place(path):
     with RunDirectory.open(path) as run:
-        run.save_config(CONFIG)
+        run.save_config(CONFIG, {"countdown": "1.2"})
         assert run.checkpoints.is_dir()
         assert run.rollouts.is_dir()
         assert run.rollouts_file(40) == path / "rollouts" / "step_000040.jsonl"
         assert (run.metrics, run.curve) == (path / "metrics.jsonl", path / "curve.png")
     with path.joinpath("config.toml").open("rb") as file:
         assert build(TrainConfig, tomllib.load(file)) == CONFIG
+    _, packages, tasks, *_ = path.joinpath("config.toml").read_text().splitlines()
+    assert packages.startswith(f"# Versions: tinyzero-trainer {version('tinyzero-trainer')}, ")
+    assert f"torch {version('torch')}" in packages
+    assert tasks == "# Tasks: countdown 1.2"
 
 
 @pytest.mark.slow

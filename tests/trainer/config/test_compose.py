@@ -1,13 +1,17 @@
 """What the user types becomes one configuration, or one line that says what is wrong with it."""
 
+from dataclasses import replace
+
 import pytest
 import tomli_w
 
 from tests.trainer.configurations import typed
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import TABLE, build, describe, format_value, to_mapping
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.compose import compose, gather, make_config
+from tinyzero_trainer.sft.default_model import plan
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 
@@ -70,6 +74,26 @@ def test_the_file_of_another_command_is_refused_by_its_name(tmp_path, cls, other
         SettingsError, match=f"config.toml is of another command; give it to tinyzero {command} --config"
     ):
         gather(cls, {}, [], file)
+
+
+def test_the_config_of_a_run_is_taken_again_for_another_one(tmp_path):
+    run = tmp_path / "run"
+    first = make_config(typed("data.max_refill_rounds=2", f"run.output={run}", "model.path=tiny", task="countdown"))
+    with RunDirectory.open(run) as directory:
+        directory.save_config(first)
+    again = gather(TrainConfig, {}, [], directory.config)
+    assert plan(again) is None  # no default model, and no complaint of default_model
+    assert make_config(again) == replace(first, run=replace(first.run, output=""))
+    # What another setting leaves without effect is dropped, as a default is.
+    single = make_config(
+        gather(TrainConfig, {}, ["rollout.group_size=1", "algorithm.advantage_estimator=gae"], directory.config)
+    )
+    assert single.data.max_refill_rounds == 0
+    # A file of one's own is taken at its word.
+    mine = tmp_path / "mine.toml"
+    mine.write_text(directory.config.read_text())
+    with pytest.raises(SettingsError, match=r"data\.max_refill_rounds=2 has no effect"):
+        make_config(gather(TrainConfig, {}, ["rollout.group_size=1", "algorithm.advantage_estimator=gae"], mine))
 
 
 def test_a_mistake_in_a_file_names_the_file(tmp_path):

@@ -1,6 +1,6 @@
 """The directory of a run: its layout, and which process may write in it.
 
-config.toml          the resolved configuration
+config.toml          the resolved configuration, and the versions of packages and tasks
 metrics.jsonl        one line per step
 rollouts/            samples of completions
 checkpoints/step_N/  what the run can resume from, and what transformers and vLLM load
@@ -9,10 +9,12 @@ curve.png            the plot at the end
 
 import json
 import os
+import platform
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -95,12 +97,16 @@ class RunDirectory:
                     f"{self.config} is not from a run and would be overwritten; choose another --output"
                 )
 
-    def save_config(self, config: TrainConfig | SftConfig) -> None:
-        """Write `config.toml`, whole or not at all."""
+    def save_config(self, config: TrainConfig | SftConfig, tasks: Mapping[str, str] | None = None) -> None:
+        """Write `config.toml`, whole or not at all; as comments the versions of the packages, and those of `tasks`."""
         import tomli_w
 
         command = "sft" if isinstance(config, SftConfig) else "train"
         text = f"# Resolved configuration of this run; `tinyzero {command} --help` explains every key.\n"
+        packages = ("tinyzero-trainer", "tinyzero-sdk", "torch", "transformers")
+        versions = {name: version(name) for name in packages} | {"Python": platform.python_version()}
+        for what, found in (("Versions", versions), ("Tasks", tasks or {})):
+            text += f"# {what}: {', '.join(f'{name} {number}' for name, number in found.items())}\n" if found else ""
         text += tomli_w.dumps(to_mapping(config))
         aside = self.config.with_name("config.toml.tmp")
         with errors_in_one_line(self.config):

@@ -72,16 +72,24 @@ def train(
 
 
 def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The overrides, on a GPU with a small model made for the task if they name none, and whether they were checked.
+    """The overrides with a model, on a GPU one made for the task if they name none, and whether they were checked.
 
     The check of memory comes before the model is trained for minutes.
     """
+    from tinyzero_sdk.settings import get, merge
+    from tinyzero_trainer.config.model_defaults import TINY_NAME
     from tinyzero_trainer.models.new_model import default_spec
     from tinyzero_trainer.sft.default_model import plan
 
+    if get(overrides, "data.path") and get(overrides, "model.path") is None:
+        raise SettingsError(
+            "data.path needs --model: the small models that are trained without it have seen problems of the task, and "
+            "so perhaps the file's held-out ones"
+        )
     own = plan(overrides)
     if own is None:
-        return overrides, False
+        is_named = get(overrides, "model.path") is not None
+        return (overrides if is_named else merge(overrides, {"model": {"path": TINY_NAME}})), False
     _check(own.config, overrides, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
     start.warn_of_memory(own.config, default_spec(own.config.default_model))
@@ -95,11 +103,6 @@ def _check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> 
 
     if config.data.test_path and not config.data.path:
         raise SettingsError(f"data.test_path={config.data.test_path} alone trains on nothing; give data.path too")
-    if config.data.path and not config.model.path:
-        raise SettingsError(
-            "data.path needs --model: the small models that are trained without it have seen problems of the task, and "
-            "so perhaps the file's held-out ones"
-        )
     check_loss_place(config.algorithm.policy_loss)
     refuse_model(config)
     return start.check(config, typed, resume=resume)

@@ -110,7 +110,7 @@ class Session:
                 rollouts, metrics = training_step.take(step)
                 if (fitting := _as_it_fits(self.recorded, self.workers)) != self.recorded:
                     self.recorded = fitting
-                    self.run.save_config(fitting)
+                    self.run.save_config(fitting, _task_versions(self.workers))
                 metrics |= state.add_totals(rollouts, metrics["timing_s/step"]) | self.checkpointer.timing()
                 state.step, state.pending_metrics = step, metrics
                 if log.rollouts_every and step % log.rollouts_every == 0:
@@ -209,7 +209,7 @@ def open_session(
             Trackers(recorded, run.path, progress.log) as trackers,
         ):
             recorded = _as_it_fits(recorded, workers)
-            run.save_config(recorded)  # also when resumed: run.steps may have been raised
+            run.save_config(recorded, _task_versions(workers))  # also when resumed: run.steps may have been raised
             checkpointer = Checkpointer(recorded, run, workers)
             state, prefetched = checkpointer.restore(checkpoint)
             log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
@@ -245,6 +245,10 @@ def train(
         rollouts, prefetched = session.run.rollouts, session.prefetched
         step = TrainingStep(config, workers, session.state, stop, rollouts, prefetched, signal)
         return session.train(step, evaluation)
+
+
+def _task_versions(workers: Workers) -> dict[str, str]:
+    return {running.task.name: running.task.version for running in workers.tasks.values()}
 
 
 def _as_it_fits(config: C, workers: Workers) -> C:

@@ -24,6 +24,7 @@ from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.model_defaults import TINY_NAME
+from tinyzero_trainer.config.run import DefaultModelConfig
 from tinyzero_trainer.config.sft import SftConfig, warm_start
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.hardware import nvml
@@ -144,7 +145,7 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
         return None  # the former is for config/unused.py, the latter for `build`
     no_ray_gpu = get(overrides, "run.executor") == "ray" and not get(overrides, "ray.gpus")
     if no_ray_gpu or not nvml.sees_gpu(device):
-        if overrides.get("default_model"):
+        if merge(by_default := vars(DefaultModelConfig()), overrides.get("default_model") or {}) != by_default:
             why = "Ray with ray.gpus=0 has" if no_ray_gpu else f"run.device={device} finds"
             raise SettingsError(
                 f"default_model has no effect: {why} no GPU, and on the CPU the tiny model that comes with the trainer "
