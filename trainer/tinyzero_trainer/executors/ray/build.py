@@ -18,7 +18,7 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.micro_batch_halving import MicroBatchHalving
 from tinyzero_trainer.executors.ray import actors
 from tinyzero_trainer.executors.ray.calls import ActorHandle, Call, gather
-from tinyzero_trainer.executors.ray.cluster import RESOURCES_SECONDS, RayError, import_ray, placement_group
+from tinyzero_trainer.executors.ray.cluster import RayError, import_ray, placement_group
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import RemoteLearner, RemotePool, TrainerActors
 from tinyzero_trainer.executors.ray.reward_actor import RewardActor
@@ -27,6 +27,9 @@ from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.oom import catch_out_of_memory
+
+RESTART_SECONDS = 180.0
+"""For a process to start in place of another: all ranks of a machine import PyTorch at the same time."""
 
 
 @contextmanager
@@ -260,10 +263,10 @@ class ActorPool:
         for actor in before:
             self._handles[actor.name] = self._starts[actor.name]()
         started = [self._handles[actor.name].host.remote() for actor in before]
-        _, missing = ray.wait(started, num_returns=len(started), timeout=RESOURCES_SECONDS)
+        _, missing = ray.wait(started, num_returns=len(started), timeout=RESTART_SECONDS)
         if missing:
             lost = before[started.index(missing[0])]
-            end = f"has died, and could not be restarted on its machine within {RESOURCES_SECONDS:g} s"
+            end = f"has died, and could not be restarted on its machine within {RESTART_SECONDS:g} s"
             raise NoCapacityError(lost.name, end, policy_intact=not lost.trains)
         return [replace(actor, handle=self._handles[actor.name]) for actor in before]
 
