@@ -26,8 +26,9 @@ from tests.trainer.conftest import SHAPE, TOY_TASK
 from tests.trainer.controller.test_async_loop import dedicated_workers
 from tests.trainer.plan.planned import config_of, on, target_of
 from tests.trainer.processes import in_own_process
-from tinyzero_sdk.settings import to_mapping
-from tinyzero_trainer.config import RayConfig, TrainConfig
+from tinyzero_sdk.settings import merge, to_mapping
+from tinyzero_trainer.config import RayConfig, SftConfig, TrainConfig
+from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.loop import train
@@ -39,6 +40,7 @@ from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.models.loading import from_parts, load_model, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.plan.target_gpu import TargetGpu
+from tinyzero_trainer.sft.train import fine_tune
 
 pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 
@@ -84,6 +86,20 @@ def make_config(folder: Path, name: str, **changes: Any) -> TrainConfig:
     return changed(values, changes)
 
 
+def make_sft_config(folder: Path, name: str, **changes: Any) -> SftConfig:
+    """Of the same model on the task's own examples."""
+    values: dict[str, Any] = {
+        "run": {"output": str(folder / name), "steps": STEPS, "device": "cpu"},
+        "tasks": {"toy": {"task": str(TOY_TASK), "options": {"limit": 5}}},
+        "model": {"path": str(folder / "model")},
+        "data": {"prompt_template": "base", "test_fraction": 0.4, "batch_size": 6},
+        "rollout": {"max_completion_tokens": 8},
+        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 0, "micro_batch_tokens": 40},
+        "eval": {"num_problems": 8, "every": 0},
+    }
+    return compose_sft(merge(values, changes))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory for runs, with the model that they start from."""
@@ -111,6 +127,8 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
         configure = partial(make_config, folder, ray__address=cluster.address, **RANKS)
         found: dict[str, Any] = {"address": cluster.address, "accuracy": train(configure("ray", **CRITIC)).accuracy}
         train(configure("ray async", model__teacher=str(folder / "teacher"), **TAUGHT, **ASYNC))
+        on_ray = {"run": {"executor": "ray"}, "ray": {"address": cluster.address}, "parallel": {"world_size": 2}}
+        fine_tune(make_sft_config(folder, "ray sft", **on_ray))
         found["gpus"] = gpus_there(RayConfig(address=cluster.address))
         room.RESOURCES_SECONDS = 1.0
         with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
@@ -158,6 +176,15 @@ def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found
     # A process without Ray resumes what two ranks of Ray saved.
     train(make_config(folder, "ray", run__steps=STEPS + 1, **CRITIC), resume=True)
     assert [row["step"] for row in lines(folder / "ray")] == list(range(STEPS + 2))
+
+
+def test_three_steps_of_fine_tuning_over_two_nodes_are_those_of_one_process(
+    folder: Path, found: dict[str, Any]
+) -> None:
+    together, alone = lines(folder / "ray sft"), lines(fine_tune(make_sft_config(folder, "local sft")).output)
+    assert together[STEPS]["train/loss"] < together[1]["train/loss"]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
 def test_four_taught_steps_off_policy_are_those_of_one_process(
