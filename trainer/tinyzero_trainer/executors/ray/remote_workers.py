@@ -89,7 +89,8 @@ class TrainerActors:
             raise WorkerDiedError(name, "did not hand over its state after memory ran out", policy_intact=False)
         done = gather(calls)
         if len({tuple(metrics.mini_batches for metrics in each) for each in done}) > 1:
-            raise WorkerDiedError("one rank", "has made an update that another has not", policy_intact=False)
+            end = "has made an update that another had no memory for (memory.cpu_offload=always takes less)"
+            raise WorkerDiedError("one rank", end, policy_intact=False)
         return done
 
     def pass_weights(
