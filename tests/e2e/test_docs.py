@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.transcript import shortened
+from tinyzero_sdk import hookspecs, load_task
+from tinyzero_sdk.testing.checker import check_waivers
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "docs/**/*.md", "trainer/*.md", "plugins/*/*.md", "benchmarks/*.md", "examples/**/*.md")
@@ -71,6 +73,24 @@ def test_complete_tasks_fail_no_check(name: str, tmp_path: Path) -> None:
     results = {check["check"]: check["status"] for check in json.loads(done.stdout)["checks"]}
     assert "other-seed-other-data" in results
     assert (done.returncode, [name for name, status in results.items() if status == "failed"]) == (0, [])
+
+
+def test_what_is_named_like_a_hook_is_marked_as_one() -> None:
+    hooks = {name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")}
+    for document in WITH_CODE:
+        code = document.read_text(encoding="utf-8")
+        for mark, name in re.findall(r"^(.*)\ndef (\w+)\(", code, re.MULTILINE):
+            assert name not in hooks or mark.startswith("@hookimpl"), f"{document}: {name} is never called"
+
+
+def test_the_waiver_of_the_documentation_is_taken(tmp_path: Path) -> None:
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/conformance.md")]
+    codes = [code for page in pages for _, code in BLOCK.findall(page)]
+    whole, waiver = (next(code for code in codes if part in code) for part in ("# my_task.py", "waivers="))
+    (tmp_path / "my_task.py").write_text(whole + waiver, encoding="utf-8")
+    task = load_task(tmp_path / "my_task.py")
+    assert list(task.info.waivers) == ["last-answer-counts"]
+    check_waivers(task)
 
 
 @each(DOCUMENTS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from tinyzero_sdk.hookspecs import PROJECT, hookspec
-from tinyzero_sdk.plugins.validation import check_sdk_version, check_spelling
+from tinyzero_sdk.plugins.validation import check_sdk_version, check_spelling, register
 
 if TYPE_CHECKING:
     import typer
@@ -95,7 +95,7 @@ def _load(point: EntryPoint) -> Plugin:
     try:
         check_sdk_version(point.dist)
         hooks = point.load()
-        manager.register(hooks)
+        register(manager, hooks)
         check_spelling(manager, hooks, sys.modules[__name__])
         plugin.manager = manager
     except KeyboardInterrupt:

@@ -33,6 +33,29 @@ def check_sdk_version(distribution: Distribution) -> None:
             )
 
 
+def register(manager: pluggy.PluginManager, plugin: object, name: str | None = None) -> None:
+    """Register the hooks of a plugin; one that names an argument which its hook does not pass is refused by name."""
+    try:
+        manager.register(plugin, name)
+    except pluggy.PluginValidationError as error:
+        for hook, caller in vars(manager.hook).items():
+            passed = caller.spec.argnames if caller.spec else ()
+            for given in _required_arguments(plugin, hook) if caller.spec else ():
+                if given not in passed:
+                    hint = did_you_mean(given, passed)
+                    known = f"its arguments are {', '.join(passed)}" if passed else "it has none"
+                    raise BrokenTaskError(f"{hook} has no argument {given!r}; {hint}{known}") from error
+        raise BrokenTaskError(" ".join(str(error).split())) from error
+
+
+def _required_arguments(plugin: object, hook: str) -> list[str]:
+    function = getattr(plugin, hook, None)
+    if not hasattr(function, f"{hookspecs.PROJECT}_impl"):
+        return []
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+
+
 def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
     """Refuse a registered task that lacks a required hook, or whose hooks are invalid; the caller adds its name."""
     check_spelling(manager, plugin, hookspecs)

@@ -10,6 +10,7 @@ from packaging.version import Version
 import tinyzero_sdk
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scaffold.names import check_name, module_name
+from tinyzero_sdk.tasks.local_packages import neighbours_of
 from tinyzero_sdk.tasks.registry import load_task
 from tinyzero_sdk.testing.cases import cases_path
 
@@ -77,6 +78,11 @@ def render_file(name: str, task_file: Path) -> dict[str, str]:
     task = load_task(task_file)
     if Path(task.source).name == "__init__.py":
         raise DataError(f"{task_file} is already in a package; copy its folder instead")
+    if beside := neighbours_of(Path(task.source), task_file.read_bytes()):
+        raise DataError(
+            f"{task_file} imports {', '.join(beside)} from its folder; write the package without --from-file, and put "
+            "the modules in it"
+        )
     description = " ".join(task.info.description.split()).rstrip(".") or "describe the task here"
     templates = COMMON | {"tests/test_{module}.py": "test_file.py"}
     contents = _render(name, templates, description, about=_read("about_file.md"))

@@ -1,13 +1,17 @@
 """Task packages that are not installed: found by a path and imported from there under their own names.
 
-A package has an `__init__.py`, or a project whose `pyproject.toml` names it; `registry.py` handles single files.
+A package has an `__init__.py`, or a project whose `pyproject.toml` names it; `registry.py` handles single files, and
+this module what these import from their own folder.
 """
 
+import ast
 import hashlib
 import importlib.util
 import os
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,6 +98,53 @@ def import_package(init: Path, version: str) -> ModuleType:
         sys.dont_write_bytecode = writes
     _versions[str(init)] = version
     return module
+
+
+def neighbours_of(file: Path, code: bytes) -> dict[str, Path]:
+    """The modules in the folder of a task file that it imports, themselves or through one another, by name."""
+    found: dict[str, Path] = {}
+    waiting = [code]
+    while waiting:
+        try:
+            tree = ast.parse(waiting.pop())
+        except (SyntaxError, ValueError):  # its import reports it
+            continue
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            for name in {name.partition(".")[0] for name in names} - found.keys() - sys.stdlib_module_names:
+                module = file.parent / f"{name}.py"
+                if module.is_file() and module != file:
+                    found[name] = module
+                    waiting.append(module.read_bytes())
+    return found
+
+
+@contextmanager
+def importing(neighbours: Mapping[str, Path]) -> Iterator[None]:
+    """Let the code in the block import these modules, which are imported anew, and at once, since hooks may import too.
+
+    Raises:
+        BrokenTaskError: another module has the name of one.
+    """
+    for name, file in neighbours.items():
+        loaded = getattr(sys.modules.get(name), "__file__", None)
+        if name in sys.modules and (loaded is None or Path(loaded).resolve() != file):
+            raise BrokenTaskError(f"imports {file.name}, but there is another module {name!r}, {loaded}; rename one")
+        sys.modules.pop(name, None)
+    folders = list(dict.fromkeys(str(file.parent) for file in neighbours.values()))
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a file changed within a second looks unchanged
+    sys.path[:0] = folders
+    importlib.invalidate_caches()
+    try:
+        for name in neighbours:
+            importlib.import_module(name)
+        yield
+    finally:
+        sys.dont_write_bytecode = writes
+        for folder in folders:
+            sys.path.remove(folder)
 
 
 def execute(name: str, file: Path) -> ModuleType:

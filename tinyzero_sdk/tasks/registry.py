@@ -33,7 +33,7 @@ from tinyzero_sdk.errors import (
 )
 from tinyzero_sdk.hookspecs import hookimpl
 from tinyzero_sdk.plugins.registry import Plugin, family_tasks
-from tinyzero_sdk.plugins.validation import check_hooks, check_sdk_version
+from tinyzero_sdk.plugins.validation import check_hooks, check_sdk_version, register
 from tinyzero_sdk.records import Item, TaskInfo
 from tinyzero_sdk.rewards.wrappers import make_wrapper
 from tinyzero_sdk.settings import build, parse_overrides, unknown_key_message
@@ -215,15 +215,18 @@ def _in_file(path: Path) -> _Candidate:
         code = path.read_bytes()
     except OSError as error:
         raise TaskNotFoundError(f"cannot read the task file {path}: {error.strerror}") from error
-    version = hashlib.blake2b(code, digest_size=8).hexdigest()
     location = str(path.resolve())
+    neighbours = packages.neighbours_of(Path(location), code)
+    hashed = code + b"".join(file.read_bytes() for _, file in sorted(neighbours.items()))
+    version = hashlib.blake2b(hashed, digest_size=8).hexdigest()
 
     def load() -> ModuleType:
         # The bytes that were hashed: importlib would read the file again, or load a stale .pyc.
         module = ModuleType(f"tinyzero_task_file_{version}")
         module.__file__ = location
         sys.modules[module.__name__] = module  # dataclasses look their module up there
-        exec(compile(code, location, "exec"), module.__dict__)
+        with packages.importing(neighbours):
+            exec(compile(code, location, "exec"), module.__dict__)
         return module
 
     return _Candidate(path.stem, location, version, origin=location, fix="fix the file", load=load)
@@ -235,7 +238,7 @@ def _assemble(
     plugin = _call_plugin(candidate.load, "cannot be imported")
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    _register(manager, plugin, "task")
+    register(manager, plugin, "task")
     check_hooks(manager, plugin)
     for default in (item_key, info):
         if not getattr(manager.hook, default.__name__).get_hookimpls():
@@ -243,7 +246,7 @@ def _assemble(
     for name in wrappers:
         if manager.has_plugin(f"wrapper {name}"):
             raise SettingsError(f"the score wrapper {name} is given twice; give it once")
-        _register(manager, make_wrapper(name), f"wrapper {name}")
+        register(manager, make_wrapper(name), f"wrapper {name}")
     return Task(
         candidate.name,
         candidate.version,
@@ -255,13 +258,6 @@ def _assemble(
         wrappers=wrappers,
         allow_unsafe_scorers=allow_unsafe_scorers,
     )
-
-
-def _register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
-    try:
-        manager.register(plugin, name)
-    except pluggy.PluginValidationError as error:
-        raise BrokenTaskError(" ".join(str(error).split())) from error
 
 
 def _info(manager: pluggy.PluginManager) -> TaskInfo:

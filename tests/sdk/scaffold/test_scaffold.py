@@ -202,12 +202,15 @@ def test_a_task_file_and_its_cases_become_a_package(write_task, tmp_path):
     assert load_task(source).info.description
 
 
-def test_a_file_that_is_no_task_or_in_a_package_is_refused(tmp_path):
+def test_a_file_that_is_no_task_or_in_a_package_is_refused(write_task, tmp_path):
     (tmp_path / "empty.py").touch()
+    (tmp_path / "tz_words.py").touch()
+    write_task("several", extra="import tz_words")
     write_package("tz-given", tmp_path / "given")
     for file, problem in {
         "empty.py": "lacks the hooks",
         "none.py": "cannot read",
+        "several.py": "several.py imports tz_words from its folder",
         "given": "already in a package; copy its folder",
         "given/tz_given/__init__.py": "already in a package; copy its folder",
     }.items():

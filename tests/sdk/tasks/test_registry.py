@@ -1,5 +1,6 @@
 """Finding and loading tasks: what works, and what each kind of broken plugin says."""
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pytest
 
 from tinyzero_sdk import TaskInfo, list_tasks, load_task
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TaskClashError, TaskNotFoundError, VersionMismatchError
+from tinyzero_sdk.plugins.registry import load_plugins
 from tinyzero_sdk.tasks.registry import TaskEntry
 
+RENAMED_ARGUMENT = "from tinyzero_sdk import hookimpl\n@hookimpl\ndef register_commands(apps): pass"
 RAISES = "raise RuntimeError('imported')"
 
 
@@ -90,7 +93,10 @@ BROKEN = {
     "no hookimpl": ({"score": "def score(answer): return 1.0"}, "score has the name of a hook but lacks @hookimpl"),
     "optional without hookimpl": ({"extra": "def solve(item): return ''"}, "solve has the name of a hook but lacks"),
     "argument with default": ({"score": HOOK + "score(options=None): return 1.0"}, "score gives options a default"),
-    "unknown argument": ({"score": HOOK + "score(answer, truth): return 1.0"}, "truth"),
+    "misspelt argument": (
+        {"score": HOOK + "score(answr, ground_truth): return 1.0"},
+        "score has no argument 'answr'; did you mean answer? its arguments are answer, ground_truth, options;",
+    ),
     "own score_completion": (
         {"extra": HOOK + "score_completion(): return None"},
         "score_completion belongs to the SDK",
@@ -135,6 +141,35 @@ def test_plugin_for_another_sdk_is_refused_before_it_is_imported(install, requir
 def test_other_requirements_do_not_matter(install, task_source, requirement):
     install("tz-say", modules={"say_module": task_source()}, tasks={"say": "say_module"}, requires=[requirement])
     assert load_task("say").name == "say"
+
+
+def test_a_misspelt_argument_of_a_plugins_hook_is_named_too(install):
+    install("tz-odd", modules={"odd": RENAMED_ARGUMENT}, plugins={"odd": "odd"})
+    [plugin] = [plugin for plugin in load_plugins() if plugin.name == "odd"]
+    assert (
+        plugin.error
+        == "BrokenTaskError: register_commands has no argument 'apps'; did you mean app? its arguments are app"
+    )
+
+
+def test_a_task_file_imports_modules_next_to_it(write_task, tmp_path):
+    (tmp_path / "tz_near.py").write_text("from tz_far import WORD")
+    (tmp_path / "tz_far.py").write_text("WORD = 'one'")
+    later = "@hookimpl\ndef make_prompt(item):\n    import tz_far\n    return WORD + tz_far.WORD\n"
+    path = write_task(extra="from tz_near import WORD", make_prompt=later)
+    before, places = load_task(path), list(sys.path)
+    assert before.make_prompt(before.generate("train", 1)[0]) == "oneone"
+    # A change of any of them is another version, and is imported anew.
+    (tmp_path / "tz_far.py").write_text("WORD = 'two'")
+    after = pickle.loads(pickle.dumps(load_task(path)))
+    assert after.version != before.version
+    assert after.make_prompt(after.generate("train", 1)[0]) == "twotwo"
+    assert (sys.path, (tmp_path / "__pycache__").exists()) == (places, False)
+    # Another folder's module of that name would be a mixture of both.
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/tz_far.py").touch()
+    with pytest.raises(BrokenTaskError, match=r"tz_far\.py, but there is another module 'tz_far', .*; rename one"):
+        load_task(Path(write_task("other/say", extra="import tz_far")))
 
 
 def test_file_task_takes_name_and_version_from_the_file(write_task):

@@ -116,7 +116,8 @@ def test_a_task_of_few_problems_is_checked_on_what_there_is(write_sum):
         properties=["other-seed-other-data", "splits-disjoint", "prompts-complete", "every-item-solvable"],
         cases=[],
     )
-    assert [result.status for result in report.results] == ["not checked", "not checked", "passed", "passed"]
+    assert [result.status for result in report.results] == ["not checked", "failed", "passed", "passed"]
+    assert "no problem is held out: the task has" in report.failed[0].describe()
 
 
 FEW_ANSWERS = {

@@ -108,7 +108,8 @@ def _examine_splits(subject: TaskUnderTest) -> Failure | None:
     shown = {show_item(item): item for item in subject.items}
     tested = test_items(subject)
     if not tested:
-        raise NotChecked(f"no test items: all {len(trained)} problems are in the training split")
+        got = f"no problem is held out: the task has {len(trained)} in all, in the training split"
+        return Failure(got, "enough different problems for both splits (vary them with the index and the seed)")
     for item in tested:
         subject.tried += 1
         key = task.item_key(item)
@@ -123,8 +124,8 @@ def _examine_splits(subject: TaskUnderTest) -> Failure | None:
 
 SPLITS_DISJOINT = Property(
     name="splits-disjoint",
-    text="No problem is in both the training and the test split.",
-    reason="Testing a model on its training problems tests nothing.",
+    text="Both splits have problems, and no problem is in both.",
+    reason="Testing a model on its training problems tests nothing, and without held-out ones nothing is tested.",
     examine=_examine_splits,
 )
 
