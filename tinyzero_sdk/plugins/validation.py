@@ -50,7 +50,7 @@ def register(manager: pluggy.PluginManager, plugin: object, name: str | None = N
 
 def _required_arguments(plugin: object, hook: str) -> list[str]:
     function = getattr(plugin, hook, None)
-    if not hasattr(function, f"{hookspecs.PROJECT}_impl"):
+    if function is None or not hasattr(function, f"{hookspecs.PROJECT}_impl"):
         return []
     parameters = inspect.signature(function).parameters.values()
     return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
