@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
@@ -26,7 +27,7 @@ def short_run(model: Path, output: Path, **changes: Any) -> TrainConfig:
         "optimizer": {"learning_rate": 1e-3},
         "eval": {"num_problems": 8, "num_problems_during": 4, "every": 2},
         "checkpoint": {"every": 2},
-        "log": {"rollouts_every": 0},
+        "log": {"rollouts_every": 0, "held_out_count": 0},
     }
     return changed(values, changes)
 
@@ -35,6 +36,12 @@ def lines(output: str | Path, without: tuple[str, ...] = UNTIMED) -> list[dict[s
     """The metrics of a run, without what the clock decides."""
     rows = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith(without)} for row in rows]
+
+
+def completions(output: str | Path, split: str = "train") -> list[dict[str, Any]]:
+    """The completions that a run has kept."""
+    files = sorted(Path(output, "completions").glob(f"{split}_*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
 def assert_same_weights(ours: str | Path, theirs: str | Path, step: int) -> None:

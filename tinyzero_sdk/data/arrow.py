@@ -1,6 +1,7 @@
 """Conversion between rows of plain JSON and Arrow tables, with the rows that do not fit. No files here."""
 
 import contextlib
+import json
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -61,6 +62,10 @@ def to_list(array: pa.Array) -> list[Json]:
         [{'numbers': [3, 4], 'target': 7}, None]
     """
     kind = array.type
+    if pa.types.is_map(kind):
+        return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
+    if isinstance(kind, pa.JsonType):
+        return [None if text is None else json.loads(text) for text in to_list(array.storage)]
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind):
         return array.to_numpy(zero_copy_only=False).tolist()
     if (pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)) and not array.null_count:
@@ -76,6 +81,12 @@ def to_list(array: pa.Array) -> list[Json]:
         cells = zip(*(to_list(child) for child in array.flatten()), strict=True)
         return _with_nulls(array, [dict(zip(names, row, strict=True)) for row in cells])
     return array.to_pylist()
+
+
+def to_rows(table: pa.Table) -> list[Row]:
+    """Its rows as plain JSON; `table.to_pylist()` leaves maps and JSON as they are stored."""
+    cells = zip(*(to_list(column.combine_chunks()) for column in table.columns), strict=True)
+    return [dict(zip(table.column_names, row, strict=True)) for row in cells]
 
 
 def _with_nulls(array: pa.Array, values: list[Json]) -> list[Json]:
@@ -113,6 +124,10 @@ def check_json_types(path: Path, schema: pa.Schema) -> None:
 
 def fits_json(kind: pa.DataType) -> bool:
     """Whether JSON can hold the values of a type."""
+    if isinstance(kind, pa.JsonType):
+        return True
+    if pa.types.is_map(kind):
+        return pa.types.is_string(kind.key_type) and fits_json(kind.item_type)
     if pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return fits_json(kind.value_type)
     if pa.types.is_struct(kind):

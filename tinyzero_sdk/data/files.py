@@ -19,7 +19,7 @@ from typing import BinaryIO, NoReturn, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tinyzero_sdk.data.arrow import Row, without_views
+from tinyzero_sdk.data.arrow import Row, to_rows, without_views
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
 
@@ -84,7 +84,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     for block in read_blocks(path):
         if block.bad:
             raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].problem}")
-        yield from block.rows if block.table is None else block.table.to_pylist()
+        yield from block.rows if block.table is None else to_rows(block.table)
 
 
 def read_blocks(path: Path) -> Iterator[Block]:

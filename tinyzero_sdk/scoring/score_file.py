@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from tinyzero_sdk.data.arrow import Row, check_json_types, infer_schema
+from tinyzero_sdk.data.arrow import Row, check_json_types, infer_schema, to_rows
 from tinyzero_sdk.data.files import BadRow, JsonLinesWriter, ParquetWriter, check_ending, replacing
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.batches import ScoreColumns, unpacked
@@ -285,7 +285,7 @@ def _scored_rows(source: Path, batch: OutputBatch, scores: ScoreColumns, provena
         check_json_types(source, table.schema)
     by = provenance._asdict()
     columns = (scores.values, scores.correct, scores.reasons, scores.answers)
-    for row, *results in zip(batch.block.rows if table is None else table.to_pylist(), *columns, strict=True):
+    for row, *results in zip(batch.block.rows if table is None else to_rows(table), *columns, strict=True):
         yield row | dict(zip(RESULT_COLUMNS, results, strict=False)) | by
 
 

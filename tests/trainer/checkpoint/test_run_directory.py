@@ -35,9 +35,8 @@ def test_everything_has_its_place(path):
     with RunDirectory.open(path) as run:
         run.save_config(CONFIG, {"countdown": "1.2"})
         assert run.checkpoints.is_dir()
-        assert run.rollouts.is_dir()
-        assert run.rollouts_file(40) == path / "rollouts" / "step_000040.jsonl"
-        assert (run.metrics, run.curve) == (path / "metrics.jsonl", path / "curve.png")
+        names = [found.name for found in (run.completions, run.metrics, run.curve)]
+        assert names == ["completions", "metrics.jsonl", "curve.png"]
     with path.joinpath("config.toml").open("rb") as file:
         assert build(TrainConfig, tomllib.load(file)) == CONFIG
     _, packages, tasks, *_ = path.joinpath("config.toml").read_text().splitlines()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.trainer import preloaded
-from tests.trainer.runs import Configure, assert_same_weights, killed, lines, on_call, short_run
+from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store
@@ -46,6 +46,7 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
         "algorithm__kl_coefficient": 0.05,
         "log__rollouts_every": 2,
         "log__rollouts_count": 3,
+        "log__held_out_count": 8,
     }
     return lambda output, **changes: short_run(warm_model, output, **{**settings, **changes})
 
@@ -89,9 +90,12 @@ def test_a_run_leaves_all_that_it_promises(whole):
     assert whole.accuracy == {"toy_task": loop.Change(*held_out)}
     assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step_4", "step_5"]
     assert (output / "curve.png").stat().st_size > 10_000
-    rollouts = [json.loads(line) for line in (output / "rollouts" / "step_000002.jsonl").read_text().splitlines()]
-    assert len(rollouts) == 3
-    assert {"prompt", "completion", "ground_truth", "score", "reason"} <= rollouts[0].keys()
+    assert [row["step"] for row in completions(output)] == [2] * 4 + [4] * 4
+    held_out = completions(output, "heldout")
+    for row in rows:
+        if "val-core/toy_task/acc/mean@1" in row:
+            same = [kept for kept in held_out if (kept["step"], kept["decoding"]) == (row["step"], "sampled")]
+            assert sum(kept["correct"] for kept in same) / len(same) == row["val-core/toy_task/acc/mean@1"]
 
 
 @pytest.mark.slow

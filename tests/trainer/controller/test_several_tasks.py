@@ -1,13 +1,12 @@
 """A run on two tasks, mixed and chosen by difficulty: what it leaves, and that an interruption changes nothing."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.runs import Configure, assert_same_weights, killed, lines, short_run
+from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, short_run
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
@@ -58,8 +57,9 @@ def test_each_task_is_measured_on_its_own_problems(whole: loop.TrainResult) -> N
         assert [row["step"] for row in found if key in row] == [0, 2, 4]
         assert whole.accuracy[name] == loop.Change(found[0][key], found[-1][key])
         assert [row[f"val-aux/{name}/size"] for row in (found[0], found[2], found[4])] == [6, 3, 6]
-    rollouts = (whole.output / "rollouts" / "step_000002.jsonl").read_text().splitlines()
-    assert Counter(json.loads(line)["task"] for line in rollouts) == {"short": 3, "long": 3}
+    kept = completions(whole.output)
+    assert {row["step"] for row in kept} == {2, 4}
+    assert Counter(row["task"] for row in kept if row["step"] == 2) == {"short": 4, "long": 4}
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.trainer.data.toy_problems import ToyProblems, take
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.config import CurriculumConfig
-from tinyzero_trainer.data.mixture import Mixture, next_share, some_of_each
+from tinyzero_trainer.data.mixture import Mixture, next_share
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
@@ -82,9 +82,3 @@ def test_curricula_learn_from_their_own_task_alone() -> None:
         "curriculum/small/bucket_1/pass_rate": 1.0,
     }
     assert mixture().close_step([sample("large")]) == {}
-
-
-def test_a_sample_of_rollouts_has_some_of_each_task() -> None:
-    samples = [sample(name) for name in ("a", "a", "a", "b", "a", "b")]
-    assert [one.prompt.task for one in some_of_each(samples, 2, 4)] == ["a", "a", "b", "b"]
-    assert some_of_each(samples[:3], 1, 2) == samples[:2]

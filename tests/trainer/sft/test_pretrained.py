@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.trainer.configurations import call
-from tests.trainer.runs import lines
+from tests.trainer.runs import completions, lines
 
 
 @pytest.mark.slow
@@ -25,7 +25,7 @@ def test_smollm2_is_fine_tuned_trained_and_evaluated(
     assert "held-out loss: " in out
     rows = lines(sft)
     assert rows[2]["val/loss"] < rows[0]["val/loss"]
-    learned = [json.loads(line) for line in Path(sft, "rollouts", "step_000001.jsonl").read_text().splitlines()]
+    learned = completions(sft)
     assert all("<|im_start|>user" in row["prompt"] and "<answer>" in row["completion"] for row in learned)
 
     sizes = ("run.steps=1", "data.prompts_per_step=2", "rollout.group_size=2")

@@ -2,7 +2,7 @@
 
 config.toml          the resolved configuration, and the versions of packages and tasks
 metrics.jsonl        one line per step
-rollouts/            samples of completions
+completions/         completions that are kept to be read
 checkpoints/step_N/  what the run can resume from, and what transformers and vLLM load
 curve.png            the plot at the end
 """
@@ -38,10 +38,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path, self.config = path, path / "config.toml"
         self.metrics, self.curve = path / "metrics.jsonl", path / "curve.png"
-        self.rollouts, self.checkpoints = path / "rollouts", path / "checkpoints"
-
-    def rollouts_file(self, step: int) -> Path:
-        return self.rollouts / f"step_{step:06d}.jsonl"
+        self.completions, self.checkpoints = path / "completions", path / "checkpoints"
 
     @classmethod
     @contextmanager
@@ -61,7 +58,6 @@ class RunDirectory:
         is_new = not run.path.exists()
         with errors_in_one_line(run.path):
             run.checkpoints.mkdir(parents=True, exist_ok=True)
-            run.rollouts.mkdir(exist_ok=True)
             lock = FileLock(run.path / LOCK)
             try:
                 lock.acquire(blocking=False)
@@ -117,10 +113,9 @@ class RunDirectory:
         """Leave nothing of a run that was refused before it wrote anything."""
         files = [self.path / OWNER, self.path / LOCK]
         with suppress(OSError):  # a directory is not empty, or all is gone already
-            if {*self.path.iterdir()} - {*files, self.checkpoints, self.rollouts}:
+            if {*self.path.iterdir()} - {*files, self.checkpoints}:
                 return
             self.checkpoints.rmdir()
-            self.rollouts.rmdir()
             for file in files:
                 file.unlink()
             self.path.rmdir()

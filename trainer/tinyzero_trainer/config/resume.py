@@ -31,7 +31,7 @@ _RESUMABLE = {
     "data": "path test_path num_workers",
     "eval": "every num_problems_during",
     "checkpoint": "every keep",
-    "log": "trackers project rollouts_every rollouts_count",
+    "log": "trackers project rollouts_every rollouts_count held_out_count",
 }
 RESUMABLE = frozenset(f"{group}.{name}" for group, names in _RESUMABLE.items() for name in names.split())
 """Keys that --resume may change: they affect speed, memory and records, not what is learned."""

@@ -265,8 +265,11 @@ class LogConfig:
     project: str = "tinyzero"
     """Project name for W&B."""
 
-    rollouts_every: NonNegativeInt = 10
-    """Steps between samples of rollouts written to `rollouts/`; 0 = none."""
+    rollouts_every: NonNegativeInt = 1
+    """Steps between samples of rollouts kept in `completions/`; 0 = none."""
 
-    rollouts_count: PositiveInt = 16
-    """Completions in such a sample."""
+    rollouts_count: PositiveInt = 32
+    """Completions in such a sample: all those of some problems, of one of each task at least."""
+
+    held_out_count: NonNegativeInt = 1024
+    """Completions kept of each evaluation."""

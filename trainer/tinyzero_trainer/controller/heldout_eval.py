@@ -1,17 +1,10 @@
 """Accuracy on held-out problems: the fraction that is `correct`, without partial credit or shaping."""
 
-import json
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 
-import numpy as np
-
-from tinyzero_sdk.evaluation.protocol import EvaluationResult
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
-from tinyzero_sdk.scoring.statistics import standard_error
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor, learning_signal
@@ -31,6 +24,8 @@ class HeldOutEvaluation:
         self, config: TrainConfig, workers: Workers, stop: StopFlag, signal: SignalMonitor | None = None
     ) -> None:
         self.config, self.workers, self.stop, self.signal = config, workers, stop, signal
+        self.rollouts = list[tuple[str, list[Rollout]]]()
+        """Of the last evaluation: `sampled` or `greedy`, and the completions."""
         progress, count = workers.display, config.eval.num_problems
         if workers.tasks:
             progress.phase("sampling held-out problems")
@@ -47,6 +42,7 @@ class HeldOutEvaluation:
     def run(self, step: int, *, last: int) -> dict[str, float]:
         """Metrics of all tasks; before the first step and after the last on all problems, and greedily too."""
         started, metrics, signals = perf_counter(), dict[str, float](), dict[str, LearningSignal]()
+        self.rollouts = []
         for name in self.prompts:
             metrics |= self._evaluate_task(name, signals, thorough=step in (0, last))
         self.workers.display.end_phase()
@@ -70,54 +66,20 @@ class HeldOutEvaluation:
             params = SamplingParams(self.config.rollout.max_completion_tokens, temperature)
             # The same seed each time: two evaluations differ by the policy, not by the sampling.
             seed = derive_seed("evaluation", self.config.run.seed)
-            result = evaluate(self.workers, prompts, params, seed=seed, stop=self.stop)
-            metrics[key] = result.accuracy
+            rollouts = evaluate(self.workers, prompts, params, seed=seed, stop=self.stop)
+            self.rollouts.append(("greedy" if temperature == 0 else "sampled", rollouts))
+            metrics[key] = fmean(rollout.score.correct for rollout in rollouts)
             if key == held_out_key(name):
-                signals[name] = result.signal
-                metrics[f"val-aux/{name}/no_answer_frac"] = result.signal.no_answer_frac
-                metrics[f"val-aux/{name}/truncated_frac"] = result.signal.truncated_frac or 0.0
+                signal = signals[name] = learning_signal(rollouts)
+                metrics[f"val-aux/{name}/no_answer_frac"] = signal.no_answer_frac
+                metrics[f"val-aux/{name}/truncated_frac"] = signal.truncated_frac or 0.0
         return metrics
 
 
 def evaluate(
     workers: Workers, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, stop: StopFlag
-) -> EvaluationResult:
+) -> list[Rollout]:
     """Sample and score a completion of each prompt; raises `StopRequested` if a signal comes meanwhile."""
-    started = perf_counter()
     model, advance = workers.language_model, workers.display.advance
     generated = generate(model, workers.engine, prompts, 1, params, seed=seed, on_progress=advance, stop=stop)
-    rollouts = score(generated, model.tokenizer, workers.pools)
-    correct = [rollout.score.correct for rollout in rollouts]
-    tokens = [len(rollout.generation.token_ids) for rollout in rollouts]
-    return EvaluationResult(
-        problems=len(rollouts),
-        samples=1,
-        accuracy=fmean(correct),
-        standard_error=standard_error(np.array(correct), np.ones(len(correct))),
-        mean_score=fmean(rollout.score.unshaped for rollout in rollouts),
-        by_reason=Counter(rollout.score.reason for rollout in rollouts),
-        mean_length=fmean(tokens),
-        tokens_per_second=sum(tokens) / (perf_counter() - started),
-        signal=learning_signal(rollouts),
-    )
-
-
-def write_samples(path: Path, rollouts: Sequence[Rollout]) -> None:
-    """Write completions as JSON Lines that `tinyzero score` reads: prompt, completion and score of each."""
-    rows = (
-        {
-            "task": rollout.prompt.task,
-            "prompt": rollout.prompt.text,
-            "completion": rollout.text,
-            "ground_truth": rollout.prompt.item.ground_truth,
-            "score": rollout.score.value,
-            "correct": rollout.score.correct,
-            "reason": rollout.score.reason,
-            "answer": rollout.score.answer,
-            "tokens": len(rollout.generation.token_ids),
-            "finished": rollout.generation.finished,
-        }
-        for rollout in rollouts
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows), encoding="utf-8")
+    return score(generated, model.tokenizer, workers.pools)

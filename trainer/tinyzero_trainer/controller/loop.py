@@ -7,9 +7,10 @@ Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from rich import filesize
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import TinyZeroError
@@ -19,15 +20,15 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.controller.checkpointer import Checkpointer, newest_checkpoint
-from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation, write_samples
+from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import TrainingStep
-from tinyzero_trainer.data.mixture import some_of_each
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers, gpu_elsewhere
+from tinyzero_trainer.monitoring.completion_log import CompletionLog
 from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, MetricsLog, held_out_key, read_metrics
 from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
@@ -95,12 +96,13 @@ class Session:
     stop: StopFlag
     checkpointer: Checkpointer
     log: MetricsLog
+    completions: CompletionLog
     trackers: Trackers
 
     def train(self, training_step: Step, evaluation: HeldOutEvaluation) -> TrainResult:
         """Take all steps to the last, and report; a signal or a dead worker ends them earlier, with a checkpoint."""
         state, progress = self.state, self.workers.display
-        log, checkpoint = self.recorded.log, self.recorded.checkpoint
+        checkpoint = self.recorded.checkpoint
         with self._saving_at_the_end(training_step):
             if state.pending_metrics is not None:  # of step 0, or of the last one before the run was stopped
                 self._evaluate_and_log(training_step, evaluation)
@@ -113,39 +115,41 @@ class Session:
                     self.run.save_config(fitting, _task_versions(self.workers))
                 metrics |= state.add_totals(rollouts, metrics["timing_s/step"]) | self.checkpointer.timing()
                 state.step, state.pending_metrics = step, metrics
-                if log.rollouts_every and step % log.rollouts_every == 0:
-                    chosen = some_of_each(rollouts, len(self.workers.tasks), log.rollouts_count)
-                    write_samples(self.run.rollouts_file(step), chosen)
+                self.completions.train(step, rollouts)
                 if training_step.failure is not None:
                     raise training_step.failure
                 self._evaluate_and_log(training_step, evaluation)
                 if self.stop.requested:
                     raise StopRequested
                 if checkpoint.every and step % checkpoint.every == 0:
-                    self.checkpointer.save(state, training_step.prefetched)
+                    self._save(training_step)
         return self._report(evaluation, last=training_step.last)
 
     @contextmanager
     def _saving_at_the_end(self, step: Step) -> Iterator[None]:
         """Save when the block ends, also where a signal or a dead worker ends it with an intact policy."""
-        save = partial(self.checkpointer.save, self.state)
         try:
             yield
-            save(step.prefetched)
+            self._save(step)
         except StopRequested:
-            save(step.prefetched)
+            self._save(step)
             assert self.stop.signal is not None
             raise Interrupted(self.stop.signal, self.state.step, resume_command(self.recorded)) from None
         except WorkerDiedError as died:
             if died.policy_intact:
-                save(step.prefetched)
+                self._save(step)
             newest = store.latest(self.run.checkpoints)
             command = resume_command(self.recorded)
             raise died.with_resume_hint(None if newest is None else newest.step, command) from None
         except VllmError:
             if step.policy_intact:
-                save(step.prefetched)
+                self._save(step)
             raise
+
+    def _save(self, step: Step) -> None:
+        """Save a checkpoint, and before it the completions up to it."""
+        self.completions.write()
+        self.checkpointer.save(self.state, step.prefetched)
 
     def _evaluate_and_log(self, training_step: Step, evaluation: HeldOutEvaluation) -> None:
         """Evaluate if it is due, then write the step's line; a stop meanwhile leaves both to the resumed run."""
@@ -153,6 +157,8 @@ class Session:
         assert metrics is not None
         if evaluation.is_due(step, last=training_step.last):
             metrics = metrics | evaluation.run(step, last=training_step.last)
+            for decoding, rollouts in evaluation.rollouts:
+                self.completions.held_out(step, decoding, rollouts)
         if not step:
             progress.record_startup("evaluation")
             metrics = metrics | progress.ready()
@@ -185,7 +191,8 @@ class Session:
             curve = f"curve: {run.curve}"
         except TinyZeroError as error:  # a picture must not cost the result
             curve = f"no curve: {error}"
-        workers.display.done(*outcomes, curve, f"model: {run.checkpoints / f'step_{last}'}")
+        kept = f"completions: {run.completions} ({filesize.decimal(self.completions.size())})"
+        workers.display.done(*outcomes, curve, kept, f"model: {run.checkpoints / f'step_{last}'}")
         return TrainResult(run.path, accuracy)
 
 
@@ -213,8 +220,13 @@ def open_session(
             checkpointer = Checkpointer(recorded, run, workers)
             state, prefetched = checkpointer.restore(checkpoint)
             log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
+            named = {name: task.task for name, task in workers.tasks.items()}
+            model = workers.language_model
+            completions = CompletionLog(run.completions, recorded.log, named, model.tokenizer, progress.warn)
+            completions.cut_after(state.step)
             progress.log(workers.language_model.trained)
-            yield Session(train_config, recorded, run, workers, state, prefetched, stop, checkpointer, log, trackers)
+            records = (log, completions, trackers)
+            yield Session(train_config, recorded, run, workers, state, prefetched, stop, checkpointer, *records)
 
 
 def train(
@@ -242,8 +254,8 @@ def train(
             display.log(line)
         signal = SignalMonitor(config, workers)
         evaluation = HeldOutEvaluation(config, workers, stop, signal)
-        rollouts, prefetched = session.run.rollouts, session.prefetched
-        step = TrainingStep(config, workers, session.state, stop, rollouts, prefetched, signal)
+        kept, prefetched = session.completions, session.prefetched
+        step = TrainingStep(config, workers, session.state, stop, kept, prefetched, signal)
         return session.train(step, evaluation)
 
 

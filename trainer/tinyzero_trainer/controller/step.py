@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -13,13 +12,13 @@ from tinyzero_trainer.algorithms.rollout_correction import ENGINE_DIVERGENCE, im
 from tinyzero_trainer.algorithms.schedules import StepSettings, settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.collector import RolloutCollector
-from tinyzero_trainer.controller.heldout_eval import write_samples
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.monitoring.completion_log import CompletionLog
 from tinyzero_trainer.monitoring.performance import (
     GpuMemoryUsage,
     StepTimer,
@@ -47,14 +46,14 @@ class TrainingStep:
         workers: Workers,
         state: TrainerState,
         stop: StopFlag,
-        rollouts_directory: Path,
+        completions: CompletionLog,
         prefetched: RolloutBatch | None = None,
         signal: SignalMonitor | None = None,
     ) -> None:
-        """`rollouts_directory` is for the completions of a step that failed; `prefetched` is a checkpoint's batch."""
+        """`completions` takes those of a step that failed; `prefetched` is a checkpoint's batch."""
         assert workers.policy is not None
         self.config, self.workers, self.policy, self.state = config, workers, workers.policy, state
-        self.stop, self.rollouts_directory, self.signal = stop, rollouts_directory, signal
+        self.stop, self.completions, self.signal = stop, completions, signal
         self.collector = RolloutCollector(config, workers, state, stop, prefetched)
         self._timer = StepTimer()  # of the present step
         self.last, self.policy_intact = config.run.steps, True
@@ -127,7 +126,7 @@ class TrainingStep:
             with catch_out_of_memory("the weights were updated"):
                 return batch, metrics | self.update(batch, settings, collected.step)
         except UpdateError:
-            write_samples(self.rollouts_directory / f"bad_step_{collected.step:06d}.jsonl", collected.rollouts)
+            self.completions.failed_step(collected.step, collected.rollouts)
             raise
 
     def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:

@@ -28,17 +28,6 @@ def next_share(weights: Sequence[float], counts: Sequence[int]) -> int:
     return min(possible, key=lambda index: (counts[index] + 1) / shares[index])
 
 
-def some_of_each(rollouts: Sequence[Rollout], tasks: int, count: int) -> list[Rollout]:
-    """The first `count` rollouts of a step; with several tasks equally many of each, and 0 = of none known."""
-    taken: dict[str, int] = {}
-    chosen = []
-    for rollout in rollouts:
-        taken[rollout.prompt.task] = taken.get(rollout.prompt.task, 0) + 1
-        if taken[rollout.prompt.task] <= max(1, count // max(1, tasks)):
-            chosen.append(rollout)
-    return chosen[:count]
-
-
 class Mixture(Iterator[Prompt]):
     """The training streams of all tasks as one."""
 

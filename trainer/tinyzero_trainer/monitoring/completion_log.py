@@ -1,0 +1,170 @@
+"""Completions of a run that are kept to be read: Parquet files in `completions/`.
+
+All held-out completions of an evaluation, and of a training step all completions of a few problems: chosen at random,
+so that they are a fair sample. `tinyzero score` reads the files too.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from transformers import PreTrainedTokenizerBase
+
+from tinyzero_sdk import Task
+from tinyzero_sdk.data.files import replacing
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.config.run import LogConfig
+from tinyzero_trainer.types import Rollout
+
+SECONDS = 60.0
+"""The most that a process which is killed loses, and the least time between two files of a long run."""
+
+_WORD = pa.dictionary(pa.int16(), pa.string())
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("split", _WORD),  # train or heldout
+        ("decoding", _WORD),  # sampled or greedy
+        ("task", _WORD),  # its name in the run
+        ("problem", pa.string()),  # its key
+        ("sample", pa.int32()),  # number of the completion among those of the problem
+        ("difficulty", pa.float32()),
+        ("prompt", pa.string()),
+        ("completion", pa.string()),
+        ("answer", pa.string()),
+        ("ground_truth", pa.json_()),
+        ("reason", _WORD),
+        ("score", pa.float32()),
+        ("parts", pa.map_(pa.string(), pa.float32())),
+        ("correct", pa.bool_()),
+        ("finished", pa.bool_()),
+        ("num_tokens", pa.int32()),
+        ("token_ends", pa.list_(pa.int32())),  # where each token ends in `completion`, in characters
+        ("logprobs", pa.list_(pa.float32())),  # of each token, as the rollout engine had it
+    ]
+)
+
+Split = Literal["train", "heldout"]
+
+
+class CompletionLog:
+    """Collects rows and writes them now and then; a file that cannot be written costs its rows, not the run."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        tasks: Mapping[str, Task],
+        tokenizer: PreTrainedTokenizerBase,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.directory, self.config, self.tasks, self.tokenizer, self.warn = directory, config, tasks, tokenizer, warn
+        self._rows: dict[Split, list[dict[str, Any]]] = {"train": [], "heldout": []}
+        self._written = -SECONDS  # the first step's are written at once
+        self._warned = False
+
+    def train(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Keep all completions of some of a step's problems, as many of each task."""
+        every, by_task = self.config.rollouts_every, dict[str, dict[int, list[Rollout]]]()
+        if not every or step % every:
+            return
+        for rollout in rollouts:
+            by_task.setdefault(rollout.prompt.task, {}).setdefault(id(rollout.prompt), []).append(rollout)
+        chance = random.Random(derive_seed("completions", step))
+        for groups in by_task.values():
+            size = len(next(iter(groups.values())))
+            count = max(1, self.config.rollouts_count // len(by_task) // size)
+            for group in chance.sample(list(groups.values()), min(count, len(groups))):
+                self._add("train", step, "sampled", group)
+        if time.monotonic() - self._written >= SECONDS:
+            self.write()
+
+    def held_out(self, step: int, decoding: str, rollouts: Sequence[Rollout]) -> None:
+        """Keep the completions of an evaluation, one of each problem."""
+        for rollout in rollouts[: self.config.held_out_count]:
+            self._add("heldout", step, decoding, [rollout])
+
+    def failed_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Write all completions of a step whose update failed."""
+        rows = [self._row("train", step, "sampled", number, rollout) for number, rollout in enumerate(rollouts)]
+        self._write_file(f"bad_step_{step:08d}", rows)
+
+    def write(self) -> None:
+        """Write what has been collected; before each checkpoint, so that no file reaches past one."""
+        for split, rows in self._rows.items():
+            if rows:
+                steps = [row["step"] for row in rows]
+                self._write_file(f"{split}_{min(steps):08d}_{max(steps):08d}", rows)
+                rows.clear()
+        self._written = time.monotonic()
+
+    def cut_after(self, step: int) -> None:
+        """Remove what lies past the checkpoint of a step from which the run is resumed."""
+        for split in self._rows:
+            for path in self.directory.glob(f"{split}_*.parquet"):
+                if int(path.stem.split("_")[1]) > step:
+                    path.unlink(missing_ok=True)
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(path.stat().st_size for path in self.directory.glob("*.parquet"))
+
+    def _write_file(self, name: str, rows: list[dict[str, Any]]) -> None:
+        path = self.directory / f"{name}.parquet"
+        try:
+            self.directory.mkdir(exist_ok=True)
+            with replacing(path) as temporary:
+                pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary, compression="zstd")
+        except (OSError, DataError) as error:
+            if not self._warned:
+                self.warn(f"{error}; the completions of steps {rows[0]['step']} to {rows[-1]['step']} are not kept")
+            self._warned = True
+
+    def _add(self, split: Split, step: int, decoding: str, group: Sequence[Rollout]) -> None:
+        self._rows[split] += [self._row(split, step, decoding, number, rollout) for number, rollout in enumerate(group)]
+
+    def _row(self, split: Split, step: int, decoding: str, number: int, rollout: Rollout) -> dict[str, Any]:
+        prompt, generation, score = rollout.prompt, rollout.generation, rollout.score
+        task = self.tasks.get(prompt.task)
+        logprobs = generation.logprobs
+        return {
+            "step": step,
+            "split": split,
+            "decoding": decoding,
+            "sample": number,
+            "task": prompt.task,
+            "problem": None if task is None else task.item_key(prompt.item),
+            "difficulty": None if task is None else task.difficulty(prompt.item),
+            "prompt": prompt.text,
+            "completion": rollout.text,
+            "answer": score.answer,
+            "ground_truth": json.dumps(prompt.item.ground_truth),
+            "reason": score.reason,
+            "score": score.value,
+            "parts": list(score.parts.items()),
+            "correct": score.correct,
+            "finished": generation.finished,
+            "num_tokens": len(generation.token_ids),
+            "token_ends": None if logprobs is None else token_ends(self.tokenizer, generation.token_ids, rollout.text),
+            "logprobs": logprobs,
+        }
+
+
+def token_ends(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], text: str) -> list[int] | None:
+    """Where each token ends in the text, in characters; None where that cannot be told, as for half a character."""
+    pieces = tokenizer.batch_decode([[token] for token in token_ids], skip_special_tokens=True)
+    if "".join(pieces) == text:
+        return list(accumulate(map(len, pieces)))
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    size = len(encoded["input_ids"])
+    if token_ids[:size] != encoded["input_ids"]:
+        return None
+    return [end for _, end in encoded["offset_mapping"]] + [len(text)] * (len(token_ids) - size)
