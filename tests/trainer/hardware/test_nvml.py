@@ -99,7 +99,7 @@ def test_no_driver_and_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "started without GPUs" in in_container.error
     driver = driver_of(monkeypatch, nvmlInit=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     assert driver.error.startswith("NVML: ")
-    assert present_gpu("auto") is None
+    assert present_gpu("cuda") is None
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_1", "nvmlDeviceGetMemoryInfo_1"])
@@ -107,7 +107,7 @@ def test_a_failed_gpu_is_listed_and_the_healthy_one_stays(call: str, monkeypatch
     driver = driver_of(monkeypatch, **{call: pynvml.NVML_ERROR_GPU_IS_LOST})
     assert (driver.error, len(driver.failed), [gpu.uuid for gpu in driver.gpus]) == ("", 1, ["a"])
     assert driver.failed[0].startswith("GPU 1: ")
-    found = present_gpu("auto")
+    found = present_gpu("cuda")
     assert found.name == "NVIDIA H200"
 
 

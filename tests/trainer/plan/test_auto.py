@@ -30,6 +30,7 @@ from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.estimate.fit import predict_within, setting, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
+from tinyzero_trainer.executors.build import gpu_elsewhere
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.plan import auto
 from tinyzero_trainer.plan.auto import AUTO_KEYS, NEGLIGIBLE, choose, left_open, resolve_auto
@@ -106,7 +107,9 @@ def test_where_all_is_given_or_nothing_is_known_nothing_is_chosen(monkeypatch: p
     given_ = config_of(*TYPED, "rollout.max_num_seqs=64", "rollout.engine=vllm", "vllm.gpu_memory_gb=9")
     given_ = with_settings(given_, {"vllm.sleep_mode": True})
     monkeypatch.setattr(auto, "present_gpu", lambda device: None if device == "cpu" else target_of("H200"))
-    for config in (given_, config_of("run.device=cpu"), config_of(model="nobody/nothing")):
+    on_cpus = config_of("run.executor=ray", "ray.gpus=0", "ray.address=head:6379")
+    assert gpu_elsewhere(on_cpus) is None
+    for config in (given_, on_cpus, config_of("run.device=cpu"), config_of(model="nobody/nothing")):
         assert resolve_auto(config) == (config, "")
     plain = config_of("run.device=cpu")
     assert (plain.optimizer.token_budget, plain.memory.offload) == (16384, None)

@@ -72,6 +72,7 @@ def gpus_here(monkeypatch: pytest.MonkeyPatch, known: Sequence[GpuInfo], seen: S
     """What nvidia-smi tells of, and what CUDA shows."""
     monkeypatch.setattr(target, "nvidia_driver", lambda: Driver(gpus=tuple(known)) if known else None)
     monkeypatch.setattr(target, "visible_gpus", lambda: seen)
+    monkeypatch.setattr(target, "version", lambda _: "2.11.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -86,6 +87,8 @@ def test_the_gpu_that_is_here_is_the_one_at_its_place_in_cudas_order(
     gpus_here(monkeypatch, [H200, L4], [replace(L4, index=0, memory=21 * GIB), replace(H200, index=1)])
     found = present_gpu(device)
     assert (found.name if found else None) == name
+    monkeypatch.setattr(target, "version", lambda _: "2.11.0+cpu")  # computes on the CPU, unless the user insists
+    assert present_gpu(device) == (None if device == "auto" else found)
     if name == "NVIDIA L4":
         assert found is not None
         assert (found.memory, found.in_use, found.free) == (22 * GIB, 7 * GIB, 15 * GIB)  # as nvidia-smi has them

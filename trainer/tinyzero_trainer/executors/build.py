@@ -20,7 +20,7 @@ from tinyzero_trainer.rollout.build import require_architecture, require_engine
 
 def gpu_elsewhere(config: TrainConfig) -> TargetGpu | None:
     """A GPU of the Ray that the run is sent to, where this machine has none; otherwise None."""
-    if config.ray.address is None or not config.ray.gpus or present_gpu("cuda") is not None:
+    if config.ray.address is None or not config.ray.gpus or present_gpu("auto") is not None:
         return None
     from tinyzero_trainer.executors.ray.cluster import gpu_there
 

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import TrainConfig
@@ -74,6 +75,8 @@ def gpus_for(name: str | None, memory: str | None) -> int:
 
 def present_gpu(device: str) -> TargetGpu | None:
     """The GPU of this machine that `run.device` stands for; None if there is none or it cannot be determined."""
+    if device == "auto" and version("torch").endswith("+cpu"):  # this torch computes on the CPU
+        return None
     here = _look(device)
     return here if isinstance(here, TargetGpu) else None
 
