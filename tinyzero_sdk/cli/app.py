@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import tinyzero_sdk
-from tinyzero_sdk.cli import check, data, evaluate, fuzz, new, rescore, score, tasks
+from tinyzero_sdk.cli import check, compare, data, evaluate, fuzz, new, rescore, score, tasks
 from tinyzero_sdk.console import exit_on_error, stdout, warn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.plugins.registry import load_plugins
@@ -73,7 +73,7 @@ def build_app() -> typer.Typer:
     app.callback()(_top)
     for command in (
         *(tasks.tasks, tasks.plugins, new.new, check.check, fuzz.fuzz),
-        *(data.data, data.sample, score.score, rescore.rescore),
+        *(data.data, data.sample, score.score, rescore.rescore, compare.compare),
     ):
         app.command(command.__name__)(command)
     for plugin in load_plugins():

@@ -2,7 +2,6 @@
 
 import dataclasses
 from json import dumps as to_json
-from json import loads as from_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,6 @@ from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
-    from tinyzero_sdk.scoring.outputs import Provenance
     from tinyzero_sdk.scoring.rescore import RescoreReport, ScoreChange
 
 
@@ -118,7 +116,7 @@ def _show_provenance(report: "RescoreReport") -> None:
     labels = [f"{provenance.task} {provenance.task_version}" for provenance in provenances]
     if len({provenance.task_wrappers for provenance in provenances}) > 1:
         labels = [f"{text} in {provenance.task_wrappers}" for text, provenance in zip(labels, provenances, strict=True)]
-    options = [_options(provenance) for provenance in provenances]
+    options = [provenance.options() for provenance in provenances]
     names = sorted({name for one in options for name in one})
     missing = object()
     differing = [
@@ -129,14 +127,6 @@ def _show_provenance(report: "RescoreReport") -> None:
         labels = [f"{text} with {to_json(some)}" for text, some in zip(labels, kept, strict=True)]
     before = " and ".join(labels[:-1]) or "an unknown task"
     stdout.print(Text(f"before: {before} · now: {labels[-1]}"), soft_wrap=True)
-
-
-def _options(provenance: "Provenance") -> dict[str, Any]:
-    try:
-        options = from_json(provenance.task_options)
-    except ValueError:  # not what we wrote
-        return {"": provenance.task_options}
-    return options if isinstance(options, dict) else {"": options}
 
 
 def _show_change(change: "ScoreChange") -> None:

@@ -87,15 +87,19 @@ def read_rows(path: Path) -> Iterator[Row]:
         yield from block.rows if block.table is None else to_rows(block.table)
 
 
-def read_blocks(path: Path) -> Iterator[Block]:
+def read_blocks(path: Path, columns: Sequence[str] | None = None) -> Iterator[Block]:
     """The rows of a file, some thousand at a time.
+
+    Args:
+        path: of the file.
+        columns: the only ones to read (`name` or `name.field`) where the format allows it; others may be missing.
 
     Raises:
         DataError: the file cannot be read.
     """
     check_ending(path)
     try:
-        yield from _read_parquet(path) if path.suffix == ".parquet" else _read_json_lines(path)
+        yield from _read_parquet(path, columns) if path.suffix == ".parquet" else _read_json_lines(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -184,7 +188,7 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant)
 
 
-def _read_parquet(path: Path) -> Iterator[Block]:
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Block]:
     done = 0
     try:
         # With a buffer, a column is read page by page however large its row group is.
@@ -197,7 +201,8 @@ def _read_parquet(path: Path) -> Iterator[Block]:
                 raise DataError(f"{path} has two columns of one name, among: {', '.join(names)}; rename one")
             groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
             row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0.0)
-            for batch in file.iter_batches(max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, row_bytes))))):
+            rows = max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, row_bytes))))
+            for batch in file.iter_batches(rows, columns=columns):
                 start, done = done, done + len(batch)
                 table = without_views(pa.Table.from_batches([batch]))
                 block = Block(list(range(start + 1, done + 1)), [], table, [], done / file.metadata.num_rows)

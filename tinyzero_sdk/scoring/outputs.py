@@ -4,6 +4,7 @@ Also the provenance of rows (which task and version made and scored them), and i
 """
 
 import json
+import math
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from tinyzero_sdk.tasks.task import Task
 
 Texts: TypeAlias = pa.Array | list[str]
 Truths: TypeAlias = pa.Array | list[Json]
+Cells: TypeAlias = pa.Array | list[Json]
 
 
 LENGTH_COLUMNS = ("token_count", "tokens")
@@ -43,10 +45,21 @@ class Provenance(NamedTuple):
     task_wrappers: str
     """Names of the score wrappers, innermost first, as a JSON list."""
 
+    def options(self) -> dict[str, Json]:
+        """The task's options by name."""
+        try:
+            options = json.loads(self.task_options or "{}")
+        except ValueError:  # not what we wrote
+            options = self.task_options
+        return options if isinstance(options, dict) else {"": options}
+
 
 SCORE_COLUMNS = ("score", "correct", "reason", "answer")
 
 RESULT_COLUMNS = (*SCORE_COLUMNS, *Provenance._fields)  # the columns that scoring adds, or replaces
+
+
+UNKNOWN_FLAG = 2  # in place of a flag that is 0 or 1
 
 
 def provenance_of(task: Task) -> Provenance:
@@ -241,6 +254,59 @@ def column(block: Block, path: str) -> pa.Array | list[Json] | None:
     if not pa.types.is_struct(values.type) or values.type.get_field_index(inner) < 0:
         return None
     return pc.struct_field(values, inner)
+
+
+def score_columns(source: Path, block: Block, names: Sequence[str] = SCORE_COLUMNS) -> dict[str, Cells]:
+    """The columns of a scored file's block that hold its scores.
+
+    Raises:
+        DataError: the file is not a scored one.
+    """
+    columns = {name: column(block, name) for name in names}
+    missing = [name for name, values in columns.items() if values is None]
+    if block.table is None and not any(name in row for row in block.rows for name in names):
+        missing = list(names) if block.rows else []
+    if missing:
+        raise DataError(f"{source} has no {', '.join(missing)}; expected a file that `tinyzero score` wrote")
+    return {name: values for name, values in columns.items() if values is not None}
+
+
+def has_values(values: pa.Array | list[Json] | None) -> bool:
+    if values is None:
+        return False
+    if isinstance(values, list):
+        return any(value is not None for value in values)
+    return values.null_count < len(values)
+
+
+def as_flags(values: pa.Array | list[Json] | None, size: int) -> np.ndarray:
+    """[n] uint8: 0, 1 or `UNKNOWN_FLAG`."""
+    cells: Any = [None] * size if values is None else to_list(values) if isinstance(values, pa.Array) else values
+    return np.array([int(cell) if isinstance(cell, bool) else UNKNOWN_FLAG for cell in cells], np.uint8)
+
+
+def as_numbers(values: pa.Array | list[Json] | None, size: int) -> np.ndarray:
+    """[n] float64: numbers, or lengths of lists; NaN for everything else."""
+    array: Any = values
+    if isinstance(values, pa.Array):
+        if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+            array = pc.list_value_length(array)
+        if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+            return np.asarray(pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+    if isinstance(values, list):
+        lengths = [len(value) if isinstance(value, list) else value for value in values]
+        return np.array([_number(entry) for entry in lengths], np.float64)
+    return np.full(size, np.nan)
+
+
+def _number(value: Json) -> float:
+    """A number as a float; NaN for what is none, or too great for one."""
+    if type(value) not in (int, float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def _row_sources(block: Block) -> Iterator[tuple[int, RowSource]]:

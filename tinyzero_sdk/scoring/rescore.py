@@ -16,18 +16,16 @@ import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.files import BadRow, Block
-from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.batches import ScoreColumns
 from tinyzero_sdk.scoring.outputs import (
     RESULT_COLUMNS,
-    SCORE_COLUMNS,
     OutputBatch,
     Provenance,
     ProvenanceCheck,
     RowSource,
     accept_any,
-    column,
     provenance_of,
+    score_columns,
 )
 from tinyzero_sdk.scoring.readers import find_reader
 from tinyzero_sdk.scoring.score_file import (
@@ -227,14 +225,8 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
 
 def _old(source: Path, block: Block) -> Iterator[tuple]:
     """The old scores of the rows."""
-    columns = {name: column(block, name) for name in SCORE_COLUMNS}
-    missing = [name for name, values in columns.items() if values is None]
-    if block.table is None and not any(name in row for row in block.rows for name in SCORE_COLUMNS):
-        missing = list(SCORE_COLUMNS) if block.rows else []
-    if missing:
-        raise DataError(f"{source} has no {', '.join(missing)}; expected a file that `tinyzero score` wrote")
-    cells = (to_list(values) if isinstance(values, pa.Array) else values for values in columns.values())
-    return zip(*cells, strict=True)
+    columns = score_columns(source, block).values()
+    return zip(*(to_list(values) if isinstance(values, pa.Array) else values for values in columns), strict=True)
 
 
 def _keep_old(block: Block) -> None:

@@ -83,6 +83,37 @@ def interval_of_mean_rate(rates: np.ndarray, size: np.ndarray) -> tuple[float, f
     return interval_of_rate(rates * sizes, sizes)
 
 
+def interval_of_mean(values: np.ndarray) -> tuple[float, float] | None:
+    """95 % interval of the mean of n independent values, by Student's t; None for a single one.
+
+    For the difference of two models, the values are their problems' differences: Miller, Adding error bars to evals
+    (arXiv 2411.00640, 2024).
+    """
+    if len(values) < 2:
+        return None
+    mean = float(values.mean())
+    spread = student_t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return mean - spread, mean + spread
+
+
+def bootstrap_interval(values: np.ndarray, resamples: int, *, seed: int = 0) -> tuple[float, float] | None:
+    """As `interval_of_mean`, from the quantiles of the means of samples drawn with replacement.
+
+    Source: Efron, Bootstrap methods: another look at the jackknife (1979). Of problems' differences this is the paired
+    bootstrap of Koehn, Statistical significance tests for machine translation evaluation (2004).
+    """
+    if len(values) < 2:
+        return None
+    dice = np.random.default_rng(seed)
+    together = max(1, _TOGETHER // len(values))
+    means = [
+        values[dice.integers(0, len(values), (min(together, resamples - start), len(values)))].mean(axis=1)
+        for start in range(0, resamples, together)
+    ]
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975]).tolist()
+    return low, high
+
+
 def student_t(freedom: int) -> float:
     """The 97.5 % quantile of Student's t distribution.
 

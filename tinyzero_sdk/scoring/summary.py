@@ -3,22 +3,27 @@
 A row takes 31 bytes until then, so ten million rows fit in memory. The formulas are in `statistics.py`.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.column_hash import hash_array, hash_numbers, hash_values
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS, Json
 from tinyzero_sdk.scoring.batches import ScoreColumns
 from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
-from tinyzero_sdk.scoring.outputs import LENGTH_COLUMNS, OutputBatch, column
+from tinyzero_sdk.scoring.outputs import (
+    LENGTH_COLUMNS,
+    UNKNOWN_FLAG,
+    OutputBatch,
+    as_flags,
+    as_numbers,
+    column,
+    has_values,
+)
 from tinyzero_sdk.scoring.statistics import (
     best_at_k,
     draws_each,
@@ -35,7 +40,6 @@ PROMPT_COLUMNS = ("extra_info.key", "prompt", "extra_info.index")
 
 MOST_DRAWN = 1024  # greatest k of pass@k, majority@k and best@k
 _NO_LENGTH = int(np.iinfo(np.uint32).max)
-_UNKNOWN = 2  # in place of a flag that is 0 or 1
 _CODES = {reason: code for code, reason in enumerate(REASONS)}
 
 
@@ -153,9 +157,9 @@ class SummaryBuilder:
         elif not self.late and not self._group_by:
             # A column that would have been chosen if the first rows had it.
             chosen = PROMPT_COLUMNS.index(self.prompts_by) if self.prompts_by in PROMPT_COLUMNS else len(PROMPT_COLUMNS)
-            self.late = next((name for name in PROMPT_COLUMNS[:chosen] if _has_values(column(batch.block, name))), "")
+            self.late = next((name for name in PROMPT_COLUMNS[:chosen] if has_values(column(batch.block, name))), "")
         with np.errstate(over="ignore"):  # a difficulty too great for 4 bytes is unknown
-            difficulty = _numbers(column(batch.block, "extra_info.difficulty"), size).astype(np.float32)
+            difficulty = as_numbers(column(batch.block, "extra_info.difficulty"), size).astype(np.float32)
         arrays = {
             "key": self._keys(batch),
             "answer": self._votes(scores),
@@ -164,7 +168,7 @@ class SummaryBuilder:
             "reason": np.array([_CODES[reason] for reason in scores.reasons], np.uint8),
             "difficulty": difficulty,  # infinite or NaN where unknown
             "length": self._lengths(batch),
-            "finished": _flags(column(batch.block, "finished"), size),
+            "finished": as_flags(column(batch.block, "finished"), size),
         }
         for name, values in arrays.items():
             self._columns.setdefault(name, []).append(values)
@@ -173,7 +177,7 @@ class SummaryBuilder:
     def _choose(self, batch: OutputBatch) -> None:
         """Choose the columns that identify prompts and give lengths, from the first rows."""
         wanted = [self._group_by] if self._group_by else PROMPT_COLUMNS
-        found = [name for name in wanted if _has_values(column(batch.block, name))]
+        found = [name for name in wanted if has_values(column(batch.block, name))]
         if self._group_by and not found:
             raise DataError(f"no row at the start of the file has {self._group_by!r}, which should identify prompts")
         is_structured = (
@@ -182,7 +186,7 @@ class SummaryBuilder:
             else all(isinstance(truth, dict | list) for truth in batch.truths)
         )
         self.prompts_by = found[0] if found else "ground_truth" if is_structured else "row"
-        lengths = [name for name in LENGTH_COLUMNS if _has_values(column(batch.block, name))]
+        lengths = [name for name in LENGTH_COLUMNS if has_values(column(batch.block, name))]
         self._length_column = lengths[0] if lengths else ""
         self.length_unit = "tokens" if lengths else "characters"
 
@@ -210,7 +214,7 @@ class SummaryBuilder:
 
     def _lengths(self, batch: OutputBatch) -> np.ndarray:
         if self._length_column:
-            numbers = _numbers(column(batch.block, self._length_column), len(batch))
+            numbers = as_numbers(column(batch.block, self._length_column), len(batch))
         elif isinstance(batch.texts, pa.Array):
             ascii_only = pc.all(pc.string_is_ascii(batch.texts)).as_py()  # then a byte is a character
             lengths = pc.binary_length(batch.texts) if ascii_only else pc.utf8_length(batch.texts)
@@ -264,7 +268,7 @@ def _signal(columns: Mapping[str, np.ndarray], sizes: np.ndarray) -> LearningSig
 
 
 def _truncated(finished: np.ndarray) -> np.ndarray | None:
-    return finished == 0 if (finished != _UNKNOWN).any() else None
+    return finished == 0 if (finished != UNKNOWN_FLAG).any() else None
 
 
 def _truncated_frac(finished: np.ndarray) -> float | None:
@@ -366,41 +370,3 @@ def _by_reason(columns: Mapping[str, np.ndarray]) -> list[ReasonStats]:
             )
         )
     return sorted(outcomes, key=lambda outcome: -outcome.rows)
-
-
-def _has_values(values: "pa.Array | list[Json] | None") -> bool:
-    if values is None:
-        return False
-    if isinstance(values, list):
-        return any(value is not None for value in values)
-    return values.null_count < len(values)
-
-
-def _flags(values: "pa.Array | list[Json] | None", size: int) -> np.ndarray:
-    """[n] uint8: 0, 1 or `_UNKNOWN`."""
-    cells: Any = [None] * size if values is None else to_list(values) if isinstance(values, pa.Array) else values
-    return np.array([int(cell) if isinstance(cell, bool) else _UNKNOWN for cell in cells], np.uint8)
-
-
-def _numbers(values: "pa.Array | list[Json] | None", size: int) -> np.ndarray:
-    """[n] float64: numbers, or lengths of lists; NaN for everything else."""
-    array: Any = values
-    if isinstance(values, pa.Array):
-        if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-            array = pc.list_value_length(array)
-        if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
-            return np.asarray(pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
-    if isinstance(values, list):
-        lengths = [len(value) if isinstance(value, list) else value for value in values]
-        return np.array([_number(entry) for entry in lengths], np.float64)
-    return np.full(size, np.nan)
-
-
-def _number(value: Json) -> float:
-    """A number as a float; NaN for what is none, or too great for one."""
-    if type(value) not in (int, float):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan

@@ -33,7 +33,8 @@ def say(install, task_source):
 def test_version_and_help(run, monkeypatch):
     assert run("--version") == (0, f"tinyzero-sdk {tinyzero_sdk.__version__}\n", "")
     code, out, _ = run("--help")
-    commands = ["tasks", "plugins", "new", "check", "fuzz", "data", "sample", "score", "rescore", "train", "eval"]
+    commands = ["tasks", "plugins", "new", "check", "fuzz", "data", "sample", "score", "rescore"]
+    commands += ["compare", "train", "eval"]
     assert code == 0
     assert [command for command in commands if f"│ {command} " not in out] == []
     monkeypatch.setenv("COLUMNS", "80")

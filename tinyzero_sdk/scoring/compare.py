@@ -1,0 +1,290 @@
+"""Compare scored files problem by problem: the Python call behind `tinyzero compare`.
+
+Every number is a mean over problems, each of which counts once, whatever the number of its completions. A difference is
+the mean of the problems' own differences: what makes a problem hard is common to both sides, and cancels.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.records import REASONS, Json
+from tinyzero_sdk.scoring.readers import find_reader
+from tinyzero_sdk.scoring.score_file import MAX_LISTED
+from tinyzero_sdk.scoring.scored_rows import ScoredRows, find_key, read_scored_rows
+from tinyzero_sdk.scoring.statistics import bootstrap_interval, interval_of_mean, pass_at_k, quantile_edges
+from tinyzero_sdk.scoring.summary import MOST_DRAWN, usual_k
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The mean of one quantity over the same problems in two files."""
+
+    name: str
+    problems: int
+    """Problems of which both files know it."""
+
+    baseline: float
+    other: float
+    difference: float
+    interval: tuple[float, float] | None
+    """95 % interval of the difference; None where it is the same for every problem, and not 0, or there is only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemChange:
+    """A problem with another fraction of right completions; pairs are of the baseline and the other file."""
+
+    problem: str
+    correct: tuple[int, int]
+    """Right completions."""
+
+    completions: tuple[int, int]
+    rows: tuple[int, int]
+    """The problem's first row or line in each file."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A file against the baseline."""
+
+    file: str
+    accuracy: Difference
+    metrics: list[Difference]
+    """Mean score, pass@k, and, where both files have them, the fraction that is cut off and the number of tokens."""
+
+    by_reason: list[Difference]
+    """Fraction of the completions with each reason."""
+
+    by_difficulty: list[Difference]
+    """Accuracy within at most five ranges of difficulty, easiest first."""
+
+    better: int
+    """Problems with a greater fraction of right completions than in the baseline."""
+
+    worse: int
+    newly_solved: int
+    """Problems with a right completion here, and none in the baseline."""
+
+    no_longer_solved: int
+    gains: list[ProblemChange]
+    """The first `MAX_LISTED` that are better, the largest change first."""
+
+    losses: list[ProblemChange]
+
+
+@dataclass(frozen=True)
+class ComparedFile:
+    file: str
+    completions: int
+    """Of the problems that all files have."""
+
+    other_problems: int
+    """Problems that are not in all files, and not compared."""
+
+    ignored: dict[str, int]
+    """Rows that are not compared, by what they lack."""
+
+
+@dataclass(frozen=True)
+class ComparisonReport:
+    problems: int
+    """Problems that all files have, to which every number refers."""
+
+    problems_by: str
+    """Column that identifies a problem."""
+
+    files: list[ComparedFile]
+    """The baseline first."""
+
+    differing: dict[str, list[list[Json] | None]]
+    """Settings that are not the same in all files, with the values in each: of the scorer, its options, the sampling.
+    None where a file does not have them."""
+
+    comparisons: list[Comparison]
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    key: str | None = None
+    """Column that identifies a problem; None = the first usual one that all files have."""
+
+    pass_at: Sequence[int] = ()
+    """Values of k for pass@k; () = powers of two."""
+
+    resamples: int = 0
+    """Samples of a paired bootstrap over problems; 0 = intervals by Student's t."""
+
+    on_progress: Callable[[float], object] = field(default=lambda fraction: None)
+
+
+def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) -> ComparisonReport:
+    """Compare scored files with the first of them.
+
+    Raises:
+        DataError: a file cannot be read or has no scores, or the files have no problem in common.
+    """
+    options = options or CompareOptions()
+    for path in paths:
+        if path.is_dir():
+            raise DataError(
+                f"{path} is a directory, and files are compared; for a run or a model, write one with: "
+                f"tinyzero eval --model {path} --output FILE"
+            )
+        find_reader(None, path)
+    key = options.key or find_key(paths)
+    keys: dict[str, int] = {}
+    files = []
+    for place, path in enumerate(paths):
+
+        def advance(fraction: float, done: int = place) -> None:
+            options.on_progress((done + fraction) / len(paths))
+
+        files.append(read_scored_rows(path, key, keys, advance))
+    has = [np.bincount(rows.problems, minlength=len(keys)) > 0 for rows in files]
+    common = np.logical_and.reduce(has)
+    if not common.any():
+        example = [next(text for text, index in keys.items() if there[index])[:40] for there in (has[0], has[-1])]
+        raise DataError(
+            f"the files have no problem in common by {key}, such as {example[0]!r} and {example[1]!r}; compare files "
+            "of one task and split, or name another column with --by"
+        )
+    sides = [_Side(rows, common) for rows in files]
+    texts = [text for text, index in keys.items() if common[index]]
+    return ComparisonReport(
+        problems=len(texts),
+        problems_by=key,
+        files=[
+            ComparedFile(str(rows.path), int(side.sizes.sum()), int((there & ~common).sum()), rows.ignored)
+            for rows, side, there in zip(files, sides, has, strict=True)
+        ],
+        differing=differing([rows.settings for rows in files]),
+        comparisons=[_compare(sides[0], side, texts, options) for side in sides[1:]],
+    )
+
+
+class _Side:
+    """The rows of one file on the G problems that all files have."""
+
+    def __init__(self, rows: ScoredRows, common: np.ndarray) -> None:
+        keep = common[rows.problems]
+        self.file = str(rows.path)
+        self.problems = (np.cumsum(common) - 1)[rows.problems[keep]]
+        self.columns = {name: values[keep] for name, values in rows.columns.items()}
+        self.sizes = np.bincount(self.problems)
+        self.solved = np.bincount(self.problems, rows.correct[keep]).astype(np.int64)
+        self.first_rows = rows.numbers[keep][np.unique(self.problems, return_index=True)[1]]
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """[G] mean of each problem's rows with a known value; NaN without any."""
+        known = np.isfinite(values)
+        counts = np.bincount(self.problems[known], minlength=len(self.sizes))
+        sums = np.bincount(self.problems[known], values[known], len(self.sizes))
+        return np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+
+    def pass_at(self, k: int) -> np.ndarray:
+        """[G] pass@k of the problems with k completions, or NaN."""
+        enough = self.sizes >= k
+        rates = np.full(len(enough), np.nan)
+        rates[enough] = pass_at_k(self.solved[enough], self.sizes[enough], k)
+        return rates
+
+
+def _compare(baseline: _Side, other: _Side, texts: Sequence[str], options: CompareOptions) -> Comparison:
+    def difference(name: str, old: np.ndarray, new: np.ndarray) -> Difference:
+        change = (new - old)[known := np.isfinite(old) & np.isfinite(new)]
+        if change[0] and (change == change[0]).all():  # a single one, or too few to show how they vary
+            interval = None
+        else:
+            interval = bootstrap_interval(change, options.resamples) if options.resamples else interval_of_mean(change)
+        before, now, mean = (float(values.mean()) for values in (old[known], new[known], change))
+        return Difference(name, len(change), before, now, mean, interval)
+
+    sides = (baseline, other)
+    rates = [side.solved / side.sizes for side in sides]
+    pairs = {"mean score": [side.mean(side.columns["score"]) for side in sides]}
+    pairs |= {f"pass@{k}": [side.pass_at(k) for side in sides] for k in _values_of_k(baseline, other, options.pass_at)}
+    for name in ("cut off", "tokens"):
+        pair = [side.mean(side.columns[name]) for side in sides]
+        if np.isfinite(pair[0] + pair[1]).any():
+            pairs[name] = pair
+    reasons = {
+        reason: [side.mean(side.columns["reason"] == code) for side in sides] for code, reason in enumerate(REASONS)
+    }
+    gain = rates[1] - rates[0]
+    return Comparison(
+        file=other.file,
+        accuracy=difference("accuracy", *rates),
+        metrics=[difference(name, *pair) for name, pair in pairs.items()],
+        by_reason=[difference(name, *pair) for name, pair in reasons.items() if pair[0].any() or pair[1].any()],
+        by_difficulty=[
+            difference(name, *(rate[chosen] for rate in rates)) for name, chosen in _difficulties(baseline, other)
+        ],
+        better=int((gain > 0).sum()),
+        worse=int((gain < 0).sum()),
+        newly_solved=int(((rates[0] == 0) & (rates[1] > 0)).sum()),
+        no_longer_solved=int(((rates[0] > 0) & (rates[1] == 0)).sum()),
+        gains=_changes(baseline, other, texts, gain),
+        losses=_changes(baseline, other, texts, -gain),
+    )
+
+
+def _values_of_k(baseline: _Side, other: _Side, pass_at: Sequence[int]) -> Sequence[int]:
+    """Those requested, or the usual ones above 1."""
+    most = min(int(np.minimum(baseline.sizes, other.sizes).max()), MOST_DRAWN)
+    if max(pass_at, default=1) > most:
+        raise DataError(
+            f"no problem has {max(pass_at):,} completions in both {baseline.file} and {other.file}, as pass@"
+            f"{max(pass_at)} needs; at most {most:,} are possible"
+        )
+    return pass_at or usual_k(most)[1:]
+
+
+def _changes(baseline: _Side, other: _Side, texts: Sequence[str], gain: np.ndarray) -> list[ProblemChange]:
+    """The problems with the largest gain above 0."""
+
+    def pair(name: str, place: int) -> tuple[int, int]:
+        return int(getattr(baseline, name)[place]), int(getattr(other, name)[place])
+
+    places = np.argsort(-gain, kind="stable")[: min(int((gain > 0).sum()), MAX_LISTED)].tolist()
+    return [
+        ProblemChange(texts[place], *(pair(name, place) for name in ("solved", "sizes", "first_rows")))
+        for place in places
+    ]
+
+
+def _difficulties(baseline: _Side, other: _Side) -> list[tuple[str, np.ndarray]]:
+    """At most five ranges of difficulty, each with the [G] problems in it."""
+    values = baseline.mean(baseline.columns["difficulty"])
+    values = np.where(np.isfinite(values), values, other.mean(other.columns["difficulty"]))
+    known = np.isfinite(values)
+    if not known.any():
+        return []
+    places = np.where(known, np.searchsorted(quantile_edges(values[known]), values, side="right"), 0)
+    ranges = []
+    for place in np.unique(places[known]).tolist():
+        chosen = places == place
+        low, high = (f"{round(float(bound), 3):g}" for bound in (values[chosen].min(), values[chosen].max()))
+        ranges.append((low if low == high else f"{low} to {high}", chosen))
+    return ranges
+
+
+def differing(files: Sequence[Mapping[str, list[Json]]]) -> dict[str, list[list[Json] | None]]:
+    """The settings that are not the same in all files, each with its values in every file."""
+    sampled = [any(name.startswith("sampling.") for name in settings) for settings in files]
+    names = list(dict.fromkeys(name for settings in files for name in settings))
+    differences: dict[str, list[list[Json] | None]] = {}
+    for name in names:
+        values = [settings.get(name) for settings in files]
+        if all(value == values[0] for value in values):
+            continue
+        inner = name.removeprefix("sampling.")
+        is_sampling = inner != name
+        if is_sampling and not all(sampled):  # one line instead of one for each setting
+            differences["sampling"] = [["known"] if known else None for known in sampled]
+        elif not (is_sampling and values == differences.get(inner)):  # the scorer's own columns repeat it
+            differences[name] = values
+    return differences
