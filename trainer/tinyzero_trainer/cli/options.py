@@ -39,7 +39,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="MODEL",
-        help="Directory or Hugging Face Hub name of a transformers causal LM.",
+        help="Directory or Hugging Face Hub name of a transformers causal LM, or a run.",
         show_default="the tiny model that comes with the trainer; on a GPU, one made for the task",
     ),
 ]
