@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskOverrides
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, one_task
 from tinyzero_sdk.console import print_json, stderr, stdout, warn
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
@@ -21,10 +21,8 @@ _STYLES = {"passed": "green", "failed": "bold red", "waived": "yellow", "not che
 
 
 def check(
-    task: Annotated[
-        str, typer.Argument(help="Name of an installed task, or path of one (file or package).", show_default=False)
-    ] = "",
     words: TaskOverrides = None,
+    task: TaskName = None,
     prop: Annotated[
         list[str] | None,
         typer.Option("--only", help="Run only this check. Repeatable.", metavar="CHECK", show_default="all"),
@@ -53,11 +51,9 @@ def check(
     if list_checks:
         _list_checks(json)
         return
-    if not task:
-        raise SettingsError("no task given; give its name or the path of its file, such as: tinyzero check countdown")
     from tinyzero_sdk.testing import known_cases
 
-    opened = load_task_with_overrides(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
+    opened = load_task_with_overrides(*one_task(task, words), allow_unsafe_scorers=allow_unsafe_scorers)
     known = known_cases(opened, *([cases] if cases else []))
     report = _run(opened, prop or [], examples, seed, known, replay, quiet=json)
     if json:

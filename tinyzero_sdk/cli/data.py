@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import table
-from tinyzero_sdk.cli.task_options import TaskName, TaskOverrides, Workers, progress_bar
+from tinyzero_sdk.cli.task_options import TaskName, TaskOverrides, Workers, one_task, progress_bar
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.data.rows import as_messages
 from tinyzero_sdk.errors import SettingsError
@@ -32,9 +32,9 @@ TestFraction = Annotated[
 
 
 def data(
-    task: TaskName,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the files; created if missing.")],
     overrides: TaskOverrides = None,
+    task: TaskName = None,
     size: Annotated[str, typer.Option("--size", metavar="N|all", help="Training problems; 0 = no file.")] = "10000",
     test_size: Annotated[
         str, typer.Option("--test-size", metavar="N|all", help="Held-out problems; 0 = no file.")
@@ -55,7 +55,7 @@ def data(
 
     started = time.perf_counter()
     sizes: dict[Split, int | None] = {"train": _size("--size", size), "test": _size("--test-size", test_size)}
-    opened = load_task_with_overrides(task, overrides)
+    opened = load_task_with_overrides(*one_task(task, overrides))
     with progress_bar() as progress:
         bars = {split: progress.add_task(split, total=total, visible=total != 0) for split, total in sizes.items()}
         reports = write_dataset(
@@ -91,8 +91,8 @@ def _show_reports(reports: list["SplitReport"], seconds: float) -> None:
 
 
 def sample(
-    task: TaskName,
     overrides: TaskOverrides = None,
+    task: TaskName = None,
     count: Annotated[int, typer.Option("-n", min=1, metavar="N", help="Number of problems.")] = 3,
     split: Annotated[Split, typer.Option("--split", help="Split of the problems.")] = "train",
     seed: Seed = 0,
@@ -101,7 +101,7 @@ def sample(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a few problems of a task: prompt, ground truth, gold completion and its score."""
-    opened = load_task_with_overrides(task, overrides)
+    opened = load_task_with_overrides(*one_task(task, overrides))
     items = iterate_split(opened, split, size=count, seed=seed, test_fraction=test_fraction)
     problems = [_describe(opened, item, template) for item in items]
     if json:

@@ -11,7 +11,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from tinyzero_sdk.cli.summary_report import PassAt, complain, parse_pass_at, show_faults, show_tables
-from tinyzero_sdk.cli.task_options import AllowUnsafe, progress_bar
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, named_tasks, one_task, progress_bar
 from tinyzero_sdk.console import print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task: task.KEY=VALUE.")
-]
-TaskName = Annotated[
-    str | None, typer.Option("--task", "-t", metavar="TASK", help="Name of an installed task, or path of one.")
+    list[str] | None,
+    typer.Argument(metavar="TASK | KEY=VALUE", help="The task, as --task names it, and options of it: task.KEY=VALUE."),
 ]
 ModelName = Annotated[
     str | None,
@@ -117,9 +115,10 @@ def evaluate(
     chosen = parse_pass_at(pass_at)
     if max(chosen, default=1) > samples:
         raise SettingsError(f"--pass-at={pass_at} needs --samples of {max(chosen)} or more, not {samples}")
+    names, overrides = named_tasks(overrides)
     request = EvaluationRequest(
-        task=task,
-        overrides=overrides or (),
+        task=one_task(task, names)[0] if task or names else None,
+        overrides=overrides,
         model=model,
         split=split,
         size=size,

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.score import MemoryLimit, Timeout
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskOverrides, Workers
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task
 from tinyzero_sdk.console import print_json, stderr, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
@@ -21,8 +21,8 @@ _CHECKS = {"timeout": "bounded-time", "died": "never-raises", "error": "never-ra
 
 
 def fuzz(
-    task: Annotated[str, typer.Argument(help="Name of an installed task, or path of one.", show_default=False)],
     words: TaskOverrides = None,
+    task: TaskName = None,
     time: Annotated[float, typer.Option("--time", min=0.1, metavar="N", help="Seconds to search.")] = 60.0,
     seed: Annotated[
         int, typer.Option("--seed", min=0, metavar="N", help="With one worker, the same seed repeats the search.")
@@ -49,7 +49,7 @@ def fuzz(
     from tinyzero_sdk.testing.cases import add_cases, read_cases
     from tinyzero_sdk.workers.process import count_cores
 
-    opened = load_task_with_overrides(task, words, allow_unsafe_scorers=allow_unsafe_scorers)
+    opened = load_task_with_overrides(*one_task(task, words), allow_unsafe_scorers=allow_unsafe_scorers)
     path = cases or local_cases_path(opened)
     if path.exists():
         read_cases(path)  # a file of something else is refused before the search, not after it

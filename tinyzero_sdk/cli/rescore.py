@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, Timeout, Wrappers, scoring_options
 from tinyzero_sdk.cli.summary_report import as_json, count, percent, show_faults, table
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def rescore(
     old: Annotated[Path, typer.Argument(help="A file that `tinyzero score` wrote.", show_default=False)],
-    task: TaskName,
     overrides: TaskOverrides = None,
+    task: TaskName = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -52,7 +52,9 @@ def rescore(
     """
     from tinyzero_sdk.scoring.rescore import rescore_file
 
-    opened = load_task_with_overrides(task, overrides, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
+    opened = load_task_with_overrides(
+        *one_task(task, overrides), wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe
+    )
     with scoring_options(workers, timeout, memory_limit, group_by, allow_version_mismatch) as options:
         report = rescore_file(opened, old, output, options)
     show_faults(old, report.scored)

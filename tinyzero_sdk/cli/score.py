@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import PassAt, as_json, count, parse_pass_at, show_faults, show_summary
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, progress_bar
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, progress_bar
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
@@ -72,9 +72,9 @@ def score(
     file: Annotated[
         Path, typer.Argument(help="Model outputs: .jsonl, .parquet, or as --format says.", show_default=False)
     ],
-    task: TaskName,
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the scored rows, .jsonl or .parquet.")],
     overrides: TaskOverrides = None,
+    task: TaskName = None,
     format: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +101,9 @@ def score(
     """
     from tinyzero_sdk.scoring.score_file import score_file
 
-    opened = load_task_with_overrides(task, overrides, wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe)
+    opened = load_task_with_overrides(
+        *one_task(task, overrides), wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe
+    )
     chosen = parse_pass_at(pass_at)
     with scoring_options(workers, timeout, memory_limit, group_by, allow_version_mismatch, chosen) as options:
         report = score_file(opened, file, output, options, format=format)

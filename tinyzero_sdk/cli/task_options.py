@@ -1,21 +1,33 @@
 """Arguments shared by the commands on one task, and their progress bar."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tinyzero_sdk.console import stderr
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.tasks.local_packages import is_path
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 TaskName = Annotated[
-    str, typer.Option("--task", "-t", help="Name of an installed task, or path of one (file or package).")
+    str | None,
+    typer.Option(
+        "--task",
+        "-t",
+        metavar="TASK",
+        help="Name of an installed task, or path of one (file or package).",
+        show_default=False,
+    ),
 ]
 TaskOverrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="task.KEY=VALUE", help="Options of the task; `tinyzero tasks NAME` lists them.", show_default=False
+        metavar="TASK | task.KEY=VALUE",
+        help="The task, as --task names it, and options of it; `tinyzero tasks NAME` lists them.",
+        show_default=False,
     ),
 ]
 AllowUnsafe = Annotated[
@@ -25,6 +37,33 @@ AllowUnsafe = Annotated[
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, metavar="N", help="Worker processes.", show_default="one per core")
 ]
+
+
+def named_tasks(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The words that name a task, which have no `=` and unless they are paths no dot, and the others.
+
+    Example:
+        >>> named_tasks(["countdown", "task.numbers=[3]", "run.steps", "./my_task.py"])
+        (['countdown', './my_task.py'], ['task.numbers=[3]', 'run.steps'])
+    """
+    names = [word for word in words or () if "=" not in word and ("." not in word or is_path(word))]
+    return names, [word for word in words or () if word not in names]
+
+
+def one_task(task: str | None, words: Sequence[str] | None) -> tuple[str, list[str]]:
+    """The task of a command that needs one, whether --task or a word names it, and the other words.
+
+    Raises:
+        SettingsError: none is named, or several.
+    """
+    names, overrides = named_tasks(words)
+    match [*filter(None, [task]), *names]:
+        case [name]:
+            return name, overrides
+        case []:
+            raise SettingsError("no task is named; give its name or the path of its file, such as: --task countdown")
+        case several:
+            raise SettingsError(f"got the tasks {' and '.join(several)}; give one (options are written task.KEY=VALUE)")
 
 
 def progress_bar() -> "Progress":

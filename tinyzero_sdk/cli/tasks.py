@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from tinyzero_sdk.cli.task_options import TaskName
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.errors import TaskNotFoundError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin, family_tasks, load_plugins
@@ -26,9 +27,11 @@ def tasks(
     name: Annotated[
         str | None, typer.Argument(help="A task (name or path) to describe, or a family whose tasks to list.")
     ] = None,
+    task: TaskName = None,
     json: JsonOption = False,
 ) -> None:
     """List the installed tasks, or describe one."""
+    name = name or task
     if name is None:
         rows = _installed(expand_families=json)
     elif not (rows := _family(name)):

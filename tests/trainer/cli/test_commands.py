@@ -221,3 +221,12 @@ def test_sft_needs_something_to_learn_from(capsys, calls):
     code, _, error = call(capsys, "sft", "--model", "gpt2")
     expected = "there is nothing to learn from; give --task, or a file of examples with --data"
     assert (code, error) == (2, f"error: {expected}\n")
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "warmstart"])
+def test_words_without_a_value_are_tasks(capsys, calls, tmp_path, command):
+    output = ("--output", str(tmp_path / "run"), "run.steps=3")
+    assert call(capsys, command, "multiply:2", "--task", "countdown", *output)[0] == 0
+    ((config, _, _),) = calls
+    assert {spec.task: spec.weight for spec in config.task_specs} == {"countdown": 1.0, "multiply": 2.0}
+    assert "got 'run.seed', expected run.seed=VALUE" in call(capsys, command, "multiply", "run.seed", *output)[2]

@@ -8,16 +8,24 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from tinyzero_sdk.cli.task_options import named_tasks
 from tinyzero_sdk.console import stderr, stdout
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import is_path
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys below; --help WORD searches them."),
+    typer.Argument(
+        metavar="TASK | KEY=VALUE",
+        help="Tasks, as --task names them, and settings, by the keys below; --help WORD searches them.",
+    ),
 ]
 TrainOverrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings; `tinyzero train --help` lists the keys.")
+    list[str] | None,
+    typer.Argument(
+        metavar="TASK | KEY=VALUE",
+        help="Tasks, as --task names them, and settings; `tinyzero train --help` lists the keys.",
+    ),
 ]
 TaskOptions = Annotated[
     list[str] | None,
@@ -55,6 +63,12 @@ AddressOption = Annotated[
         help="A running Ray cluster, or `auto`; by default Ray starts on this machine.",
     ),
 ]
+
+
+def with_named(tasks: list[str] | None, words: list[str] | None) -> tuple[list[str], list[str]]:
+    """The tasks of --task and those among the words, and the other words."""
+    names, overrides = named_tasks(words)
+    return [*(tasks or ()), *names], overrides
 
 
 def flag_settings(tasks: Sequence[str] | None, gpus: int | None = None, address: str | None = None) -> dict[str, Any]:

@@ -50,8 +50,9 @@ def plan(
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.sft.default_model import SETTINGS
 
+    task, overrides = options.with_named(task, overrides)
     named = {**options.flag_settings(task, gpus, address), "model.path": model, "run.recipe": recipe}
-    settings = start.with_checkpoints(gather(TrainConfig, named, overrides or (), config))
+    settings = start.with_checkpoints(gather(TrainConfig, named, overrides, config))
     owned = get(settings, "model.path") is None
     resolved = compose(settings, SETTINGS if owned else None, needs_task=False).config
     refuse_cpu(resolved)
@@ -65,7 +66,7 @@ def plan(
         print_json(as_json(report))
     else:
         changed = {change.key for change in report.plan.changes}
-        kept = [word for word in overrides or () if word.partition("=")[0] not in changed]
+        kept = [word for word in overrides if word.partition("=")[0] not in changed]
         given = {"--model": model, "--recipe": recipe, "--config": config, "--gpus": gpus, "--address": address}
         flags = [*(("--task", one) for one in task or ([] if config else ["TASK"])), *given.items()]
         typed = [str(part) for flag in flags if flag[1] not in (None, "") for part in flag]

@@ -61,6 +61,7 @@ def sft(
     """
     from tinyzero_trainer.config.sft import compose_sft
 
+    task, overrides = options.with_named(task, overrides)
     flags = {"model.path": model, "data.path": data, "reward.allow_unsafe": allow_unsafe_scorers or None}
     _run(compose_sft, {**options.flag_settings(task, gpus, address), **flags}, overrides, output, config, resume=resume)
 
@@ -75,13 +76,14 @@ def warm_start(
     """Train a small new model on a task's own examples: `tinyzero sft` with settings that suit one."""
     from tinyzero_trainer.config.sft import warm_start
 
+    task, overrides = options.with_named(task, overrides)
     _run(warm_start, options.flag_settings(task), overrides, output, config, resume=resume)
 
 
 def _run(
     compose: "Callable[[Mapping[str, Any]], SftConfig]",
     flags: dict[str, Any],
-    overrides: list[str] | None,
+    overrides: list[str],
     output: Path | None,
     file: Path | None,
     *,
@@ -94,7 +96,7 @@ def _run(
     from tinyzero_trainer.models.new_model import new_spec
     from tinyzero_trainer.plan.limits import refuse_model
 
-    settings = gather(SftConfig, {**flags, "run.output": output and str(output)}, overrides or (), file)
+    settings = gather(SftConfig, {**flags, "run.output": output and str(output)}, overrides, file)
     with options.exit_by_signal():
         if resume:
             if output is None:

@@ -46,10 +46,11 @@ def train(
     from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.resume import resume_config
 
+    task, overrides = options.with_named(task, overrides)
     flags = options.flag_settings(task, gpus, address)
     flags |= {"run.output": output and str(output), "run.recipe": recipe, "model.path": model}
     flags["reward.allow_unsafe"] = allow_unsafe_scorers or None
-    settings = gather(TrainConfig, flags, overrides or (), config)
+    settings = gather(TrainConfig, flags, overrides, config)
     with options.exit_by_signal():
         composition, is_planned = None, False
         if resume:
