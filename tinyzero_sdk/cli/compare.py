@@ -23,7 +23,9 @@ _FEW = 10  # problems that differ, below which Student's t is not to be relied o
 def compare(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="A B...", help="Files that `score`, `rescore` or `eval` wrote.", show_default=False),
+        typer.Argument(
+            metavar="FILE", help="Files that `score`, `rescore` or `eval` wrote; two or more.", show_default=False
+        ),
     ],
     group_by: GroupBy = None,
     pass_at: PassAt = None,
@@ -87,7 +89,9 @@ def _show(report: "ComparisonReport", limit: int) -> None:
 
 
 def _values(values: "list | None") -> str:
-    texts = [value if isinstance(value, str) else to_json(value) for value in values or ["unknown"]]
+    texts = [
+        value if isinstance(value, str) and value.isprintable() else to_json(value) for value in values or ["unknown"]
+    ]
     joined = " and ".join(texts)
     return joined if len(joined) <= 60 else joined[:57] + "..."
 
