@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 from typer.core import TyperCommand
 
-from tinyzero_sdk.cli.summary_report import PassAt, complain, parse_pass_at, show_faults, show_tables
+from tinyzero_sdk.cli.summary_report import PassAt, complain, parse_pass_at, show_faults, show_left_out, show_tables
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, named_tasks, one_task, progress_bar
 from tinyzero_sdk.console import print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
@@ -260,3 +260,4 @@ def _show(plan: "EvaluationPlan", result: "EvaluationResult") -> None:
             stdout.print(f"[bold]{name:<12}[/]{escape(value)}", soft_wrap=True)
     if result.report is not None and result.report.summary is not None:
         show_tables(result.report.summary)
+        show_left_out(result.report)

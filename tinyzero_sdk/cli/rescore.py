@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, Timeout, Wrappers, scoring_options
+from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, Overwrite, Timeout, Wrappers, scoring_options
 from tinyzero_sdk.cli.summary_report import as_json, count, percent, show_faults, table
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task
 from tinyzero_sdk.console import print_json, stdout
@@ -44,6 +44,7 @@ def rescore(
         ),
     ] = False,
     allow_unsafe: AllowUnsafe = False,
+    overwrite: Overwrite = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Score a scored file again with the installed version of its task, and list the scores that changed.
@@ -55,7 +56,9 @@ def rescore(
     opened = load_task_with_overrides(
         *one_task(task, overrides), wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe
     )
-    with scoring_options(workers, timeout, memory_limit, group_by, allow_version_mismatch) as options:
+    with scoring_options(
+        workers, timeout, memory_limit, group_by, allow_version_mismatch, overwrite=overwrite
+    ) as options:
         report = rescore_file(opened, old, output, options)
     show_faults(old, report.scored)
     if json:

@@ -1,5 +1,8 @@
 """`tinyzero score`: score a file of model outputs."""
 
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +43,7 @@ Wrappers = Annotated[
 AllowMismatch = Annotated[
     bool, typer.Option("--allow-version-mismatch", help="Accept rows of another task or version.")
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 
 
 @contextmanager
@@ -50,6 +54,8 @@ def scoring_options(
     group_by: str | None,
     allow_version_mismatch: bool,
     pass_at: tuple[int, ...] = (),
+    *,
+    overwrite: bool,
 ) -> Iterator["ScoringOptions"]:
     """The options of `score` and `rescore`, with a progress bar."""
     from tinyzero_sdk.scoring.score_file import ScoringOptions
@@ -65,12 +71,31 @@ def scoring_options(
             pass_at,
             allow_version_mismatch,
             lambda fraction: progress.update(bar, completed=fraction),
+            overwrite,
         )
+
+
+@contextmanager
+def _rows_of(file: Path) -> Iterator[Path]:
+    """The file, or for `-` a copy of standard input, since rows may be read twice."""
+    if str(file) != "-":
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "stdin.jsonl"
+        with copy.open("wb") as lines:
+            shutil.copyfileobj(sys.stdin.buffer, lines)
+        yield copy
 
 
 def score(
     file: Annotated[
-        Path, typer.Argument(help="Model outputs: .jsonl, .parquet, or as --format says.", show_default=False)
+        Path,
+        typer.Argument(
+            help="Model outputs: .jsonl, .csv, either of them with .gz, .parquet, or as --format says; "
+            "- = JSON Lines from stdin.",
+            show_default=False,
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the scored rows, .jsonl or .parquet.")],
     overrides: TaskOverrides = None,
@@ -92,6 +117,7 @@ def score(
     memory_limit: MemoryLimit = 4.0,
     allow_version_mismatch: AllowMismatch = False,
     allow_unsafe: AllowUnsafe = False,
+    overwrite: Overwrite = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Score a file of outputs: add score, correct, reason, answer and their provenance to every row.
@@ -105,8 +131,12 @@ def score(
         *one_task(task, overrides), wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe
     )
     chosen = parse_pass_at(pass_at)
-    with scoring_options(workers, timeout, memory_limit, group_by, allow_version_mismatch, chosen) as options:
-        report = score_file(opened, file, output, options, format=format)
+    limits = (workers, timeout, memory_limit)
+    with (
+        _rows_of(file) as source,
+        scoring_options(*limits, group_by, allow_version_mismatch, chosen, overwrite=overwrite) as options,
+    ):
+        report = score_file(opened, source, output, options, format=format)
     show_faults(file, report)
     if json:
         print_json(as_json(report))

@@ -55,6 +55,7 @@ def as_json(report: "ScoreReport") -> dict[str, Any]:
     return {
         "rows": report.rows,
         "accuracy": report.accuracy,
+        "accuracy_of_all": report.accuracy_of_all,
         "mean_score": report.mean_score,
         "reasons": dict(report.reasons),
         "summary": summary,
@@ -70,8 +71,16 @@ def show_summary(report: "ScoreReport") -> None:
     if report.summary is not None:
         _show_accuracy(report, report.summary)
         show_tables(report.summary)
-    if report.bad_rows:
-        stdout.print(f"\n[red]{count(report.bad_rows, 'bad row')} not scored[/]")
+    show_left_out(report)
+
+
+def show_left_out(report: "ScoreReport") -> None:
+    """Print how many rows are in no number above, and what they could change."""
+    if report.bad_rows and report.accuracy_of_all is not None:
+        left_out = f"{count(report.bad_rows, 'bad row')} not scored"
+        if report.rows:
+            left_out += f", and in no number above; accuracy {percent(report.accuracy_of_all)} if they count as wrong"
+        stdout.print(f"\n[red]{left_out}[/]", soft_wrap=True)
 
 
 def show_tables(summary: "Summary") -> None:

@@ -1,20 +1,24 @@
-"""Read .jsonl and .parquet files in blocks, and write them atomically. `rows.py` has the content of a row.
+"""Read .jsonl, .csv and .parquet files in blocks, and write all but .csv atomically. `rows.py` is about their content.
 
 A file that cannot be read raises a DataError; a row that cannot is a `BadRow`, and reading continues.
 """
 
 import contextlib
+import csv
 import fcntl
 import glob
+import gzip
+import io
 import json
 import math
 import os
 import secrets
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn, Self
+from typing import BinaryIO, NoReturn, Self, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +28,12 @@ from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
 
 ENDINGS = (".jsonl", ".parquet")
+READ_ENDINGS = (".jsonl", ".csv", ".parquet")
+"""Those that are read; the first two may be followed by `.gz`."""
+
+CSV_TEXTS = ("prompt", "completion", "ground_truth")
+"""Columns of a CSV file that are text, whatever they look like."""
+
 _BLOCK_ROWS = 1024
 _BLOCK_BYTES = 16 << 20
 _TABLE_ROWS = 4096
@@ -39,14 +49,14 @@ class BadRow:
     """A row that cannot be used."""
 
     number: int
-    """Line of a JSON Lines file or row of a Parquet file, from 1."""
+    """Line of a text file or row of a Parquet file, from 1."""
 
     problem: str
 
 
 @dataclass(slots=True)
 class Block:
-    """Some rows of a file, in order: of a JSON Lines file as `rows`, of a Parquet file as `table`."""
+    """Some rows of a file, in order: of a JSON Lines or CSV file as `rows`, of a Parquet file as `table`."""
 
     numbers: list[int]
     """Line or row numbers, from 1."""
@@ -69,10 +79,19 @@ class Block:
         self.table = None if self.table is None else self.table.take(pa.array(keep, pa.int64()))
 
 
-def check_ending(path: Path) -> None:
-    """Refuse a file name without one of the two endings."""
-    if path.suffix not in ENDINGS:
-        raise DataError(f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in .jsonl or .parquet")
+def ending_of(path: Path) -> str:
+    """The ending of a file name, without that of its compression."""
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+
+
+def check_ending(path: Path, endings: Sequence[str] = ENDINGS) -> None:
+    """Refuse a file name without one of these endings; that of a text file may have .gz after it, if any may."""
+    ending = ending_of(path) if endings == READ_ENDINGS else path.suffix
+    if ending not in endings or (ending, path.suffix) == (".parquet", ".gz"):
+        *first, last = endings
+        raise DataError(
+            f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in {', '.join(first)} or {last}"
+        )
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -97,33 +116,77 @@ def read_blocks(path: Path, columns: Sequence[str] | None = None) -> Iterator[Bl
     Raises:
         DataError: the file cannot be read.
     """
-    check_ending(path)
+    check_ending(path, READ_ENDINGS)
     try:
-        yield from _read_parquet(path, columns) if path.suffix == ".parquet" else _read_json_lines(path)
+        yield from _read_parquet(path, columns) if path.suffix == ".parquet" else _read_text(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
 
 
-def _read_json_lines(path: Path) -> Iterator[Block]:
+def _read_text(path: Path) -> Iterator[Block]:
+    """The rows of a JSON Lines or CSV file, which may be compressed."""
     block, size = Block([], [], None, [], 0.0), 0
-    with path.open("rb") as file:
-        length = max(1, os.fstat(file.fileno()).st_size)
-        for number, line in _lines(file):
-            try:
-                row = parse_line(line)
-            except DataError as error:
-                block.bad.append(BadRow(number, str(error)))
-            else:
-                if row is not None:
-                    block.rows.append(row)
-                    block.numbers.append(number)
-            size += len(line)
+    with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else nullcontext(raw) as file:
+        length = max(1, os.fstat(raw.fileno()).st_size)
+        for number, row, width in (_csv_records if ending_of(path) == ".csv" else _json_records)(cast(BinaryIO, file)):
+            if isinstance(row, str):
+                block.bad.append(BadRow(number, row))
+            elif row is not None:
+                block.rows.append(row)
+                block.numbers.append(number)
+            size += width
             if len(block.numbers) + len(block.bad) >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
-                block.progress = file.tell() / length
+                block.progress = raw.tell() / length
                 yield block
                 block, size = Block([], [], None, [], 0.0), 0
     block.progress = 1.0
     yield block
+
+
+_Record = tuple[int, Row | str | None, int]
+"""Line number, row (or its problem; None = a blank line), and size."""
+
+
+def _json_records(file: BinaryIO) -> Iterator[_Record]:
+    for number, line in _lines(file):
+        try:
+            yield number, parse_line(line), len(line)
+        except DataError as error:
+            yield number, str(error), len(line)
+
+
+def _csv_records(file: BinaryIO) -> Iterator[_Record]:
+    """The rows below a header; cells of `CSV_TEXTS` are text, others JSON where they can be read as that."""
+    csv.field_size_limit(_MAX_LINE)
+    with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        reader = csv.reader(text, strict=True)
+        try:
+            header = next(reader, [])
+            if len(set(header)) < len(header):
+                raise DataError(f"{file.name} has two columns of one name, among: {', '.join(header)}; rename one")
+            number = reader.line_num + 1
+            for cells in reader:
+                row: Row | str | None = None
+                if len(cells) == len(header):
+                    pairs = zip(header, cells, strict=True)
+                    row = {name: cell if name in CSV_TEXTS else _csv_value(cell) for name, cell in pairs}
+                elif cells:
+                    row = f"a row of {len(cells)} where the header has {len(header)}"
+                yield number, row, sum(map(len, cells))
+                number = reader.line_num + 1
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{file.name} is not CSV in UTF-8, as of line {reader.line_num + 1}: {error}") from error
+
+
+def _csv_value(cell: str) -> Json:
+    """A cell as JSON, or else as text; `True` and `False` are pandas'."""
+    words: dict[str, Json] = {"": None, "True": True, "False": False}
+    try:
+        return words[cell] if cell in words else _DECODER.decode(cell)
+    except (ValueError, RecursionError, DataError):
+        return cell
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

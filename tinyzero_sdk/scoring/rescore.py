@@ -137,7 +137,7 @@ def rescore_file(
     options = options or ScoringOptions()
     reader = find_reader(None, source)
     if output is not None:
-        check_output(source, output)
+        check_output(source, output, overwrite=options.overwrite)
     before: list[Provenance] = []
     find_problem = accept_any if options.allow_version_mismatch else rescoring_check(task)
 
@@ -147,7 +147,7 @@ def rescore_file(
         return find_problem(row_source)
 
     started = time.perf_counter()
-    schema = None if output is None else find_schema(reader, source, output, check)
+    schema = None if output is None else find_schema(task, reader, source, output, check)
     report = RescoreReport(ScoreReport(provenance=provenance_of(task)), before)
     with ExitStack() as stack:
         write = None if output is None else stack.enter_context(writing(source, output, provenance_of(task)))

@@ -18,8 +18,8 @@ from typing import TypeVar
 import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import Row, check_json_types, infer_schema, to_rows
-from tinyzero_sdk.data.files import BadRow, JsonLinesWriter, ParquetWriter, check_ending, replacing
-from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.data.files import BadRow, Block, JsonLinesWriter, ParquetWriter, check_ending, ending_of, replacing
+from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.scoring.batches import ScoreColumns, unpacked
 from tinyzero_sdk.scoring.outputs import (
     RESULT_COLUMNS,
@@ -73,6 +73,11 @@ class ScoreReport:
         return self.correct / self.rows if self.rows else None
 
     @property
+    def accuracy_of_all(self) -> float | None:
+        """The same of all rows, with the bad ones as wrong, or None."""
+        return self.correct / (self.rows + self.bad_rows) if self.rows or self.bad_rows else None
+
+    @property
     def mean_score(self) -> float | None:
         """Mean score, or None."""
         return self.score_sum / self.rows if self.rows else None
@@ -119,6 +124,9 @@ class ScoringOptions:
     on_progress: Callable[[float], object] = lambda fraction: None
     """Called with the fraction of the file that is done."""
 
+    overwrite: bool = True
+    """Replace an output that exists."""
+
 
 def score_file(
     task: Task, source: Path, output: Path, options: ScoringOptions | None = None, *, format: str | None = None
@@ -127,8 +135,8 @@ def score_file(
 
     Args:
         task: from `load_task`.
-        source: `.jsonl` or `.parquet` with the columns of an outputs file (`docs/data-format.md`), or what `format`
-            names.
+        source: `.jsonl`, `.csv` or `.parquet` with the columns of an outputs file (`docs/data-format.md`), or what
+            `format` names.
         output: `.jsonl` or `.parquet`; appears only once it is complete.
         options: processes, limits and checks.
         format: name of a reader (`tinyzero_sdk.scoring.readers`); None = by the ending.
@@ -139,11 +147,11 @@ def score_file(
     """
     started = time.perf_counter()
     reader = find_reader(format, source)
-    check_output(source, output)
     options = options or ScoringOptions()
+    check_output(source, output, overwrite=options.overwrite)
     check = accept_any if options.allow_version_mismatch else scoring_check(task)
     report = ScoreReport(provenance=provenance_of(task))
-    schema = find_schema(reader, source, output, check)
+    schema = find_schema(task, reader, source, output, check)
     with (
         writing(source, output, provenance_of(task)) as write,
         scored_batches(task, reader, source, check, options, report, schema) as batches,
@@ -175,7 +183,7 @@ def scored_batches(
         # The pool first: its workers start while we look at the file.
         limits = {"timeout": options.timeout, "memory_limit_gb": options.memory_limit_gb}
         pool = stack.enter_context(ScoringPool(task, workers=options.workers, **limits))
-        batches = read_outputs(reader.read(source), source, check, schema=schema, wrappers=task.wrappers)
+        batches = read_outputs(_blocks(task, reader, source), source, check, schema=schema, wrappers=task.wrappers)
         if reader.gives_tables(source):  # Arrow works without the interpreter's lock; Python would only wait for it
             batches = stack.enter_context(closing(_prefetch(batches)))
         stream = stack.enter_context(closing(pool.stream(batches)))
@@ -240,20 +248,47 @@ def _prefetch(items: Iterable[T]) -> Generator[T, None, None]:
             yield item  # type: ignore[misc]
 
 
-def check_output(source: Path, output: Path) -> None:
+def _blocks(task: Task, reader: Reader, source: Path) -> Iterator[Block]:
+    """The blocks of a source; in CSV, ground truths are JSON if those that the task makes are not text."""
+    blocks = reader.read(source)
+    if reader is not OWN or ending_of(source) != ".csv" or _has_text_truths(task):
+        yield from blocks
+        return
+    for block in blocks:
+        problems = {}
+        for place, row in enumerate(block.rows):
+            if isinstance(truth := row.get("ground_truth"), str):
+                try:
+                    row["ground_truth"] = json.loads(truth)
+                except ValueError:
+                    problems[place] = f"the ground_truth {describe_value(truth)} is not JSON, as those of the task are"
+        block.drop(problems)
+        yield block
+
+
+def _has_text_truths(task: Task) -> bool:
+    try:
+        return all(isinstance(item.ground_truth, str) for item in task.generate("train", 1))
+    except TinyZeroError:  # its data is not at hand
+        return True
+
+
+def check_output(source: Path, output: Path, *, overwrite: bool = True) -> None:
     """Refuse an output path that must be a mistake."""
     check_ending(output)
     if output.resolve() == source.resolve():
         raise DataError(f"the output {output} is the input itself; give it another name")
+    if output.exists() and not overwrite:
+        raise DataError(f"{output} already exists; choose another --output, or overwrite it (--overwrite)")
     if not output.parent.is_dir():
         raise DataError(f"the directory of the output, {output.parent}, does not exist; create it first")
 
 
-def find_schema(reader: Reader, source: Path, output: Path, check: ProvenanceCheck) -> pa.Schema | None:
+def find_schema(task: Task, reader: Reader, source: Path, output: Path, check: ProvenanceCheck) -> pa.Schema | None:
     """The column types of JSON rows that become Parquet, which takes a separate pass; None for other files."""
     if output.suffix != ".parquet" or reader.gives_tables(source):
         return None
-    return infer_schema(batch.block.rows for batch in read_outputs(reader.read(source), source, check))
+    return infer_schema(batch.block.rows for batch in read_outputs(_blocks(task, reader, source), source, check))
 
 
 @contextmanager

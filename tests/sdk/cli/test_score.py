@@ -1,6 +1,9 @@
 """`tinyzero score` and `rescore`, as they are typed."""
 
+import gzip
+import io
 import json
+import sys
 from pathlib import Path
 
 import pyarrow
@@ -11,6 +14,10 @@ from tests.sdk.conftest import options_source
 
 pytestmark = pytest.mark.usefixtures("scored_in_process")
 
+OF_TEXT = {
+    "generate_dataset": "@hookimpl\ndef generate_dataset(size): return [Item('1')] * size",
+    "score": "@hookimpl\ndef score(answer, ground_truth): return float(answer == ground_truth)",
+}
 GOOD = {"completion": "<answer>1</answer>", "ground_truth": 1}
 
 
@@ -32,7 +39,18 @@ def score(run, write_task, source, tmp_path):
             text = outputs if isinstance(outputs, str) else "".join(json.dumps(row) + "\n" for row in outputs)
             source.write_text(text)
         file = outputs if isinstance(outputs, Path) else source
-        return run("score", file, "-t", write_task(**hooks), "-o", tmp_path / "out.jsonl", "--workers", 1, *words)
+        return run(
+            "score",
+            file,
+            "-t",
+            write_task(**hooks),
+            "-o",
+            tmp_path / "out.jsonl",
+            "--workers",
+            1,
+            "--overwrite",
+            *words,
+        )
 
     return score
 
@@ -53,7 +71,7 @@ def test_bad_rows_are_reported_with_their_lines_and_end_with_one(score, source, 
     assert code == 1
     assert first.startswith(f"{source}:2: not JSON: ")
     assert second.startswith(f"{source}:4: no completion")
-    assert "2 bad rows not scored" in out
+    assert "2 bad rows not scored, and in no number above; accuracy 50.0% if they count as wrong" in out
     assert len(rows_of(tmp_path / "out.jsonl")) == 2
     code, out, _ = score([{"completion": 1}])
     assert code == 1
@@ -246,3 +264,48 @@ def test_what_a_wrapper_lacks_is_one_line(score, tmp_path, columns, wrapper, pro
     assert problem in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_output_is_replaced_only_on_request(run, write_task, source, tmp_path):
+    source.write_text(json.dumps(GOOD))
+    output = tmp_path / "out.jsonl"
+    output.write_text("mine")
+    words = ("score", source, write_task(), "-o", output, "--workers", 1)
+    code, _, error = run(*words)
+    assert (code, output.read_text()) == (2, "mine")
+    assert "out.jsonl already exists; choose another --output, or overwrite it (--overwrite)" in error
+    assert run(*words, "--overwrite")[0] == 0
+    assert rows_of(output)[0]["correct"] is True
+
+
+def test_csv_compressed_files_and_stdin_are_scored_like_json_lines(score, tmp_path, monkeypatch):
+    lines = "".join(json.dumps(GOOD | {"ground_truth": truth, "token_count": 7}) + "\n" for truth in (1, 2))
+    table = 'completion,ground_truth,token_count\n"<answer>1</answer>",1,7\n"<answer>1</answer>",2,7\n'
+    for name, content in {"in.csv": table, "in.csv.gz": table, "in.jsonl.gz": lines}.items():
+        packed = gzip.compress(content.encode()) if name.endswith("gz") else content.encode()
+        (tmp_path / name).write_bytes(packed)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    results = []
+    for file in (Path("-"), *map(tmp_path.joinpath, ("in.csv", "in.csv.gz", "in.jsonl.gz"))):
+        assert score(file)[0] == 0
+        results.append(rows_of(tmp_path / "out.jsonl"))
+    assert [row["correct"] for row in results[0]] == [True, False]
+    assert results[1:] == results[:1] * 3
+
+
+def test_what_csv_cannot_be_is_said_by_row(score, tmp_path):
+    file = tmp_path / "in.csv"
+    file.write_text("completion,ground_truth,n\n<answer>1</answer>,1,a\nx\n\ny,nope,2\n")
+    code, _, error = score(file)
+    assert code == 1
+    assert error.splitlines() == [
+        f"{file}:3: a row of 1 where the header has 3",
+        f"{file}:5: the ground_truth 'nope' (str) is not JSON, as those of the task are",
+    ]
+    assert rows_of(tmp_path / "out.jsonl")[0]["n"] == "a"
+    assert score(file, extract_answer="@hookimpl\ndef extract_answer(completion): return completion", **OF_TEXT)[0] == 1
+    assert [row["ground_truth"] for row in rows_of(tmp_path / "out.jsonl")] == ["1", "nope"]
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(b"{}" * 999)[:-9])
+    assert "error: cannot read" in score(tmp_path / "in.jsonl.gz")[2]
+    file.write_text("a,a\n1,2")
+    assert "has two columns of one name, among: a, a; rename one" in score(file)[2]

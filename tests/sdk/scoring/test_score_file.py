@@ -189,7 +189,7 @@ def test_empty_or_foreign_file_is_refused(task, tmp_path, ending, content, probl
     ("source", "output", "problem"),
     [
         ("none.jsonl", "out.jsonl", "does not exist"),
-        ("in.csv", "out.jsonl", r"in\.csv ends in \.csv; expected"),
+        ("in.txt", "out.jsonl", r"in\.txt ends in \.txt; expected"),
         ("in.jsonl", "out", "ends in nothing; expected"),
         ("in.jsonl", "sub/../in.jsonl", "is the input itself"),
         ("in.jsonl", "none/out.jsonl", "does not exist; create it"),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinyzero_sdk.data.files import Block, check_ending, read_blocks
+from tinyzero_sdk.data.files import READ_ENDINGS, Block, check_ending, read_blocks
 from tinyzero_sdk.errors import DataError, SettingsError, did_you_mean
 from tinyzero_sdk.scoring.readers import hf, inspect_logs, lm_eval, verl
 
@@ -24,7 +24,7 @@ class Reader:
 
 
 OWN = Reader(
-    name="rows",  # .jsonl or .parquet with `completion` and `ground_truth`
+    name="rows",  # .jsonl, .csv or .parquet with `completion` and `ground_truth`
     read=read_blocks,
     gives_tables=lambda path: path.suffix == ".parquet",
 )
@@ -54,7 +54,7 @@ def find_reader(name: str | None, source: Path) -> Reader:
     if reader is OWN:
         if source.suffix == ".eval":
             raise DataError(f"{source} looks like a log of Inspect; read it with --format inspect")
-        check_ending(source)
+        check_ending(source, READ_ENDINGS)
         if source.is_dir():
             raise DataError(f"{source} is a directory; expected a file, or one of --format {', '.join(READERS)}")
     if not source.exists():
