@@ -24,7 +24,9 @@ def compare(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE", help="Files that `score`, `rescore` or `eval` wrote; two or more.", show_default=False
+            metavar="FILE",
+            help="Two or more files that `score`, `rescore` or `eval` wrote, or runs or checkpoints.",
+            show_default=False,
         ),
     ],
     group_by: GroupBy = None,
@@ -40,7 +42,7 @@ def compare(
     ] = 3,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare scored files with the first of them, problem by problem, with 95 % intervals of the differences.
+    """Compare scored files or runs with the first of them, problem by problem, with 95 % intervals of the differences.
 
     The exit code is 0 if every row was read, 1 if some could not be read or have no score, and 2 if nothing can be
     compared.
@@ -48,7 +50,7 @@ def compare(
     from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
 
     if len(files) < 2:
-        raise SettingsError("compare needs two files or more: tinyzero compare BASELINE OTHER...")
+        raise SettingsError("compare needs two files or runs, or more: tinyzero compare BASELINE OTHER...")
     with progress_bar() as progress:
         bar = progress.add_task("reading", total=1.0)
         options = CompareOptions(
@@ -81,17 +83,19 @@ def _show(report: "ComparisonReport", limit: int) -> None:
     ]
     if left_out:
         stdout.print(Text(f"not compared: {'; '.join(left_out)}"), style="yellow", soft_wrap=True)
-    if report.differing:
-        differing = [f"{name} {' → '.join(map(_values, values))}" for name, values in report.differing.items()]
+    known = {name: values for name, values in report.differing.items() if None not in values}
+    if known:
+        differing = [f"{name} {' → '.join(_values(each or []) for each in values)}" for name, values in known.items()]
         stdout.print(Text(f"settings that differ: {' · '.join(differing)}"), style="yellow", soft_wrap=True)
+    unknown = dict.fromkeys(name.partition(".")[0] for name in report.differing if name not in known)
+    if unknown:
+        stdout.print(Text(f"settings that not all files state: {', '.join(unknown)}"), style="yellow", soft_wrap=True)
     for comparison in report.comparisons:
         _show_comparison(report, comparison, limit)
 
 
-def _values(values: "list | None") -> str:
-    texts = [
-        value if isinstance(value, str) and value.isprintable() else to_json(value) for value in values or ["unknown"]
-    ]
+def _values(values: list) -> str:
+    texts = [value if isinstance(value, str) and value.isprintable() else to_json(value) for value in values]
     joined = " and ".join(texts)
     return joined if len(joined) <= 60 else joined[:57] + "..."
 

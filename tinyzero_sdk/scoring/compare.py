@@ -122,19 +122,15 @@ class CompareOptions:
 
 
 def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) -> ComparisonReport:
-    """Compare scored files with the first of them.
+    """Compare scored files, or the held-out evaluations of runs (`read_held_out`), with the first of them.
 
     Raises:
         DataError: a file cannot be read or has no scores, or the files have no problem in common.
     """
     options = options or CompareOptions()
     for path in paths:
-        if path.is_dir():
-            raise DataError(
-                f"{path} is a directory, and files are compared; for a run or a model, write one with: "
-                f"tinyzero eval --model {path} --output FILE"
-            )
-        find_reader(None, path)
+        if not path.is_dir():
+            find_reader(None, path)
     key = options.key or find_key(paths)
     keys: dict[str, int] = {}
     files = []
@@ -274,17 +270,10 @@ def _difficulties(baseline: _Side, other: _Side) -> list[tuple[str, np.ndarray]]
 
 def differing(files: Sequence[Mapping[str, list[Json]]]) -> dict[str, list[list[Json] | None]]:
     """The settings that are not the same in all files, each with its values in every file."""
-    sampled = [any(name.startswith("sampling.") for name in settings) for settings in files]
-    names = list(dict.fromkeys(name for settings in files for name in settings))
     differences: dict[str, list[list[Json] | None]] = {}
-    for name in names:
+    for name in dict.fromkeys(name for settings in files for name in settings):
         values = [settings.get(name) for settings in files]
-        if all(value == values[0] for value in values):
-            continue
-        inner = name.removeprefix("sampling.")
-        is_sampling = inner != name
-        if is_sampling and not all(sampled):  # one line instead of one for each setting
-            differences["sampling"] = [["known"] if known else None for known in sampled]
-        elif not (is_sampling and values == differences.get(inner)):  # the scorer's own columns repeat it
+        is_repeated = name.startswith("sampling.") and values == differences.get(name.removeprefix("sampling."))
+        if not is_repeated and any(value != values[0] for value in values):
             differences[name] = values
     return differences

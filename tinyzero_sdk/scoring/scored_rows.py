@@ -5,7 +5,7 @@ Of a Parquet file only the columns that are needed are read. A row takes 50 byte
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +28,11 @@ from tinyzero_sdk.scoring.outputs import (
     has_values,
     score_columns,
 )
+from tinyzero_sdk.scoring.readers.runs import read_held_out
 from tinyzero_sdk.scoring.summary import PROMPT_COLUMNS
 
 _TRUTHS = ("ground_truth", "reward_model.ground_truth")  # identify a problem where they are lists or objects
-_SETTINGS = ("data_source", "extra_info.task_version", "extra_info.split", "sampling")
+_SETTINGS = ("data_source", "extra_info.task_version", "extra_info.split", "sampling", "evaluation")
 _SCORES = ("score", "correct", "reason")
 _READ = (*_SCORES, *_SETTINGS, *Provenance._fields, *LENGTH_COLUMNS, "extra_info.difficulty", "finished")
 
@@ -69,7 +70,7 @@ def find_key(paths: Sequence[Path]) -> str:
     candidates = (*PROMPT_COLUMNS, *_TRUTHS)
     common = set(candidates)
     for path in paths:
-        first = next(read_blocks(path, candidates), None)
+        first = next(_read_blocks(path, candidates), None)
         if first is None:
             raise DataError(f"{path} has no rows")
         values = {name: column(first, name) for name in candidates}
@@ -84,6 +85,10 @@ def find_key(paths: Sequence[Path]) -> str:
     return key
 
 
+def _read_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
+    return read_held_out(path) if path.is_dir() else read_blocks(path, columns)
+
+
 def _is_structured(values: Cells | None) -> bool:
     if isinstance(values, pa.Array):
         return pa.types.is_nested(values.type)
@@ -96,7 +101,7 @@ def read_scored_rows(
     """The scores of a file.
 
     Args:
-        path: what `tinyzero score`, `rescore` or `eval` wrote.
+        path: what `tinyzero score`, `rescore` or `eval` wrote, or as for `read_held_out`.
         key: column that identifies a problem.
         problems: index of each problem by its key as text; new ones are added.
         on_progress: called with the fraction of the file that is read.
@@ -107,7 +112,7 @@ def read_scored_rows(
     parts: dict[str, list[np.ndarray]] = {}
     seen: dict[str, Json] = {}
     ignored: Counter[str] = Counter()
-    for block in read_blocks(path, (*_READ, key)):
+    for block in _read_blocks(path, (*_READ, key)):
         ignored["unreadable"] += len(block.bad)
         if block.numbers:
             for name, values in _arrays(path, block, key, problems, ignored).items():

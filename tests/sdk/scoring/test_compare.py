@@ -152,7 +152,10 @@ def test_what_is_not_in_all_files_is_reported(compare):
     assert report.problems == 3
     assert [file.other_problems for file in report.files] == [1, 0, 0]
     assert [file.ignored for file in report.files] == [{}, {"without a score": 1, "without extra_info.key": 1}, {}]
-    assert report.differing == {"task_version": [["1"], ["1", "2"], ["1"]], "sampling": [None, None, ["known"]]}
+    assert report.differing == {
+        "task_version": [["1"], ["1", "2"], ["1"]],
+        **{f"sampling.{name}": [None, None, [value]] for name, value in c[0]["sampling"].items()},
+    }
     for row in b:
         row["sampling"] = {"temperature": 0, "task_version": "2"}
     report = compare(b, c)
@@ -189,7 +192,9 @@ def test_files_that_cannot_be_compared_are_refused(compare, tmp_path):
         compare(rows, [{"extra_info": row["extra_info"], "completion": "a"} for row in rows])
     with pytest.raises(DataError, match=r"no problem has 8 completions in both .*; at most 2 are possible"):
         compare(rows, rows, pass_at=(1, 8))
-    with pytest.raises(DataError, match=r"a directory, .*: tinyzero eval --model .* --output FILE"):
+    with pytest.raises(
+        DataError, match=r"a directory without a held-out evaluation at that step; .* --model .* --output FILE"
+    ):
         compare_files([tmp_path, tmp_path])
     (tmp_path / "empty.parquet").write_bytes(b"")
     pq.write_table(pa.table({"score": pa.array([], pa.float64())}), tmp_path / "empty.parquet")
