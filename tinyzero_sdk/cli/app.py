@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import tinyzero_sdk
-from tinyzero_sdk.cli import check, compare, data, evaluate, fuzz, new, rescore, score, tasks
+from tinyzero_sdk.cli import check, compare, data, evaluate, fuzz, new, report, rescore, score, tasks
 from tinyzero_sdk.console import exit_on_error, stdout, warn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.plugins.registry import load_plugins
@@ -74,6 +74,7 @@ def build_app() -> typer.Typer:
     for command in (
         *(tasks.tasks, tasks.plugins, new.new, check.check, fuzz.fuzz),
         *(data.data, data.sample, score.score, rescore.rescore, compare.compare),
+        *(report.report, report.view),
     ):
         app.command(command.__name__)(command)
     for plugin in load_plugins():

@@ -1,0 +1,96 @@
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.report.completions import read_completions
+from tinyzero_sdk.report.runs import open_run
+from tinyzero_sdk.scoring.statistics import wilson
+
+ROW = {
+    "completion": "so <answer>7</answer>",
+    "ground_truth": {"target": 7},
+    "score": 1.0,
+    "correct": True,
+    "answer": "7",
+}
+ROW |= {"reason": "ok", "task": "sum", "prompt": "3 + 4?", "tokens": 9, "finished": False}
+
+
+@pytest.fixture(scope="module")
+def completions(run_path):
+    return read_completions(open_run(run_path).completion_files())
+
+
+@pytest.mark.parametrize(
+    ("filters", "passes"),
+    [
+        ({"reason": ["wrong", "malformed"]}, lambda row: row["reason"] in ("wrong", "malformed")),
+        ({"split": ["heldout"], "step": [5, 9]}, lambda row: row["split"] == "heldout" and 5 <= row["step"] <= 9),
+        ({"score": [None, 0.5], "difficulty": [4, None]}, lambda row: row["score"] <= 0.5 and row["difficulty"] >= 4),
+        ({"cut_off": True}, lambda row: not row["finished"]),
+        ({"text": "I DO NOT"}, lambda row: row["reason"] == "no_answer"),
+        ({"text": "I do not", "step": [3, 3]}, lambda row: row["reason"] == "no_answer" and row["step"] == 3),
+        ({"text": "in no text at all"}, lambda row: False),
+    ],
+)
+def test_filters_leave_the_rows_that_pass(completions, filters, passes):
+    every = completions.rows(np.arange(len(completions)))
+    found = completions.rows(completions.select(filters))
+    assert [row["id"] for row in found] == [row["id"] for row in every if passes(row)]
+
+
+def test_rows_are_sorted_and_found_again_by_their_ids(completions):
+    rows = completions.rows(completions.select({"sort": "num_tokens", "descending": True}))
+    assert [row["num_tokens"] for row in rows] == sorted((row["num_tokens"] for row in rows), reverse=True)
+    picked = [rows[0]["id"], rows[-1]["id"], "train_00000001_00000020:99999", "elsewhere:0"]
+    first, last, *gone = completions.texts(picked)
+    assert gone == [None, None]
+    assert (first["id"], last["num_tokens"]) == (picked[0], rows[-1]["num_tokens"])
+    assert first["token_ends"][-1] == len(first["completion"])
+    assert set(first["parts"]) == {"task", "format"}
+
+
+def test_an_evaluation_is_a_step_of_held_out_completions(completions):
+    evaluations = completions.evaluations()
+    assert [one["step"] for one in evaluations] == list(range(21))
+    last = evaluations[-1]
+    assert last["problems"] == last["completions"] == sum(last["reasons"].values()) == 64
+    assert (last["low"], last["high"]) == pytest.approx(wilson(last["accuracy"], 64))
+    assert sum(level["completions"] for level in last["levels"].values()) == 64
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_scored_file_of_other_columns_is_read_as_far_as_it_goes(tmp_path, ending):
+    rows = [ROW | {"extra_info": {"key": key, "difficulty": 2.5}} for key in ("a", "b")]
+    path = tmp_path / f"scored.{ending}"
+    if ending == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    completions = read_completions(open_run(path).completion_files())
+    (row,) = completions.texts(["scored:1"])
+    expected = {"problem": "b", "difficulty": 2.5, "num_tokens": 9, "finished": False, "task": "sum", "step": None}
+    assert {name: row[name] for name in expected} == expected
+    assert (row["completion"], row["advantage"], row["logprobs"]) == (ROW["completion"], None, None)
+    assert completions.evaluations()[0]["accuracy"] == 1
+
+
+def test_rollouts_of_old_runs_are_training_completions_of_their_step(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "rollouts" / "step_000010.jsonl").write_text(json.dumps(ROW) + "\n")
+    (row,) = read_completions(open_run(tmp_path).completion_files()).rows(np.array([0]))
+    assert (row["step"], row["split"], row["problem"]) == (10, "train", "3 + 4?")
+
+
+def test_a_file_that_cannot_be_read_is_an_error_alone_and_left_out_among_others(tmp_path, run_path):
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"cannot read .*broken\.parquet"):
+        read_completions([broken])
+    good = open_run(run_path).completion_files()
+    assert len(read_completions([broken, *good])) == len(read_completions(good))

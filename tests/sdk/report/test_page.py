@@ -1,0 +1,114 @@
+import base64
+import gzip
+import hashlib
+import json
+import re
+import threading
+from http.client import HTTPConnection
+from urllib.parse import urlencode
+
+import pytest
+
+from tinyzero_sdk.cli import main
+from tinyzero_sdk.report.page import report
+from tinyzero_sdk.report.runs import open_run
+from tinyzero_sdk.report.server import Library, make_server
+
+ATTACK = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)>"
+
+
+def blocks_of(text):
+    found = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
+    return [json.loads(block) for block in found]
+
+
+def test_the_page_allows_its_own_script_and_style_alone(run_path):
+    text = report([open_run(run_path, "first")], most=100)
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', text)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    for part, kind in ((script, "script"), (style, "style")):
+        digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
+
+
+def test_text_of_a_model_never_stands_as_html(tmp_path):
+    path = tmp_path / f"{ATTACK[:9].replace('/', '')}.jsonl"
+    row = {"completion": ATTACK, "prompt": ATTACK, "ground_truth": ATTACK, "answer": ATTACK, "reason": ATTACK}
+    path.write_text(json.dumps(row | {"score": 0.0, "correct": False}))
+    text = report([open_run(path, ATTACK)], most=100)
+    assert ATTACK not in text
+    assert text.count("<script") == text.count("</script>") == 4  # data, script, and two blocks
+    packed = [gzip.decompress(base64.b64decode(block["gzip"])).decode() for block in blocks_of(text)]
+    assert json.loads(packed[1])["completion"] == [ATTACK]
+
+
+@pytest.mark.slow
+def test_a_report_of_fewer_completions_holds_whole_problems(run_path):
+    text = report([open_run(run_path, "first")], most=300)
+    index, *_ = blocks_of(text)
+    columns = json.loads(gzip.decompress(base64.b64decode(index["gzip"])))
+    every = Library(run_path).completions(open_run(run_path)).index["problem"].to_pylist()
+    problems = [columns["problem"]["values"][code] for code in columns["problem"]["codes"]]
+    assert 200 < len(problems) <= 300
+    assert all(problems.count(problem) == every.count(problem) for problem in set(problems))
+
+
+@pytest.mark.slow
+def test_report_writes_one_file(tmp_path, run_path, capsys):
+    output = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as exit:
+        main(["report", str(run_path), "--output", str(output)])
+    assert exit.value.code == 0
+    assert "written" in capsys.readouterr().out
+    assert output.read_text().startswith("<!doctype html>")
+
+
+@pytest.fixture
+def ask(run_path):
+    """Ask a server of the directory above the run for (status, body)."""
+    server = make_server(run_path.parent, 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+
+    def get(path, host=f"127.0.0.1:{server.server_port}", **query):
+        connection = HTTPConnection("127.0.0.1", server.server_port)
+        connection.request("GET", f"{path}?{urlencode(query)}", headers={"Host": host})
+        with connection.getresponse() as response:
+            body = response.read().decode()
+        connection.close()
+        return response.status, body
+
+    yield get
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_server_answers_about_runs_below_its_directory_only(ask):
+    status, body = ask("/runs")
+    assert (status, [run["name"] for run in json.loads(body)]) == (200, ["first"])
+    for name in ("../first", "/etc", "first/../first", "first/completions"):
+        assert ask("/describe", run=name)[0] == 404
+    assert ask("/first/config.toml")[0] == 404
+
+
+def test_the_server_refuses_another_sites_name(ask):
+    assert ask("/runs", host="evil.example:80")[0] == 403
+
+
+def test_the_server_answers_with_pages_of_completions(ask):
+    wanted = json.dumps({"reason": ["ok"], "sort": "step"})
+    _, body = ask("/completions", run="first", filters=wanted, offset=10, limit=5)
+    found = json.loads(body)
+    assert len(found["rows"]) == 5 < found["total"]
+    _, body = ask("/texts", run="first", id=found["rows"][0]["id"])
+    assert json.loads(body)[0]["reason"] == "ok"
+    assert ask("/completions", run="first", filters="{", offset=0, limit=5)[0] == 404
+
+
+def test_links_out_of_the_directory_are_not_followed(tmp_path, run_path):
+    (tmp_path / "link").symlink_to(run_path, target_is_directory=True)
+    assert Library(tmp_path).paths() == {}

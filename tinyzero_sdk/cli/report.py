@@ -1,0 +1,102 @@
+"""`tinyzero report` and `tinyzero view`: runs and scored files as a page in the browser."""
+
+import time
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from tinyzero_sdk.console import stdout
+from tinyzero_sdk.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from tinyzero_sdk.report.runs import Run
+
+DEFAULT_PORT = 8020
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or scored files.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
+    completions: Annotated[
+        int, typer.Option("--completions", min=0, metavar="N", help="Most completions of each run in the file.")
+    ] = 100_000,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the file again whenever a run has grown, until Ctrl-C.")
+    ] = False,
+    every: Annotated[float, typer.Option("--every", min=1, metavar="N", help="Seconds between two looks.")] = 15.0,
+) -> None:
+    """Write runs as one HTML page: learning curves, completions, evaluations and what changed between them.
+
+    The file needs no network and no other file. Several runs are drawn over each other. `tinyzero view` serves the same
+    page, for runs of any size.
+    """
+    from tinyzero_sdk.data.files import replacing
+    from tinyzero_sdk.report.page import report as make_page
+
+    before: object = None
+    while True:
+        opened = _open(runs)
+        if (now := _versions(opened)) != before:
+            before = now
+            text = make_page(opened, most=completions, refresh=every if watch else None)
+            with replacing(output) as aside:
+                aside.write_text(text, encoding="utf-8")
+            stdout.print(Text(f"{output} written, {len(text) / 1e6:.1f} MB"), soft_wrap=True)
+        if not watch:
+            return
+        time.sleep(every)
+
+
+def _open(paths: list[Path]) -> "list[Run]":
+    from tinyzero_sdk.report.runs import open_run
+
+    runs = []
+    for path in paths:
+        same = [other for other in paths if other.name == path.name]
+        runs.append(open_run(path, path.resolve().name if len(same) == 1 else str(path)))
+    if len({run.name for run in runs}) < len(runs):
+        raise SettingsError("a run is given twice; name each once")
+    return runs
+
+
+def _versions(runs: "list[Run]") -> list[tuple[Path, int]]:
+    files = [file for run in runs for file in (run.path / "metrics.jsonl", *run.completion_files())]
+    return [(file, file.stat().st_mtime_ns) for file in files if file.exists()]
+
+
+def view(
+    directory: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="A run, a scored file, or a directory with any of them below it.")
+    ] = Path(),
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", min=0, max=65535, metavar="N", help="Port.", show_default=f"{DEFAULT_PORT}, or a free one"
+        ),
+    ] = None,
+    open: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+) -> None:
+    """Show runs and scored files in the browser, also while they grow.
+
+    The page is for this machine alone (127.0.0.1) and changes nothing. On another machine, forward the port:
+    `ssh -L 8020:127.0.0.1:8020 HOST`.
+    """
+    from tinyzero_sdk.report.server import make_server
+
+    if not directory.exists():
+        raise DataError(f"{directory} does not exist; expected a run, a scored file, or a directory with some")
+    try:
+        server = make_server(directory, DEFAULT_PORT if port is None else port)
+    except OSError as error:
+        if port is not None:
+            raise SettingsError(f"port {port} cannot be used: {error.strerror}; give another --port") from error
+        server = make_server(directory, 0)
+    address = f"http://127.0.0.1:{server.server_port}/"
+    stdout.print(Text(f"{directory.resolve()} at {address} (Ctrl-C ends)"), soft_wrap=True)
+    if open:
+        webbrowser.open(address)
+    with server:
+        server.serve_forever()

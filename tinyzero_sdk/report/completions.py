@@ -1,0 +1,335 @@
+"""The completions of a run, or of scored files: an index of their short columns in memory, their texts on disk.
+
+A file is Parquet as runs write it, or any scored file; a column that is missing is empty. Filters read the index; a
+search for text also reads the texts of the rows that all other filters leave.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tinyzero_sdk.data.files import read_blocks
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.scoring.statistics import interval_of_rate
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+INDEX = pa.schema(
+    {
+        "step": pa.int32(),
+        "split": _TEXT,
+        "decoding": _TEXT,
+        "task": _TEXT,
+        "problem": _TEXT,
+        "sample": pa.int32(),
+        "difficulty": pa.float32(),
+        "answer": pa.string(),
+        "reason": _TEXT,
+        "score": pa.float32(),
+        "correct": pa.bool_(),
+        "finished": pa.bool_(),
+        "num_tokens": pa.int32(),
+        "advantage": pa.float32(),
+    }
+)
+SOURCES = {  # where a column is in files of other commands: the first of these that the file has
+    "task": ("task", "data_source"),
+    "problem": ("problem", "extra_info.key", "extra_info.index", "prompt", "ground_truth"),
+    "difficulty": ("difficulty", "extra_info.difficulty"),
+    "num_tokens": ("num_tokens", "token_count", "tokens"),
+    "ground_truth": ("ground_truth", "reward_model.ground_truth"),
+}
+TEXTS = ("prompt", "completion", "ground_truth", "parts", "token_ends", "logprobs", "entropies")
+CHOICES = ("reason", "task", "split", "decoding")
+RANGES = ("step", "difficulty", "score")
+
+
+@dataclass(frozen=True)
+class CompletionFile:
+    """One file, as it was when it was read."""
+
+    path: Path
+    index: pa.Table
+
+    def texts(self, rows: Sequence[int], columns: Sequence[str] = TEXTS) -> pa.Table:
+        """The long columns of these rows, in this order; of Parquet only the row groups with these rows are read."""
+        if self.path.suffix != ".parquet":
+            every = _json_rows(self.path, *_version(self.path))
+            return pa.table({name: [_plain(name, _find(every[row], name)) for row in rows] for name in columns})
+        with pq.ParquetFile(self.path) as file:
+            ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
+            groups = np.unique(np.searchsorted(ends, rows, side="right"))
+            sizes = np.diff(ends, prepend=0)
+            places = np.concatenate([np.arange(ends[group] - sizes[group], ends[group]) for group in groups])
+            wanted = sorted({path.split(".")[0] for name in columns for path in SOURCES.get(name, (name,))})
+            present = [name for name in wanted if name in file.schema_arrow.names]
+            table = file.read_row_groups(groups.tolist(), columns=present).take(np.searchsorted(places, rows))
+        return pa.table({name: _column(table, name) for name in columns})
+
+
+@dataclass(frozen=True)
+class Completions:
+    """All completions of a run or of a scored file."""
+
+    files: tuple[CompletionFile, ...]
+    index: pa.Table
+    """[n] `INDEX`, file after file."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def select(self, filters: Mapping[str, Any]) -> np.ndarray:
+        """The places of the rows that pass all filters, sorted.
+
+        Args:
+            filters: a list of values for each of `CHOICES`, least and greatest value for each of `RANGES` (None for no
+                bound), `problem`, `cut_off`, `text` (in prompt, completion or answer, in any case), and to sort by,
+                `sort` and `descending`.
+        """
+        mask = np.ones(len(self), bool)
+        for name in CHOICES:
+            if filters.get(name):
+                mask &= self._equal(name, filters[name])
+        if "problem" in filters:
+            mask &= self._equal("problem", [filters["problem"]])
+        for name in RANGES:
+            low, high = filters.get(name) or (None, None)
+            values = self._numbers(name)
+            mask &= True if low is None else values >= low
+            mask &= True if high is None else values <= high
+        if filters.get("cut_off") is not None:
+            mask &= self._numbers("finished") == (0 if filters["cut_off"] else 1)
+        places = np.flatnonzero(mask)
+        if filters.get("text"):
+            places = self._search(places, str(filters["text"]))
+        if (sort := filters.get("sort")) in INDEX.names:
+            column = self.index[sort].combine_chunks().take(pa.array(places))
+            column = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+            order = "descending" if filters.get("descending") else "ascending"
+            keys = pa.table({"key": column, "place": places})
+            places = places[pc.sort_indices(keys, [("key", order), ("place", "ascending")]).to_numpy()]
+        return places
+
+    def rows(self, places: np.ndarray) -> list[dict[str, Any]]:
+        """The index's columns of these rows, each with its `id`."""
+        rows = self.index.take(pa.array(places)).to_pylist()
+        return [{**row, "id": name} for row, name in zip(rows, self.ids(places), strict=True)]
+
+    def ids(self, places: np.ndarray) -> list[str]:
+        """A name of each row that lasts as long as its file."""
+        starts = self._starts()
+        numbers = np.searchsorted(starts, places, side="right") - 1
+        own = (places - starts[numbers]).tolist()
+        return [f"{self.files[number].path.stem}:{row}" for number, row in zip(numbers.tolist(), own, strict=True)]
+
+    def texts_at(self, places: np.ndarray, columns: Sequence[str] = TEXTS) -> pa.Table:
+        """The long columns of the rows at these places, which are sorted."""
+        ends = [*self._starts()[1:], len(self)]
+        cuts = np.split(places, np.searchsorted(places, ends[:-1]))
+        tables = [
+            file.texts((own - start).tolist(), columns)
+            for file, own, start in zip(self.files, cuts, self._starts(), strict=True)
+            if len(own)
+        ]
+        return pa.concat_tables(tables, promote_options="permissive")
+
+    def texts(self, ids: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Index and long columns of the rows with these ids; None where there is none (any more)."""
+        stems = {file.path.stem: number for number, file in enumerate(self.files)}
+        found: list[dict[str, Any] | None] = []
+        for name in ids:
+            stem, _, own = name.rpartition(":")
+            if stem not in stems or not own.isdecimal() or int(own) >= len(self.files[stems[stem]].index):
+                found.append(None)
+                continue
+            file = self.files[stems[stem]]
+            row = file.index.slice(int(own), 1).to_pylist()[0] | file.texts([int(own)]).to_pylist()[0]
+            parts = {part: value for part, value in dict(row["parts"] or ()).items() if value is not None}
+            found.append({**row, "parts": parts, "id": name})
+        return found
+
+    def facets(self) -> dict[str, Any]:
+        """What there is to choose from: the values of each of `CHOICES`, and the range of each of `RANGES`."""
+        ranges = {name: self.index[name] for name in RANGES}
+        return {name: sorted(self.index[name].unique().drop_null().to_pylist()) for name in CHOICES} | {
+            name: list(pc.min_max(column).as_py().values()) for name, column in ranges.items()
+        }
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Accuracy, reasons and levels of each evaluation: the completions of a step that are not for training."""
+        keys = [name for name in ("step", "split", "decoding") if self.index[name].null_count < len(self)]
+        codes = {name: self._codes(name) for name in keys}
+        mask = ~self._equal("split", ["train"])
+        which = np.zeros(len(self), np.int64)
+        for values in codes.values():
+            which = which * (values.max(initial=0) + 2) + values + 1
+        found = []
+        for group in np.unique(which[mask]):
+            places = np.flatnonzero(mask & (which == group))
+            part = self.index.take(pa.array(places))
+            correct = np.asarray(part["correct"].fill_null(False))
+            problems, level = self._codes("problem")[places], np.floor(self._numbers("difficulty")[places])
+            reasons = pc.value_counts(part["reason"].combine_chunks()).to_pylist()
+            first = part.slice(0, 1).to_pylist()[0]
+            found.append(
+                {name: first[name] for name in ("step", "split", "decoding")}
+                | _accuracy(correct, problems)
+                | {
+                    "reasons": {entry["values"] or "unknown": entry["counts"] for entry in reasons},
+                    "cut_off": int((self._numbers("finished")[places] == 0).sum()),
+                    "levels": {
+                        f"{one:g}": _accuracy(correct[level == one], problems[level == one])
+                        for one in np.unique(level[np.isfinite(level)])
+                    },
+                }
+            )
+        return found
+
+    def _equal(self, name: str, values: Sequence[str]) -> np.ndarray:
+        column = self.index[name].combine_chunks()
+        codes = [code for code, value in enumerate(column.dictionary.to_pylist()) if value in set(values)]
+        return np.isin(self._codes(name), codes)
+
+    def _codes(self, name: str) -> np.ndarray:
+        """[n] a number for each different value of a column; -1 for none."""
+        column = self.index[name].combine_chunks()
+        values = column.indices if pa.types.is_dictionary(column.type) else column
+        return values.fill_null(-1).to_numpy()
+
+    def _numbers(self, name: str) -> np.ndarray:
+        return self.index[name].combine_chunks().cast(pa.float32()).to_numpy(zero_copy_only=False)
+
+    def _starts(self) -> np.ndarray:
+        """[files] the place of the first row of each."""
+        return np.cumsum([0, *(len(file.index) for file in self.files)])[:-1]
+
+    def _search(self, places: np.ndarray, text: str) -> np.ndarray:
+        if not len(places):
+            return places
+        texts = self.texts_at(places, ("prompt", "completion"))
+        columns = [*texts.columns, self.index["answer"].take(pa.array(places))]
+        hits = [pc.match_substring(_texts(column), text, ignore_case=True) for column in columns]
+        return places[np.any([np.asarray(hit.fill_null(False)) for hit in hits], axis=0)]
+
+
+def read_completions(paths: Sequence[Path]) -> Completions:
+    """The completions of these files; a file that cannot be read (yet) is left out.
+
+    Raises:
+        DataError: there is only one, and it cannot be read.
+    """
+    files = []
+    for path in paths:
+        try:
+            files.append(_read_file(path, *_version(path)))
+        except (DataError, OSError, pa.ArrowException) as error:  # a run in progress replaces its files
+            if len(paths) == 1:
+                raise DataError(f"cannot read {path}: {error}") from error
+    tables = [file.index for file in files] or [INDEX.empty_table()]
+    return Completions(tuple(files), pa.concat_tables(tables).unify_dictionaries().combine_chunks())
+
+
+def _version(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=4096)
+def _read_file(path: Path, modified: int, size: int) -> CompletionFile:
+    if path.suffix == ".parquet":
+        names = pq.read_schema(path).names
+        wanted = {source.split(".")[0] for name in INDEX.names for source in _sources(name, names)[:1]}
+        table = pq.read_table(path, columns=sorted(wanted))
+        columns = {name: _column(table, name) for name in INDEX.names}
+    else:
+        rows = _json_rows(path, modified, size)
+        columns = {name: pa.chunked_array([_json_column(rows, name)]) for name in INDEX.names}
+        step = re.fullmatch(r"step_(\d+)", path.stem)
+        if step and path.parent.name == "rollouts":  # of a run made before completions were Parquet
+            columns["step"] = pa.array([int(step[1])] * len(rows), pa.int32())
+            columns["split"] = pa.array(["train"] * len(rows))
+    return CompletionFile(path, pa.table([_cast(columns[field.name], field.type) for field in INDEX], schema=INDEX))
+
+
+def _sources(name: str, present: Sequence[str]) -> list[str]:
+    return [path for path in SOURCES.get(name, (name,)) if path.split(".")[0] in present]
+
+
+def _column(table: pa.Table, name: str) -> pa.ChunkedArray | pa.Array:
+    """A column by our name, from the first source that has it."""
+    for path in _sources(name, table.column_names):
+        head, _, inner = path.partition(".")
+        column = table[head]
+        if inner:
+            if not pa.types.is_struct(column.type) or column.type.get_field_index(inner) < 0:
+                continue
+            column = pc.struct_field(column, inner)
+        return column
+    return pa.nulls(len(table))
+
+
+def _cast(column: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if kind == _TEXT:
+        column = column if pa.types.is_dictionary(column.type) else _texts(column)
+        return column.cast(_TEXT) if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    if pa.types.is_list(column.type) and pa.types.is_integer(kind):
+        column = pc.list_value_length(column)  # tokens
+    return _texts(column) if pa.types.is_string(kind) else column.cast(kind, safe=False)
+
+
+def _texts(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column as text; what is neither text nor a number as JSON."""
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_nested(column.type):
+        return pa.array([None if value is None else json.dumps(value, default=str) for value in column.to_pylist()])
+    return column.cast(pa.string())
+
+
+@lru_cache(maxsize=8)
+def _json_rows(path: Path, modified: int, size: int) -> list[dict[str, Any]]:
+    return [row for block in read_blocks(path) for row in block.rows]
+
+
+def _find(row: Mapping[str, Any], name: str) -> Any:
+    for path in SOURCES.get(name, (name,)):
+        value: Any = row
+        for part in path.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            return value
+    return None
+
+
+def _plain(name: str, value: Any) -> Any:
+    """As a column can hold it: where the structure may differ from row to row, JSON."""
+    is_text = name in ("prompt", "completion", "ground_truth", "answer", "problem")
+    return json.dumps(value, ensure_ascii=False) if is_text and not isinstance(value, (str, type(None))) else value
+
+
+def _json_column(rows: Sequence[Mapping[str, Any]], name: str) -> pa.Array:
+    kind = INDEX.field(name).type
+    values: Iterator[Any] = (_find(row, name) for row in rows)
+    if kind in (_TEXT, pa.string()):
+        return pa.array([None if value is None else str(_plain(name, value)) for value in values], pa.string())
+    types = (bool,) if kind == pa.bool_() else (int, float)
+    numbers = (len(value) if isinstance(value, list) else value for value in values)  # of tokens
+    return pa.array([value if isinstance(value, types) else None for value in numbers]).cast(kind, safe=False)
+
+
+def _accuracy(correct: np.ndarray, problems: np.ndarray) -> dict[str, Any]:
+    """Accuracy with its 95 % interval, the completions of a problem taken as alike."""
+    _, inverse = np.unique(problems, return_inverse=True)
+    size = np.bincount(inverse)
+    solved = np.bincount(inverse, weights=correct)
+    low, high = interval_of_rate(solved, size)
+    rate = float(correct.mean())
+    return {"accuracy": rate, "low": low, "high": high, "completions": len(correct), "problems": len(size)}

@@ -1,0 +1,186 @@
+"""Read a run directory, or a file of scored completions: metrics, configuration, and where its completions are.
+
+Tolerant, since the run may be in progress, killed, resumed or made by an older version.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tinyzero_sdk.data.files import ENDINGS
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.scoring.statistics import wilson
+from tinyzero_sdk.settings import read_toml
+
+METRICS, CONFIG = "metrics.jsonl", "config.toml"
+MAX_POINTS = 2000  # of a curve: about two for each pixel of a wide screen
+_HELD_OUT = re.compile(r"val-core/(?P<task>.+)/acc/mean@\d+")
+_AXES = {"tokens": "tokens/overall_total", "seconds": "time/elapsed_s"}  # cumulative metrics to plot against
+
+Curve = tuple[list[int] | None, list[float]]
+"""Steps and values; None for `Run.steps`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a page shows of one run; of a scored file only the completions."""
+
+    name: str
+    path: Path
+    is_run: bool = True
+    steps: list[int] = field(default_factory=list)
+    """At most `MAX_POINTS` steps of the run, with the first and the last."""
+
+    axes: Mapping[str, list[float]] = field(default_factory=dict)
+    """What `tokens` and `seconds` were at `steps`, where known."""
+
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    bands: Mapping[str, tuple[list[float], list[float]]] = field(default_factory=dict)
+    """Both ends of a 95 % interval at each point of a curve."""
+
+    config: Mapping[str, str] = field(default_factory=dict)
+    """Values as JSON, by dotted key."""
+
+    unreadable: int = 0
+    """Damaged lines of the metrics."""
+
+    def completion_files(self) -> list[Path]:
+        """Its files of completions, in a fixed order; those of old runs where there are no others."""
+        if not self.is_run:
+            return [self.path]
+        return sorted(self.path.glob("completions/*.parquet")) or sorted(self.path.glob("rollouts/step_*.jsonl"))
+
+
+def open_run(path: Path, name: str = "") -> Run:
+    """A run directory, or a file of scored completions.
+
+    Raises:
+        DataError: it is neither.
+    """
+    name = name or str(path)
+    if path.is_file() and path.suffix in ENDINGS:
+        return Run(name, path, is_run=False)
+    metrics = path / METRICS
+    if not metrics.is_file():
+        raise DataError(
+            f"{path} is not a run or a scored file; expected a directory with {METRICS}, or a .jsonl or .parquet file"
+        )
+    return _read_run(name, path, metrics.stat().st_mtime_ns, metrics.stat().st_size)
+
+
+@lru_cache(maxsize=32)
+def _read_run(name: str, path: Path, modified: int, size: int) -> Run:
+    """`modified` and `size` are of the metrics, so that a file that grows is read again."""
+    rows, unreadable = _read_metrics(path / METRICS)
+    steps = [row["step"] for row in rows]
+    names = sorted(set().union(*rows) - {"step"})
+    values = {key: np.array([_number(row.get(key)) for row in rows]) for key in names}
+    shown = _evenly(len(steps))
+    curves = {key: _curve(np.array(steps), column) for key, column in values.items()}
+    bands = {}
+    for key in names:
+        if match := _HELD_OUT.fullmatch(key):
+            sizes = dict(zip(steps, values.get(f"val-aux/{match['task']}/size", ()), strict=False))
+            at, rates = curves[key]
+            ends = [wilson(rate, sizes.get(step, 0)) for step, rate in zip(at or steps, rates, strict=True)]
+            bands[key] = ([low for low, _ in ends], [high for _, high in ends])
+    return Run(
+        name,
+        path,
+        steps=[steps[place] for place in shown],
+        axes={axis: _filled(values[key])[shown].tolist() for axis, key in _AXES.items() if key in values},
+        curves={
+            key: (None if at == steps else at, [_short(y) for y in column])
+            for key, (at, column) in curves.items()
+            if column
+        },
+        bands=bands,
+        config=_read_config(path / CONFIG),
+        unreadable=unreadable,
+    )
+
+
+def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of `metrics.jsonl` in the order of their steps, and the number of damaged ones.
+
+    After a resumed run has gone back, its lines replace the older ones from that step on. An incomplete last line is
+    still being written.
+    """
+    rows: list[dict[str, Any]] = []
+    damaged = 0
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            while rows and rows[-1]["step"] >= row["step"]:
+                rows.pop()
+            rows.append(row)
+        else:
+            damaged += line.endswith(b"\n")
+    return rows, damaged
+
+
+def _read_config(path: Path) -> dict[str, str]:
+    try:
+        return dict(_flatten(read_toml(path))) if path.exists() else {}
+    except (DataError, ValueError):  # half written, or by hand: the curves are worth showing without it
+        return {}
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _filled(values: np.ndarray) -> np.ndarray:
+    """A cumulative metric, with its last value wherever it has none, and 0 before the first."""
+    return np.maximum.accumulate(np.nan_to_num(values))
+
+
+def _evenly(size: int) -> list[int]:
+    return np.unique(np.linspace(0, size - 1, min(size, MAX_POINTS)).round().astype(int)).tolist() if size else []
+
+
+def _curve(steps: np.ndarray, values: np.ndarray) -> tuple[list[int], list[float]]:
+    present = np.flatnonzero(np.isfinite(values))
+    kept = present[keep_extremes(values[present])]
+    return steps[kept].tolist(), values[kept].tolist()
+
+
+def keep_extremes(values: np.ndarray, most: int = MAX_POINTS) -> Sequence[int] | np.ndarray:
+    """Indices of at most about `most` values: the least and the greatest of each of `most` / 2 equal stretches.
+
+    Example:
+        >>> keep_extremes(np.array([0.0, 1.0, 9.0, 1.0, 0.0, 1.0, 0.0, -5.0, 0.0]), most=4).tolist()
+        [0, 2, 5, 7, 8]
+    """
+    if len(values) <= most:
+        return np.arange(len(values))
+    bounds = np.linspace(0, len(values), most // 2 + 1).astype(int)
+    stretches = [(start, values[start:stop]) for start, stop in pairwise(bounds.tolist())]
+    ends = [start + int(pick(part)) for start, part in stretches for pick in (np.argmin, np.argmax)]
+    return np.unique([0, *ends, len(values) - 1])

@@ -1,0 +1,158 @@
+"""`tinyzero view`: the page and its data over HTTP, for this machine alone and read-only.
+
+Runs are named by their path below one directory, and only paths found there are served. Requests must name the local
+host, so that no other site's page can read the answers by pointing its own name here.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.report.completions import Completions, read_completions
+from tinyzero_sdk.report.page import as_json, describe, html
+from tinyzero_sdk.report.runs import METRICS, Run, open_run
+
+POLL_SECONDS = 3.0
+_DEPTH = 4  # of the directories searched for runs
+_INSIDE_RUN = {"checkpoints", "completions", "rollouts"}
+_MOST_ROWS = 50_000
+
+
+class Library:
+    """The runs and scored files below a directory."""
+
+    def __init__(self, root: Path) -> None:
+        """`root` may itself be a run, or a scored file."""
+        self.root = root.resolve()
+        self._completions: dict[str, tuple[object, Completions]] = {}
+
+    def paths(self) -> dict[str, Path]:
+        """What there is now, by name, in the order of names."""
+        if self.root.is_file() or (self.root / METRICS).is_file():
+            return {self.root.name: self.root}
+        found = {path.relative_to(self.root).as_posix(): path for path in self._search(self.root, _DEPTH)}
+        return dict(sorted(found.items()))
+
+    def _search(self, directory: Path, depth: int) -> list[Path]:
+        found: list[Path] = []
+        try:
+            entries = sorted(directory.iterdir())
+        except OSError:
+            return []
+        for path in entries:
+            if path.name.startswith(".") or not path.resolve().is_relative_to(self.root):
+                continue
+            if (path / METRICS).is_file() or (path.is_file() and _is_scored(path)):
+                found.append(path)
+            elif depth > 1 and path.is_dir() and path.name not in _INSIDE_RUN:
+                found += self._search(path, depth - 1)
+        return found
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Each with what changes when it grows."""
+        rows = []
+        for name, path in self.paths().items():
+            run = open_run(path, name)
+            changes = [path, path / METRICS, *run.completion_files()] if run.is_run else [path]
+            stamp = max((one.stat().st_mtime_ns for one in changes if one.exists()), default=0)
+            note = f"step {run.steps[-1]}" if run.steps else ""
+            rows.append({"name": name, "isRun": run.is_run, "note": note, "modified": str(stamp)})
+        return rows
+
+    def run(self, name: str) -> Run:
+        """
+        Raises:
+            DataError: no such run is here.
+        """
+        paths = self.paths()
+        if name not in paths:
+            raise DataError(f"there is no run {name!r} below {self.root}")
+        return open_run(paths[name], name)
+
+    def completions(self, run: Run) -> Completions:
+        """Those of a run; read again only after its files have changed."""
+        files = run.completion_files()
+        stamp = [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.exists()]
+        if run.name not in self._completions or self._completions[run.name][0] != stamp:
+            self._completions[run.name] = (stamp, read_completions(files))
+        return self._completions[run.name][1]
+
+    def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> Any:
+        """The data of one request.
+
+        Raises:
+            DataError: it has no answer.
+        """
+        if path == "/runs":
+            return self.listed()
+        runs = [self.run(name) for name in query.get("run", ())]
+        if path == "/describe":
+            return [describe(run, self.completions(run)) for run in runs]
+        if path == "/texts" and runs:
+            return self.completions(runs[0]).texts(query.get("id", ()))
+        if path == "/completions" and runs:
+            completions = self.completions(runs[0])
+            places = completions.select(json.loads(query["filters"][0]))
+            offset, limit = int(query["offset"][0]), min(_MOST_ROWS, int(query["limit"][0]))
+            rows = completions.rows(places[offset : offset + limit].astype(np.int64))
+            return {"total": len(places), "rows": rows}
+        raise DataError(f"there is no {path}")
+
+
+def _is_scored(path: Path) -> bool:
+    """Whether the first row of a file has a score."""
+    try:
+        if path.suffix == ".parquet":
+            return {"score", "completion"} <= set(pq.read_schema(path).names)
+        if path.suffix != ".jsonl":
+            return False
+        with path.open("rb") as file:
+            row = json.loads(file.readline(1 << 24))
+        return isinstance(row, dict) and {"score", "completion"} <= set(row)
+    except (OSError, ValueError):
+        return False
+
+
+def make_server(root: Path, port: int) -> ThreadingHTTPServer:
+    """A server of the page on 127.0.0.1; port 0 chooses a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    library = Library(root)
+    page = html({"live": POLL_SECONDS, "written": str(root), "runs": []}, connect="'self'").encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            host = (self.headers.get("Host") or "").rpartition(":")[0]
+            if host not in ("127.0.0.1", "localhost"):
+                return self._send(403, "text/plain", b"this server answers to 127.0.0.1 and localhost only")
+            if address.path == "/":
+                return self._send(200, "text/html", page)
+            try:
+                answer = library.answer(address.path, parse_qs(address.query, keep_blank_values=True))
+            except (DataError, OSError, ValueError, KeyError) as error:
+                return self._send(404, "text/plain", str(error).encode())
+            return self._send(200, "application/json", as_json(answer).encode())
+
+        def _send(self, status: int, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *values: Any) -> None:
+            pass  # the terminal is for the address
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)

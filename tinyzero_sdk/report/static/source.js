@@ -1,0 +1,164 @@
+// Where runs and completions come from: blocks within this file (a report), or the server of `tinyzero view`.
+// Both have listed(), load(names), query(run, filters, offset, limit), texts(run, ids) and prepare(run).
+
+async function unpack(base64) {
+  const binary = atob(base64);
+  const bytes = new Uint8Array(binary.length);
+  for (let place = 0; place < binary.length; place++) bytes[place] = binary.charCodeAt(place);
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
+const cell = (column, place) => {
+  if (!column.codes) return column[place];
+  const code = column.codes[place];
+  return code === null ? null : column.values[code];
+};
+
+const parsed = new Promise((done) => (document.readyState === "loading" ? addEventListener("DOMContentLoaded", done, { once: true }) : done()));
+
+class FileSource {
+  constructor(page) {
+    this.page = page;
+    this.unpacked = new Map();
+  }
+
+  listed() {
+    return this.page.runs.map((run) => ({ name: run.name, isRun: run.isRun }));
+  }
+
+  async load(names) {
+    return this.page.runs.filter((run) => names.includes(run.name));
+  }
+
+  // Found once for all runs; they follow the script, so that the page shows before they are read.
+  async blocks(run) {
+    await parsed;
+    if (!this.found) {
+      this.found = {};
+      for (const script of document.querySelectorAll("script[type='application/json']:not(#data)")) {
+        const block = JSON.parse(script.textContent);
+        script.remove();
+        (this.found[block.run] ??= []).push(block);
+      }
+    }
+    return this.found[run] ?? [];
+  }
+
+  unpackedBlock(block) {
+    if (!this.unpacked.has(block)) this.unpacked.set(block, unpack(block.gzip).then((data) => { block.gzip = null; return data; }));
+    return this.unpacked.get(block);
+  }
+
+  async index(run) {
+    return this.unpackedBlock((await this.blocks(run)).find((one) => one.first === null));
+  }
+
+  row(index, place) {
+    return Object.fromEntries(Object.entries(index).map(([name, column]) => [name, cell(column, place)]));
+  }
+
+  async query(run, filters, offset, limit) {
+    const index = await this.index(run);
+    let places = this.select(index, filters);
+    if (filters.text) places = await this.search(run, index, places, filters.text.toLowerCase());
+    if (filters.sort && index[filters.sort]) {
+      const keys = new Map(places.map((place) => [place, cell(index[filters.sort], place)]));
+      const sign = filters.descending ? -1 : 1;
+      places.sort((one, two) => {
+        const a = keys.get(one), b = keys.get(two);
+        if (a === b) return one - two;
+        if (a === null || b === null) return a === null ? 1 : -1;
+        return a < b ? -sign : sign;
+      });
+    }
+    return { total: places.length, rows: places.slice(offset, offset + limit).map((place) => this.row(index, place)) };
+  }
+
+  select(index, filters) {
+    const tests = [];
+    const oneOf = (name, values) => {
+      const column = index[name];
+      if (!column.codes) return tests.push((place) => values.includes(column[place]));
+      const codes = new Set(values.map((value) => column.values.indexOf(value)));
+      return tests.push((place) => codes.has(column.codes[place]));
+    };
+    for (const name of ["reason", "task", "split", "decoding"]) if (filters[name]?.length) oneOf(name, filters[name]);
+    if ("problem" in filters) oneOf("problem", [filters.problem]);
+    for (const name of ["step", "difficulty", "score"]) {
+      const [low, high] = filters[name] ?? [null, null];
+      const at = (place) => cell(index[name], place);
+      if (low !== null) tests.push((place) => at(place) !== null && at(place) >= low);
+      if (high !== null) tests.push((place) => at(place) !== null && at(place) <= high);
+    }
+    if (typeof filters.cut_off === "boolean") tests.push((place) => cell(index.finished, place) === !filters.cut_off);
+    const places = [];
+    for (let place = 0; place < index.id.length; place++) if (tests.every((test) => test(place))) places.push(place);
+    return places;
+  }
+
+  async search(run, index, places, text) {
+    const blocks = (await this.blocks(run)).filter((block) => block.first !== null);
+    const data = await Promise.all(blocks.map((block) => this.unpackedBlock(block)));
+    for (const block of data) {
+      block.lower ??= ["prompt", "completion"].map((name) =>
+        block[name].codes ? { values: block[name].values.map((value) => value?.toLowerCase()), codes: block[name].codes } : block[name].map((value) => value?.toLowerCase()));
+    }
+    let current = 0;
+    return places.filter((place) => {
+      while (current + 1 < blocks.length && blocks[current + 1].first <= place) current++;
+      const [prompts, completions] = data[current].lower;
+      const own = place - blocks[current].first;
+      return cell(completions, own)?.includes(text) || cell(prompts, own)?.includes(text) || cell(index.answer, place)?.toLowerCase().includes(text);
+    });
+  }
+
+  async texts(run, ids) {
+    const index = await this.index(run);
+    this.places ??= {};
+    const blocks = (await this.blocks(run)).filter((block) => block.first !== null);
+    const places = (this.places[run] ??= new Map(index.id.map((id, place) => [id, place])));
+    return Promise.all(ids.map(async (id) => {
+      if (!places.has(id)) return null;
+      const place = places.get(id);
+      const block = blocks.findLast((one) => one.first <= place);
+      const data = await this.unpackedBlock(block);
+      const texts = Object.fromEntries(Object.keys(data).filter((name) => name !== "lower").map((name) => [name, cell(data[name], place - block.first)]));
+      return { ...this.row(index, place), ...texts };
+    }));
+  }
+
+  // So that the first search needs no wait.
+  async prepare(run) {
+    await this.search(run, await this.index(run), [], "");
+  }
+}
+
+class ServerSource {
+  async ask(path, parameters) {
+    const response = await fetch(`${path}?${new URLSearchParams(parameters)}`);
+    if (!response.ok) throw new Error(await response.text());
+    return response.json();
+  }
+
+  async refresh() {
+    this.list = await this.ask("runs", []);
+  }
+
+  listed() {
+    return this.list;
+  }
+
+  load(names) {
+    return this.ask("describe", names.map((name) => ["run", name]));
+  }
+
+  query(run, filters, offset, limit) {
+    return this.ask("completions", { run, filters: JSON.stringify(filters), offset, limit });
+  }
+
+  texts(run, ids) {
+    return this.ask("texts", [["run", run], ...ids.map((id) => ["id", id])]);
+  }
+
+  prepare() {}
+}
