@@ -30,10 +30,10 @@ from tinyzero_trainer.algorithms.advantages import ESTIMATORS
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
-from tinyzero_trainer.controller.heldout_eval import write_samples
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics
 from tinyzero_trainer.executors.tasks import run_tasks, training_stream
 from tinyzero_trainer.models.new_model import build_tokenizer
+from tinyzero_trainer.monitoring.completion_log import CompletionLog
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.types import Generation, Prompt
@@ -91,6 +91,7 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
     with run_tasks(config, load_tasks(config.task_specs), tokenizer) as tasks, TemporaryDirectory() as folder:
         stream = training_stream(config, tasks, {})
         pools, loaded = ({name: getattr(task, part) for name, task in tasks.items()} for part in ("pool", "task"))
+        log = CompletionLog(Path(folder), config.log, loaded, tokenizer, print)
         for step in range(repeat + 1):
             with timed("sampling prompts"):
                 prompts = [next(stream) for _ in range(load.prompts)]
@@ -109,8 +110,10 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
             with timed("metrics"):
                 batch_metrics(loaded, rollouts, batch)
                 timing_metrics({"gen": 1.0, "step": 1.0}, rollouts, rollouts)
-            with timed("writing 16 samples"):
-                write_samples(Path(folder) / "samples.jsonl", rollouts[:16])
+            with timed("keeping completions"):
+                log.train(step + 1, rollouts)
+            with timed("writing them"):
+                log.write()
     return {name: statistics.median(values[1:] or values) for name, values in times.items()}
 
 

@@ -17,7 +17,7 @@ from tinyzero_sdk.scoring.compare import compare_files
 from tinyzero_trainer.config.run import LogConfig
 from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.monitoring import completion_log
-from tinyzero_trainer.monitoring.completion_log import CompletionLog, token_ends
+from tinyzero_trainer.monitoring.completion_log import CompletionLog, TokenEnds
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 TOKENIZER = build_tokenizer()
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_written_costs_its_rows_and_is_told_once(log, tmp_
 @given(st.text(max_size=40))
 def test_tokens_end_where_their_text_does(text):
     ids = TOKENIZER(text)["input_ids"]
-    ends = token_ends(TOKENIZER, [*ids, TOKENIZER.eos_token_id], text)
+    ends = TokenEnds(TOKENIZER).find([*ids, TOKENIZER.eos_token_id], text)
     if ends is not None:
         assert len(ends) == len(ids) + 1
         assert ends == sorted(ends)

@@ -66,7 +66,8 @@ class CompletionLog:
         tokenizer: PreTrainedTokenizerBase,
         warn: Callable[[str], None],
     ) -> None:
-        self.directory, self.config, self.tasks, self.tokenizer, self.warn = directory, config, tasks, tokenizer, warn
+        self.directory, self.config, self.tasks, self.warn = directory, config, tasks, warn
+        self._ends = TokenEnds(tokenizer)
         self._rows: dict[Split, list[dict[str, Any]]] = {"train": [], "heldout": []}
         self._written = -SECONDS  # the first step's are written at once
         self._warned = False
@@ -153,18 +154,28 @@ class CompletionLog:
             "correct": score.correct,
             "finished": generation.finished,
             "num_tokens": len(generation.token_ids),
-            "token_ends": None if logprobs is None else token_ends(self.tokenizer, generation.token_ids, rollout.text),
+            "token_ends": None if logprobs is None else self._ends.find(generation.token_ids, rollout.text),
             "logprobs": logprobs,
         }
 
 
-def token_ends(tokenizer: PreTrainedTokenizerBase, token_ids: list[int], text: str) -> list[int] | None:
-    """Where each token ends in the text, in characters; None where that cannot be told, as for half a character."""
-    pieces = tokenizer.batch_decode([[token] for token in token_ids], skip_special_tokens=True)
-    if "".join(pieces) == text:
-        return list(accumulate(map(len, pieces)))
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    size = len(encoded["input_ids"])
-    if token_ids[:size] != encoded["input_ids"]:
-        return None
-    return [end for _, end in encoded["offset_mapping"]] + [len(text)] * (len(token_ids) - size)
+class TokenEnds:
+    """Finds where each token of a completion ends in its text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._pieces: dict[int, str] = {}  # the text of each token that has been seen, by itself
+
+    def find(self, token_ids: list[int], text: str) -> list[int] | None:
+        """In characters; None where that cannot be told, as where a token is half a character."""
+        if new := list({*token_ids} - self._pieces.keys()):
+            pieces = self.tokenizer.batch_decode([[token] for token in new], skip_special_tokens=True)
+            self._pieces.update(zip(new, pieces, strict=True))
+        pieces = [self._pieces[token] for token in token_ids]
+        if "".join(pieces) == text:
+            return list(accumulate(map(len, pieces)))
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        size = len(encoded["input_ids"])
+        if token_ids[:size] != encoded["input_ids"]:
+            return None
+        return [end for _, end in encoded["offset_mapping"]] + [len(text)] * (len(token_ids) - size)
