@@ -142,11 +142,11 @@ def cells(result: Mapping[str, Any], auto: Mapping[str, Any]) -> dict[str, str]:
     planned, peak = result["planned"], result["peak"]
     return {
         "tokens/s": "failed" if speed is None else f"{speed:,.0f}",
-        "against auto": "" if speed is None or of_auto is None else f"{100 * (speed / of_auto - 1):+.1f} %",
+        "against auto": "" if speed is None or of_auto is None else f"{100 * (speed / of_auto - 1):+.1f}%",
         "step": "" if speed is None else f"{fmean(result['step_s']):.1f} s",
         "planned": "" if planned is None else f"{planned['peak'] / GIB:.1f} GiB",
         "NVML": "" if peak is None else f"{peak / GIB:.1f} GiB",
-        "plan's error": f"{100 * (planned['peak'] / peak - 1):+.1f} %" if planned and peak else "",
+        "plan's error": f"{100 * (planned['peak'] / peak - 1):+.1f}%" if planned and peak else "",
     }
 
 

@@ -250,7 +250,7 @@ def ablations(
 
 
 def verdict(better: Sequence[Run], worse: Sequence[Run]) -> dict[str, str]:
-    """The difference in final accuracy, seed by seed; it counts if its 95 % interval, by Student's t, excludes zero."""
+    """The difference in final accuracy, seed by seed; it counts if its 95% interval, by Student's t, excludes zero."""
     gaps = [run.held_out()[1] - other.held_out()[1] for run, other in zip(better, worse, strict=True)]
     cells = {
         name: f"{mean_total(better, metric) / mean_total(worse, metric):.2f}×"
@@ -261,7 +261,7 @@ def verdict(better: Sequence[Run], worse: Sequence[Run]) -> dict[str, str]:
     gap, error = mean_and_error(gaps)
     half = student_t(len(gaps) - 1) * error
     result = "agrees" if gap > half else "contradicts" if gap < -half else "no difference seen"
-    return {"difference": f"{gap:+.1f} points, 95 % interval ± {half:.1f}", **cells, "result": result}
+    return {"difference": f"{gap:+.1f} points, 95% interval ± {half:.1f}", **cells, "result": result}
 
 
 # ---- two tasks -------------------------------------------------------------------------------------------------------

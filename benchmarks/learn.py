@@ -8,7 +8,7 @@ One seed after another, or on N GPUs at a time. Held-out accuracy on 1,024 puzzl
 overrides settings of the runs: `algorithm.kl_coefficient=0`, `default_model.seconds=60`. Results are written to DIR
 after each seed. Targets for every seed: with the built-in model on 2 cores 20 points higher within 8 minutes, a first
 line of output within 5 s, the evaluation before training done within 45 s; with the default model on one H200 from 10
-to 40 % to at least 82 % within 4 minutes of GRPO.
+to 40% to at least 82% within 4 minutes of GRPO.
 """
 
 import json
@@ -88,8 +88,8 @@ def print_results(runs: dict[int, dict[str, Any]], minutes: float) -> None:
         "longest run": whole,
         "evaluated after": evaluated,
         "first line after": first_line,
-        "before": f"{100 * min(before):.1f} to {100 * max(before):.1f} %",
-        f"within {minutes:g} min": f"{100 * min(within):.1f} %",
+        "before": f"{100 * min(before):.1f} to {100 * max(before):.1f}%",
+        f"within {minutes:g} min": f"{100 * min(within):.1f}%",
     }
     print_table("worst seed", {what: {"result": cell} for what, cell in worst.items()})
 

@@ -211,7 +211,7 @@ def report(result: Mapping[str, Any]) -> None:
 def _cells(planned: int, measured: Mapping[str, int]) -> dict[str, str]:
     names = ("NVML", "allocated", "reserved")
     shown = {name: f"{measured[name] / GIB:.2f}" if measured.get(name) else "" for name in names}
-    error = f"{100 * (planned / nvml - 1):+.1f} %" if (nvml := measured.get("NVML")) else ""
+    error = f"{100 * (planned / nvml - 1):+.1f}%" if (nvml := measured.get("NVML")) else ""
     return {"planned": f"{planned / GIB:.2f}", **shown, "error": error}
 
 

@@ -3,14 +3,14 @@
     python benchmarks/pretrained.py --model DIR [--recipes countdown,multiply,gsm8k,search,search-small] [--seeds 0,1,2]
         [--gpus 0,1] [--gsm8k FOLDER] [--limit SECONDS] [--output DIR] [train:KEY=VALUE …] [sft:KEY=VALUE …]
 
-Held-out problems, sampled at temperature 1 and greedily; 95 % intervals (Wilson). Each run is two commands, `tinyzero
+Held-out problems, sampled at temperature 1 and greedily; 95% intervals (Wilson). Each run is two commands, `tinyzero
 sft` and `tinyzero train`, whose seconds are from their start to their end. One that reaches the limit saves a
 checkpoint, and the same command resumes it. GSM8K is read from FOLDER: train.jsonl and test.jsonl, as published.
-Targets for SmolLM2-135M-Instruct on one H200: countdown at least 80 % within 20 minutes, multiply at least 90 %.
+Targets for SmolLM2-135M-Instruct on one H200: countdown at least 80% within 20 minutes, multiply at least 90%.
 
 `search` and `search-small` (a new decoder of 9.9M parameters) are on the terms of Stream of Search (arXiv 2404.03683):
 countdown with four numbers and targets 10 to 100, a tenth of which is never trained on; held-out puzzles, and puzzles
-with held-out targets. Published for 250M parameters, after policy improvement: 56.5 % and 54.2 %.
+with held-out targets. Published for 250M parameters, after policy improvement: 56.5% and 54.2%.
 """
 
 import json
@@ -243,7 +243,7 @@ def print_results(results: list[dict[str, Any]]) -> None:
         if found is None:
             return "-"
         greedy = f", greedy {100 * found['greedy']:.1f}" if "greedy" in found else ""
-        return f"{100 * found['accuracy']:.1f} % ({100 * found['low']:.1f} to {100 * found['high']:.1f}{greedy})"
+        return f"{100 * found['accuracy']:.1f}% ({100 * found['low']:.1f} to {100 * found['high']:.1f}{greedy})"
 
     rows = {
         f"{one['recipe']}, seed {one['seed']}": {

@@ -261,7 +261,7 @@ def _seconds(value: float) -> str:
 
 
 def _percent(fraction: float, digits: int = 0) -> str:
-    return f"{100 * fraction:.{digits}f} %"
+    return f"{100 * fraction:.{digits}f}%"
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -120,8 +120,8 @@ def cells(result: dict[str, Any], job: Job) -> dict[str, str]:
         "step": "failed" if step is None else f"{step:.1f} s",
         "tokens/s": "" if step is None else f"{tokens_of(job) / step:,.0f}",
         **{name: f"{seconds[f'timing_s/{name}']:.2f} s" if seconds else "" for name in phases},
-        "all else": f"{100 * (1 - busy / seconds['timing_s/step']):.1f} %" if seconds else "",
-        "MFU": f"{100 * result['mfu']:.1f} %" if "mfu" in result else "",
+        "all else": f"{100 * (1 - busy / seconds['timing_s/step']):.1f}%" if seconds else "",
+        "MFU": f"{100 * result['mfu']:.1f}%" if "mfu" in result else "",
         "peak": "" if result["peak_bytes"] is None else f"{result['peak_bytes'] / 1e9:.0f} GB",
     }
 

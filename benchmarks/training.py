@@ -90,7 +90,7 @@ def mean_timings(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def with_error(accuracy: float, problems: float) -> str:
     """An accuracy in percent, with its standard error over problems."""
-    return f"{100 * accuracy:.1f} ± {100 * (accuracy * (1 - accuracy) / problems) ** 0.5:.1f} %"
+    return f"{100 * accuracy:.1f} ± {100 * (accuracy * (1 - accuracy) / problems) ** 0.5:.1f}%"
 
 
 def plot_curves(runs: Mapping[Any, list[dict[str, Any]]], output: Path) -> None:

@@ -24,6 +24,26 @@ stdout = Console(highlight=False, emoji=False)
 stderr = Console(stderr=True, highlight=False, emoji=False)
 
 
+def plural(number: int, name: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> plural(1, "step"), plural(1000, "step")
+        ('1 step', '1,000 steps')
+    """
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as every command prints it.
+
+    Example:
+        >>> percent(0.4567)
+        '45.7%'
+    """
+    return f"{fraction:.1%}"
+
+
 def print_json(value: Any) -> None:
     """Print `value` on stdout as JSON, in ASCII, so that any model's text survives any terminal."""
     print(json.dumps(value, indent=2, default=str))

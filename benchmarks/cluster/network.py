@@ -10,8 +10,8 @@ from tinyzero_trainer.estimate.constants import LINK_HOP, NVLINK_SHARE, RING_BAS
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 
 NIC = 45e9
-"""Bytes per second, each way, of a GPU's NIC: 90 % of 400 Gb/s. One NIC per GPU:
-https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-h100/latest/. 90 % is assumed."""
+"""Bytes per second, each way, of a GPU's NIC: 90% of 400 Gb/s. One NIC per GPU:
+https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-h100/latest/. 90% is assumed."""
 
 NIC_HOP = 9.6e-6  # seconds of a ring per hop between nodes; see `LINK_HOP`
 NVLINK = 450e9 * NVLINK_SHARE  # bytes per second, each way, of a GPU's NVLink

@@ -141,10 +141,10 @@ def one_step_off(results: Results) -> Iterator[str]:
     seconds, tokens = (min(run["curve"][-1][key] for run in runs.values()) for key in ("seconds", "tokens"))
     rows = {
         name: {
-            "before": f"{100 * run['before']:.1f} %",
-            f"after {seconds:.0f} s": f"{100 * accuracy_at(run['curve'], 'seconds', seconds):.1f} %",
-            f"after {tokens / 1e6:.1f} M tokens": f"{100 * accuracy_at(run['curve'], 'tokens', tokens):.1f} %",
-            "at the end": f"{100 * run['after']:.1f} %",
+            "before": f"{100 * run['before']:.1f}%",
+            f"after {seconds:.0f} s": f"{100 * accuracy_at(run['curve'], 'seconds', seconds):.1f}%",
+            f"after {tokens / 1e6:.1f} M tokens": f"{100 * accuracy_at(run['curve'], 'tokens', tokens):.1f}%",
+            "at the end": f"{100 * run['after']:.1f}%",
             "steps": str(run["steps"]),
             "training": f"{run['seconds']:.0f} s",
             "tokens/s": f"{run['tokens_per_s']:,.0f}",

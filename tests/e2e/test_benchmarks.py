@@ -89,7 +89,7 @@ def test_a_run_has_its_gain_its_times_and_an_accuracy_within_the_time():
         rows.append(row | {"timing_s/gen": float(step), "timing_s/step": 3.0})
         if step % 25 == 0:
             rows[-1] |= {accuracy: 0.2 + step / 200, size: 400.0, "timing_s/testing": 8.0}
-    lines = [(1.0, "countdown"), (5.0, "held-out accuracy before training: 20.0 %"), (60.0, "done")]
+    lines = [(1.0, "countdown"), (5.0, "held-out accuracy before training: 20.0%"), (60.0, "done")]
     found = learn.learning(rows, commands.Finished(lines, 0, 61.0), minutes=4)
     assert (found["before"], found["after"], found["seconds"], found["tokens"]) == (0.2, 0.7, 300.0, 1e5)
     assert found["gain"] == pytest.approx(50)
@@ -98,7 +98,7 @@ def test_a_run_has_its_gain_its_times_and_an_accuracy_within_the_time():
     assert found["first_steps"] == {"timing_s/gen": 15.5, "timing_s/step": 3.0}
     assert found["last_steps"]["timing_s/gen"] == 85.5
     assert [point["step"] for point in found["curve"]] == [0, 25, 50, 75, 100]
-    assert training.with_error(found["before"], found["problems"]) == "20.0 ± 2.0 %"
+    assert training.with_error(found["before"], found["problems"]) == "20.0 ± 2.0%"
 
 
 @pytest.mark.slow
@@ -136,8 +136,8 @@ def test_a_step_that_failed_has_a_row_like_the_others():
     ]
     assert rows[0].keys() == rows[1].keys()
     assert rows[0]["tokens/s"] == "79,462"
-    assert (rows[0]["MFU"], rows[0]["peak"], rows[0]["gen"]) == ("46.0 %", "85 GB", "2.00 s")
-    assert rows[0]["all else"] == "75.0 %"
+    assert (rows[0]["MFU"], rows[0]["peak"], rows[0]["gen"]) == ("46.0%", "85 GB", "2.00 s")
+    assert rows[0]["all else"] == "75.0%"
     assert rows[1] == dict.fromkeys(rows[0], "") | {"step": "failed"}
 
 

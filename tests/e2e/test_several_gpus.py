@@ -222,7 +222,7 @@ def test_the_tables_show_the_results_and_the_failures():
     assert ("1.25" in third, "1.25" in fourth) == (True, False)
     assert "after 60 s" in off
     assert off.count("31,234") == 1
-    assert off.count("50.0 %") == 4  # of both, after as much time and after as many tokens
+    assert off.count("50.0%") == 4  # of both, after as much time and after as many tokens
     assert failures == ["parity 10M: 4, sharded: exit code 1", "one_step_off: one step off: stopped at its limit"]
 
 

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, one_task
-from tinyzero_sdk.console import print_json, stderr, stdout, warn
+from tinyzero_sdk.console import plural, print_json, stderr, stdout, warn
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
@@ -66,7 +66,7 @@ def check(
 
         path = local_cases_path(opened)
         added = add_cases(path, [result.case for result in report.results if result.case])
-        stderr.print(Text(f"{added} new cases in {path}"), soft_wrap=True)
+        stderr.print(Text(f"{plural(added, 'new case')} in {path}"), soft_wrap=True)
     if not report.passed:
         raise typer.Exit(1)
 

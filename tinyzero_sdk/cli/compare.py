@@ -9,9 +9,9 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.score import GroupBy
-from tinyzero_sdk.cli.summary_report import PassAt, count, parse_pass_at, percent, table
+from tinyzero_sdk.cli.summary_report import PassAt, parse_pass_at, table
 from tinyzero_sdk.cli.task_options import progress_bar
-from tinyzero_sdk.console import print_json, stdout
+from tinyzero_sdk.console import percent, plural, print_json, stdout
 from tinyzero_sdk.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def compare(
     ] = 3,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare scored files or runs with the first of them, problem by problem, with 95 % intervals of the differences.
+    """Compare scored files or runs with the first of them, problem by problem, with 95% intervals of the differences.
 
     The exit code is 0 if every row was read, 1 if some could not be read or have no score, and 2 if nothing can be
     compared.
@@ -73,13 +73,13 @@ def _show(report: "ComparisonReport", limit: int) -> None:
         accuracy = comparison.accuracy
         files.add_row(Text(file.file), f"{file.completions:,}", percent(accuracy.other), *_change(accuracy))
     stdout.print(files)
-    by = f"{count(report.problems, 'problem')} in all files, by {report.problems_by}"
+    by = f"{plural(report.problems, 'problem')} in all files, by {report.problems_by}"
     stdout.print(Text(f"{by}; differences are from the first file"), style="dim")
     left_out = [
-        f"{count(file.other_problems, 'problem')} of {file.file}" for file in report.files if file.other_problems
+        f"{plural(file.other_problems, 'problem')} of {file.file}" for file in report.files if file.other_problems
     ]
     left_out += [
-        f"{count(rows, 'row')} of {file.file} {what}" for file in report.files for what, rows in file.ignored.items()
+        f"{plural(rows, 'row')} of {file.file} {what}" for file in report.files for what, rows in file.ignored.items()
     ]
     if left_out:
         stdout.print(Text(f"not compared: {'; '.join(left_out)}"), style="yellow", soft_wrap=True)
@@ -129,13 +129,13 @@ def _show_comparison(report: "ComparisonReport", comparison: "Comparison", limit
     stdout.print(shown)
     better, worse = comparison.better, comparison.worse
     if 0 < better + worse < _FEW:
-        few = f"only {count(better + worse, 'problem')} with another accuracy, too few to rely on its interval"
+        few = f"only {plural(better + worse, 'problem')} with another accuracy, too few to rely on its interval"
         stdout.print(few, style="yellow")
     for name, solved, changes, total in (
         ("better", f"{comparison.newly_solved:,} of them newly solved", comparison.gains, better),
         ("worse", f"{comparison.no_longer_solved:,} of them no longer solved", comparison.losses, worse),
     ):
-        stdout.print(f"\n{name} on {count(total, 'problem')}{f', {solved}' if total else ''}")
+        stdout.print(f"\n{name} on {plural(total, 'problem')}{f', {solved}' if total else ''}")
         for change in changes[:limit]:
             before, now = (f"{right}/{size}" for right, size in zip(change.correct, change.completions, strict=True))
             problem = change.problem if len(change.problem) <= 60 else change.problem[:57] + "..."
@@ -143,4 +143,4 @@ def _show_comparison(report: "ComparisonReport", comparison: "Comparison", limit
             stdout.print(Text(f"  {before} → {now} right, rows {rows}: {problem!r}"), soft_wrap=True)
         if total > limit:
             stdout.print(f"  ... {total - limit:,} more (--limit, or --json)")
-    stdout.print(f"\nthe same on {count(report.problems - better - worse, 'problem')}")
+    stdout.print(f"\nthe same on {plural(report.problems - better - worse, 'problem')}")

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from tinyzero_sdk.cli.summary_report import PassAt, complain, parse_pass_at, show_faults, show_left_out, show_tables
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, named_tasks, one_task, progress_bar
-from tinyzero_sdk.console import print_json, stderr, stdout
+from tinyzero_sdk.console import percent, plural, print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin
 
@@ -210,10 +210,10 @@ def _observer(output: Path | None) -> Iterator[_ProgressBars]:
         yield bars
     except (KeyboardInterrupt, TinyZeroError) as error:
         file = None if output is None or not bars.has_begun else output.with_suffix(".jsonl")
-        count = 0 if file is None else _count(file)
-        if not count:
+        stored = 0 if file is None else _count(file)
+        if not stored:
             raise
-        kept = f"{count:,} completions are stored in {file}; the same command resumes there"
+        kept = f"{plural(stored, 'completion')} stored in {file}; the same command resumes there"
         if not isinstance(error, KeyboardInterrupt):
             raise type(error)(f"{error}; {kept}") from error
         progress.stop()
@@ -247,12 +247,12 @@ def _show(plan: "EvaluationPlan", result: "EvaluationResult") -> None:
     rows = {
         "task": plan.task.name,
         "model": plan.model,
-        "problems": f"{result.problems:,} {where}, {result.samples} sample{'s'[: result.samples != 1]} each, {how}",
-        "accuracy": f"{100 * result.accuracy:.1f} % ± {100 * result.standard_error:.1f} (one standard error)",
+        "problems": f"{result.problems:,} {where}, {plural(result.samples, 'sample')} each, {how}",
+        "accuracy": f"{percent(result.accuracy)} ± {percent(result.standard_error)} (one standard error)",
         "mean score": f"{result.mean_score:.3f}",
         "mean length": None if result.mean_length is None else f"{result.mean_length:,.1f} tokens",
-        "reasons": " · ".join(f"{reason} {count:,}" for reason, count in sorted(result.by_reason.items())),
-        "signal": " · ".join(f"{name} {100 * part:.1f} %" for name, part in signal.items() if part is not None),
+        "reasons": " · ".join(f"{reason} {rows:,}" for reason, rows in sorted(result.by_reason.items())),
+        "signal": " · ".join(f"{name} {percent(part)}" for name, part in signal.items() if part is not None),
         "speed": None if result.tokens_per_second is None else f"{result.tokens_per_second:,.0f} tokens/s",
     }
     for name, value in rows.items():

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.score import MemoryLimit, Timeout
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task
-from tinyzero_sdk.console import print_json, stderr, stdout
+from tinyzero_sdk.console import plural, print_json, stderr, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
@@ -100,13 +100,13 @@ def _show(task: "Task", path: Path, report: "FuzzReport", added: int) -> None:
         stdout.print(_describe(task, path, finding), soft_wrap=True)
         stdout.print()
     stdout.print(
-        f"{report.tried:,} completions tried in {report.seconds:.1f} s ({report.rate:,.0f}/s): "
+        f"{plural(report.tried, 'completion')} tried in {report.seconds:.1f} s ({report.rate:,.0f}/s): "
         f"{len(report.findings) or 'nothing'} found" + (", interrupted" if report.interrupted else "")
     )
     if report.findings:
         unknown = sum(finding.right is None for finding in report.findings)
         more = f"; {unknown} without a label, since the oracle has no result for them" if unknown else ""
-        stdout.print(Text(f"{added} new cases in {path}{more}"), soft_wrap=True)
+        stdout.print(Text(f"{plural(added, 'new case')} in {path}{more}"), soft_wrap=True)
 
 
 def _describe(task: "Task", path: Path, finding: "Finding") -> Text:

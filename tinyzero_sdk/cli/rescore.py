@@ -9,9 +9,9 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, Overwrite, Timeout, Wrappers, scoring_options
-from tinyzero_sdk.cli.summary_report import as_json, count, percent, show_faults, table
+from tinyzero_sdk.cli.summary_report import as_json, show_faults, table
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task
-from tinyzero_sdk.console import print_json, stdout
+from tinyzero_sdk.console import percent, plural, print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _as_json(report: "RescoreReport") -> dict[str, Any]:
 def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
     scored = report.scored
     written = "" if output is None else f", written to {output}"
-    stdout.print(Text(f"{count(scored.rows, 'row')} scored again in {scored.seconds:.1f} s{written}"), soft_wrap=True)
+    stdout.print(Text(f"{plural(scored.rows, 'row')} scored again in {scored.seconds:.1f} s{written}"), soft_wrap=True)
     _show_provenance(report)
     if report.compared < scored.rows:
         compared = f"{report.compared:,}" if report.compared else "none"
@@ -96,7 +96,8 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
     if report.old_accuracy is not None and report.new_accuracy is not None:
         stdout.print(f"accuracy {percent(report.old_accuracy)} before, {percent(report.new_accuracy)} now")
     other = f"; {report.other_answer:,} more have another answer" if report.other_answer else ""
-    stdout.print(f"{count(report.changed, 'score')} changed, {report.flipped:,} of them flipped{other}", soft_wrap=True)
+    changed = f"{plural(report.changed, 'score')} changed, {report.flipped:,} of them flipped{other}"
+    stdout.print(changed, soft_wrap=True)
     if report.changed:
         # Rows changed by old reason (down) and new reason (across).
         olds, news = (list(dict.fromkeys(pair[side] for pair, _ in report.reasons.most_common())) for side in (0, 1))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.summary_report import PassAt, as_json, count, parse_pass_at, show_faults, show_summary
+from tinyzero_sdk.cli.summary_report import PassAt, as_json, parse_pass_at, show_faults, show_summary
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, progress_bar
-from tinyzero_sdk.console import print_json, stdout
+from tinyzero_sdk.console import plural, print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def score(
     if json:
         print_json(as_json(report))
     else:
-        written = f"{count(report.rows, 'row')} scored in {report.seconds:.1f} s, written to {output}"
+        written = f"{plural(report.rows, 'row')} scored in {report.seconds:.1f} s, written to {output}"
         if not report.rows:
             written = f"no row of {file} can be scored, so {output} is empty"
         stdout.print(Text(written), soft_wrap=True)

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from tinyzero_sdk.console import stderr, stdout
+from tinyzero_sdk.console import percent, plural, stderr, stdout
 from tinyzero_sdk.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def show_summary(report: "ScoreReport") -> None:
 def show_left_out(report: "ScoreReport") -> None:
     """Print how many rows are in no number above, and what they could change."""
     if report.bad_rows and report.accuracy_of_all is not None:
-        left_out = f"{count(report.bad_rows, 'bad row')} not scored"
+        left_out = f"{plural(report.bad_rows, 'bad row')} not scored"
         if report.rows:
             left_out += f", and in no number above; accuracy {percent(report.accuracy_of_all)} if they count as wrong"
         stdout.print(f"\n[red]{left_out}[/]", soft_wrap=True)
@@ -87,14 +87,6 @@ def show_tables(summary: "Summary") -> None:
     _show_reasons(summary)
     _show_difficulties(summary)
     _show_at_k(summary)
-
-
-def count(number: int, name: str) -> str:
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
-
-
-def percent(fraction: float) -> str:
-    return f"{fraction:.1%}"
 
 
 def table(*columns: str) -> Table:
@@ -111,7 +103,7 @@ def _show_accuracy(report: "ScoreReport", summary: "Summary") -> None:
     if summary.signal.truncated_frac is not None:
         facts.append(f"cut off {percent(summary.signal.truncated_frac)}")
     if summary.prompts < summary.rows:
-        facts.append(count(summary.prompts, "prompt"))
+        facts.append(plural(summary.prompts, "prompt"))
     stdout.print(" · ".join(facts), soft_wrap=True)
     if report.provenance is not None:
         by = f"by {report.provenance.task} {report.provenance.task_version}"
@@ -189,7 +181,7 @@ def _show_grouping(summary: "Summary") -> None:
         ks = ", ".join(map(str, summary.too_large_k))
         stdout.print(f"no pass@k for k={ks}: no prompt has as many completions", style="yellow")
     if summary.alone:
-        alone = f"{count(summary.alone, 'row')} without {summary.prompts_by}, each counted as its own prompt"
+        alone = f"{plural(summary.alone, 'row')} without {summary.prompts_by}, each counted as its own prompt"
         stdout.print(Text(alone), style="yellow")
     if summary.late:
         by = "every row counts as its own prompt" if summary.prompts_by == "row" else f"{summary.prompts_by} is"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyzero_sdk.console import warn
+from tinyzero_sdk.console import plural, warn
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.rows import ROW_COLUMNS, find_ground_truth, is_prompt
 from tinyzero_sdk.data.sources import Rows, find_files
@@ -134,7 +134,7 @@ class FileTask(Task):
             if split == "test":
                 key = "data.test_path" if self.has_own_splits else "data.test_path, or raise data.test_fraction"
             raise DataError(
-                f"{files}: none of {len(self._rows):,} rows is a problem of task {self.name!r} for "
+                f"{files}: none of {plural(len(self._rows), 'row')} is a problem of task {self.name!r} for "
                 f"{'evaluation' if split == 'test' else 'training'}; name another file with {key}"
             )
 
@@ -235,8 +235,8 @@ class FileTask(Task):
         if len(shared):
             there, here = self._rows.place(int(train[first[0]])), self._rows.place(int(test[second[0]]))
             raise DataError(
-                f"{len(shared):,} problems are both for training and held out, such as {there} and {here}; remove them "
-                "from one"
+                f"{plural(len(shared), 'problem')} for training and held out as well, such as {there} and "
+                f"{here}; remove them from one"
             )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.files import check_ending
 from tinyzero_sdk.data.rows import item_to_row
 from tinyzero_sdk.errors import DataError
@@ -91,7 +92,9 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
         if len(file) < total:
             sampler.sample(problems, keep, advance)
         if len(file) < total:
-            raise DataError(f"{total - len(file)} of {total} completions are missing; run the same command again")
+            raise DataError(
+                f"{total - len(file):,} of {plural(total, 'completion')} missing; run the same command again"
+            )
         seconds = time.perf_counter() - started
         file.write_sorted(ordered)
     return tokens, seconds

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.evaluation.protocol import DEFAULT_SIZE, EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
 from tinyzero_sdk.records import Completion, Json
@@ -194,7 +195,7 @@ class EndpointSampler:
             except ValueError as error:  # a body that is not JSON, which the package does not retry
                 fault = f"an answer that is not JSON ({error})"
             await asyncio.sleep(min(FIRST_PAUSE * 2**attempt, 8.0) if attempt < self._options.retries else 0)
-        raise EndpointError(f"{self._options.url} returned {fault} {self._options.retries + 1} times")
+        raise EndpointError(f"{self._options.url} returned {fault} {plural(self._options.retries + 1, 'time')}")
 
     def _adapt(self, refusal: str, parameters: Mapping[str, Any]) -> bool:
         """Whether the refused request has another form that this server may accept."""
@@ -218,16 +219,16 @@ class EndpointSampler:
             fix = f"check the key in {variable}" if key else f"set the environment variable {variable} to the key"
             text = f"{url} refuses access ({error.status_code}); {fix}, or name another one with --api-key-env"
         elif isinstance(error, openai.APITimeoutError):
-            text = f"{url} did not answer within {self._options.timeout:g} s, {tries} times; raise --timeout"
+            text = f"{url} did not answer within {self._options.timeout:g} s, {plural(tries, 'time')}; raise --timeout"
         elif isinstance(error, openai.APIConnectionError):
-            text = f"cannot reach {url} ({error.__cause__ or message}), tried {tries} times; is it running?"
+            text = f"cannot reach {url} ({error.__cause__ or message}), tried {plural(tries, 'time')}; is it running?"
         elif isinstance(error, openai.NotFoundError):
             model = self._parameters["model"]
             text = f"{url} has no model {model!r}, or is not the base of an API ({message})"
         elif isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
             text = f"{url} rejects the request ({message})"
         elif isinstance(error, openai.APIStatusError):
-            text = f"{url} answered {error.status_code} {tries} times ({message}); try again later"
+            text = f"{url} answered {error.status_code} {plural(tries, 'time')} ({message}); try again later"
         elif isinstance(error, openai.APIError):
             text = f"{url} gave no answer ({message})"
         else:

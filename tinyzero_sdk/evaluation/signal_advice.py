@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from tinyzero_sdk.console import percent, plural
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Item
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
@@ -52,17 +53,17 @@ def headline(signal: LearningSignal, max_tokens: int) -> str:
 
     Example:
         >>> headline(LearningSignal(64, 0.25, 0.5, 1.0, 0.5, "truncated"), max_tokens=256)
-        '100.0 % of 64 completions are cut off at 256 tokens, and 25.0 % are right'
+        '100.0% of 64 completions are cut off at 256 tokens, and 25.0% are right'
     """
-    accuracy, of_all = _percent(signal.accuracy), f"of {signal.completions:,} completions"
-    cut_off = "" if signal.truncated_frac is None else f"{_percent(signal.truncated_frac)}"
+    accuracy, of_all = percent(signal.accuracy), f"of {plural(signal.completions, 'completion')}"
+    cut_off = "" if signal.truncated_frac is None else f"{percent(signal.truncated_frac)}"
     match signal.fault:
         case "truncated":
             return f"{cut_off} {of_all} are cut off at {max_tokens:,} tokens, and {accuracy} are right"
         case "no_answer":
             beside = f", and {cut_off} are cut off at {max_tokens:,} tokens" if cut_off else ""
-            return f"{_percent(signal.no_answer_frac)} {of_all} have no answer{beside}: there is nothing to learn from"
-    same = "nearly all" if signal.zero_std_frac is None else f"{_percent(signal.zero_std_frac)} of the groups"
+            return f"{percent(signal.no_answer_frac)} {of_all} have no answer{beside}: there is nothing to learn from"
+    same = "nearly all" if signal.zero_std_frac is None else f"{percent(signal.zero_std_frac)} of the groups"
     left = "little is left to learn" if signal.fault == "all_right" else "there is nothing to learn from"
     return f"{accuracy} {of_all} are right, and {same} have one and the same reward: {left}"
 
@@ -114,7 +115,3 @@ def _first_item(task: Task) -> Item | None:
     with suppress(TinyZeroError):  # its data may not be at hand, as where an evaluation is summarized
         return next(iter(task.generate("train", 1)), None)
     return None
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"

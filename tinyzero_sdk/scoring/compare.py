@@ -31,7 +31,7 @@ class Difference:
     other: float
     difference: float
     interval: tuple[float, float] | None
-    """95 % interval of the difference; None where it is the same for every problem, and not 0, or there is only one."""
+    """95% interval of the difference; None where it is the same for every problem, and not 0, or there is only one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ NEARLY_ALL = 0.9
 USUAL_GROUP_SIZE = 8
 """Completions that training compares, where there is only one of each prompt to judge by."""
 
-ONE_SIDED_95 = 1.6448536269514722  # the 95 % quantile of the normal distribution
+ONE_SIDED_95 = 1.6448536269514722  # the 95% quantile of the normal distribution
 
 
 @dataclass(frozen=True, slots=True)

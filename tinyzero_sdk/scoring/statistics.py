@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-NORMAL_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
+NORMAL_95 = 1.959963984540054  # the 97.5% quantile of the normal distribution
 _MOST_COUNTED = 256  # up to this many draws of a prompt are all counted
 _LEAST_DRAWN = 10_000  # draws of all prompts together; leaves an error below 0.5 points
 _MOST_WORK = 1 << 22  # completions read to count all draws for one majority: about half a second
@@ -62,7 +62,7 @@ def standard_error(correct: np.ndarray, size: np.ndarray) -> float:
 
 
 def interval_of_rate(correct: np.ndarray, size: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the rate of correct completions, those of one prompt taken as alike.
+    """95% interval of the rate of correct completions, those of one prompt taken as alike.
 
     Wilson's, for `effective_size` completions; where the variance comes from few prompts it may itself be far off, so
     Student's t with G - 1 degrees of freedom stands in for the normal quantile (Korn and Graubard, Confidence intervals
@@ -75,7 +75,7 @@ def interval_of_rate(correct: np.ndarray, size: np.ndarray) -> tuple[float, floa
 
 
 def interval_of_mean_rate(rates: np.ndarray, size: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the mean over prompts of a rate, such as pass@k, each estimated from `size` completions.
+    """95% interval of the mean over prompts of a rate, such as pass@k, each estimated from `size` completions.
 
     As `interval_of_rate`, with every prompt counted as one of average size.
     """
@@ -84,7 +84,7 @@ def interval_of_mean_rate(rates: np.ndarray, size: np.ndarray) -> tuple[float, f
 
 
 def interval_of_mean(values: np.ndarray) -> tuple[float, float] | None:
-    """95 % interval of the mean of n independent values, by Student's t; None for a single one.
+    """95% interval of the mean of n independent values, by Student's t; None for a single one.
 
     For the difference of two models, the values are their problems' differences: Miller, Adding error bars to evals
     (arXiv 2411.00640, 2024).
@@ -115,7 +115,7 @@ def bootstrap_interval(values: np.ndarray, resamples: int, *, seed: int = 0) -> 
 
 
 def student_t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t distribution.
+    """The 97.5% quantile of Student's t distribution.
 
     Source: Abramowitz and Stegun, Handbook of mathematical functions (1964): 26.7.3 and 26.7.4, the distribution as a
     finite sum, solved by bisection; for many degrees of freedom 26.7.5, an expansion about the normal quantile.

@@ -51,7 +51,7 @@ class AtK:
     prompts: int
     pass_at_k: float
     interval: tuple[float, float]
-    """95 % interval of pass@k, over prompts (`interval_of_rate`)."""
+    """95% interval of pass@k, over prompts (`interval_of_rate`)."""
 
     majority_at_k: float
     best_at_k: float
@@ -97,7 +97,7 @@ class Summary:
 
     accuracy: float
     interval: tuple[float, float]
-    """95 % Wilson interval of the accuracy, clustered by prompt (`interval_of_rate`)."""
+    """95% Wilson interval of the accuracy, clustered by prompt (`interval_of_rate`)."""
 
     standard_error: float
     """Of the accuracy, over prompts."""

@@ -43,7 +43,7 @@ class WorkerDiedError(TinyZeroError):
         """The error for the user, with what to do next: `command` resumes from the newest checkpoint, `saved_step`."""
         if saved_step is None:
             return TinyZeroError(f"{self}; nothing has been saved yet: start again, with a smaller checkpoint.every")
-        return TinyZeroError(f"{self}; step {saved_step} is saved; resume with: {command}")
+        return TinyZeroError(f"{self}; step {saved_step:,} is saved; resume with: {command}")
 
 
 class NoCapacityError(WorkerDiedError):

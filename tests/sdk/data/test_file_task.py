@@ -103,7 +103,9 @@ def test_a_task_whose_key_needs_what_rows_lack_goes_by_prompt_and_ground_truth(w
     test = [{"prompt": "Say 1, 1.", "ground_truth": 2}]
     task = load(write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", test), name=write_task())
     assert len(list(task.dataset("train"))) == 30  # equal answers make no equal problems
-    with pytest.raises(DataError, match=r"1 problems are both .*a.jsonl:2 and .*b.jsonl:1; remove"):
+    with pytest.raises(
+        DataError, match=r"1 problem for training and held out as well.*a.jsonl:2 and .*b.jsonl:1; remove"
+    ):
         load(str(tmp_path / "a.jsonl"), write(tmp_path / "b.jsonl", [rows[1]]), name=write_task())
 
 

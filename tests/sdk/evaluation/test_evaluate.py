@@ -28,7 +28,7 @@ def test_every_completion_is_kept_with_all_that_belongs_to_it(evaluate, server, 
     assert (code, err) == (0, "")
     assert [line.split()[0] for line in shown.splitlines()[:4]] == ["task", "model", "problems", "accuracy"]
     assert "pass@k" in shown
-    assert "50.0 % ± 0.0" in shown
+    assert "50.0% ± 0.0" in shown
     rows = rows_of(output)
     assert [(row["extra_info"]["index"], row["sample"]) for row in rows] == [(i, s) for i in range(6) for s in range(4)]
     items = list(load_task(task).dataset("test", 6, seed=EVALUATION_SEED))
@@ -68,8 +68,8 @@ def test_a_model_that_never_answers_is_warned_of_beside_the_result(run, server, 
     words = ("--task", mute, "--model", "m", "--endpoint", server.url, "--size", 30, "-n", 2, "--max-tokens", 3)
     code, shown, err = run("eval", *words, "-o", tmp_path / "out.jsonl")
     assert code == 0
-    assert "signal      no answer 100.0 % · cut off 100.0 % · zero-variance groups 100.0 %" in shown
-    assert err.startswith("warning: 100.0 % of 60 completions have no answer, and 100.0 % are cut off at 3 tokens")
+    assert "signal      no answer 100.0% · cut off 100.0% · zero-variance groups 100.0%" in shown
+    assert err.startswith("warning: 100.0% of 60 completions have no answer, and 100.0% are cut off at 3 tokens")
     assert f"tinyzero sft --task {mute} --model m --output DIR data.path=FILE" in err
     found = json.loads(run("eval", *words, "-o", tmp_path / "out.jsonl", "--json")[1])["summary"]["signal"]
     assert (found["no_answer_frac"], found["truncated_frac"], found["zero_std_frac"]) == (1.0, 1.0, 1.0)
@@ -186,7 +186,7 @@ def test_hook_local_models(run, install, write_task, monkeypatch):
     code, shown, _ = run("eval", "--task", write_task(), "--size", "5")
     assert code == 0
     assert "model       local\n" in shown
-    assert "accuracy    100.0 % ± 0.0" in shown
+    assert "accuracy    100.0% ± 0.0" in shown
     assert "mean length 3.0 tokens" in shown
 
 

@@ -126,7 +126,7 @@ def test_a_wrong_key_is_named_and_never_shown(server, sample, monkeypatch):
 
 def test_a_slow_server_times_out(server, sample):
     server.delay = 0.5
-    with pytest.raises(TinyZeroError, match=r"did not answer within 0\.1 s, 1 times; raise --timeout"):
+    with pytest.raises(TinyZeroError, match=r"did not answer within 0\.1 s, 1 time; raise --timeout"):
         sample(size=1, samples=1, timeout=0.1, retries=0)
 
 

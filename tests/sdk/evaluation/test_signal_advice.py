@@ -31,7 +31,7 @@ def advice(signal, situation):
 def test_a_model_without_answers_is_to_be_fine_tuned(situation):
     first, rest = advice(SIGNAL, situation)
     assert first == (
-        "98.0 % of 1,024 completions have no answer, and 70.0 % are cut off at 64 tokens: there is nothing to learn "
+        "98.0% of 1,024 completions have no answer, and 70.0% are cut off at 64 tokens: there is nothing to learn "
         "from; try:"
     )
     source = situation.task.source
@@ -59,14 +59,12 @@ def test_only_what_can_help_is_advised(situation, write_task):
 
 def test_each_fault_has_its_numbers_and_its_advice(situation):
     first, rest = advice(LearningSignal(512, 1.0, 0.0, 0.0, 0.97, "all_right"), situation)
-    assert first.startswith(
-        "100.0 % of 512 completions are right, and 97.0 % of the groups have one and the same reward"
-    )
+    assert first.startswith("100.0% of 512 completions are right, and 97.0% of the groups have one and the same reward")
     assert list(rest) == ["a harder option"]
     first, rest = advice(LearningSignal(512, 0.0, 0.1, None, None, "all_wrong"), situation)
-    assert first.startswith("0.0 % of 512 completions are right, and nearly all have one and the same reward")
+    assert first.startswith("0.0% of 512 completions are right, and nearly all have one and the same reward")
     assert "worked examples" in rest
     first, rest = advice(LearningSignal(512, 0.0, 0.1, 1.0, 1.0, "truncated"), situation)
-    assert first == "100.0 % of 512 completions are cut off at 64 tokens, and 0.0 % are right; try:"
+    assert first == "100.0% of 512 completions are cut off at 64 tokens, and 0.0% are right; try:"
     assert next(iter(rest)) == "more tokens"
     assert "more variety" in advice(LearningSignal(512, 0.5, 0.0, 0.0, 1.0, "zero_std"), situation)[1]

@@ -186,11 +186,11 @@ def test_eval_prints_its_result(capsys, calls):
         "task        countdown",
         "model       the tiny model that comes with the trainer",
         "problems    64 held out, 1 sample each, greedy",
-        "accuracy    49.0 % ± 1.6 (one standard error)",
+        "accuracy    49.0% ± 1.6% (one standard error)",
         "mean score  0.490",
         "mean length 57.2 tokens",
         "reasons     ok 31 · wrong 33",
-        "signal      no answer 0.0 % · cut off 12.5 %",
+        "signal      no answer 0.0% · cut off 12.5%",
         "speed       12,346 tokens/s",
     ]
 

@@ -52,12 +52,12 @@ def test_it_warns_once_and_only_of_the_first_steps(watch):
     monitor.step(1, groups([0.0] * 8))
     monitor.step(2, groups([0.0] * 8))
     assert len(warned) == 1
-    assert warned[0].startswith("0.0 % of 320 completions are right, and 100.0 % of the groups have one and the same")
+    assert warned[0].startswith("0.0% of 320 completions are right, and 100.0% of the groups have one and the same")
     assert "tinyzero sft --task" in warned[0]
     for accuracy, count in ((0.2, 1), (0.0, 2)):
         monitor.held_out("toy_task", LearningSignal(64, accuracy, 0.0, 0.0, None, None), [], is_last=True)
         assert len(warned) == count
-    assert warned[1].startswith("the run began with too little to learn from: 0.0 % of 320")
+    assert warned[1].startswith("the run began with too little to learn from: 0.0% of 320")
 
     monitor, warned = watch()
     monitor.step(1, groups([0.0] * 7 + [1.0]))
@@ -77,7 +77,7 @@ def test_each_task_is_judged_on_its_own(watch):
     monitor, warned = watch("short", "long")
     monitor.step(1, groups([1.0] * 8, task="short") + groups([0.0, 1.0] * 4, task="long"))
     (text,) = warned
-    assert text.startswith("short: 100.0 % of 320 completions are right")
+    assert text.startswith("short: 100.0% of 320 completions are right")
     assert "a harder option" in text
 
 
@@ -123,12 +123,12 @@ def run(monkeypatch: pytest.MonkeyPatch, toy_task: str, tmp_path: Path) -> Confi
 def test_a_random_model_is_warned_of_before_training_and_at_the_end(run, toy_model_path, capsys):
     output = train(run(toy_model_path)).output
     error = capsys.readouterr().err
-    before, rest = error.split("training: 1 steps")
-    assert "warning: 100.0 % of 32 completions have no answer, and 100.0 % are cut off at 8 tokens" in before
+    before, rest = error.split("training: 1 step")
+    assert "warning: 100.0% of 32 completions have no answer, and 100.0% are cut off at 8 tokens" in before
     assert f"--model {toy_model_path} --output DIR" in before
-    assert "warning: the run began with too little to learn from: 100.0 % of 32 completions" in rest
+    assert "warning: the run began with too little to learn from: 100.0% of 32 completions" in rest
     assert error.count("warning:") == 2
-    assert "no answer 100.0 %  cut off 100.0 %  zero-variance groups 100.0 %" in rest
+    assert "no answer 100.0%  cut off 100.0%  zero-variance groups 100.0%" in rest
     first = lines(output)[0]
     assert (first["val-aux/toy_task/no_answer_frac"], first["val-aux/toy_task/truncated_frac"]) == (1.0, 1.0)
 
@@ -147,5 +147,5 @@ def test_a_pretrained_model_that_cannot_answer_is_warned_of(run, smollm2, capsys
     with killed(monkeypatch, TrainingStep, "take", 1):  # a step of 135 million parameters takes minutes on a CPU
         train(config)
     error = capsys.readouterr().err
-    assert "warning: 100.0 % of 32 completions have no answer" in error
+    assert "warning: 100.0% of 32 completions have no answer" in error
     assert f"--model {smollm2} --output DIR" in error

@@ -82,7 +82,7 @@ def allocated() -> int:
 
 LOOSE_RATE = 1e-3
 """Of what is compared in half precision: a step of 1e-2 on every weight makes another model of each one's noise, so
-that the gradients of the second mini-batch lie 20 % apart."""
+that the gradients of the second mini-batch lie 20% apart."""
 
 
 def assert_alike(found: tuple[Any, Any], expected: tuple[Any, Any], *, loose: bool = False) -> None:

@@ -71,7 +71,7 @@ def test_everything_is_labelled_and_a_reward_that_is_not_the_accuracy_is_drawn(
     labels = [axes.get_ylabel().replace("\n", " ") for axes in figure.axes]
     assert labels == ["accuracy (%)", *panels, "mean length of completions (tokens)"]
     assert figure.axes[-1].get_xlabel() == "training step"
-    assert {text.get_text() for text in top.texts} == {"25.0 %", "50.0 %"}
+    assert {text.get_text() for text in top.texts} == {"25.0%", "50.0%"}
     assert len(top.get_legend().get_texts()) == 2
 
 

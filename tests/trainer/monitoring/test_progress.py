@@ -74,9 +74,9 @@ def test_steps_print_metrics_and_time_left_every_few_seconds(plain, clock):
         plain.step(step, METRICS)
     lines = printed(plain)
     assert lines[0] == "training: 100 steps"
-    assert lines[1] == "step 1/100  1:39 left  reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
+    assert lines[1] == "step 1/100  1:39 left  reward 0.412  accuracy 38.2%  length 57  12,346 tokens/s"
     assert lines[2].startswith("step 3/100  1:37 left")
-    assert lines[-1] == "step 100/100  reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
+    assert lines[-1] == "step 100/100  reward 0.412  accuracy 38.2%  length 57  12,346 tokens/s"
     assert len(lines) == 52
 
 
@@ -84,7 +84,7 @@ def test_a_resumed_run_estimates_by_its_own_steps(plain, clock):
     plain.train(100, done=90)
     clock.now += 6
     plain.step(91, {REWARD: None, ACCURACY: 0.5})  # missing metrics are left out
-    assert printed(plain) == ["training: 10 steps", "step 91/100  0:54 left  accuracy 50.0 %"]
+    assert printed(plain) == ["training: 10 steps", "step 91/100  0:54 left  accuracy 50.0%"]
 
 
 TWO_TASKS = METRICS | {"task/countdown/acc": 0.3312, "task/multiply/acc": 0.5249, "task/multiply/score": 0.6}
@@ -97,8 +97,8 @@ def test_several_tasks_have_an_accuracy_each_if_it_fits(plain, clock):
     clock.now += 5
     plain.step(2, TWO_TASKS | {f"task/another-{number}/acc": 0.5 for number in range(3)})
     first, second = printed(plain)[1:]
-    assert first == "step 1/100  1:39 left  reward 0.412  countdown 33.1 %  multiply 52.5 %"
-    assert second == "step 2/100  4:54 left  reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
+    assert first == "step 1/100  1:39 left  reward 0.412  countdown 33.1%  multiply 52.5%"
+    assert second == "step 2/100  4:54 left  reward 0.412  accuracy 38.2%  length 57  12,346 tokens/s"
     assert max(map(len, (first, second))) <= 80
 
 
@@ -107,8 +107,8 @@ def test_held_out_accuracy_and_notes_stay(plain):
     plain.held_out(1250, {"countdown": 0.5, "multiply": 0.625})
     plain.log("[wandb] is not markup")
     assert printed(plain) == [
-        "held-out accuracy before training: 23.1 %",
-        "held-out accuracy after step 1,250: countdown 50.0 %, multiply 62.5 %",
+        "held-out accuracy before training: 23.1%",
+        "held-out accuracy after step 1,250: countdown 50.0%, multiply 62.5%",
         "[wandb] is not markup",
     ]
 
@@ -139,7 +139,7 @@ def test_the_terminal_shows_step_numbers_reward_so_far_and_phase(terminal, clock
     terminal.advance(512)
     bar, numbers, so_far, phase, phase_bar = live(terminal)
     assert bar.endswith("step 2/94  1:13 left")
-    assert numbers == "reward 0.400  accuracy 38.2 %  length 57  12,346 tokens/s"
+    assert numbers == "reward 0.400  accuracy 38.2%  length 57  12,346 tokens/s"
     assert so_far == "reward so far  ▁█"
     assert phase.endswith("evaluating on held-out problems, sampled at temperature 1  1:05")
     assert phase_bar.endswith("512/1,024 problems")
@@ -152,8 +152,8 @@ def test_the_terminal_shows_several_tasks_in_a_separate_line(terminal, clock):
     clock.now += 1.5
     terminal.step(1, TWO_TASKS)
     _, numbers, by_task = live(terminal)
-    assert numbers == "reward 0.412  accuracy 38.2 %  length 57  12,346 tokens/s"
-    assert by_task == "countdown 33.1 %  multiply 52.5 %"
+    assert numbers == "reward 0.412  accuracy 38.2%  length 57  12,346 tokens/s"
+    assert by_task == "countdown 33.1%  multiply 52.5%"
 
 
 SIGNAL = {NO_ANSWER: 1.0, TRUNCATED: 1.0, ZERO_STD: 1.0}
@@ -164,11 +164,11 @@ def test_what_cannot_be_learnt_from_has_a_line_of_its_own(plain, terminal, clock
         display.train(94)
         clock.now += 1.5
         display.step(1, METRICS | SIGNAL)
-    shown = "no answer 100.0 %  cut off 100.0 %  zero-variance groups 100.0 %"
+    shown = "no answer 100.0%  cut off 100.0%  zero-variance groups 100.0%"
     assert printed(plain)[-1] == f"  {shown}"
     assert live(terminal)[2] == shown
     plain.step(94, METRICS | {NO_ANSWER: 0.0, TRUNCATED: 0.0})  # groups of one have no variance to speak of
-    assert printed(plain)[-1] == "  no answer 0.0 %  cut off 0.0 %"
+    assert printed(plain)[-1] == "  no answer 0.0%  cut off 0.0%"
 
 
 def test_a_warning_stays_in_one_piece(plain):
@@ -201,7 +201,7 @@ def test_the_cursor_comes_back_after_an_error(terminal):
 
 def test_the_outcome_is_one_line():
     of_task = outcome_line("multiply", 0.231, 0.49, problems=1024, temperature=1.0)
-    assert of_task == "multiply: 23.1 % -> 49.0 % (+25.9 points; 1,024 problems at T=1)"
+    assert of_task == "multiply: 23.1% -> 49.0% (+25.9 points; 1,024 problems at T=1)"
     assert "(-1.0 points; 8 problems at T=0.6)" in outcome_line(None, 0.5, 0.49, problems=8, temperature=0.6)
 
 

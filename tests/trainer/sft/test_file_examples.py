@@ -154,7 +154,7 @@ def test_a_row_that_is_no_example_is_named(read: Read, row: dict, message: str) 
 
 def test_a_file_without_a_right_completion_is_refused(read: Read) -> None:
     wrong = {"prompt": "a", "completion": "b", "correct": False, "ground_truth": 1}
-    with pytest.raises(DataError, match=r"rows\.jsonl has 1 completions, and none is right and whole; sample more"):
+    with pytest.raises(DataError, match=r"rows\.jsonl has 1 completion, and none is right and whole; sample more"):
         read([wrong])
 
 

@@ -10,8 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from tinyzero_sdk.cli.summary_report import count
-from tinyzero_sdk.console import print_json, stderr, stdout
+from tinyzero_sdk.console import plural, print_json, stderr, stdout
 from tinyzero_trainer.cli import options
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def _show(findings: "Sequence[Finding]") -> None:
         for command in finding.commands:
             stdout.print(f"  {command}", style="bold", markup=False, soft_wrap=True)
     counts = Counter(finding.level for finding in findings)
-    problems = [count(counts[level], level) for level in ("error", "warning") if counts[level]]
+    problems = [plural(counts[level], level) for level in ("error", "warning") if counts[level]]
     stdout.print(", ".join(problems) or "no problems found")
 
 

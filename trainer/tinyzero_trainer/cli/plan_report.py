@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from tinyzero_sdk.cli.summary_report import table
-from tinyzero_sdk.console import stdout
+from tinyzero_sdk.console import plural, stdout
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import GpuRole, describe_dims, planned_dims
@@ -115,7 +115,7 @@ def show(report: PlanReport, *, typed: str) -> None:
     spec, work, plan = report.spec, report.work, report.plan
     _print(
         f"{spec.name}: {spec.parameters:,} parameters",
-        f"{work.completions:,} completions a step, of {work.prompt:,} + {work.completion:,} tokens; "
+        f"{plural(work.completions, 'completion')} a step, of {work.prompt:,} + {work.completion:,} tokens; "
         f"{work.micro_batch:,} tokens in a micro-batch",
         *filter(None, [describe_dims(plan.config)]),
     )

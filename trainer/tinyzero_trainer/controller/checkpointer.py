@@ -60,7 +60,7 @@ class Checkpointer:
                 self.workers.critic.load(directory)
         state = TrainerState.load(directory)
         self._saved_step = state.step
-        self.workers.display.log(f"resuming from step {state.step}")
+        self.workers.display.log(f"resuming from step {state.step:,}")
         return state, load_batch(directory)
 
     def save(self, state: TrainerState, prefetched: RolloutBatch | None) -> None:

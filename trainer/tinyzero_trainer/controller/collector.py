@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.algorithms.length_control import LengthStatistics, adapt, max_tokens_at
 from tinyzero_trainer.algorithms.rollout_correction import engine_returns_logprobs
@@ -137,7 +138,9 @@ class RolloutCollector:
         if not kept:
             # Train on these: rewards may be shaped, and not every advantage is a comparison within a group.
             groups = len(rollouts) // group_size
-            self.workers.display.log(f"step {step}: the answers within each of {groups} groups are equally right")
+            self.workers.display.log(
+                f"step {step:,}: the answers within each of {plural(groups, 'group')} are equally right"
+            )
             kept = rollouts[: count * group_size]
         return rollouts, kept
 

@@ -109,7 +109,7 @@ class TrainingStep:
             rollouts = mask_rejected(rollouts, group_size, algorithm.max_accepted)
             none_counts = "no completion is right"
         if all(rollout.score.masked for rollout in rollouts):
-            self.workers.display.log(f"step {collected.step}: {none_counts}, so it trains nothing")
+            self.workers.display.log(f"step {collected.step:,}: {none_counts}, so it trains nothing")
         batch = TrainingBatch.of(
             rollouts,
             group_size,

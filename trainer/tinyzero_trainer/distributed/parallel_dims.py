@@ -7,6 +7,7 @@ in distributed/mesh.py.
 from dataclasses import dataclass
 from typing import Literal
 
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.train_config import TrainConfig
 
@@ -214,4 +215,4 @@ def describe_dims(config: TrainConfig) -> str:
         processes += f"; {dims.dp_replicate} replicas of the model"
     if dims.sequence_parallel > 1:
         processes += f"; {dims.sequence_parallel} ranks share each sequence"
-    return f"{dims.gpus} GPUs: {processes}"
+    return f"{plural(dims.gpus, 'GPU')}: {processes}"

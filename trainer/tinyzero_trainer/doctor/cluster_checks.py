@@ -4,6 +4,7 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from tinyzero_sdk.console import plural
 from tinyzero_trainer.distributed.parallel_dims import Resources
 from tinyzero_trainer.doctor.facts import Facts, Node, NodeReport, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level, as_size
@@ -230,12 +231,12 @@ def check_layout(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     one_node = f", and an engine needs {dims.engine_tp} GPUs of one node" if dims.engine_tp > 1 else ""
     if fits(bundles, existing):
         gpus, cpus = _total(free)
-        what += f"; {gpus:g} GPUs and {cpus:g} CPUs are free{one_node}"
+        what += f"; {plural(int(gpus), 'GPU')} and {plural(int(cpus), 'CPU')} are free{one_node}"
         do = "wait until other jobs end (train waits a minute), or make the run smaller"
         yield Finding("layout", "warning", what, do, (f"ray status --address={ray.address}",))
     else:
         gpus, cpus = _total(existing)
-        what += f"; {gpus:g} GPUs and {cpus:g} CPUs exist{one_node}"
+        what += f"; {plural(int(gpus), 'GPU')} and {plural(int(cpus), 'CPU')} exist{one_node}"
         do = "let more machines join, or make the run smaller"
         yield Finding("layout", "error", what, do, (f"ray start --address={ray.address}",))
 

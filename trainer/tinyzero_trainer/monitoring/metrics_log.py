@@ -83,7 +83,7 @@ class MetricsLog(ClosesOnExit):
         present = {row["step"] for _, row in rows if row is not None}
         if missing := set(range(step + 1)) - present:
             raise MetricsError(
-                f"{self.path} lacks the line of step {min(missing)}, but the run resumes from step {step}; "
+                f"{self.path} lacks the line of step {min(missing):,}, but the run resumes from step {step:,}; "
                 "restore the file, or start a run in another --output"
             )
         if len(kept) == len(lines):

@@ -5,6 +5,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinyzero_sdk.console import percent
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.monitoring.metrics_log import (
     ACCURACY,
@@ -129,7 +130,7 @@ def _draw_accuracy(
         label = f"{of}held-out problems{', ± one standard error' if known else ''}"
         axes.errorbar(steps, percents, errors, fmt="o-", ms=4, lw=1, capsize=2, color=colors[1], label=label, zorder=3)
         for index, side, anchor in ((-1, 8, "left"), (0, -8, "right"))[: len(held_out)]:
-            text, point = f"{percents[index]:.1f} %", (steps[index], percents[index])
+            text, point = percent(percents[index] / 100), (steps[index], percents[index])
             axes.annotate(text, point, (side, 0), textcoords="offset points", ha=anchor, va="center", color=colors[1])
 
 

@@ -17,6 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Column
 from rich.text import Text
 
+from tinyzero_sdk.console import percent, plural
 from tinyzero_trainer.monitoring.metrics_log import (
     ACCURACY,
     LENGTH,
@@ -99,7 +100,7 @@ class Progress:
         self.end_phase()
         self._training = self._bars.add("training", steps, first=done, updated=self._clock(), metrics={}, rewards=[])
         self._bars.update(self._training.id, completed=done)
-        self._log_after(0.0, f"training: {steps - done:,} steps")
+        self._log_after(0.0, f"training: {plural(steps - done, 'step')}")
 
     def extend(self, steps: int) -> None:
         """Set the number of the run's steps, where it was not known before."""
@@ -122,7 +123,7 @@ class Progress:
         several = len(accuracies) > 1
         if loss is not None:
             self.log(f"held-out loss {when}: {loss:.4f}")
-        shown = [f"{name} " * several + _percent(accuracy) for name, accuracy in accuracies.items()]
+        shown = [f"{name} " * several + percent(accuracy) for name, accuracy in accuracies.items()]
         if shown:
             self.log(f"held-out accuracy {when}: {', '.join(shown)}")
 
@@ -214,10 +215,10 @@ def outcome_line(task: str | None, before: float, after: float, problems: int, t
 
     Example:
         >>> outcome_line(None, before=0.231, after=0.49, problems=1024, temperature=1.0)
-        'held-out accuracy: 23.1 % -> 49.0 % (+25.9 points; 1,024 problems at T=1)'
+        'held-out accuracy: 23.1% -> 49.0% (+25.9 points; 1,024 problems at T=1)'
     """
-    gain = f"{100 * (after - before):+.1f} points; {problems:,} problems at T={temperature:g}"
-    return f"{task or 'held-out accuracy'}: {_percent(before)} -> {_percent(after)} ({gain})"
+    gain = f"{100 * (after - before):+.1f} points; {plural(problems, 'problem')} at T={temperature:g}"
+    return f"{task or 'held-out accuracy'}: {percent(before)} -> {percent(after)} ({gain})"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
@@ -239,7 +240,7 @@ def _summary(metrics: Mapping[str, Any]) -> str:
     shown = {
         LOSS: lambda value: f"loss {value:.4f}",
         REWARD: lambda value: f"reward {value:.3f}",
-        ACCURACY: lambda value: f"accuracy {_percent(value)}",
+        ACCURACY: lambda value: f"accuracy {percent(value)}",
         LENGTH: lambda value: f"length {value:,.0f}",
         THROUGHPUT: lambda value: f"{value:,.0f} tokens/s",
     }
@@ -260,17 +261,13 @@ def _signal(metrics: Mapping[str, Any]) -> str:
     """The fractions of completions and groups from which nothing can be learnt."""
     shown = {NO_ANSWER: "no answer", TRUNCATED: "cut off", ZERO_STD: "zero-variance groups"}
     found = ((name, metrics.get(key)) for key, name in shown.items())
-    return "  ".join(f"{name} {_percent(value)}" for name, value in found if value is not None)
+    return "  ".join(f"{name} {percent(value)}" for name, value in found if value is not None)
 
 
 def _accuracy_by_task(metrics: Mapping[str, Any]) -> str:
     """Training accuracy on each task; empty where there is only one."""
     found = ((ACCURACY_OF_TASK.fullmatch(name), value) for name, value in metrics.items())
-    return "  ".join(f"{match[1]} {_percent(value)}" for match, value in found if match and value is not None)
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
+    return "  ".join(f"{match[1]} {percent(value)}" for match, value in found if match and value is not None)
 
 
 def _duration(seconds: float) -> str:

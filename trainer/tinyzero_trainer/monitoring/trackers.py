@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_sdk.workers.process import ClosesOnExit
 from tinyzero_trainer.config import SftConfig, TrainConfig
@@ -88,7 +89,7 @@ class _Tracker:
         if self._thread.is_alive():
             self._report("did not finish in time; metrics.jsonl has everything")
         if self._dropped:
-            self._report(f"was too slow, {self._dropped} steps are missing there; metrics.jsonl has them")
+            self._report(f"was too slow, {plural(self._dropped, 'step')} missing there; metrics.jsonl has them")
 
     def _run(self) -> None:
         try:

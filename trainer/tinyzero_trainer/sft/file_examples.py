@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tinyzero_sdk import Item, Task
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.rows import is_prompt, row_to_item
 from tinyzero_sdk.data.sources import open_rows
@@ -70,9 +71,8 @@ class ExampleFile:
             places = {False: places[True], True: array("q")}
         self.places, for_loss = (np.array(places[held_out]).reshape(-1, 2) for held_out in (False, True))
         if not len(self.places):
-            none_right = (
-                f"{path} has {self._wrong:,} completions, and none is right and whole; sample more of each problem"
-            )
+            wrong = plural(self._wrong, "completion")
+            none_right = f"{path} has {wrong}, and none is right and whole; sample more of each problem"
             raise DataError(none_right if self._wrong else f"{path} has no example to train on; {KINDS}")
         self.held_out = (self, for_loss)  # a file, and the places in it
         if learned and config.data.test_path is not None:

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from tinyzero_sdk import Task
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.workers.process import count_cores
@@ -97,7 +98,7 @@ def _steps(config: SftConfig, file: ExampleFile | None, display: Progress) -> in
         return DEFAULT_STEPS
     epochs = config.run.epochs or DEFAULT_EPOCHS
     steps = max(1, epochs * len(file.places) // config.data.batch_size)
-    display.log(f"{epochs} epochs are {steps:,} steps")
+    display.log(f"{plural(epochs, 'epoch')} = {plural(steps, 'step')}")
     return steps
 
 

@@ -33,7 +33,7 @@ class Stopped(TinyZeroError):
 
 class Interrupted(Stopped):
     def __init__(self, stopped_by: signal.Signals, step: int, command: str) -> None:
-        super().__init__(stopped_by, f"after step {step}, which is saved; resume with: {command}")
+        super().__init__(stopped_by, f"after step {step:,}, which is saved; resume with: {command}")
 
 
 class Stop(Protocol):
