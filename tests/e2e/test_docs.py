@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,16 @@ def test_what_is_named_like_a_hook_is_marked_as_one() -> None:
         code = document.read_text(encoding="utf-8")
         for mark, name in re.findall(r"^(.*)\ndef (\w+)\(", code, re.MULTILINE):
             assert name not in hooks or mark.startswith("@hookimpl"), f"{document}: {name} is never called"
+
+
+def test_what_the_readme_installs_from_a_clone_needs_nothing_of_ours_from_elsewhere() -> None:
+    [command] = re.findall(r"^pip install ('\..*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    projects = [ROOT / word.strip("'").partition("[")[0] / "pyproject.toml" for word in command.split()]
+    declared = [tomllib.loads(project.read_text(encoding="utf-8"))["project"] for project in projects]
+    needed = {re.split(r"[\[>]", line)[0] for project in declared for line in project["dependencies"]}
+    names = {project["name"] for project in declared}
+    assert {name for name in needed if name.startswith("tinyzero")} <= names
+    assert names >= {"tinyzero-sdk", "tinyzero-trainer", "tinyzero-countdown"}
 
 
 def test_the_waiver_of_the_documentation_is_taken(tmp_path: Path) -> None:

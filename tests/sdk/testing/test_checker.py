@@ -37,7 +37,7 @@ def test_a_failure_is_shown_and_its_command_replays_it(run, write_sum):
     assert "  completion    '<answer></answer>'\n" in out
     assert "  got           score 0.1, wrong, for the answer ''\n" in out
     assert all(len(line) < 80 for line in out.splitlines() if "tinyzero check" not in line)
-    assert "1 new cases in sum.cases.jsonl" in err
+    assert "1 new case in sum.cases.jsonl" in err
     [case] = read_cases(Path("sum.cases.jsonl"))
     assert (case.completion, case.correct) == ("<answer></answer>", False)
 
