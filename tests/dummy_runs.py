@@ -11,7 +11,7 @@ GROUP = 8  # completions of a problem in a step
 HELD_OUT = 64  # problems of each evaluation
 LEVELS = (3, 4, 5)
 _TRAIN_PROBLEMS = 2000
-_SENTENCE = "Let me try {a} * {b} - {c}, which is {d}; the target is {e}, so this is not it. "
+_WORDS = ("let", "me", "try", "then", "so", "that", "is", "not", "it", "multiply", "add", "too", "large", "small")
 
 
 def write_run(path: Path, *, steps: int, completions: int, seed: int = 0, tokens: bool = True) -> Path:
@@ -128,9 +128,12 @@ def _write(
     )
     prompts, answers, completions = [], [], []
     numbers = np.random.default_rng(7).integers(2, 99, (_TRAIN_PROBLEMS + HELD_OUT, 5))
+    sentences = np.array(
+        [" ".join([*dice.choice(_WORDS, 14), *map(str, dice.integers(1, 999, 4))]) for _ in range(5000)], dtype=object
+    )
     lengths = dice.integers(2, 9, size)
     for place, (problem, reason) in enumerate(zip(problems.tolist(), reasons.tolist(), strict=True)):
-        a, b, c, d, e = numbers[problem].tolist()
+        a, b, c, _, e = numbers[problem].tolist()
         prompts.append(
             f"Using the numbers [{a}, {b}, {c}], create an equation that equals {e}. Answer in <answer> tags."
         )
@@ -138,7 +141,7 @@ def _write(
             None if reason == "no_answer" else f"{a} + {b} - {c}" if reason == "ok" else f"{a} * {b} + {place % 50}"
         )
         answers.append(answer)
-        thought = _SENTENCE.format(a=a, b=b, c=c, d=d, e=e) * int(lengths[place])
+        thought = " ".join(sentences[dice.integers(0, len(sentences), int(lengths[place]))])
         completions.append(
             f"<think>{thought}</think>\n" + (f"<answer>{answer}</answer>" if answer else "I do not know")
         )

@@ -41,7 +41,7 @@ function completionsView() {
         const ends = [from, to].map((input) => (input.value === "" ? null : Number(input.value)));
         change({ [name]: ends.every((one) => one === null) ? undefined : ends });
       } }));
-      return h("label", { className: "range" }, label, " ", from, "–", to);
+      return h("span", { className: "range" }, label, " ", from, "–", to);
     };
     const cut = h("input", { type: "checkbox", checked: now.cut_off === true, onchange: () => change({ cut_off: cut.checked ? true : undefined }) });
     const runs = runsWithCompletions();

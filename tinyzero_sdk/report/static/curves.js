@@ -32,7 +32,7 @@ function curvesView() {
   const axis = h("span", { className: "choice", role: "group", "aria-label": "Horizontal axis" },
     Object.entries(AXES).map(([name, { label }]) => h("button", { type: "button", value: name, onclick: () => show({ x: name, from: "", to: "" }) }, label)));
   const whole = h("button", { type: "button", className: "quiet", onclick: () => show({ from: "", to: "" }) }, "Whole range");
-  const controls = h("div", { className: "controls" }, h("label", {}, "Axis ", axis), h("label", {}, "Smoothing ", smooth), whole);
+  const controls = h("div", { className: "controls" }, h("span", {}, "Axis ", axis), h("label", {}, "Smoothing ", smooth), whole);
 
   function draw() {
     dropCharts();

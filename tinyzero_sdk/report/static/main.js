@@ -90,7 +90,7 @@ const help = h("dialog", {}, h("h2", {}, "Keys"), h("dl", {}, HELP.map(([key, wh
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") return void (document.activeElement.blur(), views[current]?.key?.("Escape"));
-  if (["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
+  if (event.target.matches("select, input:not([type=checkbox], [type=radio], [type=range])")) return;
   const number = Number(event.key);
   if (number >= 1 && number <= Object.keys(VIEWS).length) show({ view: Object.keys(VIEWS)[number - 1] }, { newEntry: true });
   else if (event.key === "t") nextTheme();

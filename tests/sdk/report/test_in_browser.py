@@ -1,0 +1,34 @@
+"""The page in a real browser: a report and `view` must work, and answer alike."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.dummy_runs import write_run
+from tests.environments import run_script
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.slow
+@pytest.mark.minutes
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+def test_a_reader_filters_follows_a_problem_and_compares_runs(tmp_path):
+    paths = [write_run(tmp_path / name, steps=20, completions=1500, seed=seed) for seed, name in enumerate("ab")]
+    script = Path(__file__).with_name("in_browser.py")
+    found = run_script("playwright", script, CHROMIUM, *map(str, paths), cwd=tmp_path)
+    assert found["errors"] == []
+    report = found["report"]
+    assert report == found["view"]
+    counts = [text for text, _ in report["filters"].values()]
+    assert counts[0] == "1–50 of 1,496 completions"
+    assert counts[-1] == ""
+    assert len(set(counts)) == len(counts)  # each filter leaves fewer
+    assert all("wrong" in row for row in report["filters"]["wrong"][1])
+    assert report["problem"]["marks"] > 1 < report["problem"]["beside"] == report["problem"]["beside again"]
+    assert report["problem"]["addresses"] == 3
+    assert "On 64 problems that both have, accuracy changes by" in report["others"]["comparison"]
+    assert set(report["others"]["differences"]) == {"run.output", "run.seed", "optimizer.learning_rate"}
+    assert set(report["others"]["themes"]) == {"light", "dark"}
+    assert report["others"]["phone overflow"] <= 0
