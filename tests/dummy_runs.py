@@ -158,7 +158,7 @@ def _write(
         {
             "step": pa.array(steps, pa.int32()),
             **{
-                name: pa.array([value] * size).dictionary_encode()
+                name: pa.array([value] * size).cast(pa.dictionary(pa.int16(), pa.string()))
                 for name, value in (("split", split), ("decoding", "sampled"), ("task", "countdown"))
             },
             "problem": [f"{numbers[problem][:3].tolist()} = {numbers[problem][4]}" for problem in problems.tolist()],

@@ -59,11 +59,10 @@ class Library:
         """Each with what changes when it grows."""
         rows = []
         for name, path in self.paths().items():
-            run = open_run(path, name)
+            run = Run(name, path, is_run=path.is_dir())  # unread: there may be many, and long ones
             changes = [path, path / METRICS, *run.completion_files()] if run.is_run else [path]
             stamp = max((one.stat().st_mtime_ns for one in changes if one.exists()), default=0)
-            note = f"step {run.steps[-1]}" if run.steps else ""
-            rows.append({"name": name, "isRun": run.is_run, "note": note, "modified": str(stamp)})
+            rows.append({"name": name, "isRun": run.is_run, "modified": str(stamp)})
         return rows
 
     def run(self, name: str) -> Run:

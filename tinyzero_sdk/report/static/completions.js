@@ -144,7 +144,7 @@ function completionsView() {
       formOf = undefined;
       replace(form);
       replace(detail);
-      return replace(list, empty("This run kept no completions.", "It keeps some of them with log.rollouts_every=1 (and log.rollouts_count for how many)."));
+      return replace(list, empty("This run kept no completions.", "A run keeps some of each step and evaluation unless log.rollouts_every=0."));
     }
     const has = (...names) => names.some((name) => changed.has(name));
     const typing = form.contains(document.activeElement) && document.activeElement.type === "search" && formOf === run;

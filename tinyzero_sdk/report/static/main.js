@@ -38,7 +38,7 @@ function drawRuns() {
     const next = names.includes(name) ? names.filter((one) => one !== name) : [...names, name].slice(-MOST_RUNS);
     show({ runs: next.map(encodeURIComponent).join(",") }, { newEntry: true });
   };
-  replace(runList, source.listed().map((run) => h("button", { type: "button", "aria-pressed": names.includes(run.name), onclick: () => toggle(run.name) }, swatch(run), run.name, run.note && h("span", { className: "note" }, run.note))));
+  replace(runList, source.listed().map((run) => h("button", { type: "button", "aria-pressed": names.includes(run.name), onclick: () => toggle(run.name) }, swatch(run), run.name)));
   document.title = names.length === 1 ? `${names[0]} – TinyZero` : `${plural(names.length, "run")} – TinyZero`;
 }
 
