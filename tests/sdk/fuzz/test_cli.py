@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from tests.sdk.fuzz.test_fuzz import ORACLE, SOLVE, scorer
 from tinyzero_sdk.cli.app import build_app
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.testing.cases import Case, add_cases, read_cases, write_cases
 
@@ -30,7 +31,7 @@ def test_a_finding_is_shown_kept_once_and_replayed(run, write_task, tmp_path):
         done = run(task, "--time", 20, "--workers", 1, "--first")
         assert done.exit_code == 1
         assert "fully rewarded, though wrong" in done.stdout
-        assert f"{count} new cases in say.cases.jsonl" in done.stdout
+        assert f"{plural(count, 'new case')} in say.cases.jsonl" in done.stdout
         kept = read_cases(cases)
         assert kept[0] == mine
         assert len(kept) == 2

@@ -100,6 +100,7 @@ LLAMA = {key: value for key, value in LlamaConfig(**COMMON).to_dict().items() if
             "'gemma3' is multimodal, and only text models are trained; give one of 'gemma3_text'",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, "is quantised (fp8), which cannot be trained"),
+        ({"architectures": ["BertForMaskedLM"]}, "is a BertForMaskedLM, which predicts no next token"),
         ({"hidden_size": None}, "hidden_size"),
         ({"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}, "it brings code of its own in auto_map"),
     ],

@@ -118,6 +118,37 @@ def test_held_out_problems_are_refused_whatever_the_format(read: Read, toy_task:
         read([scored(task, trained, "yes", data_source="other", extra_info={"split": "test"})], tasks=tasks)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "asked otherwise", "completion": "no"},
+        {"messages": [{"role": "user", "content": "asked otherwise"}, {"role": "assistant", "content": "no"}]},
+    ],
+)
+def test_rows_of_a_data_file_tell_their_problem_whatever_the_prompt(read: Read, toy_task: str, row: Any) -> None:
+    tasks = {"toy": {"task": toy_task, "options": {"limit": 9}}}
+    task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
+    held_out = problems(task, "test", 1, 0.3)[0]
+    for of_problem in (
+        {"extra_info": {"split": "test", "key": "known"}},
+        {"ground_truth": held_out.ground_truth, **held_out.data},
+        {"data_source": task.name, "reward_model": {"ground_truth": held_out.ground_truth}, **held_out.data},
+    ):
+        with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):
+            read([{**row, **of_problem}], tasks=tasks, test_fraction=0.3)
+    assert len(texts(read([row], tasks=tasks, test_fraction=0.3))) == 1
+
+
+def test_the_task_makes_the_prompt_of_a_scored_row_without_one(read: Read, toy_task: str) -> None:
+    tasks = {"toy": {"task": toy_task}}
+    task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
+    item = problems(task, "train", 1, 1e-9)[0]
+    rows = [{"ground_truth": item.ground_truth, **item.data, "completion": "yes", "correct": True}]
+    assert texts(read(rows, tasks=tasks, prompt_template="base")) == [(task.make_prompt(item, "base"), "yes")]
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: no prompt; expected it in the column `prompt`, or give the"):
+        read(rows)
+
+
 def test_problems_of_a_tasks_own_test_split_are_refused(read: Read, toy_task: str, tmp_path: Path) -> None:
     """Whatever fraction of the file is held out for the loss."""
     finite = Path(toy_task).read_text().replace("start + size)", "min(start + size, 9))")
@@ -137,6 +168,14 @@ def test_problems_of_a_tasks_own_test_split_are_refused(read: Read, toy_task: st
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        (
+            {"completion": "a", "prompt": "b", "correct": "false", "ground_truth": 1},
+            "rows.jsonl:2: correct is 'false', expected true or false",
+        ),
+        (
+            {"messages": [{"role": "human", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            "rows.jsonl:2: a message has the role 'human', expected one of system, developer, user, assistant, tool",
+        ),
         ({"text": "a"}, "rows.jsonl:2 has the columns text; expected a scored completion (completion, correct), mes"),
         ({"messages": "hello"}, "rows.jsonl:2: got 'hello', expected messages with role and content"),
         ({"messages": [{"role": "user"}]}, "rows.jsonl:2: got [{'role': 'user'}], expected messages with role and co"),

@@ -133,7 +133,7 @@ def test_an_adapter_is_fine_tuned(configure: Configure, warm_model: Path, tmp_pa
     assert {path.name: path.read_bytes() for path in warm_model.iterdir() if path.is_file()} == before
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(None, 7), (2, 5), (1, 2)])
+@pytest.mark.parametrize(("epochs", "steps"), [(None, 8), (2, 5), (1, 3)])
 def test_epochs_set_the_number_of_steps(
     epochs: int | None, steps: int, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +196,19 @@ def test_a_recorded_configuration_can_be_given_again(
     config = configure(name, **groups)
     RunDirectory(tmp_path).save_config(config)
     assert compose_sft(read_toml(tmp_path / "config.toml")) == config
+
+
+def test_a_models_prompts_and_options_stay_unless_they_are_given() -> None:
+    requested: dict[str, Any] = {"model": {"path": "tiny"}, "tasks": {"countdown": {}}}
+    config = compose_sft(requested)
+    (spec,) = config.task_specs
+    assert (spec.options["numbers"], config.data.prompt_template, config.data.test_fraction) == ([3], "compact", 0.125)
+    assert config.rollout.max_completion_tokens == 128
+    assert config.optimizer.learning_rate == SftConfig().optimizer.learning_rate
+    given = {"data": {"prompt_template": "base"}, "tasks": {"countdown": {"options": {"numbers": [4]}}}}
+    config = compose_sft({**requested, **given})
+    assert (config.task_specs[0].options["numbers"], config.data.prompt_template) == ([4], "base")
+    assert compose_sft({**requested, "tasks": {"multiply": {}}}).task_specs[0].options == {}
 
 
 @pytest.mark.slow

@@ -89,15 +89,16 @@ def _run(
     *,
     resume: bool,
 ) -> None:
-    from tinyzero_sdk.settings import get, merge
+    from tinyzero_sdk.settings import flatten, get, merge
     from tinyzero_trainer.config.compose import gather
     from tinyzero_trainer.config.resume import resume_config
-    from tinyzero_trainer.config.sft import SftConfig
+    from tinyzero_trainer.config.sft import SftConfig, model_defaults
     from tinyzero_trainer.models.new_model import new_spec
     from tinyzero_trainer.plan.limits import refuse_model
 
     settings = gather(SftConfig, {**flags, "run.output": output and str(output)}, overrides, file)
     with options.exit_by_signal():
+        defaults: Mapping[str, Any] = {}
         if resume:
             if output is None:
                 raise SettingsError("--resume needs --output, the directory of the run to resume")
@@ -107,7 +108,8 @@ def _run(
                 names = "+".join(Path(name).name for name in settings.get("tasks", ())) or "data"
                 path = f"runs/sft-{names}-{time.strftime('%Y-%m-%d-%H%M%S')}"
                 settings = merge(settings, {"run": {"output": path}})
-            resolved = compose(start.with_checkpoints(settings))
+            settings = start.with_checkpoints(settings)
+            resolved, defaults = compose(settings), model_defaults(settings)
         config, spec = resolved.as_train_config(), None
         if resolved.model.path is None:
             spec = new_spec("a new decoder", resolved.new_model)
@@ -119,6 +121,7 @@ def _run(
         verb = "resuming the fine-tuning of" if resume else "fine-tuning"
         name = resolved.model.path or "a new decoder"
         stderr.print(f"{verb} {name} on {what} in {resolved.run.output}", soft_wrap=True, markup=False)
+        start.print_origin("defaults of the model", dict(flatten(defaults)))
         start.warn_of_memory(config, spec, can_plan=False)
         config = start.resolve_auto(config, spec)
         with start.imported("tinyzero_trainer.sft.train", config, len(tasks)) as progress:

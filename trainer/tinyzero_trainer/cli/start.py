@@ -54,6 +54,15 @@ def with_checkpoints(settings: Mapping[str, Any]) -> dict[str, Any]:
     return merge(settings, {"model": models} if models else {})
 
 
+def print_origin(origin: str, settings: Mapping[str, Any]) -> None:
+    """A line for the settings of a recipe, or those recorded with a model, if there are any."""
+    from tinyzero_sdk.settings import format_value
+
+    if settings:
+        words = " ".join(f"{key}={format_value(value)}" for key, value in settings.items())
+        stderr.print(f"{origin}: {words}", style="dim", soft_wrap=True, markup=False, highlight=False)
+
+
 def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None, *, can_plan: bool = True) -> None:
     """Warn of a run that will not fit into the GPU's memory; `spec` is of a model that does not exist yet."""
     from tinyzero_trainer.plan import advice

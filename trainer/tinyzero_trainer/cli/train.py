@@ -4,7 +4,7 @@ What is slow to import (torch above all) is imported inside functions, after the
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,8 +130,8 @@ def _announce(config: "TrainConfig", composition: "Composition | None") -> None:
     stderr.print(f"{verb} {model} on {' and '.join(names)} in {config.run.output}", soft_wrap=True, markup=False)
     if composition is None:
         return
-    for line in _origins(composition):
-        stderr.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
+    start.print_origin(f"recipe {composition.config.run.recipe}", composition.recipe)
+    start.print_origin("defaults of the model", composition.model_defaults)
     others = {spec.task: trained_on for spec in specs if (trained_on := other_task(spec.task, where))}
     if others:
         flags = " ".join(f"--task {spec.task}" for spec in specs)
@@ -143,16 +143,3 @@ def _announce(config: "TrainConfig", composition: "Composition | None") -> None:
             markup=False,
             soft_wrap=True,
         )
-
-
-def _origins(composition: "Composition") -> Iterator[str]:
-    """A line for the settings taken from the recipe, and one for those recorded with the model."""
-    from tinyzero_sdk.settings import format_value
-
-    origins = {
-        f"recipe {composition.config.run.recipe}": composition.recipe,
-        "defaults of the model": composition.model_defaults,
-    }
-    for origin, settings in origins.items():
-        if settings:
-            yield f"{origin}: {' '.join(f'{key}={format_value(value)}' for key, value in settings.items())}"

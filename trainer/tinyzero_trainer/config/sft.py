@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, flatten, format_value, merge, to_mapping
+from tinyzero_sdk.settings import build, flatten, format_value, merge, to_mapping, unflatten
 from tinyzero_trainer.config.algorithm import AlgorithmConfig
 from tinyzero_trainer.config.compose import check_models
-from tinyzero_trainer.config.model_defaults import recorded_content
+from tinyzero_trainer.config.model_defaults import recorded_content, recorded_defaults
 from tinyzero_trainer.config.optimizer import Decay, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import DataConfig, RolloutConfig, VllmConfig
 from tinyzero_trainer.config.run import (
@@ -27,7 +27,7 @@ from tinyzero_trainer.config.run import (
     RewardConfig,
     RunConfig,
 )
-from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
+from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs, with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
 from tinyzero_trainer.config.unused import unused_settings
 from tinyzero_trainer.utils.bounds import (
@@ -243,7 +243,7 @@ def compose_sft(overrides: Mapping[str, Any]) -> SftConfig:
     Raises:
         SettingsError: what `build` raises, a setting without effect, or neither a task nor a file of examples.
     """
-    config = build(SftConfig, overrides)
+    config = build(SftConfig, merge(model_defaults(overrides), overrides))
     check_models(overrides)
     if not config.task_specs and config.data.path is None:
         raise SettingsError("there is nothing to learn from; give --task, or a file of examples with --data")
@@ -261,6 +261,23 @@ def compose_sft(overrides: Mapping[str, Any]) -> SftConfig:
         if key in reasons and value != by_default.get(key):
             raise SettingsError(f"{key}={format_value(value)} has no effect: {reasons[key]}")
     return config
+
+
+def model_defaults(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings recorded with the model that say how problems are asked and answered, unless they are requested."""
+    requested = with_task_table(overrides)
+    path, tasks = (requested.get("model") or {}).get("path"), requested.get("tasks")
+    if not isinstance(path, str) or not tasks:
+        return {}
+    recorded, typed = recorded_defaults(path, tasks), dict(flatten(requested)).keys()
+    kept = ("data.prompt_template", "data.test_fraction", "rollout.max_completion_tokens")
+    return unflatten(
+        {
+            key: value
+            for key, value in flatten(recorded)
+            if (key in kept or key.startswith("tasks.")) and key not in typed
+        }
+    )
 
 
 WARM_START: dict[str, Any] = {

@@ -15,6 +15,7 @@ from tinyzero_trainer.models.spec import (
     COUNTED,
     WELL_KNOWN,
     ModelSpec,
+    refuse_encoder,
     refuse_quantised,
     spec_from_config,
     well_known,
@@ -45,6 +46,7 @@ def find_spec(model: str | None, *, download: bool = True) -> ModelSpec:
         config = json.loads(file.read_text(encoding="utf-8"))
         is_counted = config["model_type"] in COUNTED
         refuse_quantised(name, config)
+        refuse_encoder(name, config)
         return spec_from_config(name, config) if is_counted else _by_transformers(name, str(directory))
     except _FAULTS as error:
         raise SettingsError(
@@ -113,6 +115,7 @@ def architecture(model: str | None) -> "tuple[PreTrainedConfig, type[PreTrainedM
     source = str(directory_of(model) or BUILT_IN_MODEL)
     content, _ = PreTrainedConfig.get_config_dict(source)
     refuse_quantised(source, content)
+    refuse_encoder(source, content)
     kind = content.get("model_type")
     if kind is not None and kind not in CONFIG_MAPPING:
         code = ", and it brings code of its own in auto_map, which is not run" if "auto_map" in content else ""

@@ -147,6 +147,18 @@ def refuse_quantised(name: str, config: Mapping[str, Any]) -> None:
         )
 
 
+def refuse_encoder(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a model whose config.json names an architecture that predicts masked tokens, or classes.
+
+    Raises:
+        SettingsError: names it.
+    """
+    heads = ("ForMaskedLM", "ForPreTraining", "Classification", "ForQuestionAnswering")
+    for architecture in config.get("architectures") or ():
+        if str(architecture).endswith(heads):
+            raise SettingsError(f"{name} is a {architecture}, which predicts no next token; give a causal LM")
+
+
 def context_in(config: Mapping[str, Any]) -> int | None:
     """Tokens of the longest sequence, as far as a config.json says it; see `models.loading.LanguageModel.context`."""
     keys = ("max_position_embeddings", "n_positions")

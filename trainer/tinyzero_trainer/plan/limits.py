@@ -9,7 +9,7 @@ from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of
 from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims, refuse_uneven
 from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.models.hub import config_of
-from tinyzero_trainer.models.spec import ModelSpec, context_error, context_in, refuse_quantised
+from tinyzero_trainer.models.spec import ModelSpec, context_error, context_in, refuse_encoder, refuse_quantised
 
 
 def refuse_impossible(spec: ModelSpec, config: TrainConfig, prompt_tokens: int | None, visible: int) -> None:
@@ -60,14 +60,15 @@ def refuse_model(config: TrainConfig) -> None:
     """Refuse what a model's config.json rules out, before PyTorch is loaded; `models.hub.architecture` refuses more.
 
     Raises:
-        SettingsError: its weights are quantised; or completions of rollout.max_completion_tokens leave its context no
-            token for a prompt.
+        SettingsError: its weights are quantised, or it is an encoder; or completions of rollout.max_completion_tokens
+            leave its context no token for a prompt.
     """
     most = config.rollout.max_completion_tokens
     for path in (config.model.path, *filter(None, [config.model.teacher])):
         name = TINY_MODEL if path is None or directory_of(path) is None else path
         content = config_of(path)
         refuse_quantised(name, content)
+        refuse_encoder(name, content)
         context = context_in(content)
         if config.task_specs and context is not None and 1 + most > context:
             raise SettingsError(context_error(name, context, 1, most))

@@ -29,6 +29,7 @@ KINDS = "expected a scored completion (completion, correct), messages, or prompt
 REFUSED = (
     "is of a held-out problem, and accuracy is measured on those; take training problems (tinyzero eval --split train)"
 )
+ROLES = ("system", "developer", "user", "assistant", "tool")
 NOT_OF_PROBLEM = {*RESULT_COLUMNS, "completion", "token_count", "finished", "sample", "sampling"}
 
 
@@ -110,6 +111,10 @@ class ExampleFile:
                     key = _text(example.prompt)
                     if self._learned and key in self._held_out_prompts:
                         raise DataError(f"{self._rows.place(index)} {REFUSED}")
+                    item = None
+                    with suppress(DataError):  # it says nothing of a problem
+                        item = _problem(row)
+                    self._key(index, row, self._task_of(row), item)  # for its refusal
                 else:
                     key = self._key(index, row, example.task, example.item)
                     pair = hash((key, example.completion))
@@ -124,10 +129,14 @@ class ExampleFile:
         completion, messages, prompt = (row.get(name) for name in ("completion", "messages", "prompt"))
         try:
             if isinstance(completion, str) and row.get("correct") is not None:
+                if row["correct"] not in (0, 1):
+                    raise DataError(f"correct is {row['correct']!r:.20}, expected true or false")
                 if not row["correct"] or row.get("finished") is False:
                     return []
-                problem = {name: value for name, value in row.items() if name not in NOT_OF_PROBLEM}
-                return [Example(_prompt(prompt), completion, self._task_of(row), row_to_item(problem))]
+                task = self._task_of(row)
+                if prompt is None and task is None:
+                    raise DataError("no prompt; expected it in the column `prompt`, or give the task that makes it")
+                return [Example("" if prompt is None else _prompt(prompt), completion, task, _problem(row))]
             if messages is not None:
                 turns = _messages(messages)
                 spoken = [place for place, turn in enumerate(turns) if place and turn["role"] == "assistant"]
@@ -148,22 +157,21 @@ class ExampleFile:
             return next(iter(self._tasks))
         return next((name for name, task in self._tasks.items() if named in (name, task.name)), None)
 
-    def _key(self, index: int, row: Row, name: str | None, item: Item) -> str:
+    def _key(self, index: int, row: Row, name: str | None, item: Item | None) -> str:
         """The key of a row's problem.
 
         Raises:
             DataError: the problem is held out.
         """
-        if name is None:
-            extra = row.get("extra_info") or {}
-            held_out, key = extra.get("split") == "test", str(extra.get("key") or item.ground_truth)
-        else:
+        extra = row.get("extra_info") or {}
+        held_out, key = extra.get("split") == "test", str(extra.get("key") or (item and item.ground_truth))
+        if name is not None and item is not None:
             task = self._tasks[name]
             key = task.item_key(item)
             if task.has_own_splits:
-                held_out = key in self._held_out_keys[name]
+                held_out |= key in self._held_out_keys[name]
             else:
-                held_out = split_of_key(key, self._test_fraction) == "test"
+                held_out |= split_of_key(key, self._test_fraction) == "test"
         if held_out and self._learned:
             raise DataError(f"{self._rows.place(index)} {REFUSED}")
         return f"{name} {key}"
@@ -226,6 +234,10 @@ class FileExamples(ExampleSource):
         return self._encoder.examples(prompts, [example.completion for example in found], chat)
 
 
+def _problem(row: Row) -> Item:
+    return row_to_item({name: value for name, value in row.items() if name not in NOT_OF_PROBLEM})
+
+
 def _prompt(value: Any) -> str | list[Message]:
     if value == "":
         raise DataError("the prompt is empty")
@@ -235,6 +247,9 @@ def _prompt(value: Any) -> str | list[Message]:
 def _messages(value: Any) -> list[Message]:
     if isinstance(value, str) or not is_prompt(value):
         raise DataError(f"got {value!r:.80}, expected messages with role and content")
+    for message in value:
+        if message["role"] not in ROLES:
+            raise DataError(f"a message has the role {message['role']!r:.40}, expected one of {', '.join(ROLES)}")
     return [{"role": message["role"], "content": message["content"]} for message in value]
 
 

@@ -7,6 +7,7 @@ of a task may be fallible; reinforcement learning corrects what they get wrong.
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
+from math import ceil
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.console import plural
@@ -97,7 +98,7 @@ def _steps(config: SftConfig, file: ExampleFile | None, display: Progress) -> in
     if file is None:
         return DEFAULT_STEPS
     epochs = config.run.epochs or DEFAULT_EPOCHS
-    steps = max(1, epochs * len(file.places) // config.data.batch_size)
+    steps = ceil(epochs * len(file.places) / config.data.batch_size)
     display.log(f"{plural(epochs, 'epoch')} = {plural(steps, 'step')}")
     return steps
 
