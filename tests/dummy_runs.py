@@ -126,34 +126,9 @@ def _write(
     reasons = np.where(
         right, "ok", np.array(["wrong", "wrong", "wrong", "malformed", "no_answer"])[dice.integers(0, 5, size)]
     )
-    prompts, answers, completions = [], [], []
     numbers = np.random.default_rng(7).integers(2, 99, (_TRAIN_PROBLEMS + HELD_OUT, 5))
-    sentences = np.array(
-        [" ".join([*dice.choice(_WORDS, 14), *map(str, dice.integers(1, 999, 4))]) for _ in range(5000)], dtype=object
-    )
-    lengths = dice.integers(2, 9, size)
-    for place, (problem, reason) in enumerate(zip(problems.tolist(), reasons.tolist(), strict=True)):
-        a, b, c, _, e = numbers[problem].tolist()
-        prompts.append(
-            f"Using the numbers [{a}, {b}, {c}], create an equation that equals {e}. Answer in <answer> tags."
-        )
-        answer = (
-            None if reason == "no_answer" else f"{a} + {b} - {c}" if reason == "ok" else f"{a} * {b} + {place % 50}"
-        )
-        answers.append(answer)
-        thought = " ".join(sentences[dice.integers(0, len(sentences), int(lengths[place]))])
-        completions.append(
-            f"<think>{thought}</think>\n" + (f"<answer>{answer}</answer>" if answer else "I do not know")
-        )
+    prompts, answers, completions = _texts(numbers[problems].tolist(), reasons.tolist(), dice)
     words = [len(text) // 5 for text in completions]
-    ends = (
-        [
-            [min(len(text), 5 * (token + 1)) if token + 1 < count else len(text) for token in range(count)]
-            for text, count in zip(completions, words, strict=True)
-        ]
-        if tokens
-        else None
-    )
     table = pa.table(
         {
             "step": pa.array(steps, pa.int32()),
@@ -180,20 +155,46 @@ def _write(
             "finished": dice.random(size) > 0.05,
             "num_tokens": pa.array(words, pa.int32()),
             "advantage": pa.array(right - skill[steps], pa.float32()),
-            **({"token_ends": ends} if tokens else {}),
-            **(
-                {
-                    name: [
-                        (scale * np.random.default_rng(place).exponential(0.6, count)).round(3).tolist()
-                        for place, count in enumerate(words)
-                    ]
-                    for name, scale in (("logprobs", -1), ("entropies", 1))
-                }
-                if tokens
-                else {}
-            ),
+            **(_of_tokens(completions, words) if tokens else {}),
         }
     )
     folder = path / "completions"
     folder.mkdir(exist_ok=True)
     pq.write_table(table, folder / f"{split}_{int(steps[0]):08d}_{int(steps[-1]):08d}.parquet", row_group_size=2000)
+
+
+def _texts(
+    problems: list[list[int]], reasons: list[str], dice: np.random.Generator
+) -> tuple[list[str], list[str | None], list[str]]:
+    """Prompts, answers and completions."""
+    sentences = np.array(
+        [" ".join([*dice.choice(_WORDS, 14), *map(str, dice.integers(1, 999, 4))]) for _ in range(5000)], dtype=object
+    )
+    prompts, answers, completions = list[str](), list[str | None](), list[str]()
+    lengths = dice.integers(2, 9, len(problems))
+    for place, ((a, b, c, _, e), reason) in enumerate(zip(problems, reasons, strict=True)):
+        prompts.append(
+            f"Using the numbers [{a}, {b}, {c}], create an equation that equals {e}. Answer in <answer> tags."
+        )
+        answer = f"{a} + {b} - {c}" if reason == "ok" else f"{a} * {b} + {place % 50}"
+        answers.append(None if reason == "no_answer" else answer)
+        thought = " ".join(sentences[dice.integers(0, len(sentences), int(lengths[place]))])
+        end = "I do not know" if reason == "no_answer" else f"<answer>{answer}</answer>"
+        completions.append(f"<think>{thought}</think>\n{end}")
+    return prompts, answers, completions
+
+
+def _of_tokens(completions: list[str], counts: list[int]) -> dict[str, list[list[float]]]:
+    """The columns with a value for each token, which has five characters."""
+    ends = [
+        [*(5 * (token + 1) for token in range(count - 1)), len(text)]
+        for text, count in zip(completions, counts, strict=True)
+    ]
+    values = {
+        name: [
+            (scale * np.random.default_rng(place).exponential(0.6, count)).round(3).tolist()
+            for place, count in enumerate(counts)
+        ]
+        for name, scale in (("logprobs", -1), ("entropies", 1))
+    }
+    return {"token_ends": ends, **values}
