@@ -140,7 +140,9 @@ def recipes(
     steps: Steps = 30,
     jobs: Jobs = 1,
     output: Output = None,
-    write: Annotated[bool, typer.Option("--write-docs", help="write table and plot to docs/algorithms.md")] = False,
+    write: Annotated[
+        bool, typer.Option("--write-docs", help="write table and plot to docs/training/algorithms.md")
+    ] = False,
 ) -> None:
     """Train the built-in model on the CPU with every recipe; the reward rises with each, in the mean over seeds."""
 
@@ -160,7 +162,7 @@ def recipes(
     text = f"{shown}\n{where}; {jobs} concurrent runs."
     print(text)
     if write:
-        page = DOCS / "algorithms.md"
+        page = DOCS / "training/algorithms.md"
         plot = "![Share of training puzzles solved over the steps, one panel for each recipe](images/recipes.png)"
         page.write_text(with_content(page.read_text(), {"recipes": f"{text}\n\n{plot}\n"}))
         draw(found, DOCS / "images" / "recipes.png")

@@ -1,7 +1,7 @@
 """A GRPO step on 1 to 8 nodes of 8 GPUs, simulated: where time and bytes go, and what fails first. No training is run.
 
     python benchmarks/scaling.py [--model Qwen/Qwen2.5-7B] [--gpu H200] [--median 1200] [--spread 0.8] [KEY=VALUE …]
-    python benchmarks/scaling.py --write-docs     # writes the tables of the default run to docs/scaling.md
+    python benchmarks/scaling.py --write-docs     # writes the tables of the default run to docs/design/scaling.md
     python benchmarks/scaling.py --measure        # measures the constants that depend on this machine's processor
 
 The speed of one GPU is the prediction of `tinyzero plan`; `benchmarks/cluster/` models links, engines and controller,
@@ -43,7 +43,7 @@ from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.models.hub import find_spec
 
-DOCS = Path(__file__).parents[1] / "docs" / "scaling.md"
+DOCS = Path(__file__).parents[1] / "docs/design/scaling.md"
 MODEL, GPU, MEDIAN, SPREAD = "Qwen/Qwen2.5-7B", "H200", 1200.0, 0.8
 SETTINGS = (
     "data.prompts_per_step=512",
@@ -70,7 +70,7 @@ def by_nodes(cell: Callable[[T], str], values: Mapping[int, T]) -> dict[str, str
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables of docs/scaling.md."""
+    """The tables of docs/design/scaling.md."""
 
     run: Run  # on the largest of `NODES`
     _steps: dict[tuple[int, bool], Step] = field(default_factory=dict)
@@ -301,7 +301,7 @@ def main(
     median: Annotated[float, typer.Option(help="tokens of the median completion")] = MEDIAN,
     spread: Annotated[float, typer.Option(help="standard deviation of the logarithm of their lengths")] = SPREAD,
     seed: Annotated[int, typer.Option(help="of the lengths")] = 0,
-    write: Annotated[bool, typer.Option("--write-docs", help="write the tables to docs/scaling.md")] = False,
+    write: Annotated[bool, typer.Option("--write-docs", help="write the tables to docs/design/scaling.md")] = False,
     measure_host: Annotated[bool, typer.Option("--measure", help="measure this machine's processor instead")] = False,
 ) -> None:
     """Simulate a GRPO step on 1 to 8 nodes of 8 GPUs."""
@@ -317,7 +317,7 @@ def main(
         tables = Tables(run).all()
     except (TinyZeroError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    print(f"{run.spec.name} on {run.cluster.gpu.name}s, simulated and not measured; see docs/scaling.md.\n")
+    print(f"{run.spec.name} on {run.cluster.gpu.name}s, simulated and not measured; see docs/design/scaling.md.\n")
     print("\n".join(tables.values()), end="")
     if write:
         DOCS.write_text(with_content(DOCS.read_text(encoding="utf-8"), tables), encoding="utf-8")

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs/adapters.md"
+PAGE = HERE.parents[1] / "docs/evaluation/adapters.md"
 BEFORE_TRL = """
 from tinyzero_sdk.adapters.trl import RewardFunction
 

@@ -25,7 +25,7 @@ from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/cluster"
 SCRIPTS = sorted([*EXAMPLES.glob("*.sh"), *EXAMPLES.glob("*.sbatch")])
-PROSE = [EXAMPLES / "README.md", ROOT / "docs/several-gpus.md"]
+PROSE = [EXAMPLES / "README.md", ROOT / "docs/training/several-gpus.md"]
 NAMING = [*SCRIPTS, EXAMPLES / "kuberay-job.yaml", *PROSE]
 SMALL = shlex.split(
     "--task countdown --model ./model parallel.world_size=2 data.prompts_per_step=4 rollout.group_size=4 "

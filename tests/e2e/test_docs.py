@@ -20,7 +20,7 @@ from tinyzero_sdk.testing.checker import check_waivers
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "docs/**/*.md", "trainer/*.md", "plugins/*/*.md", "benchmarks/*.md", "examples/**/*.md")
-TRANSCRIPT = ROOT / "docs/tutorial.md"  # test_tutorial.py runs it, and compares its output
+TRANSCRIPT = ROOT / "docs/tasks/tutorial.md"  # test_tutorial.py runs it, and compares its output
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -35,7 +35,10 @@ WITH_CODE = [document for document in DOCUMENTS if BLOCK.search(document.read_te
 
 
 GUIDES = pytest.mark.nightly(reason="the code of the guides runs with each change, and README's task is checked")
-LONG = [ROOT / name for name in ("README.md", "docs/conformance.md", "docs/fuzzing.md", "docs/scoring.md")]
+LONG = [
+    ROOT / name
+    for name in ("README.md", "docs/tasks/conformance.md", "docs/tasks/fuzzing.md", "docs/evaluation/scoring.md")
+]
 SHORT = [document for document in WITH_CODE if document not in (TRANSCRIPT, *LONG)]
 
 
@@ -61,7 +64,11 @@ def run_in_bash(code: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["README.md", *(pytest.param(name, marks=GUIDES) for name in ("docs/hooks.md", "docs/symbolic.md"))]
+    "name",
+    [
+        "README.md",
+        *(pytest.param(name, marks=GUIDES) for name in ("docs/reference/hooks.md", "docs/tasks/symbolic.md")),
+    ],
 )
 def test_complete_tasks_fail_no_check(name: str, tmp_path: Path) -> None:
     codes = [
@@ -95,7 +102,7 @@ def test_what_the_readme_installs_from_a_clone_needs_nothing_of_ours_from_elsewh
 
 
 def test_the_waiver_of_the_documentation_is_taken(tmp_path: Path) -> None:
-    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/conformance.md")]
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/tasks/conformance.md")]
     codes = [code for page in pages for _, code in BLOCK.findall(page)]
     whole, waiver = (next(code for code in codes if part in code) for part in ("# my_task.py", "waivers="))
     (tmp_path / "my_task.py").write_text(whole + waiver, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Every block of docs/tutorial.md runs, and the document shows what the commands print.
+"""Every block of docs/tasks/tutorial.md runs, and the document shows what the commands print.
 
 `python -m tests.e2e.test_tutorial --write` updates the output in the document.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.transcript import BLOCK, WIDTH, Shell, make_environment, run_document
 
-TUTORIAL = Path(__file__).parents[2] / "docs/tutorial.md"
+TUTORIAL = Path(__file__).parents[2] / "docs/tasks/tutorial.md"
 
 
 @contextmanager

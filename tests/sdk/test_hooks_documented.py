@@ -1,4 +1,4 @@
-"""Every hook is in docs/hooks.md with its exact arguments, and has a test that is named after it."""
+"""Every hook is in docs/reference/hooks.md with its exact arguments, and has a test that is named after it."""
 
 import inspect
 import re
@@ -10,7 +10,7 @@ from tinyzero_sdk import Completion, hookspecs, load_task
 from tinyzero_sdk.plugins import registry
 from tinyzero_sdk.testing import PROPERTIES
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/hooks.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs/reference/hooks.md").read_text(encoding="utf-8")
 SPECS = {
     name: value
     for module in (hookspecs, registry)

@@ -62,7 +62,9 @@ def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
     own = {caller.name: caller.get_hookimpls() for caller in manager.get_hookcallers(plugin) or []}
     missing = [name for name in hookspecs.REQUIRED if name not in own]
     if missing:
-        raise BrokenTaskError(f"lacks the hook{'s' * (len(missing) > 1)} {', '.join(missing)}; see docs/hooks.md")
+        raise BrokenTaskError(
+            f"lacks the hook{'s' * (len(missing) > 1)} {', '.join(missing)}; see docs/reference/hooks.md"
+        )
     for implementation in own.get("score_completion", []):
         if not (implementation.wrapper or implementation.hookwrapper):
             raise BrokenTaskError(

@@ -135,7 +135,7 @@ def score_file(
 
     Args:
         task: from `load_task`.
-        source: `.jsonl`, `.csv` or `.parquet` with the columns of an outputs file (`docs/data-format.md`), or what
+        source: `.jsonl`, `.csv` or `.parquet` with the columns of `docs/tasks/data-format.md`, or what
             `format` names.
         output: `.jsonl` or `.parquet`; appears only once it is complete.
         options: processes, limits and checks.

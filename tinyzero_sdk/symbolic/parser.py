@@ -43,7 +43,7 @@ _ENDLESS = {  # infinity stands alone or not at all: there is no reckoning with 
 
 
 def parse(text: str) -> Expression:
-    """The expression that a text holds; see `docs/symbolic.md` for what it may hold.
+    """The expression that a text holds; see `docs/tasks/symbolic.md` for what it may hold.
 
     Raises:
         ExpressionError: it is none, could be read in two ways, or is larger than the limits in `expression.py`.

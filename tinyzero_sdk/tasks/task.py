@@ -255,7 +255,7 @@ class Task:
         return bool(self._call("is_valid", self._is_valid, ground_truth))
 
     def grammar(self, item: Item) -> Mapping[str, Sequence[str]] | None:
-        """Grammar of answers to the item, or None where the task has none; `docs/hooks.md` defines its form."""
+        """Grammar of answers to the item, or None where there is none; `docs/reference/hooks.md` says how it looks."""
         rules = self._call("grammar", self._grammar, item)
         if rules is not None and not (isinstance(rules, Mapping) and rules and all(map(_is_rule, rules.items()))):
             raise self._refusal("grammar", rules, "a mapping from names to lists of str, none of them empty")

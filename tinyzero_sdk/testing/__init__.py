@@ -1,7 +1,7 @@
 """The conformance kit: properties that every reward must have, and the search for counterexamples.
 
 `check_task(load_task("countdown"))` checks a task; `strategies` has hypothesis strategies for completions, for tests of
-your own; docs/conformance.md lists the checks. The open-ended search for holes is in `fuzz`. All but `Gold`
+your own; docs/tasks/conformance.md lists the checks. The open-ended search for holes is in `fuzz`. All but `Gold`
 needs hypothesis: `pip install 'tinyzero-sdk[testing]'`.
 """
 

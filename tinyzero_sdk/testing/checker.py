@@ -27,7 +27,7 @@ def check_task(
     cases: Sequence[Case] | None = None,
     on_result: Callable[[Result], object] = lambda result: None,
 ) -> Report:
-    """Check a task for the properties of docs/conformance.md.
+    """Check a task for the properties of docs/tasks/conformance.md.
 
     Args:
         task: from `load_task`.
@@ -82,7 +82,7 @@ class Checker(ClosesOnExit):
             try:
                 return prop.examine(self._subject) if prop.examine else self._subject.search(prop)
             except BrokenTaskError as error:
-                return Failure(str(error), "a task whose hooks do what docs/hooks.md says")
+                return Failure(str(error), "a task whose hooks do what docs/reference/hooks.md says")
 
         return self._result(prop, look)
 

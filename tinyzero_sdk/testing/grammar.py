@@ -1,4 +1,4 @@
-"""Drawing answers from the rules that a task's `grammar` hook gives; their form is in `docs/hooks.md`."""
+"""Drawing answers from the rules that a task's `grammar` hook gives; their form is in `docs/reference/hooks.md`."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

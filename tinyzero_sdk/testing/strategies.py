@@ -138,7 +138,7 @@ def grammatical(task: Task, golds: Sequence[Gold]) -> SearchStrategy[TestComplet
     rules = [task.grammar(gold.item) for gold in golds]
     grammars = [Grammar(rule) for rule in rules if rule]
     if not golds or len(grammars) < len(golds):
-        raise TinyZeroError(f"task {task.name!r} has no grammar; add the hook `grammar` (docs/hooks.md)")
+        raise TinyZeroError(f"task {task.name!r} has no grammar; add the hook `grammar` (docs/reference/hooks.md)")
 
     def make(choose: Choose) -> TestCompletion:
         place = choose(len(golds))

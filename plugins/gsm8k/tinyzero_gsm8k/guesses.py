@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def rules(result: str) -> dict[str, Sequence[str]]:
-    """The rules for the item whose result this is; see `docs/hooks.md` for their form."""
+    """The rules for the item whose result this is; see `docs/reference/hooks.md` for their form."""
     return {
         "answer": [
             "<number>", "<money><number>", "-<number>", "<number> <unit>", "<number><unit>", "<said> <number> <unit>.",

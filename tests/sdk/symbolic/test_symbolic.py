@@ -21,7 +21,7 @@ from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.symbolic import ExpressionError, compare, equal, numerically_equal, parse
 from tinyzero_sdk.symbolic.compare import to_sympy
 
-DOCUMENT = (Path(__file__).parents[3] / "docs/symbolic.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[3] / "docs/tasks/symbolic.md").read_text(encoding="utf-8")
 
 
 def comparisons(left, right):

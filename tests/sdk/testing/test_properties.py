@@ -14,7 +14,7 @@ from tinyzero_sdk.testing.properties import robustness
 from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
-DOCUMENT = (Path(__file__).parents[3] / "docs/conformance.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[3] / "docs/tasks/conformance.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tinyzero_trainer.utils import jagged
 
 PROMPTS, SAMPLES, MAX_TOKENS, TEMPERATURE, KL = 4, 6, 32, 0.8, 0.04
 OWN = "a custom loss"
-PAGE = Path(__file__).parents[3] / "docs/algorithms.md"
+PAGE = Path(__file__).parents[3] / "docs/training/algorithms.md"
 
 # This trainer's settings, and TRL's. With cispo its epsilon_high is the bound itself, and there is no lower one.
 ALGORITHMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""docs/algorithms.md has a row for every choice, and its custom loss trains."""
+"""docs/training/algorithms.md has a row for every choice, and its custom loss trains."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.utils import jagged
 
-PAGE = (Path(__file__).parents[3] / "docs/algorithms.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/training/algorithms.md").read_text(encoding="utf-8")
 HINTS = get_type_hints(AlgorithmConfig)
 
 

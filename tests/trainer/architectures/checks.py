@@ -1,4 +1,4 @@
-"""What the trainer does with an architecture: each check returns a cell of docs/architectures.md, or fails."""
+"""What the trainer does with an architecture: each check returns a cell of docs/training/architectures.md, or fails."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""The tables in docs/architectures.md, from what the checks last found (results.json).
+"""The tables in docs/training/architectures.md, from what the checks last found (results.json).
 
 `python -m tests.trainer.architectures.table cpu` runs the checks that need neither vLLM nor a GPU and writes both
 files; `vllm`, `gpu` and `vllm_gpu` run the others. The tests compare each check with its cell.
@@ -19,7 +19,7 @@ from tests.environments import PACKAGES, ROOT
 from tests.trainer.architectures.checks import IN_VLLM, IN_VLLM_ON_GPU, NO, ON_CPU, ON_GPU, YES, Check, Shared
 from tests.trainer.architectures.tiny import ARCHITECTURES
 
-RESULTS, PAGE = Path(__file__).with_name("results.json"), ROOT / "docs/architectures.md"
+RESULTS, PAGE = Path(__file__).with_name("results.json"), ROOT / "docs/training/architectures.md"
 CHECKS: dict[str, dict[str, Check]] = {
     "cpu": ON_CPU,
     "vllm": IN_VLLM,

@@ -1,4 +1,4 @@
-"""What each engine and the trainer do with eight architectures is what docs/architectures.md says."""
+"""What each engine and the trainer do with eight architectures is what docs/training/architectures.md says."""
 
 from pathlib import Path
 

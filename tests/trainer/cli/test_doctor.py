@@ -121,7 +121,7 @@ def test_what_train_would_refuse_is_refused(words, message, monkeypatch, capsys)
 
 def test_the_guide_shows_the_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = "--gpus 16 rollout.engine=vllm rollout.num_engines=1 vllm.tensor_parallel=4"
-    guide = (Path(__file__).parents[3] / "docs/doctor.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "docs/training/doctor.md").read_text(encoding="utf-8")
     assert f"    $ tinyzero doctor --address auto {words}\n" in guide
     run(with_ray(*eight_gpu_nodes(8, 4)), monkeypatch, "--address", ADDRESS, *words.split())
     shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]

@@ -132,7 +132,7 @@ def test_each_type_of_gpu_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("narrow")
 def test_the_page_has_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/training/plan.md").read_text()
     *_, example = page.partition("    tinyzero plan --task countdown --model Qwen/Qwen2.5-7B --gpus")
     typed, printed = example.split("\n\n", 1)
     words = typed.replace("\\\n", " ").split()

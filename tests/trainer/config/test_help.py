@@ -1,4 +1,4 @@
-"""Every key is explained, under --help and in docs/configuration.md."""
+"""Every key is explained, under --help and in docs/reference/configuration.md."""
 
 from pathlib import Path
 
@@ -19,10 +19,10 @@ def test_every_key_is_explained():
 
 
 def test_the_documentation_is_up_to_date():
-    page = ROOT / "docs" / "configuration.md"
+    page = ROOT / "docs/reference/configuration.md"
     assert page.read_text(encoding="utf-8") == markdown(), (
         "write it anew: python -c 'from tinyzero_trainer.config.help import markdown; print(markdown(), end=\"\")' > "
-        "docs/configuration.md"
+        "docs/reference/configuration.md"
     )
 
 

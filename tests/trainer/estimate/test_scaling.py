@@ -1,4 +1,4 @@
-"""The simulation of a step on many GPUs: its laws, what was measured on one, and the tables in docs/scaling.md."""
+"""The simulation of a step on many GPUs: its laws, what was measured on one, and the tables in scaling.md."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The properties of the conformance kit, in the order of checking. docs/conformance.md documents each."""
+"""The properties of the conformance kit, in the order of checking. docs/tasks/conformance.md documents each."""
 
 from collections.abc import Sequence
 

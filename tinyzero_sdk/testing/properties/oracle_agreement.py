@@ -90,7 +90,7 @@ ONE_EDIT_LOSES = Property(
 
 def _cases(subject: TaskUnderTest) -> Iterator[TestCompletion]:
     if not subject.cases:
-        raise NotChecked("no cases are known (docs/conformance.md)")
+        raise NotChecked("no cases are known (docs/tasks/conformance.md)")
     for case in subject.cases:
         label = f"labelled {'right' if case.correct else 'wrong'}" + (f": {case.note}" if case.note else "")
         yield TestCompletion(case.completion, case.ground_truth, label, right=case.correct)

@@ -1,4 +1,4 @@
-"""Help generated from the configuration: the panels of keys under --help, and docs/configuration.md."""
+"""Help generated from the configuration: the panels of keys under --help, and docs/reference/configuration.md."""
 
 import inspect
 import typing
@@ -59,7 +59,7 @@ def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
 
 
 def markdown() -> str:
-    """The text of docs/configuration.md."""
+    """The text of docs/reference/configuration.md."""
     lines = [
         "# Configuration",
         "",

@@ -5,5 +5,5 @@
 - calls.py: calls of actors, and the error when one has died. They are restarted by executors/restart.py.
 - weight_broadcast.py: weights from the ranks to dedicated engines.
 
-Design: docs/ray.md.
+Design: docs/design/ray.md.
 """
