@@ -1,5 +1,6 @@
 """What flows through the training loop, from a problem to a scored completion. No torch in here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinyzero_sdk import Item, Score
@@ -47,3 +48,8 @@ class Rollout:
     """Without special tokens."""
 
     score: Score
+    advantage: float | None = None
+    """Mean over its tokens; None unless it was trained on."""
+
+    entropies: Sequence[float] | None = None
+    """Of the policy where each token was sampled, as the update computed them; None unless it was trained on."""

@@ -101,6 +101,9 @@ class World:
         self.version += 1
         return {ENGINE_DIVERGENCE: 0.125}
 
+    def entropies(self) -> None:
+        return None
+
     def steps(self, level: int = 1, *, steps: int = 9, state: TrainerState | None = None, **more: Any) -> TrainingStep:
         values = {
             "run": {"executor": "ray", "task": "toy", "output": "run", "steps": steps},

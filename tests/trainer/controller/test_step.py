@@ -55,6 +55,7 @@ class FakePolicy:
     def __init__(self) -> None:
         self.calls: list[tuple[str, float]] = []
         self.updates: list[tuple[TrainingBatch, StepSettings]] = []
+        self.rollouts: list[Rollout] = []  # what the step has returned
 
     def gpu_memory(self) -> list[Any]:
         return []
@@ -70,6 +71,9 @@ class FakePolicy:
     def update(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
         self.updates.append((batch, settings))
         return {}
+
+    def entropies(self) -> torch.Tensor:
+        return torch.arange(float(sum(LENGTHS)))
 
 
 class FakeEngine:
@@ -122,7 +126,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
             **groups,
         )
         step = TrainingStep(config, fake_workers(policy, engine, log=log), TrainerState(), None, None)
-        _, metrics = step.take(2)
+        policy.rollouts, metrics = step.take(2)
         seconds = {name.removeprefix("timing_s/"): value for name, value in metrics.items()}
         assert engine.loaded == 1
         return policy, engine, metrics, seconds
@@ -173,6 +177,15 @@ def test_tokens_are_summed_over_the_only_rank(take) -> None:
     found = {name: value for name, value in metrics.items() if name.startswith("global_seqlen/")}
     assert found == {**{f"global_seqlen/{name}": total for name in names}, "global_seqlen/minmax_diff": 0}
     assert metrics["perf/total_num_tokens"] == total
+
+
+def test_a_completion_that_was_trained_on_has_its_advantage_and_entropies(take) -> None:
+    masked = [SCORES[0], SCORES[1], Score(0.0, False, masked=True), SCORES[3]]
+    policy, *_ = take(masked)
+    scale = math.sqrt(0.5)  # grpo: of 1 and 0
+    found = [(rollout.advantage, rollout.entropies and list(rollout.entropies)) for rollout in policy.rollouts]
+    assert [advantage for advantage, _ in found] == pytest.approx([scale, -scale, None, scale], abs=1e-4)
+    assert [entropies for _, entropies in found] == [[0, 1, 2], [3], None, [6, 7, 8, 9]]
 
 
 def test_a_token_of_the_update_is_one_that_was_trained_on(take) -> None:
@@ -254,6 +267,7 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
     policy = SimpleNamespace(
         reference_logprobs=lambda samples, temperature: {SETTINGS.temperature: REFERENCE_LOGPROBS}[temperature],
         update=lambda batch, now: {"actor/updated": 1.0},
+        entropies=lambda: None,
     )
     workers = fake_workers(policy, SimpleNamespace(sleep=lambda: None), critic)
     return TrainingStep(config, workers, TrainerState(), StopFlag(), None)
@@ -349,7 +363,7 @@ def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
 def test_while_the_critic_warms_up_the_policy_is_not_updated() -> None:
     critic = SimpleNamespace(update=lambda batch: {"critic/updated": 1.0})
     step = a_step(critic, advantage_estimator="gae", warmup_steps=2)
-    taken = [step.update(None, SETTINGS, number) for number in (1, 2, 3)]
+    taken = [step.update(batch_of(step), SETTINGS, number) for number in (1, 2, 3)]
     assert [sorted(metrics) for metrics in taken] == [["critic/updated"]] * 2 + [["actor/updated", "critic/updated"]]
 
 

@@ -80,8 +80,15 @@ def learn(
         policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
         first = watched(policy._optimizer)
         logprobs = policy.logprobs(experience.rollouts, 0.8)
-        metrics = [policy.update(experience, NOW) for _ in range(2)]
-        shown[name] = (policy.world_size, logprobs, metrics, first, copies(named_weights(policy.language_model.model)))
+        metrics, entropies = [policy.update(experience, NOW)], policy.entropies()
+        metrics.append(policy.update(experience, NOW))
+        shown[name] = (
+            policy.world_size,
+            (logprobs, entropies),
+            metrics,
+            first,
+            copies(named_weights(policy.language_model.model)),
+        )
     critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
     first = watched(critic._optimizer)
     metrics = [critic.update(experience) for _ in range(2)]
@@ -189,7 +196,7 @@ def test_ranks_learn_what_one_learns(division: str, ranks: _Ranks) -> None:
         norm = float(first["norm"])
         for shown in found:
             assert shown[name][0] == count
-            torch.testing.assert_close(shown[name][1], values, rtol=0, atol=1e-5)
+            torch.testing.assert_close(shown[name][1], values, rtol=0, atol=1e-5, equal_nan=True)
             assert shown[name][2] == found[0][name][2]  # every rank returns the same
             for key, weight in found[0][name][4].items():
                 assert torch.equal(shown[name][4][key], weight)  # of each replica, too

@@ -1,7 +1,9 @@
 """What a run keeps of its completions: a fair sample, readable by others, cut where a run resumes."""
 
 import json
+from array import array
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -95,7 +97,20 @@ def test_a_row_says_what_there_is_to_read(log, tmp_path):
         "correct": True,
         "finished": True,
         "num_tokens": 7,
+        "advantage": None,
+        "entropies": None,
     }
+
+
+def test_a_training_completion_has_its_advantage_and_entropies(log, tmp_path):
+    rollouts = [replace(one, advantage=0.5, entropies=array("f", [0.25] * 7)) for one in group(5)]
+    rollouts[1] = replace(rollouts[1], generation=replace(rollouts[1].generation, logprobs=None))
+    log.train(1, rollouts)
+    log.write()
+    kept = completions(tmp_path)
+    assert [(row["advantage"], row["entropies"]) for row in kept] == [(0.5, [0.25] * 7)] * 4
+    assert [row["token_ends"] for row in kept] == [kept[0]["token_ends"]] * 4
+    assert kept[1]["logprobs"] is None
 
 
 def test_the_evaluations_of_runs_and_checkpoints_are_compared(log, tmp_path):

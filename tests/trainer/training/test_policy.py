@@ -38,6 +38,20 @@ def test_the_only_pass_of_an_update_finds_the_old_logprobs_itself(toy_model: Lan
         make_policy(toy_model, update_epochs=2).update(found, NOW)
 
 
+def test_an_update_gives_the_entropy_at_each_token_in_the_order_of_the_batch(toy_model: LanguageModel) -> None:
+    rollouts = ragged_samples(toy_model)
+    rollouts[5] = masked(rollouts[5])
+    expected = []
+    for rollout in rollouts:
+        prompt, ids = rollout.prompt.token_ids, rollout.generation.token_ids
+        logits = toy_model.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        entropy = torch.distributions.Categorical(logits=logits.detach()).entropy()
+        expected.append(entropy * torch.nan if rollout.score.masked else entropy)
+    policy = make_policy(toy_model, num_mini_batches=3, update_epochs=2, micro_batch_tokens=64)
+    policy.update(with_advantages(rollouts, ADVANTAGES), replace(NOW, learning_rate=1e-9))
+    torch.testing.assert_close(policy.entropies(), torch.cat(expected), rtol=0, atol=1e-4, equal_nan=True)
+
+
 @pytest.mark.parametrize(("shift", "outside"), [(0.0, 0.0), (0.17, 0.0), (0.19, 0.25), (-0.21, 0.0), (-0.24, 0.25)])
 def test_the_fraction_of_ratios_outside_the_clip_bounds(shift: float, outside: float, toy_model: LanguageModel) -> None:
     """Bounds 0.8 and 1.2: log-ratios -0.223 and 0.182, for every fourth token."""

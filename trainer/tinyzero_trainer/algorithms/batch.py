@@ -64,8 +64,13 @@ class TrainingBatch:
     returns: Tensor | None = None
     """[tokens] the critic's target: advantage plus value."""
 
+    entropies: Tensor | None = None
+    """[tokens] entropy of π where the token was sampled, as the update computed it; NaN where it was not trained on."""
+
     gamma: float = 1.0
     gae_lambda: float = 1.0
+    indices: Sequence[int] = ()
+    """[completions] of each in the batch that it was selected from; () = of none."""
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], group_size: int = 1, **columns: Any) -> Self:
@@ -109,6 +114,7 @@ class TrainingBatch:
         return replace(
             self,
             rollouts=[self.rollouts[index] for index in indices],
+            indices=[self.indices[index] for index in indices] if self.indices else indices,
             rewards=self.rewards[completions],
             lengths=self.lengths[completions],
             mask=None if self.mask is None else self.mask[completions],

@@ -1,5 +1,6 @@
 """One training step: collect a batch, compute its advantages, update. What happens between steps is in loop.py."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from tinyzero_trainer.monitoring.performance import (
 )
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.utils import jagged
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import StopFlag
 
@@ -99,7 +101,7 @@ class TrainingStep:
         self.policy_intact = True
         if self.signal is not None:
             self.signal.step(step, collected.rollouts)
-        return collected.rollouts, metrics
+        return with_training_values(collected, batch), metrics
 
     def learn(self, collected: RolloutBatch, settings: StepSettings) -> tuple[TrainingBatch, dict[str, float]]:
         """From scored completions to updated weights; the batch with all its columns, and the update's metrics."""
@@ -176,6 +178,7 @@ class TrainingStep:
             self._timer.record("update_critic")
         if critic is None or step > self.config.critic.warmup_steps:
             metrics |= self.policy.update(batch, settings)
+            batch.entropies = self.policy.entropies()
             self._timer.record("update_actor")
         return metrics
 
@@ -239,3 +242,20 @@ class TrainingStep:
             parameters["critic"] = critic.parameters
         tokens = self.config.optimizer.update_epochs * trained_tokens(kept)
         return utilization(seconds, tokens, parameters=parameters, peak=peak)
+
+
+def with_training_values(collected: RolloutBatch, batch: TrainingBatch) -> list[Rollout]:
+    """All completions of a step, those that counted in its loss with their advantages and entropies."""
+    assert batch.advantages is not None
+    advantages = (jagged.sums(batch.advantages, batch.lengths) / batch.lengths).tolist()
+    entropies: list[array[float] | None] = [None] * len(advantages)
+    if batch.entropies is not None:
+        entropies = [array("f", part.numpy().tobytes()) for part in batch.entropies.split(batch.lengths.tolist())]
+    trained = {
+        id(rollout): replace(rollout, advantage=advantage, entropies=of_tokens)
+        for rollout, used, advantage, of_tokens in zip(
+            collected.kept, batch.rollouts, advantages, entropies, strict=True
+        )
+        if not used.score.masked
+    }
+    return [trained.get(id(rollout), rollout) for rollout in collected.rollouts]

@@ -41,6 +41,9 @@ class PolicyWorker(Protocol):
     def update(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
         """Train on a batch; metrics `actor/*`."""
 
+    def entropies(self) -> Tensor | None:
+        """[tokens] of the last batch trained on: see `TrainingBatch.entropies`."""
+
     def export(self, directory: Path) -> None:
         """Write the model in transformers' format."""
 

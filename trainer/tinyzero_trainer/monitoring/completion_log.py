@@ -47,8 +47,10 @@ SCHEMA = pa.schema(
         ("correct", pa.bool_()),
         ("finished", pa.bool_()),
         ("num_tokens", pa.int32()),
+        ("advantage", pa.float32()),  # mean over its tokens; none where it was not trained on
         ("token_ends", pa.list_(pa.int32())),  # where each token ends in `completion`, in characters
         ("logprobs", pa.list_(pa.float32())),  # of each token, as the rollout engine had it
+        ("entropies", pa.list_(pa.float32())),  # of the policy at each token in the update, to 0.001
     ]
 )
 
@@ -135,7 +137,7 @@ class CompletionLog:
     def _row(self, split: Split, step: int, decoding: str, number: int, rollout: Rollout) -> dict[str, Any]:
         prompt, generation, score = rollout.prompt, rollout.generation, rollout.score
         task = self.tasks.get(prompt.task)
-        logprobs = generation.logprobs
+        has_tokens = generation.logprobs is not None or rollout.entropies is not None
         return {
             "step": step,
             "split": split,
@@ -154,8 +156,11 @@ class CompletionLog:
             "correct": score.correct,
             "finished": generation.finished,
             "num_tokens": len(generation.token_ids),
-            "token_ends": None if logprobs is None else self._ends.find(generation.token_ids, rollout.text),
-            "logprobs": logprobs,
+            "advantage": rollout.advantage,
+            "token_ends": self._ends.find(generation.token_ids, rollout.text) if has_tokens else None,
+            "logprobs": generation.logprobs,
+            # Rounded, a token takes one byte on disk and not four.
+            "entropies": rollout.entropies and [round(entropy, 3) for entropy in rollout.entropies],
         }
 
 

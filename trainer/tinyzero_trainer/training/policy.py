@@ -61,6 +61,7 @@ class Policy(Learner):
         self.language_model, self.model = language_model, PolicyModel.of(language_model.model)
         self._algorithm, self._policy_loss = algorithm, find_policy_loss(algorithm.policy_loss)
         self._max_tokens, self._reference = max_tokens, reference
+        self._entropies: Tensor | None = None
         super().__init__(self.model, language_model.model, language_model, optimizer)
 
     @property
@@ -100,7 +101,12 @@ class Policy(Learner):
         with self._updating(changed=True):
             metrics = self._updates(batch, lambda part, metrics: self._update_mini_batch(part, settings, metrics))
         metrics.gather(self._ranks)
+        self._entropies = _entropies(metrics, batch.lengths)
         return {"actor/lr": settings.learning_rate, **_metrics(metrics)}
+
+    def entropies(self) -> Tensor | None:
+        """[tokens] `TrainingBatch.entropies` of the last update, in its last pass; None if it trained on nothing."""
+        return self._entropies
 
     @contextmanager
     def _updating(self, *, changed: bool) -> Iterator[None]:
@@ -183,7 +189,8 @@ class Policy(Learner):
         )
         # Entropy, KL and fractions are means over tokens, whatever the weights.
         metrics.add_weighted_sum(pg_loss=weight * values.pop("pg_loss"))
-        metrics.extend(log_ratio=values.pop("log_ratio"), ratio=values.pop("ratio"))
+        metrics.extend(log_ratio=values.pop("log_ratio"), ratio=values.pop("ratio"), entropy=values["entropy"])
+        metrics.extend(indices=torch.tensor(part.indices))
         metrics.add(**values)
         if part.engine_logprobs is not None and not metrics.mini_batches:
             metrics.extend(before=current, engine=part.engine_logprobs)
@@ -199,6 +206,15 @@ class Policy(Learner):
     def load(self, directory: Path) -> None:
         """Read what `save` wrote; the weights are loaded with the model."""
         self._optimizer.load(directory, OPTIMIZER)
+
+
+def _entropies(metrics: MetricAccumulator, lengths: Tensor) -> Tensor | None:
+    values, indices = metrics.column("entropy"), metrics.column("indices")
+    if values is None or indices is None:
+        return None
+    entropies = torch.full((int(lengths.sum()),), torch.nan)
+    entropies.numpy()[jagged.token_indices(lengths, indices.tolist())] = values.float().numpy()
+    return entropies
 
 
 def _metrics(metrics: MetricAccumulator) -> dict[str, float]:
