@@ -363,7 +363,7 @@ def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
 def test_while_the_critic_warms_up_the_policy_is_not_updated() -> None:
     critic = SimpleNamespace(update=lambda batch: {"critic/updated": 1.0})
     step = a_step(critic, advantage_estimator="gae", warmup_steps=2)
-    taken = [step.update(batch_of(step), SETTINGS, number) for number in (1, 2, 3)]
+    taken = [step.update(TrainingBatch.of(SAMPLES, 2), SETTINGS, number) for number in (1, 2, 3)]
     assert [sorted(metrics) for metrics in taken] == [["critic/updated"]] * 2 + [["actor/updated", "critic/updated"]]
 
 
