@@ -39,8 +39,8 @@ def test_pickled_weights_are_never_loaded(toy_model: LanguageModel, toy_model_pa
             {"model_type": "qwen2", "quantization_config": {"quant_method": "gptq"}},
             r"is quantised \(gptq\).*; give the",
         ),
-        ({"model_type": "gemma3"}, "'gemma3' is multimodal, .*; give one of 'gemma3_text'$"),
-        ({"model_type": "qwen2_5_vl"}, "'qwen2_5_vl' is multimodal, .*; give one of "),
+        ({"model_type": "gemma3"}, "'gemma3' is multimodal, .*, such as one of model_type 'gemma3_text'$"),
+        ({"model_type": "qwen2_5_vl"}, "'qwen2_5_vl' is multimodal, .*; give a text model"),
         ({"model_type": "t5"}, "'t5' is an encoder with a decoder; give a decoder"),
         (
             {"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}},

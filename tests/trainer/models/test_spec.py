@@ -1,9 +1,13 @@
 """What a model is, to the plan: every parameter counted, as the code counts, without a download where it can be."""
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,10 +25,11 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.trainer.configurations import call
 from tests.trainer.models.test_files import empty_snapshot
 from tests.trainer.plan.planned import COMMON, HALF_B, PUBLISHED, SPECS
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.models.hub import find_spec
+from tinyzero_trainer.models.hub import find_spec, refuse_unreachable
 from tinyzero_trainer.models.spec import well_known
 
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
@@ -97,7 +102,7 @@ LLAMA = {key: value for key, value in LlamaConfig(**COMMON).to_dict().items() if
         ({"model_type": "nobody-knows"}, "nobody-knows"),
         (
             {"model_type": "gemma3"},
-            "'gemma3' is multimodal, and only text models are trained; give one of 'gemma3_text'",
+            "'gemma3' is multimodal, and only text models are trained; give a text model, such as one of",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, "is quantised (fp8), which cannot be trained"),
         ({"architectures": ["BertForMaskedLM"]}, "is a BertForMaskedLM, which predicts no next token"),
@@ -147,11 +152,62 @@ def test_what_is_left_out_is_what_transformers_takes(kind: Any, left_out: str, t
     assert find_spec(str(tmp_path)).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_a_name_that_is_nowhere_is_refused_quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], None]:
+    """Makes the Hub a server of this machine, at a port, with an empty cache."""
+
+    def at(port: int) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", (endpoint := f"http://127.0.0.1:{port}"))
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{")[2]
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{endpoint}/{{{template}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    return at
+
+
+def test_a_name_that_is_nowhere_is_refused_quickly(
+    hub: Callable[[int], None], toy_task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub(9)
     with pytest.raises(SettingsError, match=r"cannot find the model 'org/other' \(http.* cannot be reached") as caught:
         find_spec("org/other")
     assert "\n" not in str(caught.value)
+    for command, more in {"train": ("--output", str(tmp_path)), "sft": ("--output", str(tmp_path)), "eval": ()}.items():
+        code, _, error = call(capsys, command, "--task", toy_task, "--model", "other", "run.device=cpu", *more)
+        assert (code, error.count("\n")) == (2, 1)  # and not a word of loading
+        assert "cannot find the model 'other': there is no such directory, and http://127.0.0.1:9 cannot be" in error
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "reason"),
+    [
+        (
+            404,
+            "RepoNotFound",
+            "has none of that name, or a private one that needs HF_TOKEN; give --mod",
+        ),
+        (403, "GatedRepo", "asks to accept its terms at http://127.0.0.1:"),
+        (503, "", None),  # transformers says more
+    ],
+)
+def test_what_the_hub_answers_is_told(
+    status: int, code: str, reason: str | None, hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Answers(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(status)
+            self.send_header("X-Error-Code", code)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        hub(server.server_port)
+        expected = pytest.raises(SettingsError, match=reason) if reason else nullcontext()
+        with expected:
+            refuse_unreachable("org/other")
+        server.shutdown()

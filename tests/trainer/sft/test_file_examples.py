@@ -1,7 +1,9 @@
 """Files of examples: what is learned of each format, what is held out, and what is refused, by file and row."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ import pytest
 from tests.trainer.configurations import call
 from tinyzero_sdk import Task
 from tinyzero_sdk.errors import DataError
-from tinyzero_trainer.config.sft import compose_sft
+from tinyzero_trainer.config.sft import SftRunConfig, compose_sft
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.sft.batches import Batches
 from tinyzero_trainer.sft.examples import Encoder
 from tinyzero_trainer.sft.file_examples import ExampleFile, FileExamples
+from tinyzero_trainer.sft.train import fine_tune
 
 TOKENIZER = build_tokenizer()
 TOKENIZER.chat_template = (
@@ -263,7 +266,15 @@ def test_a_chat_of_several_messages_needs_a_chat_template(
     assert len(texts(read([one, several]))) == 2
     monkeypatch.setattr(TOKENIZER, "chat_template", None)
     assert texts(read([one])) == [("2+2", "4")]
-    with pytest.raises(DataError, match=r"rows\.jsonl:2 has several messages, and the model no chat template; give a"):
-        read([one, several])
-    with pytest.raises(DataError, match=r"test\.jsonl:1 has several messages, and the model no chat template; give a"):
-        read([one], test_path=write(tmp_path / "test.jsonl", [several]))
+    for rows, data, place in (
+        ([one, several], {}, "rows.jsonl:2"),
+        ([one], {"test_path": write(tmp_path / "test.jsonl", [several])}, "test.jsonl:1"),
+    ):
+        file = read(rows, **data)._file
+        message = f"{place} has several messages, and the model no chat template; give a"
+        with pytest.raises(DataError, match=re.escape(message)):
+            file.require_template(TOKENIZER)
+        config = replace(file._arguments[1], run=SftRunConfig(str(tmp_path / "run")))
+        with pytest.raises(DataError, match=re.escape(message)):  # nor has a new decoder, before it is made
+            fine_tune(config)
+        assert not (tmp_path / "run").exists()

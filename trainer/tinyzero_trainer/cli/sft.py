@@ -114,7 +114,7 @@ def _run(
         if resolved.model.path is None:
             spec = new_spec("a new decoder", resolved.new_model)
         else:
-            refuse_model(config)
+            refuse_model(config, resume=resume)
         # Of a file, data.test_fraction holds out examples, whatever the task's splits.
         tasks = start.check(config, {} if resolved.data.path else settings, resume=resume)
         what = resolved.data.path or f"examples of {' and '.join(tasks)}"

@@ -105,7 +105,7 @@ def _check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> 
     if config.data.test_path and not config.data.path:
         raise SettingsError(f"data.test_path={config.data.test_path} alone trains on nothing; give data.path too")
     check_loss_place(config.algorithm.policy_loss)
-    refuse_model(config)
+    refuse_model(config, resume=resume)
     return start.check(config, typed, resume=resume)
 
 

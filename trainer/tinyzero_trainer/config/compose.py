@@ -21,7 +21,7 @@ from tinyzero_sdk.settings import (
     read_toml,
     unflatten,
 )
-from tinyzero_trainer.config.model_defaults import recorded_defaults
+from tinyzero_trainer.config.model_defaults import is_path, recorded_defaults
 from tinyzero_trainer.config.recipes import Recipe, find_recipe
 from tinyzero_trainer.config.renamed_keys import check_keys
 from tinyzero_trainer.config.tasks import with_task_table
@@ -159,8 +159,7 @@ def drop_unused(defaults: Mapping[str, Any], requested: Mapping[str, Any]) -> di
 def check_models(settings: Mapping[str, Any]) -> None:
     """Raise a SettingsError if a model is named by the path of a directory that does not exist."""
     for model in filter(None, (text(settings, key) for key in ("model.path", "model.teacher"))):
-        # A name on the Hugging Face Hub has at most one slash, inside; any other is a directory here.
-        if (model.startswith((".", "/", "~")) or model.count("/") > 1) and not Path(model).expanduser().is_dir():
+        if is_path(model) and not Path(model).expanduser().is_dir():
             raise SettingsError(f"there is no directory {model}; give a model's directory, or its name on the Hub")
 
 

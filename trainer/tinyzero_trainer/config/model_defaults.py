@@ -44,6 +44,11 @@ def directory_of(path: str | None) -> Path | None:
     return None if path in (None, TINY_NAME) else Path(path)
 
 
+def is_path(model: str) -> bool:
+    """Whether a `model.path` can only be a directory: a name on the Hub has at most one slash, inside."""
+    return model.startswith((".", "/", "~")) or model.count("/") > 1
+
+
 def recorded_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a warm start writes: the options of each task, by its name or file, and defaults for training the model."""
     tables = [{"task": identity(task), "options": dict(own)} for task, own in options.items()]

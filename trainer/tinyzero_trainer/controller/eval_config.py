@@ -21,6 +21,7 @@ from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, direct
 from tinyzero_trainer.config.renamed_keys import with_new_names
 from tinyzero_trainer.config.resume import is_sft
 from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, refuse_unused, task_of, with_task_table
+from tinyzero_trainer.models.hub import refuse_unreachable
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
 
@@ -92,6 +93,7 @@ class LocalModels:
 
 @contextmanager
 def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterator[Sampler]:
+    refuse_unreachable(config.model.path)
     with Progress() as progress:
         progress.phase("loading PyTorch")
         with without_collector():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of
+from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of, is_path
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.files import cached_snapshot, hub_cache
 from tinyzero_trainer.models.spec import (
@@ -65,6 +65,23 @@ def config_of(model: str | None) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
+def refuse_unreachable(model: str | None) -> None:
+    """Refuse a name that is neither on this machine nor on the Hub, before PyTorch is loaded.
+
+    Raises:
+        SettingsError: says which of both is the fault, within seconds.
+    """
+    if model is None or is_path(model) or _directory(model) is not None:
+        return
+    try:
+        _check_hub(model)
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"cannot find the model {model!r}: there is no such directory, and {first_line(error)}; give --model a "
+            "model's directory, or its name on the Hub"
+        ) from error
+
+
 def _directory(model: str | None) -> Path | None:
     named = directory_of(model)
     if named is None or model is None:
@@ -88,15 +105,19 @@ def _by_name(model: str, *, download: bool) -> ModelSpec:
 
 
 def _check_hub(model: str) -> None:
-    """Raise an OSError at once where the Hub cannot be reached: transformers would retry for half a minute."""
+    """Raise an OSError at once where the Hub cannot be reached, for which transformers would retry half a minute."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     url = hf_hub_url(model, CONFIG_FILE, endpoint=constants.ENDPOINT)
     try:
         get_hf_file_metadata(url, timeout=_HUB_SECONDS)
+    except GatedRepoError as error:
+        raise OSError(f"it asks to accept its terms at {constants.ENDPOINT}/{model}, and then for HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
+        raise OSError(f"{constants.ENDPOINT} has none of that name, or a private one that needs HF_TOKEN") from error
     except HfHubHTTPError:
-        pass  # transformers says what is wrong, e.g. that a token is needed
+        pass  # transformers says what is wrong
     except (OSError, ValueError):
         raise
     except Exception as error:  # of the HTTP library, which depends on the version of huggingface_hub
@@ -124,13 +145,14 @@ def architecture(model: str | None) -> "tuple[PreTrainedConfig, type[PreTrainedM
     found: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     text = config.get_text_config()
     if config.is_encoder_decoder:
-        raise SettingsError(f"{source}: {kind!r} is an encoder with a decoder; give a decoder, such as one of 'qwen3'")
+        raise SettingsError(f"{source}: {kind!r} is an encoder with a decoder; give a decoder, such as a Qwen3")
     if text is not config and (found is None or found.config_class is type(config)):
         raise SettingsError(
-            f"{source}: {kind!r} is multimodal, and only text models are trained; give one of {text.model_type!r}"
+            f"{source}: {kind!r} is multimodal, and only text models are trained; give a text model, such as one of "
+            f"model_type {text.model_type!r}"
         )
     if found is None:
-        raise SettingsError(f"{source}: {kind!r} is no causal LM that transformers knows; give one, such as 'qwen3'")
+        raise SettingsError(f"{source}: {kind!r} is no causal LM that transformers knows; give one, such as a Qwen3")
     return config, found
 
 

@@ -93,16 +93,20 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
     return from_parts(TINY_MODEL if directory_of(path) is None else source, model, tokenizer)
 
 
+def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a `model.path`; a ModelError if it cannot be loaded."""
+    source = str(directory_of(path) or BUILT_IN_MODEL)
+    try:
+        with _quiet_transformers():
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # as in `load_model`
+        raise ModelError(_loading_error(source, first_line(error))) from error
+    return tokenizer
+
+
 def require_same_tokens(path: str | None, teacher: str) -> None:
     """Raise a ModelError if a token of the model `path` is another one to the teacher; reads the tokenizers alone."""
-    vocabularies = list[dict[str, int]]()
-    for source in (str(directory_of(name) or BUILT_IN_MODEL) for name in (path, teacher)):
-        try:
-            with _quiet_transformers():
-                vocabularies.append(AutoTokenizer.from_pretrained(source).get_vocab())
-        except Exception as error:  # as in `load_model`
-            raise ModelError(_loading_error(source, first_line(error))) from error
-    own, other = vocabularies
+    own, other = (load_tokenizer(name).get_vocab() for name in (path, teacher))
     if different := sorted((index, token) for token, index in own.items() if other.get(token) != index):
         index, token = different[0]
         raise ModelError(

@@ -8,7 +8,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of
 from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims, refuse_uneven
 from tinyzero_trainer.estimate.workload import workload_of
-from tinyzero_trainer.models.hub import config_of
+from tinyzero_trainer.models.hub import config_of, refuse_unreachable
 from tinyzero_trainer.models.spec import ModelSpec, context_error, context_in, refuse_encoder, refuse_quantised
 
 
@@ -56,15 +56,18 @@ def refuse_cpu(config: TrainConfig) -> None:
         raise SettingsError(f"{what} uses no GPU, and a plan is for GPUs; {instead}")
 
 
-def refuse_model(config: TrainConfig) -> None:
+def refuse_model(config: TrainConfig, *, resume: bool) -> None:
     """Refuse what a model's config.json rules out, before PyTorch is loaded; `models.hub.architecture` refuses more.
 
     Raises:
-        SettingsError: its weights are quantised, or it is an encoder; or completions of rollout.max_completion_tokens
-            leave its context no token for a prompt.
+        SettingsError: there is no such model, its weights are quantised, or it is an encoder; or completions of
+            rollout.max_completion_tokens leave its context no token for a prompt.
     """
     most = config.rollout.max_completion_tokens
     for path in (config.model.path, *filter(None, [config.model.teacher])):
+        # A resumed run may do without it, and a cluster may have it elsewhere.
+        if not resume and config.ray.address is None:
+            refuse_unreachable(path)
         name = TINY_MODEL if path is None or directory_of(path) is None else path
         content = config_of(path)
         refuse_quantised(name, content)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from random import Random
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.prompts import EVALUATION_SEED
 from tinyzero_trainer.sft.examples import Encoder, ExampleSource
 from tinyzero_trainer.types import Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 KINDS = "expected a scored completion (completion, correct), messages, or prompt and completion"
 REFUSED = (
@@ -78,7 +81,7 @@ class ExampleFile:
         self.held_out = (self, for_loss)  # a file, and the places in it
         if learned and config.data.test_path is not None:
             test = ExampleFile(config.data.test_path, config, tasks, learned=False)
-            self.held_out = (test, test.places)
+            self.held_out, self.first_chat = (test, test.places), self.first_chat or test.first_chat
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExampleFile, self._arguments
@@ -87,6 +90,13 @@ class ExampleFile:
     def version(self) -> str:
         """A hash of its bytes."""
         return self._rows.digest
+
+    def require_template(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raise a DataError if an example needs a chat template, and the model's tokenizer has none."""
+        if self.first_chat and not tokenizer.chat_template:
+            raise DataError(
+                f"{self.first_chat} has several messages, and the model no chat template; give a --model with one"
+            )
 
     def read(self, places: np.ndarray, template: str) -> list[Example]:
         """The examples at these places; tasks make the prompts of their scored completions, by the template."""
@@ -204,9 +214,6 @@ class FileExamples(ExampleSource):
     def __init__(self, config: SftConfig, file: ExampleFile, tasks: Mapping[str, Task], encoder: Encoder) -> None:
         super().__init__(config)
         self.what, self._config, self._file, self._tasks, self._encoder = file.path, config, file, tasks, encoder
-        chat = file.first_chat or file.held_out[0].first_chat
-        if chat and not encoder.tokenizer.chat_template:
-            raise DataError(f"{chat} has several messages, and the model no chat template; give a --model with one")
         template = "chat" if encoder.tokenizer.chat_template else "base"
         self._template, self._epoch = config.data.prompt_template or template, -1
 

@@ -22,7 +22,7 @@ from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.loop import TrainResult, open_session
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.models.device import choose_device
-from tinyzero_trainer.models.loading import from_parts, save_model
+from tinyzero_trainer.models.loading import from_parts, load_tokenizer, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.batches import Batches, batch_stream, prepare_workers
@@ -66,6 +66,9 @@ def fine_tune(
         if config.data.path is not None:  # its faults are found before a model is loaded
             display.phase(f"reading {config.data.path}")
             file = ExampleFile(config.data.path, config, tasks)
+            if file.first_chat and not resume:
+                path = config.model.path
+                file.require_template(build_tokenizer() if path is None else load_tokenizer(path))
             display.log(f"{len(file.places):,} examples to learn from, {len(file.held_out[1]):,} held out")
         if config.run.steps is None and config.run.seconds is None:
             config = replace(config, run=replace(config.run, steps=_steps(config, file, display), epochs=None))
