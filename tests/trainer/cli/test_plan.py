@@ -212,6 +212,17 @@ def test_without_cuda_graphs_it_recommends_vllm(tmp_path: Path, capsys: pytest.C
     assert "CUDA graphs" not in plan(capsys, "--model", HALF_B, "--gpu", "H200")[1]
 
 
+def test_supervised_fine_tuning_is_planned_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--sft", "--model", SEVEN_B, "data.path=FILE", "data.batch_size=32", "lora.rank=8", "--gpu", "H100")
+    assert "32 examples a step, of 256 + 256 tokens" in plan(capsys, *words)[1]
+    found = as_json(capsys, *words)
+    assert found["fits"]
+    assert set(found["speed"]["seconds"]) == {"update_actor"}
+    code, out, _ = plan(capsys, *words[:-3], "--gpu", "L4", "memory.cpu_offload=none")
+    assert (code, f"to train with them: tinyzero sft --model {SEVEN_B} data.path=FILE" in out) == (0, True)
+    assert "a new decoder: 653,824 parameters" in plan(capsys, "--sft", "--gpu", "L4")[1]
+
+
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -223,6 +234,10 @@ def test_without_cuda_graphs_it_recommends_vllm(tmp_path: Path, capsys: pytest.C
         ("--gpu-memory 24GB optimizer.micro_batch_token=3", "optimizer.micro_batch_tokens"),
         ("--gpu-memory 24GB rollout.num_engines=1", "has no such setting"),
         ("--gpu-memory 24GB --model ./nowhere", "there is no directory ./nowhere"),
+        ("--gpu H200 --task nope", "no task 'nope'; installed: "),
+        ("--gpu H200 --task multiply task.digit=2", "unknown key 'task.digit'; did you mean 'task.digits'?"),
+        ("--gpu H200 --sft --recipe tinyzero-ppo", "is for reinforcement learning, and --sft plans none; leave out"),
+        ("--gpu H200 --sft rollout.group_size=4", "rollout.group_size"),
         ("run.device=cpu", "run.device=cpu uses no GPU, and a plan is for GPUs; leave it out"),
         ("--gpu H200 --gpus 0", "a run on Ray with ray.gpus=0 uses no GPU, and a plan is for GPUs; give --gpus N"),
         ("run.executor=ray ray.gpus=2 run.device=cpu", "run.device=cpu, but each process has one of ray.gpus=2"),

@@ -109,7 +109,7 @@ def test_sft_warns_too_and_tells_what_it_chooses(
     warned = err[err.index("warning: ") :].splitlines()[0]
     assert warned.startswith("warning: update_actor is predicted to take ")
     assert "; give " in warned
-    assert "tinyzero plan" not in warned
+    assert warned.endswith("(details: tinyzero plan --sft)")
 
 
 def test_the_warning_names_the_settings_to_give(small_gpu: SimpleNamespace) -> None:

@@ -200,6 +200,12 @@ def test_who_is_generated_in_more_rounds(size: int, words: str) -> None:
     assert costs.startswith(words)
 
 
+def test_two_engines_have_half_of_the_completions_each() -> None:
+    config = on(config_of(*GRPO, "eval.num_problems=512"), 2)  # 256 completions
+    found = make_plan(SPECS[HALF_B], config, 80 * GIB)
+    assert [(change.value, change.trade_off) for change in found.chosen if "seqs" in change.key] == [(256, "")]
+
+
 def test_an_engine_without_cuda_graphs_takes_at_most_512_sequences_at_a_time() -> None:
     spec = replace(SPECS["Qwen/Qwen2.5-1.5B"], graphs=False)
     config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", model=spec.name)

@@ -34,41 +34,54 @@ def plan(
         int | None,
         typer.Option("--prompt-tokens", metavar="N", min=1, help="Tokens of a prompt.", show_default="256"),
     ] = None,
+    sft: Annotated[bool, typer.Option("--sft", help="Plan a run of `tinyzero sft`, with its options.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict a run's GPU memory and speed, and propose settings that fit a GPU.
 
     Takes the options of `tinyzero train` and loads no weights. The exit code is 1 if no settings are found that fit.
     """
+    from tinyzero_sdk.errors import SettingsError
     from tinyzero_sdk.settings import get
     from tinyzero_trainer.cli.plan_report import as_json, plan_for, show
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
+    from tinyzero_trainer.config.sft import SftConfig, compose_sft
+    from tinyzero_trainer.config.tasks import load_tasks
     from tinyzero_trainer.models.hub import find_spec
-    from tinyzero_trainer.models.new_model import default_spec
+    from tinyzero_trainer.models.new_model import default_spec, new_spec
     from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_impossible
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.sft.default_model import SETTINGS
 
     task, overrides = options.with_named(task, overrides)
     named = {**options.flag_settings(task, gpus, address), "model.path": model, "run.recipe": recipe}
-    settings = start.with_checkpoints(gather(TrainConfig, named, overrides, config))
+    if sft and recipe is not None:
+        raise SettingsError(f"--recipe {recipe} is for reinforcement learning, and --sft plans none; leave out one")
+    settings = start.with_checkpoints(gather(SftConfig if sft else TrainConfig, named, overrides, config))
     owned = get(settings, "model.path") is None
-    resolved = compose(settings, SETTINGS if owned else None, needs_task=False).config
+    if sft:
+        examples = compose_sft(settings, needs_examples=False)
+        resolved, own_spec = examples.as_train_config(), new_spec("a new decoder", examples.new_model)
+    else:
+        resolved = compose(settings, SETTINGS if owned else None, needs_task=False).config
+        own_spec = default_spec(resolved.default_model)
+    load_tasks(resolved.task_specs)  # for what is wrong with their names and options
     refuse_cpu(resolved)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
-    spec = default_spec(resolved.default_model) if owned else find_spec(resolved.model.path)
+    spec = own_spec if owned else find_spec(resolved.model.path)
     refuse_impossible(spec, resolved, prompt_tokens, gpus_for(gpu, gpu_memory))
     if warning := lora_warning(spec, resolved):
         warn(warning)
-    report = plan_for(spec, resolved, target, prompt_tokens)
+    report = plan_for(spec, resolved, target, prompt_tokens, sft=sft)
     if json:
         print_json(as_json(report))
     else:
         changed = {change.key for change in report.plan.changes}
         kept = [word for word in overrides if word.partition("=")[0] not in changed]
         given = {"--model": model, "--recipe": recipe, "--config": config, "--gpus": gpus, "--address": address}
-        flags = [*(("--task", one) for one in task or ([] if config else ["TASK"])), *given.items()]
+        complete = config or (sft and get(settings, "data.path"))
+        flags = [*(("--task", one) for one in task or ([] if complete else ["TASK"])), *given.items()]
         typed = [str(part) for flag in flags if flag[1] not in (None, "") for part in flag]
         show(report, typed=shlex.join([*typed, *kept]))
     raise typer.Exit(int(not report.plan.fits))

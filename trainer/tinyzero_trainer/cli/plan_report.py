@@ -1,7 +1,7 @@
 """A plan with its speed, and its report for the terminal or as JSON."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import RenderableType
@@ -53,24 +53,34 @@ class PlanReport:
     interconnect: Interconnect | None
     """Between several GPUs; None with `speed`."""
 
+    sft: bool
+    """Whether the step is one of supervised fine-tuning."""
+
     shortfall: str
     """Why vLLM would not start as requested; empty if it would."""
 
 
-def plan_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu, prompt_tokens: int | None = None) -> PlanReport:
-    """Plan a configuration for a GPU, or as many as it names; see `make_plan`."""
+def plan_for(
+    spec: ModelSpec, config: TrainConfig, target: TargetGpu, prompt_tokens: int | None = None, *, sft: bool = False
+) -> PlanReport:
+    """Plan a configuration for a GPU, or as many as it names; see `make_plan`.
+
+    Supervised fine-tuning (`sft`) generates only to measure accuracy, which takes memory, and no time of a step.
+    """
     config = on_gpu(config, target)
     plan = make_plan(spec, config, target.free, prompt_tokens, gpu=target.spec, host=target.host)
     dims, speed, interconnect = planned_dims(plan.config), None, None
     if target.spec is not None and dims.gpus <= GPUS_OF_A_NODE:
         speed = predict_speed(spec, plan.config, target.spec, prompt_tokens)
         interconnect = Interconnect.of(target.spec) if dims.gpus > 1 else None
+        if sft:
+            speed = replace(speed, seconds={"update_actor": speed.seconds["update_actor"]}, generated=0)
     gpus = tuple(
         GpuGroup(role, dims.count(role), predict_within(spec, plan.config, plan.limit, prompt_tokens, gpu=role))
         for role in dims.gpu_roles
     )
     work, host = workload_of(plan.config, prompt_tokens), host_bytes(spec, plan.config)
-    return PlanReport(spec, target, plan, work, speed, host, gpus, interconnect, shortfall_message(config, plan))
+    return PlanReport(spec, target, plan, work, speed, host, gpus, interconnect, sft, shortfall_message(config, plan))
 
 
 def as_json(report: PlanReport) -> dict[str, Any]:
@@ -105,17 +115,18 @@ def as_json(report: PlanReport) -> dict[str, Any]:
             "step": speed.step,
             "tokens_per_s": speed.throughput,
             "tokens_per_s_and_gpu": speed.throughput / speed.gpus,
-            "generated_per_s": speed.rollout,
+            "generated_per_s": None if report.sft else speed.rollout,
         },
     }
 
 
 def show(report: PlanReport, *, typed: str) -> None:
-    """Print it; `typed` is what the user typed, as arguments of `tinyzero train`."""
+    """Print it; `typed` is what the user typed, as arguments of the command that is planned."""
     spec, work, plan = report.spec, report.work, report.plan
+    command, what = ("sft", "example") if report.sft else ("train", "completion")
     _print(
         f"{spec.name}: {spec.parameters:,} parameters",
-        f"{plural(work.completions, 'completion')} a step, of {work.prompt:,} + {work.completion:,} tokens; "
+        f"{plural(work.completions, what)} a step, of {work.prompt:,} + {work.completion:,} tokens; "
         f"{work.micro_batch:,} tokens in a micro-batch",
         *filter(None, [describe_dims(plan.config)]),
     )
@@ -138,7 +149,7 @@ def show(report: PlanReport, *, typed: str) -> None:
         stdout.print(_changes(plan.changes))
     if plan.fits and plan.changes:
         stdout.print("\nto train with them:", style="dim")
-        stdout.print(f"tinyzero train {typed} {as_overrides(plan.changes)}", markup=False, soft_wrap=True)
+        stdout.print(f"tinyzero {command} {typed} {as_overrides(plan.changes)}", markup=False, soft_wrap=True)
 
 
 def _summary(report: PlanReport) -> Iterator[str]:
@@ -167,15 +178,15 @@ def _summary(report: PlanReport) -> Iterator[str]:
         if speed.gpus > 1:
             where, each = f"on {speed.gpus} {name}", f", {speed.throughput / speed.gpus:,.0f} for each GPU"
         yield (
-            f"{where} about {_seconds(speed.step)} s a step, {speed.throughput:,.0f} tokens/s{each} "
-            f"({speed.rollout:,.0f} while generating)"
+            f"{where} about {_seconds(speed.step)} s a step, {speed.throughput:,.0f} tokens/s{each}"
+            + ("" if report.sft else f" ({speed.rollout:,.0f} while generating)")
         )
         if speed.overlaps:
             yield "the next batch is generated during the update (rollout.max_async_level)"
     if (links := report.interconnect) is not None:
         reached, rated = links.reached / 1e9, links.rated / 1e9
         yield f"assumes that {links.kind} reaches {reached:.0f} of its {rated:.0f} GB/s each way"
-    if plan.config.rollout.engine == "torch" and not report.spec.graphs:
+    if plan.config.rollout.engine == "torch" and not report.spec.graphs and not report.sft:
         yield (
             "rollout.engine=torch has no CUDA graphs for this architecture, so generating is slow; "
             "rollout.engine=vllm is faster for it"

@@ -122,7 +122,7 @@ def _run(
         name = resolved.model.path or "a new decoder"
         stderr.print(f"{verb} {name} on {what} in {resolved.run.output}", soft_wrap=True, markup=False)
         start.print_origin("defaults of the model", dict(flatten(defaults)))
-        start.warn_of_memory(config, spec, can_plan=False)
+        start.warn_of_memory(config, spec, command="tinyzero plan --sft")
         config = start.resolve_auto(config, spec)
         with start.imported("tinyzero_trainer.sft.train", config, len(tasks)) as progress:
             from tinyzero_trainer.sft.train import fine_tune

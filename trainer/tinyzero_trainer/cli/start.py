@@ -63,12 +63,12 @@ def print_origin(origin: str, settings: Mapping[str, Any]) -> None:
         stderr.print(f"{origin}: {words}", style="dim", soft_wrap=True, markup=False, highlight=False)
 
 
-def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None, *, can_plan: bool = True) -> None:
+def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None, *, command: str = "tinyzero plan") -> None:
     """Warn of a run that will not fit into the GPU's memory; `spec` is of a model that does not exist yet."""
     from tinyzero_trainer.plan import advice
 
     if warning := advice.warning(config, spec):
-        warn(f"{warning} (details: tinyzero plan)" if can_plan else warning)
+        warn(f"{warning} (details: {command})")
 
 
 def resolve_auto(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "TrainConfig":

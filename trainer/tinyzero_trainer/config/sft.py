@@ -237,15 +237,18 @@ SHARED_GROUPS = (
 """Groups that are the same as in reinforcement learning."""
 
 
-def compose_sft(overrides: Mapping[str, Any]) -> SftConfig:
+def compose_sft(overrides: Mapping[str, Any], *, needs_examples: bool = True) -> SftConfig:
     """The configuration of a new run of supervised fine-tuning.
+
+    Args:
+        needs_examples: reject overrides that name neither a task nor a file.
 
     Raises:
         SettingsError: what `build` raises, a setting without effect, or neither a task nor a file of examples.
     """
     config = build(SftConfig, merge(model_defaults(overrides), overrides))
     check_models(overrides)
-    if not config.task_specs and config.data.path is None:
+    if needs_examples and not config.task_specs and config.data.path is None:
         raise SettingsError("there is nothing to learn from; give --task, or a file of examples with --data")
     model, file = config.model.path, config.data.path
     reasons = {key: reason for key, _, reason in unused_settings(config.as_train_config())}

@@ -8,6 +8,7 @@ from typing import Any
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.optimizer import MICRO_BATCH_TOKENS
+from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate.constants import COMMON_GPU
 from tinyzero_trainer.estimate.engine_memory import sequences_in_vllm, shortfall_of_vllm
 from tinyzero_trainer.estimate.fit import LEAST_SEQUENCES, LEAST_TOKENS, Settings, setting, usable, with_settings
@@ -218,11 +219,12 @@ class _Ladder:
             value, before = setting(config, key), setting(self.config, key)
             if value == before:
                 continue
-            work = workload_of(config, self.prompt_tokens)
-            if key == "rollout.max_num_seqs" and value >= work.completions:
+            work, chunk = workload_of(config, self.prompt_tokens), planned_dims(config).largest_chunk
+            of_engine = chunk(config.data.prompts_per_step) * config.rollout.group_size
+            if key == "rollout.max_num_seqs" and value >= of_engine:
                 trade_off = "evaluations are generated in more rounds"
             free = {
-                "rollout.max_num_seqs": max(work.completions, config.eval.num_problems),
+                "rollout.max_num_seqs": max(of_engine, chunk(config.eval.num_problems)),
                 "optimizer.micro_batch_tokens": MICRO_BATCH_TOKENS,
             }
             if before == "auto" and key in free and value >= free[key]:
