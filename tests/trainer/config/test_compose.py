@@ -44,7 +44,7 @@ def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset)
         (["model.path=3"], "model.path: got 3; input should be a valid string"),
         (["model.path.x=1"], "model.path: got {'x': 1}; input should be a valid string"),
         (["run.recipe.x=1"], "run.recipe: got {'x': 1}; input should be a valid string"),
-        (["log.trackers=[\"mlflow\"]"], "log.trackers.0: got 'mlflow'; input should be 'wandb' or 'tensorboard'"),
+        (["log.trackers=[\"mlflow\"]"], "log.trackers.0: got 'mlflow'; input should be 'wandb', 'trackio' or"),
         (["rollout.max_num_seqs=all"], "rollout.max_num_seqs: got 'all'; input should be a valid integer or 'auto'"),
         (["vllm.sleep_mode=3"], "vllm.sleep_mode: got 3; input should be a valid boolean or 'auto'"),
         (["run.executor=slurm"], "run.executor: got 'slurm'; input should be 'local'"),

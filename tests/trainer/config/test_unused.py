@@ -58,7 +58,7 @@ UNUSED = [
      "with one update a batch"),
     ("algorithm.advantage_estimator=gae critic.value_clip_range=0.2", "with one update a batch"),
     ("eval.every=0 eval.num_problems_during=64", "evaluates before and after training only"),
-    ("log.project=mine", "only the tracker wandb"),
+    ("log.project=mine", "only the trackers wandb and trackio"),
     ("rollout.num_engines=2", "run.executor='local' has no such setting; give --gpus N (0 = on the CPU)"),
     ("parallel.world_size=2", "run.executor='local' has no such setting; give --gpus N (0 = on the CPU)"),
     ("ray.max_restarts=1", "run.executor='local' has no such setting"),

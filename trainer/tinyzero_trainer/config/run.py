@@ -259,11 +259,11 @@ class CheckpointConfig:
 class LogConfig:
     """What is recorded, and where."""
 
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = ()
+    trackers: tuple[Literal["wandb", "trackio", "tensorboard"], ...] = ()
     """Trackers in addition to `metrics.jsonl`; none of them can stop a run."""
 
     project: str = "tinyzero"
-    """Project name for W&B."""
+    """Project name for W&B and trackio."""
 
     rollouts_every: NonNegativeInt = 1
     """Steps between samples of rollouts kept in `completions/`; 0 = none."""

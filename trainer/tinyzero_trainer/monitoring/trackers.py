@@ -1,12 +1,14 @@
-"""W&B and TensorBoard as observers that can neither stop nor stall a run.
+"""W&B, trackio and TensorBoard as observers that can neither stop nor stall a run.
 
 Each has a daemon thread fed through a bounded queue: if it raises or hangs, the run loses at most its points there.
-`metrics.jsonl` is the record; their files are in the run directory.
+`metrics.jsonl` is the record; their files are in the run directory, and trackio's in its own cache for all runs.
 """
 
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -42,6 +44,7 @@ class Trackers(ClosesOnExit):
         """Start `log.trackers` of a run in `directory`; other threads `report` one-line messages for the user."""
         observers = {
             "wandb": partial(_record_in_wandb, config, directory),
+            "trackio": partial(_record_in_trackio, config, directory),
             "tensorboard": partial(_record_in_tensorboard, directory),
         }
         names = dict.fromkeys(config.log.trackers)
@@ -95,7 +98,8 @@ class _Tracker:
         try:
             self._observe(iter(self._queue.get, None), self._report)
         except ModuleNotFoundError as error:
-            advice = "install it with: pip install 'tinyzero-trainer[trackers]'"
+            extra = "trackio" if self._thread.name == "trackio" else "trackers"
+            advice = f"install it with: pip install 'tinyzero-trainer[{extra}]'"
             self._report(f"{error}; {advice}. Training continues without it")
         except BaseException as error:  # the libraries promise nothing, and nobody else sees what this thread raises
             reason = str(error).strip().partition("\n")[0] or "no reason given"
@@ -131,6 +135,24 @@ def _record_in_wandb(config: TrainConfig | SftConfig, directory: Path, rows: Ite
     for step, metrics in rows:
         run.log(dict(metrics), step=step)
     run.finish()
+
+
+def _record_in_trackio(config: TrainConfig | SftConfig, directory: Path, rows: Iterable[Row], report: Report) -> None:
+    import trackio
+
+    run = None
+    for step, metrics in rows:
+        if run is None:
+            # A new run may have the name of an older one in another directory; a resumed one continues the newest.
+            resume = "allow" if step else "never"
+            with redirect_stdout(sys.stderr):  # it says where it records, and stdout is for results
+                run = trackio.init(
+                    config.log.project, directory.name, config=to_mapping(config), resume=resume, embed=False
+                )
+        run.log(dict(metrics), step=step)
+    if run is not None:
+        with redirect_stdout(sys.stderr):
+            run.finish()
 
 
 def _record_in_tensorboard(directory: Path, rows: Iterable[Row], report: Report) -> None:
