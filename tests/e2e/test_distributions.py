@@ -28,11 +28,14 @@ def project(name: str) -> dict[str, object]:
     return tomllib.loads((FOLDERS[name] / "pyproject.toml").read_text())["project"]
 
 
+def groups(name: str) -> dict[str, list[str]]:
+    return tomllib.loads((FOLDERS[name] / "pyproject.toml").read_text()).get("dependency-groups", {})
+
+
 def requirements(name: str) -> Iterator[Requirement]:
-    """Of the distribution and all its extras, without our own six."""
+    """Of the distribution, its extras and its dependency groups, without our own six."""
     table = project(name)
-    extras = table.get("optional-dependencies", {})
-    assert isinstance(extras, dict)
+    extras = {**table.get("optional-dependencies", {}), **groups(name)}  # type: ignore[dict-item]
     for line in [*table["dependencies"], *(line for group in extras.values() for line in group)]:  # type: ignore[misc]
         if Requirement(line).name not in FOLDERS:
             yield Requirement(line)
@@ -53,7 +56,7 @@ def test_every_dependency_has_a_lower_bound_and_a_tested_version_within_bounds(n
 
 def test_contributing_gives_a_reason_for_every_dependency() -> None:
     rows = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| `")]
-    listed = {row.split("`")[1] for row in rows if ">=" in row}
+    listed = {str(Requirement(row.split("`")[1])) for row in rows if ">=" in row}
     assert listed == {str(requirement) for name in FOLDERS for requirement in requirements(name)}
 
 

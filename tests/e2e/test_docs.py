@@ -1,7 +1,7 @@
 """The documentation holds: its code runs, its links resolve, and its commands exist.
 
-The blocks of a document run in order in one empty directory: Python in one namespace (or saved, if it begins with a
-file name), console blocks in bash, without the lines that install, train or check the machine.
+The blocks of a document run in order in one directory: Python in one namespace (or saved, if it begins with a file
+name), console blocks in bash; of commands that need a GPU, a network or minutes, the options and settings are checked.
 """
 
 import json
@@ -10,10 +10,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
+from tests.e2e import documented_commands
 from tests.e2e.transcript import shortened
 from tinyzero_sdk import hookspecs, load_task
 from tinyzero_sdk.testing.checker import check_waivers
@@ -24,7 +26,6 @@ TRANSCRIPT = ROOT / "docs/tasks/tutorial.md"  # test_tutorial.py runs it, and co
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-NOT_RUN = re.compile(r"(make|pip|pytest --tinyzero-task|tinyzero (train|sft|warmstart|eval|doctor))\b")
 
 
 def each(documents: list) -> pytest.MarkDecorator:
@@ -35,21 +36,42 @@ WITH_CODE = [document for document in DOCUMENTS if BLOCK.search(document.read_te
 
 
 GUIDES = pytest.mark.nightly(reason="the code of the guides runs with each change, and README's task is checked")
-LONG = [
-    ROOT / name
-    for name in ("README.md", "docs/tasks/conformance.md", "docs/tasks/fuzzing.md", "docs/evaluation/scoring.md")
-]
-SHORT = [document for document in WITH_CODE if document not in (TRANSCRIPT, *LONG)]
+MINUTES = ("README.md", "conformance.md", "fuzzing.md", "scoring.md")
 
 
-@each([pytest.param(document, marks=[pytest.mark.slow, pytest.mark.minutes]) for document in LONG] + SHORT)
+def commands(document: Path) -> list[str]:
+    blocks = BLOCK.findall(document.read_text(encoding="utf-8"))
+    return [
+        command for language, code in blocks if language == "console" for command in documented_commands.split(code)
+    ]
+
+
+def with_marks() -> list:
+    """The documents with code; slow are those whose commands run, because each takes a process."""
+    marked = []
+    for document in WITH_CODE:
+        slow = [pytest.mark.slow] if any(map(documented_commands.is_run, commands(document))) else []
+        marks = [*slow, pytest.mark.minutes] if document.name in MINUTES and slow else slow
+        marked.append(pytest.param(document, marks=marks))
+    return [param for param in marked if param.values != (TRANSCRIPT,)]
+
+
+@each(with_marks())
 def test_code_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     namespace: dict[str, object] = {"__name__": "__main__"}
+    if any(re.match(r"tinyzero (report|compare|view|runs)\b", command) for command in commands(document)):
+        documented_commands.make_runs(tmp_path)
     for language, code in BLOCK.findall(document.read_text(encoding="utf-8")):
         if language == "console":
-            run_in_bash(code)
+            for are_run, some in groupby(documented_commands.split(code), documented_commands.is_run):
+                if are_run:
+                    run_in_bash("\n".join(some))
+                else:
+                    for command in some:
+                        with monkeypatch.context() as patch:
+                            documented_commands.check(command, patch)
         elif code.startswith("# "):
             Path(code.splitlines()[0].removeprefix("# ")).write_text(code, encoding="utf-8")
         else:
@@ -57,9 +79,18 @@ def test_code_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def run_in_bash(code: str) -> None:
-    lines = [line for line in code.splitlines() if not NOT_RUN.match(line)]
-    done = subprocess.run(["bash", "-ec", shortened("\n".join(lines))], capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", "-ec", shortened(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+
+
+@each(DOCUMENTS)
+def test_no_command_hides_from_the_tests(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    fences = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    hidden = [code for language, code in fences if language != "console" and re.search(r"^(\$ )?tinyzero ", code, re.M)]
+    assert hidden == []
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"\n\n    \S.*", re.sub(r"^( *)([-*]|\d+\.) .*?\n\n(?=\S)", "", prose, flags=re.M | re.S)) == []
 
 
 @pytest.mark.slow
