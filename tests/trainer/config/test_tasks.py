@@ -90,10 +90,13 @@ def test_files_and_families_are_named_by_their_last_part() -> None:
         (["tasks.countdown.weigth=2"], "unknown key 'tasks.countdown.weigth'; did you mean 'tasks.countdown.weight'?"),
         (["tasks.gsm8k.weight=0"], "tasks.gsm8k.weight: got 0, expected a number above 0, such as 2"),
         (["tasks.gsm8k.weight=true"], "tasks.gsm8k.weight: got True, expected a number above 0"),
-        (["tasks.gsm8k=3"], "tasks.gsm8k: got 3, expected a table, such as tasks.gsm8k.weight=2"),
+        (["tasks.gsm8k=3"], "tasks.gsm8k: got 3, expected a table, such as tasks.gsm8k.options.KEY=…"),
         (["tasks.gsm8k.task=3"], "tasks.gsm8k.task: got 3, expected the name of a task"),
         (["tasks.gsm8k.options=3"], "tasks.gsm8k.options: got 3, expected a table"),
         (["tasks.countdown.weight=3"], "tasks.countdown.weight is given twice"),
+        (["eval.tasks=[gsm8k,multiply]"], "eval.tasks.multiply: the run trains on it, and evaluates it anyway"),
+        (["eval.tasks.gsm8k.weight=2"], "unknown key 'eval.tasks.gsm8k.weight'; known here: eval.tasks.gsm8k.task"),
+        (["eval.tasks=3"], "eval.tasks: got 3"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
@@ -117,6 +120,17 @@ def test_a_mistaken_flag_is_one_line(task: list[str], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         config(task=task)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("value", ["[gsm8k, ./my-task.py]", "{gsm8k={}, my-task={task='./my-task.py'}}"])
+def test_other_tasks_are_a_list_or_a_table(value: str) -> None:
+    found = config(f"eval.tasks={value}")
+    table = {"gsm8k": {"task": "gsm8k", "options": {}}, "my-task": {"task": "./my-task.py", "options": {}}}
+    assert found.eval.tasks == table
+    assert make_config(to_mapping(found)) == found
+    named = config("eval.tasks.odd.task=gsm8k", "eval.tasks.odd.options.a=1", task=["countdown"])
+    with pytest.raises(SettingsError, match=r"unknown key 'eval\.tasks\.odd\.options\.a'"):
+        load_tasks(named.eval.task_specs, table="eval.tasks")
 
 
 def test_it_says_at_once_what_is_trained_on(capsys: pytest.CaptureFixture) -> None:

@@ -26,7 +26,8 @@ def test_shaping_changes_the_rewards_and_not_the_result(toy_task, toy_model_path
         )
         with Progress() as progress, build_workers(config, display=progress, training=True) as workers:
             prompts = workers.tasks["toy_task"].prompts.held_out(12)
-            return heldout_eval.evaluate(workers, prompts, SamplingParams(8, 1.0), seed=1, stop=StopFlag())
+            params = SamplingParams(8, 1.0)
+            return heldout_eval.evaluate(workers, workers.pools, prompts, 1, params, seed=1, stop=StopFlag())
 
     plain, shaped = result_with(), result_with("cosine", "mask_truncated")
     assert [one.text for one in plain] == [one.text for one in shaped]

@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, short_run
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
+from tinyzero_sdk.scoring.statistics import pass_at_k
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
@@ -60,6 +62,36 @@ def test_each_task_is_measured_on_its_own_problems(whole: loop.TrainResult) -> N
     kept = completions(whole.output)
     assert {row["step"] for row in kept} == {2, 4}
     assert Counter(row["task"] for row in kept if row["step"] == 2) == {"short": 4, "long": 4}
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated_on_other_tasks_and_by_pass_at_k(configure: Configure, tmp_path: Path) -> None:
+    settings = configure(tmp_path / "run").tasks
+    easy, hard = settings["short"], {key: settings["long"][key] for key in ("task", "options")}
+    run = train(
+        configure(
+            tmp_path / "run",
+            run__steps=1,
+            tasks={"easy": easy | {"weight": 1}},
+            eval={"tasks": {"hard": hard}, "pass_at": [2, 4], "num_problems": 6, "num_problems_during": 6},
+            log={"held_out_count": 27},
+        )
+    )
+    assert set(run.accuracy) == {"easy", "hard"}
+    before = lines(run.output)[0]
+    assert not [key for row in lines(run.output) for key in row if key.startswith("task/")], "it is trained on one"
+    for name in ("easy", "hard"):
+        kept = [row for row in completions(run.output, "heldout") if (row["task"], row["step"]) == (name, 0)]
+        sampled = [row for row in kept if row["decoding"] == "sampled"]
+        assert [row["sample"] for row in sampled] == [0, 1, 2, 3] * 6
+        assert len({row["problem"] for row in sampled}) == len(kept) - len(sampled) == 6
+        correct = np.array([row["correct"] for row in sampled]).reshape(6, 4)
+        size, solved = np.full(6, 4), correct.sum(axis=1)
+        assert before[f"val-core/{name}/acc/mean@1"] == correct[:, 0].mean()
+        assert before[f"val-core/{name}/acc/mean@4"] == correct.mean()
+        assert before[f"val-core/{name}/acc/best@4/mean"] == (solved > 0).mean()
+        assert before[f"val-aux/{name}/acc/best@2/mean"] == pytest.approx(pass_at_k(solved, size, 2).mean())
+    assert not {"curriculum/hard/bucket_0/weight", "val-aux/hard/acc/best@4/mean"} & before.keys()
 
 
 @pytest.mark.slow

@@ -98,12 +98,9 @@ def test_an_engine_that_slept_during_the_loss_has_the_weights_before_it_generate
     monkeypatch.setattr(HeldOutEvaluation, "run", lambda *_, **__: calls.append("generate") or {})
     ignored = SimpleNamespace(phase=lambda *_: None, held_out=lambda *_: None)
     engine = SimpleNamespace(**{name: partial(calls.append, name) for name in ("sleep", "load_weights")})
-    prompts = SimpleNamespace(held_out=lambda count: [None] * count)
-    workers: Any = SimpleNamespace(
-        policy=policy_of(toy_model, config),
-        engine=engine,
-        display=ignored,
-        tasks={"countdown": SimpleNamespace(prompts=prompts)},
-    )
-    SftEvaluation(config.as_train_config(), workers, StopFlag(), mixed_lengths()).run(step, last=4)
+    tasks: Any = {
+        "countdown": SimpleNamespace(prompts=SimpleNamespace(held_out=lambda count: [None] * count), pool=None)
+    }
+    workers: Any = SimpleNamespace(policy=policy_of(toy_model, config), engine=engine, display=ignored)
+    SftEvaluation(config.as_train_config(), workers, tasks, StopFlag(), mixed_lengths()).run(step, last=4)
     assert calls == ["sleep", "load_weights", "generate"]

@@ -25,7 +25,8 @@ def check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> M
     allow_unsafe = config.reward.allow_unsafe
     wrappers = config.wrappers_with_limit()
     tasks = load_tasks(config.task_specs, config.data, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe)
-    for task in tasks.values():
+    others = load_tasks(config.eval.task_specs, allow_unsafe_scorers=allow_unsafe, table="eval.tasks")
+    for task in (*tasks.values(), *others.values()):
         task.check_scoring_allowed()
     refuse_unused(tasks, typed)
     if config.run.executor == "ray":

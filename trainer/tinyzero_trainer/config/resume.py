@@ -29,7 +29,7 @@ _RESUMABLE = {
     "optimizer": "micro_batch_tokens packing",
     "reward": "num_workers memory_limit_gb",
     "data": "path test_path num_workers",
-    "eval": "every num_problems_during",
+    "eval": "every num_problems_during pass_at",
     "checkpoint": "every keep",
     "log": "trackers project rollouts_every rollouts_count held_out_count",
 }

@@ -1,11 +1,12 @@
 """Groups of the configuration: the run, its model, memory and processes, scoring, evaluation and records."""
 
 import re
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
+from tinyzero_trainer.config.tasks import TaskSpec, complete_table, name_of, read_task_specs
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NoneIs, NonNegativeInt, PositiveFloat, PositiveInt
 
 DEVICES = "auto, cpu, cuda or cuda:N"
@@ -242,6 +243,24 @@ class EvalConfig:
 
     greedy: bool = True
     """Also evaluate with greedy decoding, before and after training."""
+
+    pass_at: tuple[PositiveInt, ...] = ()
+    """Values of k for pass@k. Of each held-out problem as many completions are sampled as the largest; [] = one."""
+
+    tasks: dict[str, Any] | tuple[str, ...] = field(default_factory=dict)
+    """Other tasks to evaluate on, which are not trained on: [multiply, gsm8k], or a table with their options, as in
+    eval.tasks.NAME.options.KEY=… and eval.tasks.NAME.task=…."""
+
+    @property
+    def task_specs(self) -> tuple[TaskSpec, ...]:
+        """The other tasks."""
+        assert isinstance(self.tasks, dict)
+        return read_task_specs(self.tasks, "eval.tasks")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tasks, dict):
+            object.__setattr__(self, "tasks", {name_of(task): {"task": task} for task in self.tasks})
+        object.__setattr__(self, "tasks", complete_table(self.task_specs, ("task", "options")))
 
 
 @dataclass(frozen=True)

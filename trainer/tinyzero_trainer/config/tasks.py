@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import get, merge, unknown_key_message
@@ -56,7 +56,7 @@ def with_task_table(values: Mapping[str, Any]) -> dict[str, Any]:
     if not tasks and not task:
         return dict(values)
     # Where the table names none, the task has the name that it gives itself.
-    tasks = tasks or {(Path(task).stem if is_path(task) else task).replace(".", "_"): {"task": task}}
+    tasks = tasks or {name_of(task): {"task": task}}
     name, entry = next(iter(tasks.items()))
     if task and (len(tasks) > 1 or identity(task) != identity(task_of(name, entry))):
         raise SettingsError(
@@ -73,14 +73,19 @@ def with_task_table(values: Mapping[str, Any]) -> dict[str, Any]:
     return merge(rest, {"tasks": merge(tasks, {name: {"options": options}}) if options else tasks})
 
 
-def read_task_specs(tasks: Mapping[str, Any]) -> tuple[TaskSpec, ...]:
-    """The tasks of the table `tasks`; a ValueError if an entry is not what it must be.
+def name_of(task: str) -> str:
+    """What a run calls a task that is not named otherwise."""
+    return (Path(task).stem if is_path(task) else task).replace(".", "_")
+
+
+def read_task_specs(tasks: Mapping[str, Any], table: Literal["tasks", "eval.tasks"] = "tasks") -> tuple[TaskSpec, ...]:
+    """The tasks of a table, whose entries have no weights in `eval.tasks`; a ValueError if one is impossible.
 
     Example:
         >>> read_task_specs({"countdown": {"weight": 2}, "multiply": {}})[0].weight
         2.0
     """
-    specs = tuple(_read_entry(name, entry) for name, entry in tasks.items())
+    specs = tuple(_read_entry(name, entry, table) for name, entry in tasks.items())
     if len(specs) == 1 and specs[0].weight != 1:
         raise ValueError(
             f"tasks.{specs[0].name}.weight={specs[0].weight:g} has no effect: there is no other task; leave it out"
@@ -99,9 +104,9 @@ def task_of(name: str, entry: Any) -> str:
     return named if isinstance(named, str) else name
 
 
-def complete_table(specs: Sequence[TaskSpec]) -> dict[str, Any]:
-    """The table `tasks` of these, with every default written out: equal settings are written alike."""
-    return {spec.name: {"task": spec.task, "weight": spec.weight, "options": dict(spec.options)} for spec in specs}
+def complete_table(specs: Sequence[TaskSpec], keys: Sequence[str] = ENTRY_KEYS) -> dict[str, Any]:
+    """The table of these, with every default written out: equal settings are written alike."""
+    return {spec.name: {key: getattr(spec, key) for key in keys} for spec in specs}
 
 
 def load_tasks(
@@ -110,6 +115,7 @@ def load_tasks(
     *,
     wrappers: Sequence[str] = (),
     allow_unsafe_scorers: bool = False,
+    table: Literal["tasks", "eval.tasks"] = "tasks",
 ) -> Mapping[str, "Task"]:
     """The tasks by what the run calls them, with the problems of `data.path`, if it names any.
 
@@ -124,10 +130,10 @@ def load_tasks(
                 spec.task, options=spec.options, wrappers=wrappers, allow_unsafe_scorers=allow_unsafe_scorers
             )
         except SettingsError as error:
-            if len(specs) == 1:
+            if len(specs) == 1 and table == "tasks":
                 raise
             # `load_task` knows options by the short way of writing them.
-            raise SettingsError(re.sub(r"\btask\.(?=\w)", f"tasks.{spec.name}.options.", str(error))) from error
+            raise SettingsError(re.sub(r"\btask\.(?=\w)", f"{table}.{spec.name}.options.", str(error))) from error
     if data is None or (data.path or data.test_path) is None:
         return tasks
     from tinyzero_sdk.data.file_task import load_file_tasks
@@ -149,14 +155,14 @@ def refuse_unused(tasks: Mapping[str, "Task"], typed: Mapping[str, Any]) -> None
         )
 
 
-def _read_entry(name: str, entry: Any) -> TaskSpec:
-    place = f"tasks.{name}"
+def _read_entry(name: str, entry: Any, table: str) -> TaskSpec:
+    place, keys = f"{table}.{name}", [key for key in ENTRY_KEYS if key != "weight" or table == "tasks"]
     if not name or "." in name:
-        raise ValueError(f"tasks: got the name {name!r}, expected one without dots; a file goes into its key `task`")
-    _expect(isinstance(entry, Mapping), place, entry, f"a table, such as {place}.weight=2")
+        raise ValueError(f"{table}: got the name {name!r}, expected one without dots; a file goes into its key `task`")
+    _expect(isinstance(entry, Mapping), place, entry, f"a table, such as {place}.options.KEY=…")
     for key in entry:
-        if key not in ENTRY_KEYS:
-            raise ValueError(unknown_key_message(f"{place}.{key}", [f"{place}.{known}" for known in ENTRY_KEYS]))
+        if key not in keys:
+            raise ValueError(unknown_key_message(f"{place}.{key}", [f"{place}.{known}" for known in keys]))
     task, weight, options = entry.get("task", name), entry.get("weight", 1), entry.get("options", {})
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
     _expect(isinstance(task, str) and task, f"{place}.task", task, "the name of a task or the path of its file")

@@ -117,6 +117,11 @@ class TrainConfig:
                 f"algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} learns from a teacher, and none "
                 "is named; give model.teacher=DIR, or a name on the Hub"
             )
+        elif twice := [spec for spec in self.eval.task_specs if spec.name in self.tasks]:
+            wrong = (
+                f"eval.tasks.{twice[0].name}: the run trains on it, and evaluates it anyway; leave it out, or give "
+                f"other options of it another name: eval.tasks.OTHER.task={twice[0].task}"
+            )
         elif rollout.top_k == 1:
             wrong = "rollout.top_k=1 samples the same completion each time, so nothing is learned; set 0 or at least 2"
         elif rollout.group_size == 1 and self.algorithm.advantage_estimator in COMPARES_SAMPLES:

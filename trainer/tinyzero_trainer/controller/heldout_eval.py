@@ -1,15 +1,20 @@
 """Accuracy on held-out problems: the fraction that is `correct`, without partial credit or shaping."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from time import perf_counter
 
+import numpy as np
+
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
+from tinyzero_sdk.scoring.statistics import pass_at_k
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor, learning_signal
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.monitoring.metrics_log import held_out_key, size_key
+from tinyzero_trainer.executors.tasks import RunTask
+from tinyzero_trainer.monitoring.metrics_log import held_out_key, pass_at_key, size_key
+from tinyzero_trainer.rewards.reward_pool import RewardPool
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.generate import generate
@@ -21,15 +26,23 @@ class HeldOutEvaluation:
     """Accuracy of the present policy on the same held-out problems each time."""
 
     def __init__(
-        self, config: TrainConfig, workers: Workers, stop: StopFlag, signal: SignalMonitor | None = None
+        self,
+        config: TrainConfig,
+        workers: Workers,
+        tasks: Mapping[str, RunTask],
+        stop: StopFlag,
+        signal: SignalMonitor | None = None,
     ) -> None:
+        """`tasks` are those of the workers, and others to evaluate on."""
         self.config, self.workers, self.stop, self.signal = config, workers, stop, signal
         self.rollouts = list[tuple[str, list[Rollout]]]()
         """Of the last evaluation: `sampled` or `greedy`, and the completions."""
         progress, count = workers.display, config.eval.num_problems
-        if workers.tasks:
+        if tasks:
             progress.phase("sampling held-out problems")
-        self.prompts = {name: task.prompts.held_out(count) for name, task in workers.tasks.items()}
+        self.prompts = {name: task.prompts.held_out(count) for name, task in tasks.items()}
+        self._pools = {name: task.pool for name, task in tasks.items()}
+        self._samples = max(config.eval.pass_at, default=1)
         for name, prompts in self.prompts.items():
             if len(prompts) < count:
                 progress.log(f"{name} has only {len(prompts):,} held-out problems; all of them are used")
@@ -47,8 +60,12 @@ class HeldOutEvaluation:
             metrics |= self._evaluate_task(name, signals, thorough=step in (0, last))
         self.workers.display.end_phase()
         self.workers.display.held_out(step, {name: metrics[held_out_key(name)] for name in self.prompts})
+        for k in self.config.eval.pass_at:
+            found = {name: metrics[pass_at_key(name, k, self._samples)] for name in self.prompts}
+            self.workers.display.held_out(step, found, of=f"pass@{k}")
         if self.signal is not None and step in (0, last):
-            for name, signal in signals.items():
+            for name in self.workers.tasks:
+                signal = signals[name]
                 self.signal.held_out(name, signal, self.prompts[name], is_last=step > 0)
         return {**metrics, "timing_s/testing": perf_counter() - started}
 
@@ -62,24 +79,45 @@ class HeldOutEvaluation:
         metrics = {size_key(name): float(len(prompts))}
         for key, temperature in modes.items():
             how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"
-            self.workers.display.phase(f"evaluating on held-out problems{of_task}, {how}", len(prompts), "problems")
+            count = self._samples if temperature else 1
+            unit = "problems" if count == 1 else "completions"
+            self.workers.display.phase(f"evaluating on held-out problems{of_task}, {how}", count * len(prompts), unit)
             params = SamplingParams(self.config.rollout.max_completion_tokens, temperature)
             # The same seed each time: two evaluations differ by the policy, not by the sampling.
             seed = derive_seed("evaluation", self.config.run.seed)
-            rollouts = evaluate(self.workers, prompts, params, seed=seed, stop=self.stop)
+            rollouts = evaluate(self.workers, self._pools, prompts, count, params, seed=seed, stop=self.stop)
             self.rollouts.append(("greedy" if temperature == 0 else "sampled", rollouts))
-            metrics[key] = fmean(rollout.score.correct for rollout in rollouts)
+            metrics[key] = fmean(rollout.score.correct for rollout in rollouts[::count])
             if key == held_out_key(name):
-                signal = signals[name] = learning_signal(rollouts)
+                metrics |= pass_at_metrics(name, rollouts, config.pass_at)
+                signal = signals[name] = learning_signal(rollouts[::count])
                 metrics[f"val-aux/{name}/no_answer_frac"] = signal.no_answer_frac
                 metrics[f"val-aux/{name}/truncated_frac"] = signal.truncated_frac or 0.0
         return metrics
 
 
+def pass_at_metrics(task: str, rollouts: Sequence[Rollout], pass_at: Sequence[int]) -> dict[str, float]:
+    """Of the largest k completions of each problem: their accuracy, and pass@k, as `tinyzero eval` estimates it."""
+    if not pass_at:
+        return {}
+    correct = np.array([rollout.score.correct for rollout in rollouts]).reshape(-1, max(pass_at))
+    solved, sizes = correct.sum(axis=1), np.full(len(correct), correct.shape[1])
+    rates = {k: float(pass_at_k(solved, sizes, k).mean()) for k in pass_at}
+    mean = {f"val-core/{task}/acc/mean@{correct.shape[1]}": float(correct.mean())}
+    return mean | {pass_at_key(task, k, correct.shape[1]): rate for k, rate in rates.items()}
+
+
 def evaluate(
-    workers: Workers, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, stop: StopFlag
+    workers: Workers,
+    pools: Mapping[str, RewardPool],
+    prompts: Sequence[Prompt],
+    samples: int,
+    params: SamplingParams,
+    *,
+    seed: int,
+    stop: StopFlag,
 ) -> list[Rollout]:
-    """Sample and score a completion of each prompt; raises `StopRequested` if a signal comes meanwhile."""
+    """Sample and score completions of each prompt; raises `StopRequested` if a signal comes meanwhile."""
     model, advance = workers.language_model, workers.display.advance
-    generated = generate(model, workers.engine, prompts, 1, params, seed=seed, on_progress=advance, stop=stop)
-    return score(generated, model.tokenizer, workers.pools)
+    generated = generate(model, workers.engine, prompts, samples, params, seed=seed, on_progress=advance, stop=stop)
+    return score(generated, model.tokenizer, pools)

@@ -19,6 +19,7 @@ from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.resume import resume_command
+from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.checkpointer import Checkpointer, newest_checkpoint
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
@@ -28,6 +29,7 @@ from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers, gpu_elsewhere
+from tinyzero_trainer.executors.tasks import RunTask, run_tasks
 from tinyzero_trainer.monitoring.completion_log import CompletionLog
 from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, MetricsLog, held_out_key, read_metrics
 from tinyzero_trainer.monitoring.plot import plot_curve
@@ -89,6 +91,9 @@ class Session:
 
     run: RunDirectory
     workers: Workers
+    evaluated: Mapping[str, RunTask]
+    """The tasks of the workers, and those of `eval.tasks`."""
+
     state: TrainerState
     prefetched: RolloutBatch | None
     """The checkpoint's batch for the next step, if it has one."""
@@ -173,7 +178,8 @@ class Session:
         run, workers, temperature = self.run, self.workers, self.recorded.eval.temperature
         lines = {int(line["step"]): line for line in read_metrics(run.metrics)}
         before, after = lines[0], lines[last]
-        accuracy = {name: Change(before[held_out_key(name)], after[held_out_key(name)]) for name in evaluation.prompts}
+        keys = {name: held_out_key(name) for name in evaluation.prompts}
+        accuracy = {name: Change(before[key], after[key]) for name, key in keys.items()}
         outcomes = [
             outcome_line(
                 name if len(accuracy) > 1 else None,
@@ -187,7 +193,7 @@ class Session:
         if HELD_OUT_LOSS in after:
             outcomes.insert(0, f"held-out loss: {before[HELD_OUT_LOSS]:.4f} -> {after[HELD_OUT_LOSS]:.4f}")
         try:
-            plot_curve(run.metrics, run.curve, tasks=list(accuracy), model=workers.language_model.name)
+            plot_curve(run.metrics, run.curve, tasks=list(workers.tasks), model=workers.language_model.name)
             curve = f"curve: {run.curve}"
         except TinyZeroError as error:  # a picture must not cost the result
             curve = f"no curve: {error}"
@@ -207,6 +213,8 @@ def open_session(
     recorded = train_config if isinstance(config, TrainConfig) else config.with_resolved(train_config)
     if chosen:
         progress.log(chosen)
+    unsafe = config.reward.allow_unsafe
+    other_tasks = load_tasks(config.eval.task_specs, allow_unsafe_scorers=unsafe, table="eval.tasks")
     with RunDirectory.open(recorded.run.output, resume=resume) as run, catch_signals() as stop:
         checkpoint = newest_checkpoint(recorded, run, progress.log) if resume else None
         path = None if checkpoint is None else checkpoint.path
@@ -214,19 +222,21 @@ def open_session(
             build_workers(train_config, display=progress, training=True, checkpoint=path, tasks=tasks) as workers,
             MetricsLog(run.metrics) as log,
             Trackers(recorded, run.path, progress.log) as trackers,
+            run_tasks(train_config, other_tasks, workers.language_model.tokenizer) as others,
         ):
             recorded = _as_it_fits(recorded, workers)
             run.save_config(recorded, _task_versions(workers))  # also when resumed: run.steps may have been raised
             checkpointer = Checkpointer(recorded, run, workers)
             state, prefetched = checkpointer.restore(checkpoint)
             log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
-            named = {name: task.task for name, task in workers.tasks.items()}
+            evaluated = {**workers.tasks, **others}
+            named = {name: task.task for name, task in evaluated.items()}
             model = workers.language_model
             completions = CompletionLog(run.completions, recorded.log, named, model.tokenizer, progress.warn)
             completions.cut_after(state.step)
             progress.log(workers.language_model.trained)
-            records = (log, completions, trackers)
-            yield Session(train_config, recorded, run, workers, state, prefetched, stop, checkpointer, *records)
+            made = (state, prefetched, stop, checkpointer, log, completions, trackers)
+            yield Session(train_config, recorded, run, workers, evaluated, *made)
 
 
 def train(
@@ -253,7 +263,7 @@ def train(
         for line in rollout_correction.notes(config):
             display.log(line)
         signal = SignalMonitor(config, workers)
-        evaluation = HeldOutEvaluation(config, workers, stop, signal)
+        evaluation = HeldOutEvaluation(config, workers, session.evaluated, stop, signal)
         kept, prefetched = session.completions, session.prefetched
         step = TrainingStep(config, workers, session.state, stop, kept, prefetched, signal)
         return session.train(step, evaluation)

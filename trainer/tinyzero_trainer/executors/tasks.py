@@ -21,7 +21,7 @@ class RunTask:
     """With its options and wrappers."""
 
     weight: float
-    """Its fraction of the problems, relative to the other tasks' weights."""
+    """Its fraction of the problems, relative to the other tasks' weights; 0 = it is not trained on."""
 
     prompts: PromptSource
     pool: RewardPool
@@ -38,12 +38,12 @@ def run_tasks(
 
     Args:
         config: `reward.num_workers` is for each task.
-        tasks: from `load_tasks`, in the order of `config.task_specs`.
+        tasks: from `load_tasks`, of `config.task_specs` or others.
         make_pool: starts a task's scorers.
     """
     with ExitStack() as stack:
-        running = {}
-        for spec, (name, task) in zip(config.task_specs, tasks.items(), strict=True):
+        running, weights = {}, {spec.name: spec.weight for spec in config.task_specs}
+        for name, task in tasks.items():
             pool = make_pool(config.reward, task)
             stack.callback(pool.close)
             prompts = PromptSource(
@@ -54,7 +54,7 @@ def run_tasks(
                 test_fraction=config.data.test_fraction,
                 max_prompt_tokens=config.data.max_prompt_tokens,
             )
-            running[name] = RunTask(task, spec.weight, prompts, pool)
+            running[name] = RunTask(task, weights.get(name, 0.0), prompts, pool)
         yield running
 
 

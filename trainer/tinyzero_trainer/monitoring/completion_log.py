@@ -8,7 +8,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,9 +91,13 @@ class CompletionLog:
             self.write()
 
     def held_out(self, step: int, decoding: str, rollouts: Sequence[Rollout]) -> None:
-        """Keep the completions of an evaluation, one of each problem."""
-        for rollout in rollouts[: self.config.held_out_count]:
-            self._add("heldout", step, decoding, [rollout])
+        """Keep the completions of an evaluation: all those of its first problems."""
+        left = self.config.held_out_count
+        for _, group in groupby(rollouts, key=lambda rollout: id(rollout.prompt)):
+            completions = list(group)
+            if (left := left - len(completions)) < 0:
+                break
+            self._add("heldout", step, decoding, completions)
 
     def failed_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Write all completions of a step whose update failed."""

@@ -33,6 +33,11 @@ def held_out_key(task: str) -> str:
     return f"val-core/{task}/acc/mean@1"
 
 
+def pass_at_key(task: str, k: int, samples: int) -> str:
+    """pass@k; of the largest k, which is the number of samples, verl counts it among the core metrics."""
+    return f"val-{'core' if k == samples else 'aux'}/{task}/acc/best@{k}/mean"
+
+
 def size_key(task: str) -> str:
     """Number of held-out problems in that evaluation."""
     return f"val-aux/{task}/size"

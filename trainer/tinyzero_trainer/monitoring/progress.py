@@ -117,15 +117,17 @@ class Progress:
         ends = step in (training.fields["first"] + 1, training.total)
         self._log_after(0.0 if ends else STEP_SECONDS, _step_line(_count(training), metrics))
 
-    def held_out(self, step: int, accuracies: Mapping[str, float], loss: float | None = None) -> None:
-        """Held-out accuracy on each task after a step, and the loss of fine-tuning; 0 = before training."""
+    def held_out(
+        self, step: int, accuracies: Mapping[str, float], loss: float | None = None, of: str = "accuracy"
+    ) -> None:
+        """Held-out accuracy, or what `of` names, by task after a step, and the loss; 0 = before training."""
         when = f"after step {step:,}" if step else "before training"
         several = len(accuracies) > 1
         if loss is not None:
             self.log(f"held-out loss {when}: {loss:.4f}")
         shown = [f"{name} " * several + percent(accuracy) for name, accuracy in accuracies.items()]
         if shown:
-            self.log(f"held-out accuracy {when}: {', '.join(shown)}")
+            self.log(f"held-out {of} {when}: {', '.join(shown)}")
 
     def log(self, text: str) -> None:
         """Print a line that stays."""

@@ -3,7 +3,7 @@
 The policy's own update does it: with an advantage of 1 for every token, REINFORCE's loss is the cross-entropy.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 
 import torch
@@ -15,6 +15,7 @@ from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import trained_tokens
 from tinyzero_trainer.executors.base import PolicyWorker, Workers
+from tinyzero_trainer.executors.tasks import RunTask
 from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, LOSS
 from tinyzero_trainer.monitoring.performance import StepTimer, memory_metrics, peak_flops, utilization
 from tinyzero_trainer.types import Rollout
@@ -31,8 +32,15 @@ UNKNOWN_STEPS = 1000
 class SftEvaluation(HeldOutEvaluation):
     """The loss on held-out examples, and accuracy on the tasks' held-out problems."""
 
-    def __init__(self, config: TrainConfig, workers: Workers, stop: StopFlag, examples: Sequence[Rollout]) -> None:
-        super().__init__(config, workers, stop)
+    def __init__(
+        self,
+        config: TrainConfig,
+        workers: Workers,
+        tasks: Mapping[str, RunTask],
+        stop: StopFlag,
+        examples: Sequence[Rollout],
+    ) -> None:
+        super().__init__(config, workers, tasks, stop)
         self.examples = examples
 
     def run(self, step: int, *, last: int) -> dict[str, float]:

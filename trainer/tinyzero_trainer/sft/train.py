@@ -91,7 +91,7 @@ def fine_tune(
             held_out = [
                 example for source in batches.sources() for example in source.held_out(config.eval.num_problems)
             ]
-            evaluation = SftEvaluation(session.config, workers, session.stop, held_out)
+            evaluation = SftEvaluation(session.config, workers, session.evaluated, session.stop, held_out)
             with closing(batch_stream(batches, num_workers)) as stream:
                 return session.train(SftStep(config, workers, stream, state), evaluation)
 
