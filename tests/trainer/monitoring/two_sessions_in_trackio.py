@@ -4,35 +4,35 @@ import io
 import json
 import math
 import os
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from tinyzero_trainer.config import LogConfig, TrainConfig
 from tinyzero_trainer.monitoring.trackers import Trackers
 
-os.environ["TRACKIO_DIR"] = "trackio"
-real, sys.stdout = sys.stdout, io.StringIO()
-config = TrainConfig(log=LogConfig(trackers=("trackio",)))
-messages: list[str] = []
-for steps in (range(3), range(3, 5)):
-    with Trackers(config, Path("countdown"), messages.append) as trackers:
-        for step in steps:
-            trackers.log(step, {"critic/score/mean": step / 4, "actor/entropy": math.nan})
-printed = sys.stdout.getvalue()
-sys.stdout = real
 
-import trackio  # noqa: E402  after TRACKIO_DIR is set
+def main() -> None:
+    os.environ["TRACKIO_DIR"] = "trackio"
+    config = TrainConfig(log=LogConfig(trackers=("trackio",)))
+    messages: list[str] = []
+    with redirect_stdout(io.StringIO()) as printed:
+        for steps in (range(3), range(3, 5)):
+            with Trackers(config, Path("countdown"), messages.append) as trackers:
+                for step in steps:
+                    trackers.log(step, {"critic/score/mean": step / 4, "actor/entropy": math.nan})
+    import trackio  # after TRACKIO_DIR is set
 
-(run,) = trackio.Api().runs("tinyzero")
-logs = trackio.sqlite_storage.SQLiteStorage.get_logs("tinyzero", "countdown")
-print(
-    json.dumps(
-        {
-            "runs": [run.name],
-            "project": run.config["log"]["project"],
-            "logged": [[row["step"], row["critic/score/mean"]] for row in logs],
-            "stdout": printed,
-            "messages": messages,
-        }
-    )
-)
+    runs = trackio.Api().runs("tinyzero")
+    logs = trackio.sqlite_storage.SQLiteStorage.get_logs("tinyzero", "countdown")
+    found = {
+        "runs": [run.name for run in runs],
+        "project": runs[0].config["log"]["project"],
+        "logged": [[row["step"], row["critic/score/mean"]] for row in logs],
+        "stdout": printed.getvalue(),
+        "messages": messages,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
