@@ -117,6 +117,7 @@ _FORMATS = {"mean score": ".3f", "tokens": ",.1f"}  # of metrics that are not sh
 def _show_comparison(report: "ComparisonReport", comparison: "Comparison", limit: int) -> None:
     shown = table("", "baseline", "this file", "difference", "95% interval", "problems")
     groups = {"": comparison.metrics, "reason": comparison.by_reason, "difficulty": comparison.by_difficulty}
+    groups["task"] = comparison.by_task
     for group, differences in groups.items():
         if group and differences:
             shown.add_row(Text(group, "bold"))

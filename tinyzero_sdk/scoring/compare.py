@@ -5,7 +5,9 @@ the mean of the problems' own differences: what makes a problem hard is common t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from tinyzero_sdk.records import REASONS, Json
 from tinyzero_sdk.scoring.readers import find_reader
 from tinyzero_sdk.scoring.score_file import MAX_LISTED
 from tinyzero_sdk.scoring.scored_rows import ScoredRows, find_key, read_scored_rows
-from tinyzero_sdk.scoring.statistics import bootstrap_interval, interval_of_mean, pass_at_k, quantile_edges
+from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean, pass_at_k, quantile_edges
 from tinyzero_sdk.scoring.summary import MOST_DRAWN, usual_k
 
 
@@ -61,6 +63,9 @@ class Comparison:
 
     by_difficulty: list[Difference]
     """Accuracy within at most five ranges of difficulty, easiest first."""
+
+    by_task: list[Difference]
+    """Accuracy on each task, where there are several."""
 
     better: int
     """Problems with a greater fraction of right completions than in the baseline."""
@@ -133,23 +138,27 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
             find_reader(None, path)
     key = options.key or find_key(paths)
     keys: dict[str, int] = {}
+    tasks: dict[str | None, int] = {}
     files = []
     for place, path in enumerate(paths):
 
         def advance(fraction: float, done: int = place) -> None:
             options.on_progress((done + fraction) / len(paths))
 
-        files.append(read_scored_rows(path, key, keys, advance))
-    has = [np.bincount(rows.problems, minlength=len(keys)) > 0 for rows in files]
+        files.append(read_scored_rows(path, key, keys, tasks, advance))
+    texts = list(keys)
+    if all(len(np.unique(rows.columns["task"])) > 1 for rows in files):
+        texts = _tell_tasks_apart(files, texts, [str(name) for name in tasks])
+    has = [np.bincount(rows.problems, minlength=len(texts)) > 0 for rows in files]
     common = np.logical_and.reduce(has)
     if not common.any():
-        example = [next(text for text, index in keys.items() if there[index])[:40] for there in (has[0], has[-1])]
+        example = [texts[there.argmax()][:40] for there in (has[0], has[-1])]
         raise DataError(
             f"the files have no problem in common by {key}, such as {example[0]!r} and {example[1]!r}; compare files "
             "of one task and split, or name another column with --by"
         )
     sides = [_Side(rows, common) for rows in files]
-    texts = [text for text, index in keys.items() if common[index]]
+    texts = [texts[index] for index in np.flatnonzero(common).tolist()]
     return ComparisonReport(
         problems=len(texts),
         problems_by=key,
@@ -158,8 +167,18 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
             for rows, side, there in zip(files, sides, has, strict=True)
         ],
         differing=differing([rows.settings for rows in files]),
-        comparisons=[_compare(sides[0], side, texts, options) for side in sides[1:]],
+        comparisons=[_compare(sides[0], side, texts, list(tasks), options) for side in sides[1:]],
     )
+
+
+def _tell_tasks_apart(files: Sequence[ScoredRows], texts: Sequence[str], tasks: Sequence[str]) -> list[str]:
+    """Make the problems of different tasks different ones, though they may have one key; their texts.
+
+    Only where all files have several tasks: one of them alone may have another name elsewhere.
+    """
+    for rows in files:
+        rows.problems[:] = rows.problems * len(tasks) + rows.columns["task"]
+    return [f"{task}: {text}" for text in texts for task in tasks]
 
 
 class _Side:
@@ -172,7 +191,8 @@ class _Side:
         self.columns = {name: values[keep] for name, values in rows.columns.items()}
         self.sizes = np.bincount(self.problems)
         self.solved = np.bincount(self.problems, rows.correct[keep]).astype(np.int64)
-        self.first_rows = rows.numbers[keep][np.unique(self.problems, return_index=True)[1]]
+        first = np.unique(self.problems, return_index=True)[1]
+        self.first_rows, self.tasks = rows.numbers[keep][first], self.columns["task"][first]
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """[G] mean of each problem's rows with a known value; NaN without any."""
@@ -189,36 +209,64 @@ class _Side:
         return rates
 
 
-def _compare(baseline: _Side, other: _Side, texts: Sequence[str], options: CompareOptions) -> Comparison:
-    def difference(name: str, old: np.ndarray, new: np.ndarray) -> Difference:
-        change = (new - old)[known := np.isfinite(old) & np.isfinite(new)]
-        if change[0] and (change == change[0]).all():  # a single one, or too few to show how they vary
-            interval = None
-        else:
-            interval = bootstrap_interval(change, options.resamples) if options.resamples else interval_of_mean(change)
-        before, now, mean = (float(values.mean()) for values in (old[known], new[known], change))
-        return Difference(name, len(change), before, now, mean, interval)
+Pair = tuple[str, np.ndarray, np.ndarray]
+"""What is compared, and its value for each problem on both sides."""
 
-    sides = (baseline, other)
-    rates = [side.solved / side.sizes for side in sides]
-    pairs = {"mean score": [side.mean(side.columns["score"]) for side in sides]}
-    pairs |= {f"pass@{k}": [side.pass_at(k) for side in sides] for k in _values_of_k(baseline, other, options.pass_at)}
+
+def _differences(pairs: Sequence[Pair], resamples: int) -> list[Difference]:
+    columns, found = list[np.ndarray](), list[Difference]()
+    for name, old, new in pairs:
+        known = np.isfinite(old) & np.isfinite(new)
+        columns.append(change := (new - old)[known])
+        before, now, mean = (float(values.mean()) for values in (old[known], new[known], change))
+        found.append(Difference(name, len(change), before, now, mean, None))
+    # Not where there is a single problem, or too few to show how they vary.
+    vary = [place for place, change in enumerate(columns) if not change[0] or (change != change[0]).any()]
+    columns = [columns[place] for place in vary]
+    intervals = bootstrap_intervals(columns, resamples) if resamples else map(interval_of_mean, columns)
+    for place, interval in zip(vary, intervals, strict=True):
+        found[place] = replace(found[place], interval=interval)
+    return found
+
+
+def _compare(
+    baseline: _Side, other: _Side, texts: Sequence[str], tasks: Sequence[str | None], options: CompareOptions
+) -> Comparison:
+    def both(of: Callable[[_Side], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        return of(baseline), of(other)
+
+    rates = both(lambda side: side.solved / side.sizes)
+    pairs = {"mean score": both(lambda side: side.mean(side.columns["score"]))}
+    for k in _values_of_k(baseline, other, options.pass_at):
+        pairs[f"pass@{k}"] = both(partial(_Side.pass_at, k=k))
     for name in ("cut off", "tokens"):
-        pair = [side.mean(side.columns[name]) for side in sides]
+        pair = both(lambda side, name=name: side.mean(side.columns[name]))  # type: ignore[misc]
         if np.isfinite(pair[0] + pair[1]).any():
             pairs[name] = pair
     reasons = {
-        reason: [side.mean(side.columns["reason"] == code) for side in sides] for code, reason in enumerate(REASONS)
+        reason: both(lambda side, code=code: side.mean(side.columns["reason"] == code))  # type: ignore[misc]
+        for code, reason in enumerate(REASONS)
     }
+    of_tasks = [(str(tasks[task]), baseline.tasks == task) for task in np.unique(baseline.tasks).tolist()]
+    groups: dict[str, list[Pair]] = {
+        "accuracy": [("accuracy", *rates)],
+        "metrics": [(name, *pair) for name, pair in pairs.items()],
+        "by_reason": [(name, *pair) for name, pair in reasons.items() if pair[0].any() or pair[1].any()],
+        "by_difficulty": [
+            (name, rates[0][chosen], rates[1][chosen]) for name, chosen in _difficulties(baseline, other)
+        ],
+        "by_task": [(name, rates[0][of], rates[1][of]) for name, of in of_tasks] if len(of_tasks) > 1 else [],
+    }
+    differences = iter(_differences([pair for group in groups.values() for pair in group], options.resamples))
+    found = {name: list(islice(differences, len(group))) for name, group in groups.items()}
     gain = rates[1] - rates[0]
     return Comparison(
         file=other.file,
-        accuracy=difference("accuracy", *rates),
-        metrics=[difference(name, *pair) for name, pair in pairs.items()],
-        by_reason=[difference(name, *pair) for name, pair in reasons.items() if pair[0].any() or pair[1].any()],
-        by_difficulty=[
-            difference(name, *(rate[chosen] for rate in rates)) for name, chosen in _difficulties(baseline, other)
-        ],
+        accuracy=found["accuracy"][0],
+        metrics=found["metrics"],
+        by_reason=found["by_reason"],
+        by_difficulty=found["by_difficulty"],
+        by_task=found["by_task"],
         better=int((gain > 0).sum()),
         worse=int((gain < 0).sum()),
         newly_solved=int(((rates[0] == 0) & (rates[1] > 0)).sum()),

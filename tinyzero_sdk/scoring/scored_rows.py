@@ -52,7 +52,8 @@ class ScoredRows:
     """[n] bool."""
 
     columns: dict[str, np.ndarray]
-    """[n] each: `score`, `reason` (index of REASONS), and `difficulty`, `tokens` and `cut off`, NaN where unknown."""
+    """[n] each: `score`, `reason` (index of REASONS), `task` (index into all that are read together), and `difficulty`,
+    `tokens` and `cut off`, NaN where unknown."""
 
     settings: dict[str, list[Json]]
     """What the rows depend on, by column, with all its values: the scorer, its options, the sampling."""
@@ -96,7 +97,11 @@ def _is_structured(values: Cells | None) -> bool:
 
 
 def read_scored_rows(
-    path: Path, key: str, problems: dict[str, int], on_progress: Callable[[float], object] = lambda fraction: None
+    path: Path,
+    key: str,
+    problems: dict[str, int],
+    tasks: dict[str | None, int],
+    on_progress: Callable[[float], object] = lambda fraction: None,
 ) -> ScoredRows:
     """The scores of a file.
 
@@ -104,6 +109,7 @@ def read_scored_rows(
         path: what `tinyzero score`, `rescore` or `eval` wrote, or as for `read_held_out`.
         key: column that identifies a problem.
         problems: index of each problem by its key as text; new ones are added.
+        tasks: index of each task by its name, None where it is not stated; new ones are added.
         on_progress: called with the fraction of the file that is read.
 
     Raises:
@@ -115,7 +121,7 @@ def read_scored_rows(
     for block in _read_blocks(path, (*_READ, key)):
         ignored["unreadable"] += len(block.bad)
         if block.numbers:
-            for name, values in _arrays(path, block, key, problems, ignored).items():
+            for name, values in _arrays(path, block, key, problems, tasks, ignored).items():
                 parts.setdefault(name, []).append(values)
             _add_settings(block, seen)
         on_progress(block.progress)
@@ -127,7 +133,12 @@ def read_scored_rows(
 
 
 def _arrays(
-    path: Path, block: Block, key: str, problems: dict[str, int], ignored: Counter[str]
+    path: Path,
+    block: Block,
+    key: str,
+    problems: dict[str, int],
+    tasks: dict[str | None, int],
+    ignored: Counter[str],
 ) -> dict[str, np.ndarray]:
     size = len(block.numbers)
     cells = score_columns(path, block, _SCORES)
@@ -137,6 +148,7 @@ def _arrays(
     keys = column(block, key)
     texts = [None] * size if keys is None else _texts(keys)
     problem = np.array([-1 if text is None else problems.setdefault(text, len(problems)) for text in texts], np.int64)
+    names = [None] * size if (of_task := column(block, "task")) is None else _texts(of_task)
     ignored["without a score"] += int((~has_score).sum())
     ignored[f"without {key}"] += int((has_score & (problem < 0)).sum())
     lengths = [as_numbers(column(block, name), size) for name in LENGTH_COLUMNS]
@@ -147,6 +159,7 @@ def _arrays(
         "correct": correct == 1,
         "score": score,
         "reason": reason,
+        "task": np.array([tasks.setdefault(name, len(tasks)) for name in names]),
         "difficulty": as_numbers(column(block, "extra_info.difficulty"), size),
         "tokens": np.where(np.isfinite(lengths[0]), *lengths),
         "cut off": np.where(finished == UNKNOWN_FLAG, np.nan, finished == 0),

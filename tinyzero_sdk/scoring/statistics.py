@@ -5,6 +5,7 @@ prompt's n completions, sampled without replacement, averaged over all samples.
 """
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
@@ -96,22 +97,29 @@ def interval_of_mean(values: np.ndarray) -> tuple[float, float] | None:
     return mean - spread, mean + spread
 
 
-def bootstrap_interval(values: np.ndarray, resamples: int, *, seed: int = 0) -> tuple[float, float] | None:
-    """As `interval_of_mean`, from the quantiles of the means of samples drawn with replacement.
+def bootstrap_intervals(
+    columns: Sequence[np.ndarray], resamples: int, *, seed: int = 0
+) -> list[tuple[float, float] | None]:
+    """As `interval_of_mean` of each column, from the quantiles of the means of samples drawn with replacement.
+
+    Columns of one length have the same samples: drawing them takes longest.
 
     Source: Efron, Bootstrap methods: another look at the jackknife (1979). Of problems' differences this is the paired
     bootstrap of Koehn, Statistical significance tests for machine translation evaluation (2004).
     """
-    if len(values) < 2:
-        return None
-    dice = np.random.default_rng(seed)
-    together = max(1, _TOGETHER // len(values))
-    means = [
-        values[dice.integers(0, len(values), (min(together, resamples - start), len(values)))].mean(axis=1)
-        for start in range(0, resamples, together)
-    ]
-    low, high = np.quantile(np.concatenate(means), [0.025, 0.975]).tolist()
-    return low, high
+    intervals: list[tuple[float, float] | None] = [None] * len(columns)
+    for size in {len(column) for column in columns if len(column) > 1}:
+        places = [place for place, column in enumerate(columns) if len(column) == size]
+        values, dice, means = np.stack([columns[place] for place in places]), np.random.default_rng(seed), []
+        together = max(1, _TOGETHER // size)
+        for start in range(0, resamples, together):
+            draws = dice.integers(0, size, (min(together, resamples - start), size))
+            counts = np.array([np.bincount(draw, minlength=size) for draw in draws], float)
+            means.append(values @ counts.T / size)
+        ends = np.quantile(np.concatenate(means, axis=1), [0.025, 0.975], axis=1).T.tolist()
+        for place, (low, high) in zip(places, ends, strict=True):
+            intervals[place] = low, high
+    return intervals
 
 
 def student_t(freedom: int) -> float:

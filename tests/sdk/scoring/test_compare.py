@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring import scored_rows
 from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
-from tinyzero_sdk.scoring.statistics import bootstrap_interval, interval_of_mean
+from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean
 
 SCORER = {"task": "say", "task_version": "1", "task_options": '{"top": 9}', "task_wrappers": "[]"}
 
@@ -77,10 +77,12 @@ def test_intervals_equal_statsmodels_and_scipy(compare, problems):
 
 def test_a_bootstrap_drawn_in_parts_is_the_same(monkeypatch):
     values = np.random.default_rng(1).normal(size=50)
-    whole = bootstrap_interval(values, 300)
+    whole, none, other = bootstrap_intervals([values, values[:1], -values], 300)
+    assert none is None
+    assert other == pytest.approx((-whole[1], -whole[0]))
     monkeypatch.setattr("tinyzero_sdk.scoring.statistics._TOGETHER", 350)
-    assert bootstrap_interval(values, 300) == pytest.approx(whole, abs=1e-15)
-    assert interval_of_mean(values[:1]) is bootstrap_interval(values[:1], 9) is None
+    assert bootstrap_intervals([values], 300) == [pytest.approx(whole, abs=1e-15)]
+    assert interval_of_mean(values[:1]) is None
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
@@ -132,6 +134,21 @@ def test_pass_at_k_is_the_mean_over_subsets_of_problems_with_enough(tmp_path_fac
     passed = next(one for one in metrics if one.name == f"pass@{k}")
     means = [np.mean([np.mean([*map(any, combinations(pair[side], k))]) for pair in enough]) for side in (0, 1)]
     assert (passed.problems, passed.baseline, passed.other) == (len(enough), *map(pytest.approx, means))
+
+
+def test_problems_of_several_tasks_are_told_apart(compare):
+    def both(first, second):
+        return rows_of(first, task="say") + rows_of(second, task="sum")
+
+    a, b = both([[0], [0], [1]], [[0], [1]]), both([[0], [1], [1]], [[1], [0]])
+    report = compare(a, b)
+    (comparison,) = report.comparisons
+    assert report.problems == 5
+    found = [(one.name, one.problems, one.baseline, one.other) for one in comparison.by_task]
+    assert found == [("say", 3, pytest.approx(1 / 3), pytest.approx(2 / 3)), ("sum", 2, 0.5, 0.5)]
+    assert [change.problem for change in comparison.gains] == ["sum: problem 0", "say: problem 1"]
+    (alone,) = compare(rows_of([[0]], task="say"), rows_of([[1]], task="named otherwise")).comparisons
+    assert (alone.better, alone.by_task) == (1, [])
 
 
 def test_flips_name_problems_and_rows(compare):
