@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import environments
+from tests import environments, references
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,3 +23,9 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert re.findall(r"<(?:script|link|img)[^>]* (?:src|href)=\"?(?:https?:)?//[^>]*", text) == [], page
+
+
+@pytest.mark.parametrize("page", references.PAGES)
+def test_a_generated_reference_equals_the_code(page: str) -> None:
+    shown = (references.FOLDER / page).read_text(encoding="utf-8")
+    assert shown == references.PAGES[page](), "write it anew: .venv/bin/python -m tests.references"

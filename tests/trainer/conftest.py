@@ -1,7 +1,10 @@
 """A model of a few thousand parameters, and a task for tests."""
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -20,6 +23,7 @@ from tinyzero_trainer.config.sft import warm_start
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
+from tinyzero_trainer.monitoring.metrics_log import MetricsLog
 from tinyzero_trainer.sft.train import fine_tune
 
 torch.set_num_threads(1)  # the models are so small that a second thread only waits
@@ -37,6 +41,29 @@ def _no_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _scored_in_process(scored_in_process: None) -> None:
     """Runs start no process, unless a test asks for `real_workers`."""
+
+
+def _pattern(name: str) -> str:
+    """Matches the metrics that a name in docs/reference/metrics.md stands for."""
+    text = re.sub(r"{(.*?)}", lambda found: f"({found[1].replace(', ', '|')})", name)
+    return re.sub(r"TASK|PART|(?<=[/_@])K\b", "[^/]+", text)
+
+
+PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
+EXPLAINED = re.findall(r"^\| `(.*?)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+KNOWN = re.compile("|".join(map(_pattern, EXPLAINED)))
+
+
+@pytest.fixture(autouse=True)
+def _every_metric_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What any test's run writes is in docs/reference/metrics.md."""
+    append = MetricsLog.append
+
+    def checked(log: MetricsLog, step: int, metrics: Mapping[str, Any]) -> None:
+        assert [name for name in metrics if "/" in name and not KNOWN.fullmatch(name)] == []
+        append(log, step, metrics)
+
+    monkeypatch.setattr(MetricsLog, "append", checked)
 
 
 @pytest.fixture(scope="session")

@@ -1,29 +1,17 @@
-"""Every key is explained, under --help and in docs/reference/configuration.md."""
-
-from pathlib import Path
+"""Every key is explained under --help."""
 
 import pytest
 
 from tests.trainer.configurations import call
 from tinyzero_sdk.settings import describe
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.help import markdown
 from tinyzero_trainer.controller.eval_config import EVALUATION_KEYS
 
-ROOT = Path(__file__).parents[3]
 KEYS = [field.key for field in describe(TrainConfig)]
 
 
 def test_every_key_is_explained():
     assert [field.key for field in describe(TrainConfig) if not field.help] == []
-
-
-def test_the_documentation_is_up_to_date():
-    page = ROOT / "docs/reference/configuration.md"
-    assert page.read_text(encoding="utf-8") == markdown(), (
-        "write it anew: python -c 'from tinyzero_trainer.config.help import markdown; print(markdown(), end=\"\")' > "
-        "docs/reference/configuration.md"
-    )
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "sft"])
