@@ -10,7 +10,6 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.score import GroupBy
 from tinyzero_sdk.cli.summary_report import PassAt, parse_pass_at, table
-from tinyzero_sdk.cli.task_options import progress_bar
 from tinyzero_sdk.console import percent, plural, print_json, stdout
 from tinyzero_sdk.errors import SettingsError
 
@@ -47,15 +46,14 @@ def compare(
     The exit code is 0 if every row was read, 1 if some could not be read or have no score, and 2 if nothing can be
     compared.
     """
+    from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
 
     if len(files) < 2:
         raise SettingsError("compare needs two files or runs, or more: tinyzero compare BASELINE OTHER...")
-    with progress_bar() as progress:
-        bar = progress.add_task("reading", total=1.0)
-        options = CompareOptions(
-            group_by, parse_pass_at(pass_at), bootstrap, lambda fraction: progress.update(bar, completed=fraction)
-        )
+    with Progress(announce=False) as progress:
+        progress.phase("reading", 1.0, "%")
+        options = CompareOptions(group_by, parse_pass_at(pass_at), bootstrap, progress.update)
         report = compare_files(files, options)
     if json:
         print_json(dataclasses.asdict(report))

@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import table
-from tinyzero_sdk.cli.task_options import TaskName, TaskOverrides, Workers, one_task, progress_bar
+from tinyzero_sdk.cli.task_options import TaskName, TaskOverrides, Workers, one_task
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.data.rows import as_messages
 from tinyzero_sdk.errors import SettingsError
@@ -51,13 +51,22 @@ def data(
     The size `all` writes every problem of a finite task.
     """
     from tinyzero_sdk.data.build import write_dataset
+    from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.workers.process import count_cores
 
     started = time.perf_counter()
     sizes: dict[Split, int | None] = {"train": _size("--size", size), "test": _size("--test-size", test_size)}
     opened = load_task_with_overrides(*one_task(task, overrides))
-    with progress_bar() as progress:
-        bars = {split: progress.add_task(split, total=total, visible=total != 0) for split, total in sizes.items()}
+    with Progress(announce=False) as progress:
+        progress.phase(
+            "making problems", None if None in sizes.values() else sum(filter(None, sizes.values())), "problems"
+        )
+        made = dict[Split, int]()
+
+        def show(split: Split, rows: int) -> None:
+            made[split] = rows
+            progress.update(sum(made.values()))
+
         reports = write_dataset(
             opened,
             output,
@@ -68,7 +77,7 @@ def data(
             format=format,
             workers=workers or count_cores(),
             overwrite=overwrite,
-            on_progress=lambda split, rows: progress.update(bars[split], completed=rows),
+            on_progress=show,
         )
     _show_reports(list(reports.values()), time.perf_counter() - started)
 

@@ -11,13 +11,14 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from tinyzero_sdk.cli.summary_report import PassAt, complain, parse_pass_at, show_faults, show_left_out, show_tables
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, named_tasks, one_task, progress_bar
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, named_tasks, one_task
 from tinyzero_sdk.console import percent, plural, print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin
 
 if TYPE_CHECKING:
     from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationResult, LocalModels
+    from tinyzero_sdk.progress import Progress
 
 
 Overrides = Annotated[
@@ -178,49 +179,50 @@ def _find_local_models(plugins: Sequence[Plugin]) -> "LocalModels | None":
     return None
 
 
-class _ProgressBars:
-    """Progress bars of an evaluation."""
+class _Observer:
+    """Shows the progress of an evaluation."""
 
-    def __init__(self, progress: Any) -> None:
+    def __init__(self, progress: "Progress") -> None:
         self._progress = progress
-        self._bars: dict[str, Any] = {}
-        self.has_begun = False
+        self.has_begun = self._scores = False
 
     def sampling(self, kept: int, finished: int, total: int) -> None:
         """See `EvaluationObserver`."""
-        self.has_begun = True
-        self._show("sampling", kept + finished, total)
+        if not self.has_begun:
+            self.has_begun = True
+            self._progress.start()  # not earlier: loading a model shows its own progress
+            self._progress.phase("sampling completions", total, "completions", done=kept)
+        self._progress.update(kept + finished)
 
     def scoring(self, fraction: float) -> None:
         """See `EvaluationObserver`."""
-        self._show("scoring", fraction, 1.0)
-
-    def _show(self, name: str, done: float, total: float) -> None:
-        if name not in self._bars:
-            self._progress.start()  # not earlier: loading a model may show its own progress
-            self._bars[name] = self._progress.add_task(name, total=total)
-        self._progress.update(self._bars[name], completed=done)
+        if not self._scores:
+            self._scores = True
+            self._progress.phase("scoring", 1.0, "%")
+        self._progress.update(fraction)
 
 
 @contextmanager
-def _observer(output: Path | None) -> Iterator[_ProgressBars]:
-    progress = progress_bar()
-    bars = _ProgressBars(progress)
+def _observer(output: Path | None) -> Iterator[_Observer]:
+    from tinyzero_sdk.progress import Progress
+
+    progress = Progress(announce=False)
+    observer = _Observer(progress)
     try:
-        yield bars
+        yield observer
     except (KeyboardInterrupt, TinyZeroError) as error:
-        file = None if output is None or not bars.has_begun else output.with_suffix(".jsonl")
+        file = None if output is None or not observer.has_begun else output.with_suffix(".jsonl")
         stored = 0 if file is None else _count(file)
         if not stored:
             raise
         kept = f"{plural(stored, 'completion')} stored in {file}; the same command resumes there"
         if not isinstance(error, KeyboardInterrupt):
             raise type(error)(f"{error}; {kept}") from error
-        progress.stop()
+        progress.close()
         complain(f"stopped: {kept}")
         raise
     finally:
-        progress.stop()
+        progress.close()
 
 
 def _count(file: Path) -> int:

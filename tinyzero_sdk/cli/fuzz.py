@@ -45,6 +45,7 @@ def fuzz(
     code is 1 if there are any. Ctrl-C ends the search and keeps the findings.
     """
     from tinyzero_sdk.fuzz import fuzz as search
+    from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.testing import local_cases_path
     from tinyzero_sdk.testing.cases import add_cases, read_cases
     from tinyzero_sdk.workers.process import count_cores
@@ -54,7 +55,8 @@ def fuzz(
     if path.exists():
         read_cases(path)  # a file of something else is refused before the search, not after it
     stderr.print(Text(_aim(opened)), soft_wrap=True)
-    with stderr.status("starting") as status:
+    with Progress(announce=False) as progress:
+        progress.phase("starting")
         report = search(
             opened,
             seconds=time,
@@ -63,7 +65,7 @@ def fuzz(
             timeout=timeout,
             memory_limit_gb=memory_limit,
             stop_after=1 if first else None,
-            on_progress=lambda report: status.update(_progress_line(report, time)),
+            on_progress=lambda report: progress.update(report.tried, _progress_line(report, time)),
         )
     labelled = [case for case in (finding.to_case() for finding in report.findings) if case]
     added = add_cases(path, labelled)

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import PassAt, as_json, parse_pass_at, show_faults, show_summary
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, progress_bar
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task
 from tinyzero_sdk.console import plural, print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
@@ -58,11 +58,12 @@ def scoring_options(
     overwrite: bool,
 ) -> Iterator["ScoringOptions"]:
     """The options of `score` and `rescore`, with a progress bar."""
+    from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.score_file import ScoringOptions
     from tinyzero_sdk.workers.process import count_cores
 
-    with progress_bar() as progress:
-        bar = progress.add_task("scoring", total=1.0)
+    with Progress(announce=False) as progress:
+        progress.phase("scoring", 1.0, "%")
         yield ScoringOptions(
             workers or count_cores(),
             timeout,
@@ -70,7 +71,7 @@ def scoring_options(
             group_by,
             pass_at,
             allow_version_mismatch,
-            lambda fraction: progress.update(bar, completed=fraction),
+            progress.update,
             overwrite,
         )
 

@@ -1,16 +1,12 @@
-"""Arguments shared by the commands on one task, and their progress bar."""
+"""Arguments shared by the commands on one task."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import is_path
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 TaskName = Annotated[
     str | None,
@@ -64,11 +60,3 @@ def one_task(task: str | None, words: Sequence[str] | None) -> tuple[str, list[s
             raise SettingsError("no task is named; give its name or the path of its file, such as: --task countdown")
         case several:
             raise SettingsError(f"got the tasks {' and '.join(several)}; give one (options are written task.KEY=VALUE)")
-
-
-def progress_bar() -> "Progress":
-    """A transient progress bar on stderr, where that is a terminal."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)

@@ -1,6 +1,7 @@
 """Fakes of what a training step is given: a stream of problems, and workers around a policy and an engine."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,5 +44,5 @@ def fake_workers(
         tasks={"toy": SimpleNamespace(task=task)},
         language_model=SimpleNamespace(context=999, tokenizer=None),
         pools={},
-        display=SimpleNamespace(advance=lambda count: None, log=log),
+        display=SimpleNamespace(activity=lambda *_: nullcontext(lambda count: None), log=log),
     )

@@ -1,6 +1,7 @@
 """Bars in a terminal, lines in a log: the same content, in 80 columns."""
 
 import io
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tinyzero_sdk import progress
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, NO_ANSWER, REWARD, THROUGHPUT, TRUNCATED, ZERO_STD
-from tinyzero_trainer.monitoring.progress import Progress, _duration, outcome_line, sparkline
+from tinyzero_trainer.monitoring.progress import Progress, outcome_line, sparkline
 
 METRICS = {REWARD: 0.4123, ACCURACY: 0.382, LENGTH: 57.4, THROUGHPUT: 12345.6, "actor/entropy": 1.0}
 
@@ -27,9 +29,10 @@ def plain(clock):
 
 @pytest.fixture
 def terminal(clock):
-    return Progress(
-        Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None), clock=lambda: clock.now
-    )
+    file = io.StringIO()
+    file.isatty = lambda: True
+    console = Console(file=file, width=80, force_terminal=True, force_interactive=True, color_system=None)
+    return Progress(console, clock=lambda: clock.now)
 
 
 def printed(display):
@@ -52,7 +55,77 @@ def test_a_phase_is_printed_at_once_and_then_every_few_seconds(plain, clock):
         for _ in range(12):
             clock.now += 1
             plain.advance(64)
-    assert printed(plain) == [f"evaluating: {count}/1,024 problems" for count in (0, 320, 640)]
+    assert printed(plain) == [
+        "evaluating: 0/1,024 problems",
+        "evaluating: 320/1,024 problems  0:11 left",
+        "evaluating: 640/1,024 problems  0:06 left",
+    ]
+
+
+def test_a_phase_that_takes_an_hour_does_not_fill_the_log(plain, clock):
+    plain.phase("sampling", total=3600)
+    for _ in range(1800):
+        clock.now += 2
+        plain.advance(2)
+    assert 100 < len(printed(plain)) < 200
+
+
+def test_the_time_left_does_not_count_what_an_earlier_session_did(plain, clock):
+    plain.phase("sampling", 100, "completions", done=50)
+    clock.now += 10
+    plain.advance(10)
+    assert printed(plain)[-1] == "sampling: 60/100 completions  0:40 left"
+
+
+def test_what_is_waited_for_is_named_and_again_when_the_wait_has_doubled(plain, clock):
+    plain.train(10)
+    with plain.activity("sampling completions", total=64) as advance, plain.activity("updating the weights"):
+        advance(12)
+        for _ in range(150):
+            clock.now += 1
+            plain._tell_stall()
+    what = "sampling completions: 12/64 and updating the weights"
+    assert printed(plain)[1:] == [f"waiting for {time} without progress: {what}" for time in ("0:30", "1:00", "2:00")]
+    with plain.activity("updating the weights"):
+        clock.now += 299  # it has taken 150 s before
+        plain._tell_stall()
+        assert len(printed(plain)) == 4
+        clock.now += 1
+        plain._tell_stall()
+    assert printed(plain)[-1] == "waiting for 5:00 without progress: updating the weights"
+
+
+def test_nothing_is_waited_for_while_it_moves_or_between_activities(plain, clock):
+    plain.phase("evaluating", total=200)
+    for _ in range(100):
+        clock.now += 20
+        plain.advance()
+        plain._tell_stall()
+    plain.end_phase()
+    clock.now += 1000
+    plain._tell_stall()
+    assert not any("waiting" in line for line in printed(plain))
+
+
+def test_the_watch_says_what_it_waits_for_by_itself(plain, clock, monkeypatch):
+    monkeypatch.setattr(progress, "WATCH_SECONDS", 0.01)
+    with plain:
+        plain.phase("loading the model")
+        clock.now += 31
+        deadline = time.monotonic() + 10
+        while len(printed(plain)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert printed(plain)[1] == "waiting for 0:31 without progress: loading the model"
+
+
+def test_colours_forced_on_a_log_file_do_not_make_it_move_the_cursor(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    file = io.StringIO()
+    with Progress(Console(file=file, width=80, highlight=False)) as display:
+        display.phase("evaluating", total=8)
+        display.advance(4)
+    assert file.getvalue().count("\x1b[?25l") == 0
+    assert file.getvalue().startswith("evaluating: 0/8")
 
 
 def test_the_start_up_is_told_by_part(plain, clock):
@@ -142,9 +215,22 @@ def test_the_terminal_shows_step_numbers_reward_so_far_and_phase(terminal, clock
     assert numbers == "reward 0.400  accuracy 38.2%  length 57  12,346 tokens/s"
     assert so_far == "reward so far  ▁█"
     assert phase.endswith("evaluating on held-out problems, sampled at temperature 1  1:05")
-    assert phase_bar.endswith("512/1,024 problems")
+    assert phase_bar.endswith("512/1,024 problems  1:05 left")
     terminal.end_phase()
     assert len(live(terminal)) == 3
+
+
+def test_the_terminal_names_what_a_slow_step_does_and_when_nothing_moves(terminal, clock):
+    terminal.train(94)
+    with terminal.activity("sampling completions", total=64) as advance:
+        clock.now += 0.9
+        assert len(live(terminal)) == 1  # fast steps do not flicker
+        clock.now += 9.1
+        advance(32)
+        assert live(terminal)[1].endswith("sampling completions: 32/64  0:10 left  0:10")
+        clock.now += 45
+        assert live(terminal)[2] == "no progress for 0:45"
+    assert len(live(terminal)) == 1
 
 
 def test_the_terminal_shows_several_tasks_in_a_separate_line(terminal, clock):
@@ -212,8 +298,3 @@ def test_a_sparkline_has_a_block_for_each_value_up_to_its_width(values, width):
     assert set(line) <= set("▁▂▃▄▅▆▇█")
     assert sparkline([0, 0, 1, 1], width=2) == "▁█"
     assert sparkline([0.5, 0.5]) == "▁▁"
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3600, "1:00:00")])
-def test_durations(seconds, text):
-    assert _duration(seconds) == text

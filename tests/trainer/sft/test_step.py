@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ def policy_of(model: LanguageModel, config: SftConfig) -> Policy:
 
 def step_of(policy: Policy, config: SftConfig, batches: Sequence[list[Rollout]], state: TrainerState) -> SftStep:
     idle = SimpleNamespace(sleep=lambda: None)
-    display = SimpleNamespace(extend=lambda steps: None, warn=print)
+    display = SimpleNamespace(extend=lambda steps: None, warn=print, activity=nullcontext)
     workers: Any = SimpleNamespace(policy=policy, engine=idle, language_model=policy.language_model, display=display)
     return SftStep(config, workers, iter(batches), state)
 
@@ -96,7 +97,7 @@ def test_an_engine_that_slept_during_the_loss_has_the_weights_before_it_generate
 ) -> None:
     calls, config = list[str](), configure()
     monkeypatch.setattr(HeldOutEvaluation, "run", lambda *_, **__: calls.append("generate") or {})
-    ignored = SimpleNamespace(phase=lambda *_: None, held_out=lambda *_: None)
+    ignored = SimpleNamespace(phase=lambda *_: None, held_out=lambda *_: None, activity=nullcontext)
     engine = SimpleNamespace(**{name: partial(calls.append, name) for name in ("sleep", "load_weights")})
     tasks: Any = {
         "countdown": SimpleNamespace(prompts=SimpleNamespace(held_out=lambda count: [None] * count), pool=None)

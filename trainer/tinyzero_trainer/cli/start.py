@@ -61,7 +61,7 @@ def print_origin(origin: str, settings: Mapping[str, Any]) -> None:
 
     if settings:
         words = " ".join(f"{key}={format_value(value)}" for key, value in settings.items())
-        stderr.print(f"{origin}: {words}", style="dim", soft_wrap=True, markup=False, highlight=False)
+        stderr.print(f"{origin}: {words}", style="dim", soft_wrap=not stderr.is_terminal, markup=False, highlight=False)
 
 
 def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None, *, command: str = "tinyzero plan") -> None:

@@ -84,20 +84,17 @@ class Checkpointer:
                 save_batch(prefetched, state_directory)
 
         weights, trained = model.parameters * 4, model.trained_parameters * 4  # float32
-        store.save(
-            self.run.checkpoints,
-            state.step,
-            fill,
-            meta={
-                "config": fingerprint(self.config),
-                "tasks": {name: task.task.version for name, task in workers.tasks.items()},
-                "torch": torch.__version__,
-                "world_size": self.policy.world_size,
-            },
-            keep=self.config.checkpoint.keep,
-            # And AdamW's two moments; a critic is as large as the model and trained as a whole.
-            expected_bytes=weights + 2 * trained + (0 if workers.critic is None else 3 * weights),
-        )
+        meta = {
+            "config": fingerprint(self.config),
+            "tasks": {name: task.task.version for name, task in workers.tasks.items()},
+            "torch": torch.__version__,
+            "world_size": self.policy.world_size,
+        }
+        # And AdamW's two moments; a critic is as large as the model and trained as a whole.
+        size = weights + 2 * trained + (0 if workers.critic is None else 3 * weights)
+        root, keep = self.run.checkpoints, self.config.checkpoint.keep
+        with workers.display.activity("saving a checkpoint"):
+            store.save(root, state.step, fill, meta=meta, keep=keep, expected_bytes=size)
         self._saved_step = state.step
         self._timing = {"timing_s/save_checkpoint": perf_counter() - started}
 

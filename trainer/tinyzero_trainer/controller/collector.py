@@ -157,12 +157,14 @@ class RolloutCollector:
         self, prompts: list[Prompt], params: SamplingParams, *, samples: int, seed: int, stop: Stop
     ) -> list[tuple[Prompt, Generation]]:
         workers = self.workers
-        model, engine, advance = workers.language_model, workers.engine, workers.display.advance
-        return generate(model, engine, prompts, samples, params, seed=seed, on_progress=advance, stop=stop)
+        model, engine, total = workers.language_model, workers.engine, len(prompts) * samples
+        with workers.display.activity("sampling completions", total) as advance:
+            return generate(model, engine, prompts, samples, params, seed=seed, on_progress=advance, stop=stop)
 
     def _score(self, generated: list[tuple[Prompt, Generation]]) -> list[Rollout]:
         workers, limit = self.workers, self.config.reward.max_failure_rate
-        return score(generated, workers.language_model.tokenizer, workers.pools, max_failure_rate=limit)
+        with workers.display.activity("scoring completions"):
+            return score(generated, workers.language_model.tokenizer, workers.pools, max_failure_rate=limit)
 
 
 def _informative(rollouts: list[Rollout], group_size: int) -> list[Rollout]:

@@ -160,6 +160,8 @@ class Session:
         """Evaluate if it is due, then write the step's line; a stop meanwhile leaves both to the resumed run."""
         step, metrics, progress = self.state.step, self.state.pending_metrics, self.workers.display
         assert metrics is not None
+        if step:
+            progress.step(step, metrics)
         if evaluation.is_due(step, last=training_step.last):
             metrics = metrics | evaluation.run(step, last=training_step.last)
             for decoding, rollouts in evaluation.rollouts:
@@ -169,8 +171,6 @@ class Session:
             metrics = metrics | progress.ready()
         self.log.append(step, metrics)
         self.trackers.log(step, metrics)
-        if step:
-            progress.step(step, metrics)
         self.state.pending_metrics = None
 
     def _report(self, evaluation: HeldOutEvaluation, *, last: int) -> TrainResult:

@@ -93,7 +93,8 @@ class TrainingStep:
         if prefetch is not None:
             self._timer.record(WAITED)
         if self.collector.failure is None:
-            with catch_out_of_memory("the rollout engine took over the weights"):
+            moving = self.workers.display.activity("passing the weights to the rollout engine")
+            with moving, catch_out_of_memory("the rollout engine took over the weights"):
                 self.workers.engine.load_weights()
         self._timer.record("update_weights")
         self.state.progress, self.state.length_control = collected.progress, collected.length_control
@@ -119,13 +120,15 @@ class TrainingStep:
             gamma=algorithm.gamma,
             gae_lambda=algorithm.gae_lambda,
         )
-        with catch_out_of_memory("log-probabilities and values were computed"):
+        computing = self.workers.display.activity("computing log-probabilities")
+        with computing, catch_out_of_memory("log-probabilities and values were computed"):
             metrics = self.add_logprobs(batch, settings)
             self.add_penalties_and_values(batch, settings)
         self.add_advantages(batch)
         self._timer.record("adv")
         try:
-            with catch_out_of_memory("the weights were updated"):
+            updating = self.workers.display.activity("updating the weights")
+            with updating, catch_out_of_memory("the weights were updated"):
                 return batch, metrics | self.update(batch, settings, collected.step)
         except UpdateError:
             self.completions.failed_step(collected.step, collected.rollouts)

@@ -5,18 +5,15 @@ A missing metric is left out, and nothing here reaches `metrics.jsonl`.
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, ProgressColumn, Task
-from rich.progress import Progress as Bars
-from rich.spinner import Spinner
-from rich.table import Column
+from rich.progress import Task
 from rich.text import Text
 
+from tinyzero_sdk import progress
 from tinyzero_sdk.console import percent, plural
 from tinyzero_trainer.monitoring.metrics_log import (
     ACCURACY,
@@ -33,9 +30,6 @@ from tinyzero_trainer.monitoring.metrics_log import (
 STEP_SECONDS = 2.0
 """Plain output: shortest time between two lines about steps."""
 
-PHASE_SECONDS = 5.0
-"""Plain output: shortest time between two lines about a phase."""
-
 LINE_WIDTH = 80
 """Plain output: largest width of a line about a step."""
 
@@ -43,46 +37,19 @@ ACCURACY_OF_TASK = re.compile(task_key("(.+)", "acc"))
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-class Progress:
-    """Progress of a run. `log` and `advance` may be called from any thread, the rest from one.
-
-    Example:
-        >>> with Progress() as progress:
-        ...     progress.phase("evaluating", total=1024, unit="problems")
-        ...     progress.advance(512)
-        ...     progress.end_phase()
-    """
+class Progress(progress.Progress):
+    """Progress of a run: phases, then steps with their metrics."""
 
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`console` is where progress and results go; None = stderr for progress, so that stdout has results only."""
-        self._console = console or Console(stderr=True, highlight=False, emoji=False)
+        super().__init__(console, clock=clock)
         self._results = console or Console(highlight=False, emoji=False)
-        self._clock = clock
-        self._phase: Task | None = None
         self._training: Task | None = None
-        self._started = self._recorded = clock()
+        self._recorded = self._started
         self._startup: dict[str, float] = {}  # seconds of its parts
-        self._logged = float("-inf")  # when the last plain line about a step or phase was printed
-        self._live = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._bars = _Bars(self._console, clock, live=self._live)
 
-    def phase(self, name: str, total: int | None = None, unit: str = "") -> None:
-        """Begin a phase, such as "loading the model", and end the one before; `unit` of the total: "problems"."""
-        self.end_phase()
-        self._phase = self._bars.add(name, total, unit=unit)
-        self._log_phase(self._phase, 0.0)
-
-    def advance(self, count: int = 1) -> None:
-        """Count more of the phase as done; does nothing outside a phase."""
-        if (phase := self._phase) is not None:
-            with suppress(KeyError):  # another thread has ended it meanwhile
-                self._bars.advance(phase.id, count)
-            self._log_phase(phase, PHASE_SECONDS)
-
-    def end_phase(self) -> None:
-        phase, self._phase = self._phase, None
-        if phase is not None:
-            self._bars.remove_task(phase.id)
+    def _make_bars(self) -> "_Bars":
+        return _Bars(self._console, self._clock, live=self._live)
 
     def record_startup(self, part: str) -> None:
         """Charge the time since the last record to this part of the start-up."""
@@ -98,8 +65,7 @@ class Progress:
     def train(self, steps: int, done: int = 0) -> None:
         """Begin training; `steps` are the whole run's, `done` those of earlier sessions."""
         self.end_phase()
-        self._training = self._bars.add("training", steps, first=done, updated=self._clock(), metrics={}, rewards=[])
-        self._bars.update(self._training.id, completed=done)
+        self._training = self._bars.add("training", steps, done, overall=True, prefix="step ", metrics={}, rewards=[])
         self._log_after(0.0, f"training: {plural(steps - done, 'step')}")
 
     def extend(self, steps: int) -> None:
@@ -115,7 +81,7 @@ class Progress:
             training.fields["rewards"].append(reward)
         self._bars.update(training.id, completed=step, metrics=metrics, updated=self._clock())
         ends = step in (training.fields["first"] + 1, training.total)
-        self._log_after(0.0 if ends else STEP_SECONDS, _step_line(_count(training), metrics))
+        self._log_after(0.0 if ends else STEP_SECONDS, _step_line(progress.count(training), metrics))
 
     def held_out(
         self, step: int, accuracies: Mapping[str, float], loss: float | None = None, of: str = "accuracy"
@@ -129,87 +95,25 @@ class Progress:
         if shown:
             self.log(f"held-out {of} {when}: {', '.join(shown)}")
 
-    def log(self, text: str) -> None:
-        """Print a line that stays."""
-        self._console.print(text, soft_wrap=True, markup=False)
-
-    def warn(self, text: str) -> None:
-        """Print a warning that stays."""
-        self._console.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
-
     def done(self, *lines: str) -> None:
         """End the bars and print the results to stdout."""
         self.close()
         for line in lines:
             self._results.print(line, soft_wrap=True, markup=False)
 
-    def close(self) -> None:
-        self.end_phase()
-        self._bars.stop()
 
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
+class _Bars(progress.Bars):
+    """With the steps' bar and the metrics of the last step."""
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _log_phase(self, phase: Task, seconds: float) -> None:
-        count = "" if phase.total is None else f": {_count(phase)}"
-        self._log_after(seconds, f"{phase.description}{count}")
-
-    def _log_after(self, seconds: float, text: str) -> None:
-        """Print a plain line, unless the last one is younger than this or bars are shown."""
-        if not self._live and self._clock() - self._logged >= seconds:
-            self._logged = self._clock()
-            self.log(text)
-
-
-class _Bars(Bars):
-    """Bars of the steps and of the phase, with the step's metrics and the phase's name on separate lines."""
-
-    def __init__(self, console: Console, clock: Callable[[], float], *, live: bool) -> None:
-        self._spinner = Spinner("dots")
-        columns = (BarColumn(None, table_column=Column(ratio=1)), _CountColumn())
-        super().__init__(*columns, console=console, get_time=clock, refresh_per_second=4, expand=True, disable=not live)
-
-    def add(self, name: str, total: int | None, **fields: Any) -> Task:
-        number = self.add_task(name, total=total, **fields)
-        return next(task for task in self.tasks if task.id == number)
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        for task in self.tasks:
-            if "metrics" not in task.fields:
-                self._spinner.update(text=Text(f"{task.description}  {_duration(task.elapsed or 0.0)}"))
-                yield self._spinner
-            if task.total is not None:
-                yield self.make_tasks_table([task])
-            if metrics := task.fields.get("metrics"):
-                lines = (_summary(metrics), _signal(metrics), _accuracy_by_task(metrics))
-                yield from (Text(line) for line in lines if line)
-            if len(rewards := task.fields.get("rewards", [])) > 1:
-                yield Text(f"reward so far  {sparkline(rewards)}", style="dim")
-
-
-class _CountColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(_count(task))
-
-
-def _count(task: Task) -> str:
-    """Completed units of a task; for training also the time left, from the mean step (with evaluation) of this session.
-
-    Rich's own estimate stands still during a step and uses only the latest steps.
-    """
-    total = int(task.total or 0)
-    if "metrics" not in task.fields:
-        return f"{int(task.completed):,}/{total:,} {task.fields['unit']}".rstrip()
-    done, first, updated = int(task.completed), task.fields["first"], task.fields["updated"]
-    text = f"step {done:,}/{total:,}"
-    if not first < done < total:
-        return text
-    mean = (updated - (task.start_time or 0.0)) / (done - first)
-    return f"{text}  {_duration(max(0.0, mean * (total - done) - (task.get_time() - updated)))} left"
+    def lines(self, task: Task) -> Iterator[RenderableType]:
+        if "metrics" not in task.fields:
+            yield from super().lines(task)
+            return
+        yield self.make_tasks_table([task])
+        metrics = task.fields["metrics"]
+        yield from (Text(line) for line in (_summary(metrics), _signal(metrics), _accuracy_by_task(metrics)) if line)
+        if len(rewards := task.fields["rewards"]) > 1:
+            yield Text(f"reward so far  {sparkline(rewards)}", style="dim")
 
 
 def outcome_line(task: str | None, before: float, after: float, problems: int, temperature: float) -> str:
@@ -270,9 +174,3 @@ def _accuracy_by_task(metrics: Mapping[str, Any]) -> str:
     """Training accuracy on each task; empty where there is only one."""
     found = ((ACCURACY_OF_TASK.fullmatch(name), value) for name, value in metrics.items())
     return "  ".join(f"{match[1]} {percent(value)}" for match, value in found if match and value is not None)
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

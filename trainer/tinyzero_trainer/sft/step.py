@@ -49,7 +49,8 @@ class SftEvaluation(HeldOutEvaluation):
         if self.examples:
             assert self.workers.policy is not None
             self.workers.engine.sleep()
-            metrics[HELD_OUT_LOSS] = loss_of(self.workers.policy, self.examples)
+            with self.workers.display.activity("computing the held-out loss"):
+                metrics[HELD_OUT_LOSS] = loss_of(self.workers.policy, self.examples)
             self.workers.display.held_out(step, {}, metrics[HELD_OUT_LOSS])
             metrics["timing_s/held_out_loss"] = perf_counter() - started
         if not self.prompts:
@@ -101,7 +102,8 @@ class SftStep:
         batch.advantages = torch.ones(int(batch.lengths.sum()))
         steps = self.last if self._times is None else UNKNOWN_STEPS
         rate = learning_rate_at(self.config.optimizer, step, steps)
-        with catch_out_of_memory("the weights were updated"):
+        updating = self.workers.display.activity("updating the weights")
+        with updating, catch_out_of_memory("the weights were updated"):
             updated = self.policy.update(batch, StepSettings(rate))
         self.policy_intact = True
         timer.record("update_actor")
