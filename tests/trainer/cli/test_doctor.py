@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,22 @@ def test_json_has_findings_and_facts(monkeypatch: pytest.MonkeyPatch, capsys: py
         assert printed["facts"]["torch"]["version"] == facts.torch.version
 
 
+def test_the_report_is_markdown_that_does_not_name_the_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", "/home/you")
+    assert run(replace(BAD, output=Folder("/home/you/runs", GIB)), monkeypatch, "--report") == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("- Python ")
+    assert f"tinyzero-sdk {version('tinyzero-sdk')}, " in printed
+    assert f"{VLLM.name} {VLLM.version}" in printed
+    assert RTX_5090.name in printed.splitlines()[0]
+    assert "\n```text\n" in printed
+    assert "error   gpu 0: " in printed
+    assert " ~/runs" in printed
+    assert "/home/you" not in printed
+
+
 def test_what_a_configuration_requires() -> None:
     config = TrainConfig(algorithm=AlgorithmConfig(advantage_estimator="gae", kl_coefficient=0.001))
     assert command.requirements_of(config) == Requirements(trained_models=2, frozen_models=1, names_model=False)
@@ -122,11 +140,11 @@ def test_what_train_would_refuse_is_refused(words, message, monkeypatch, capsys)
 def test_the_guide_shows_the_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = "--gpus 16 rollout.engine=vllm rollout.num_engines=1 vllm.tensor_parallel=4"
     guide = (Path(__file__).parents[3] / "docs/training/doctor.md").read_text(encoding="utf-8")
-    assert f"    $ tinyzero doctor --address auto {words}\n" in guide
+    assert f"\n$ tinyzero doctor --address auto {words}\n" in guide
     run(with_ray(*eight_gpu_nodes(8, 4)), monkeypatch, "--address", ADDRESS, *words.split())
     shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     sample = shown[next(number for number, line in enumerate(shown) if " layout " in line) : -1]
-    assert "\n".join(f"    {line}" for line in sample) in guide
+    assert "\n".join(sample) in guide
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """`tinyzero doctor`: checks whether a run will work on this machine or on a Ray cluster."""
 
+import platform
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +34,7 @@ def doctor(
     gpus: options.GpusOption = None,
     address: options.AddressOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print findings and facts as JSON.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Print Markdown to paste into an issue.")] = False,
 ) -> None:
     """Check whether a run will work on this machine, or on a Ray cluster: GPUs, versions, memory, disk.
 
@@ -46,7 +49,9 @@ def doctor(
     requirements, facts = _look(resolved, output)
     findings = examine(facts, requirements)
     ok = all(finding.level != "error" for finding in findings)
-    if json:
+    if report:
+        stdout.print(_markdown(findings, facts), markup=False, highlight=False, soft_wrap=True)
+    elif json:
         print_json({"ok": ok, "findings": list(map(asdict, findings)), "facts": asdict(facts)})
     else:
         _show(findings)
@@ -68,6 +73,16 @@ def _show(findings: "Sequence[Finding]") -> None:
     counts = Counter(finding.level for finding in findings)
     problems = [plural(counts[level], level) for level in ("error", "warning") if counts[level]]
     stdout.print(", ".join(problems) or "no problems found")
+
+
+def _markdown(findings: "Sequence[Finding]", facts: "Facts") -> str:
+    """Versions, GPUs and findings, for an issue."""
+    versions = [f"tinyzero-sdk {version('tinyzero-sdk')}", *(f"{one.name} {one.version}" for one in facts.packages)]
+    gpus = ", ".join(gpu.name for gpu in facts.torch.gpus) or "no GPU that torch sees"
+    machine = f"Python {facts.machine.python}, {platform.platform()}, {facts.machine.cores} CPU cores, {gpus}"
+    shown = [f"{finding.level:<8}{finding.check}: {finding.what}" for finding in findings]
+    text = "\n".join([f"- {machine}", f"- {', '.join(versions)}", "", "```text", *shown, "```"])
+    return text.replace(str(Path.home()), "~")  # which names the user
 
 
 def requirements_of(config: "TrainConfig") -> "Requirements":
