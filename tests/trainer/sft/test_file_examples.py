@@ -13,7 +13,9 @@ import pytest
 
 from tests.trainer.configurations import call
 from tinyzero_sdk import Task
+from tinyzero_sdk.data.rows import item_to_row
 from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config.sft import SftRunConfig, compose_sft
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.models.new_model import build_tokenizer
@@ -87,6 +89,37 @@ def test_each_turn_of_the_assistant_is_an_example_after_all_before_it(read: Read
     longer = max(first, second, key=lambda pair: len(pair[0]))
     assert longer[1] == "5"
     assert "4" in longer[0]
+
+
+def test_a_turn_without_text_is_not_learned(read: Read) -> None:
+    turns = [*CHAT, {"role": "assistant", "content": ""}, {"role": "tool", "content": "4"}]
+    ((_, completion),) = texts(read([{"messages": [*turns, {"role": "assistant", "content": "It is 4."}]}]))
+    assert completion == "It is 4."
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_the_task_completes_the_problems_of_a_data_file(read: Read, toy_task: str, name: str) -> None:
+    tasks = {"toy": {"task": toy_task}}
+    task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
+    items = problems(task, "train", 3, 1e-9)
+    rows = [item_to_row(task, item, index=index, split="train") for index, item in enumerate(items)]
+    made = [task.demonstrate(item, derive_seed("demonstration", 0, index)) for index, item in enumerate(items)]
+    expected = sorted((task.make_prompt(item, "base"), text) for item, text in zip(items, made, strict=True))
+    assert texts(read(rows, name, tasks=tasks, prompt_template="base")) == expected
+    owned = [{**row, "data_source": "someone/toy"} for row in [*rows, rows[0]]]  # an example of each problem
+    assert texts(read(owned, name, tasks=tasks, prompt_template="base")) == expected
+    rows = [item_to_row(task, item, index=0, split="test") for item in problems(task, "test", 1, 0.3)]
+    with pytest.raises(DataError, match="1 is of a held-out problem"):
+        read(rows, name, tasks=tasks, test_fraction=0.3)
+
+
+def test_problems_as_their_authors_publish_them_are_completed(read: Read) -> None:
+    tasks = {"gsm8k": {"task": "gsm8k", "options": {"source": "synthetic"}}}
+    rows = [{"question": "How many?", "answer": "1 + 1 = <<1+1=2>>2\n#### 2"}]
+    ((prompt, completion),) = texts(read(rows, tasks=tasks))
+    assert ("How many?" in prompt, completion.endswith("<answer>2</answer>")) == (True, True)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: .*solve.*'answer'"):
+        read([{"prompt": "How many?", "ground_truth": "2"}], tasks=tasks)
 
 
 def test_a_few_right_and_whole_completions_of_each_problem_are_learned(read: Read, toy_task: str) -> None:
@@ -182,7 +215,9 @@ def test_problems_of_a_tasks_own_test_split_are_refused(read: Read, toy_task: st
         ({"text": "a"}, "rows.jsonl:2 has the columns text; expected a scored completion (completion, correct), mes"),
         ({"messages": "hello"}, "rows.jsonl:2: got 'hello', expected messages with role and content"),
         ({"messages": [{"role": "user"}]}, "rows.jsonl:2: got [{'role': 'user'}], expected messages with role and co"),
-        ({"messages": CHAT}, "rows.jsonl:2: no message of the assistant follows another"),
+        ({"messages": CHAT}, "rows.jsonl:2: no message of the assistant with text follows another"),
+        ({"prompt": "a", "completion": ""}, "rows.jsonl:2: the completion is empty"),
+        ({"prompt": "a", "ground_truth": 1}, "or a problem that a --task completes (ground_truth)"),
         ({"prompt": "", "completion": "a"}, "rows.jsonl:2: the prompt is empty"),
         ({"prompt": [], "completion": "a"}, "rows.jsonl:2: got [], expected messages with role and content"),
         ({"prompt": "a", "completion": "b", "correct": True}, "rows.jsonl:2: no ground truth; expected it in the"),

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from sys import maxsize
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tinyzero_sdk import Item, Score, Task
 from tinyzero_sdk.errors import DataError, TinyZeroError
@@ -26,6 +26,20 @@ MOST_PROBLEMS = 20_000
 
 _ENOUGH = 64  # examples after which all are taken to be too long
 RIGHT = Score(1.0, True)
+
+
+def demonstration(task: Task, item: Item, seed: int, hook: Literal["auto", "demonstrate", "solve"] = "auto") -> str:
+    """A completion of a problem by a task's hook; a TinyZeroError if the task has none such."""
+    text = task.demonstrate(item, seed) if hook != "solve" else None
+    if text is None and hook != "demonstrate":
+        text = task.solve(item)
+    if text is not None:
+        return text
+    hooks = "`demonstrate` or `solve`" if hook == "auto" else f"`{hook}`"
+    raise TinyZeroError(
+        f"task {task.name!r} makes no examples to learn from; add a hook {hooks}, or give a file of examples with "
+        "data.path"
+    )
 
 
 class Encoder:
@@ -128,17 +142,6 @@ class TaskExamples(ExampleSource):
         return self.fitting(self._rollouts(prompts, seeds))
 
     def _rollouts(self, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Rollout]:
-        texts = [self._completion(prompt.item, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        pairs = zip(prompts, seeds, strict=True)
+        texts = [demonstration(self._task, prompt.item, seed, self._hook) for prompt, seed in pairs]
         return self._encoder.examples(prompts, texts, [self._chat] * len(texts))
-
-    def _completion(self, item: Item, seed: int) -> str:
-        text = self._task.demonstrate(item, seed) if self._hook != "solve" else None
-        if text is None and self._hook != "demonstrate":
-            text = self._task.solve(item)
-        if text is not None:
-            return text
-        hooks = "`demonstrate` or `solve`" if self._hook == "auto" else f"`{self._hook}`"
-        raise TinyZeroError(
-            f"task {self._task.name!r} makes no examples to learn from; add a hook {hooks}, or give a file of "
-            "examples with data.path"
-        )

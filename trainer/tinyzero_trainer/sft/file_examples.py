@@ -1,4 +1,4 @@
-"""Examples of a file: the right ones of scored completions, chat messages, or prompts with completions."""
+"""Examples of a file: the right ones of scored completions, chat messages, prompts with completions, or problems."""
 
 from array import array
 from collections import Counter
@@ -15,20 +15,23 @@ from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.rows import is_prompt, row_to_item
 from tinyzero_sdk.data.sources import open_rows
-from tinyzero_sdk.errors import DataError, ExhaustedError
+from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
 from tinyzero_sdk.seeds import derive_seed, split_of_key
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.prompts import EVALUATION_SEED
-from tinyzero_trainer.sft.examples import Encoder, ExampleSource
+from tinyzero_trainer.sft.examples import Encoder, ExampleSource, demonstration
 from tinyzero_trainer.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-KINDS = "expected a scored completion (completion, correct), messages, or prompt and completion"
+KINDS = (
+    "expected a scored completion (completion, correct), messages, prompt and completion, or a problem that a --task "
+    "completes (ground_truth)"
+)
 REFUSED = (
     "is of a held-out problem, and accuracy is measured on those; take training problems (tinyzero eval --split train)"
 )
@@ -38,12 +41,14 @@ NOT_OF_PROBLEM = {*RESULT_COLUMNS, "completion", "token_count", "finished", "sam
 
 class Example(NamedTuple):
     prompt: str | list[Message]
-    completion: str
+    completion: str | None
+    """None = the task makes it when it is read."""
+
     task: str | None = None
     """The run's name for its task, if the row is a scored completion of one."""
 
     item: Item | None = None
-    """The problem of a scored completion."""
+    """The problem, of a scored completion or by itself."""
 
 
 class ExampleFile:
@@ -65,6 +70,7 @@ class ExampleFile:
         self.path, self._tasks, self._rows, self._learned = path, tasks, open_rows(path), learned
         self.first_chat: str | None = None  # the first row that needs a chat template
         self._wrong = 0  # completions that are wrong, or were cut off
+        self._seed = config.run.seed
         self._test_fraction, self._eval_problems = config.data.test_fraction, config.eval.num_problems
         of_loss = learned and config.data.test_path is None
         places: dict[bool, array[int]] = {True: array("q"), False: array("q")}
@@ -99,14 +105,23 @@ class ExampleFile:
             )
 
     def read(self, places: np.ndarray, template: str) -> list[Example]:
-        """The examples at these places; tasks make the prompts of their scored completions, by the template."""
+        """The examples at these places, complete; tasks make the prompts of their problems, by the template."""
         found = []
         for (index, turn), row in zip(places.tolist(), self._rows.take(places[:, 0]), strict=True):
             example = self._examples(index, row)[turn]
             if example.task is not None and example.item is not None:
                 example = example._replace(prompt=self._tasks[example.task].make_prompt(example.item, template))
+                if example.completion is None:
+                    example = example._replace(completion=self._completion(index, example.task, example.item))
             found.append(example)
         return found
+
+    def _completion(self, index: int, task: str, item: Item) -> str:
+        """What the task writes for a row's problem."""
+        try:
+            return demonstration(self._tasks[task], item, derive_seed("demonstration", self._seed, index))
+        except BrokenTaskError as error:  # the row lacks a column that the task's own problems have
+            raise DataError(f"{self._rows.place(index)}: {error}") from error
 
     def _find(self, max_per_problem: int) -> Iterator[tuple[int, int, str]]:
         """Row, turn, and the key of the problem or the prompt of each example; see `data.max_per_problem`."""
@@ -126,6 +141,8 @@ class ExampleFile:
                         item = _problem(row)
                     self._key(index, row, self._task_of(row), item)  # for its refusal
                 else:
+                    if example.completion is None and example.task is not None and not taken:
+                        self._completion(index, example.task, example.item)  # it may make none
                     key = self._key(index, row, example.task, example.item)
                     pair = hash((key, example.completion))
                     if pair in seen or taken[hash(key)] == max_per_problem:
@@ -150,22 +167,35 @@ class ExampleFile:
             if messages is not None:
                 turns = _messages(messages)
                 spoken = [place for place, turn in enumerate(turns) if place and turn["role"] == "assistant"]
+                spoken = [place for place in spoken if turns[place]["content"]]  # it may have called a tool instead
                 if not spoken:
-                    raise DataError("no message of the assistant follows another")
+                    raise DataError("no message of the assistant with text follows another")
                 return [Example(turns[:place], turns[place]["content"]) for place in spoken]
             if prompt is not None and completion is not None:
                 text = completion if isinstance(completion, str) else _messages(completion)[-1]["content"]
+                if not text:
+                    raise DataError("the completion is empty")
                 return [Example(_prompt(prompt), text)]
+            task = self._task_of(row) if completion is None else None
+            if task is not None and (item := self._own_problem(row, task)) is not None:
+                return [Example("", None, task, item)]
         except DataError as error:
             raise DataError(f"{self._rows.place(index)}: {error}") from None
         raise DataError(f"{self._rows.place(index)} has the columns {', '.join(row)}; {KINDS}")
+
+    def _own_problem(self, row: Row, task: str) -> Item | None:
+        """The problem of a row without a completion, also as its authors publish it."""
+        with suppress(DataError):
+            return _problem(row)
+        return self._tasks[task].read_row(row)
 
     def _task_of(self, row: Row) -> str | None:
         """The run's name for the task of a scored row; a run's only task need not be named in it."""
         named = row.get("task") or row.get("data_source")
         if named is None and len(self._tasks) == 1:
             return next(iter(self._tasks))
-        return next((name for name, task in self._tasks.items() if named in (name, task.name)), None)
+        known = (named, str(named).rpartition("/")[2])  # verl's have an owner
+        return next((name for name, task in self._tasks.items() if name in known or task.name in known), None)
 
     def _key(self, index: int, row: Row, name: str | None, item: Item | None) -> str:
         """The key of a row's problem.
@@ -238,7 +268,7 @@ class FileExamples(ExampleSource):
             found = [example._replace(prompt=_unwrapped(example.prompt)) for example in found]
         prompts = [self._encoder.prompt(example.prompt, example.item, example.task or "") for example in found]
         chat = [not isinstance(example.prompt, str) for example in found]
-        return self._encoder.examples(prompts, [example.completion for example in found], chat)
+        return self._encoder.examples(prompts, [example.completion or "" for example in found], chat)
 
 
 def _problem(row: Row) -> Item:
