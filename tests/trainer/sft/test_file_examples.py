@@ -122,6 +122,16 @@ def test_problems_as_their_authors_publish_them_are_completed(read: Read) -> Non
         read([{"prompt": "How many?", "ground_truth": "2"}], tasks=tasks)
 
 
+@pytest.mark.slow
+def test_the_rows_on_the_page_are_read(read: Read) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "training" / "fine-tuning.md").read_text()
+    rows = [json.loads(row) for row in re.findall(r"```json\n(.*)\n```", page)]
+    found = [texts(read([row], tasks={"multiply": {}}, test_fraction=1 / 16)) for row in rows]
+    assert [completion for ((_, completion),) in found[:3]] == ["… <answer>42</answer>", "42", " 42"]
+    ((prompt, completion),) = found[3]
+    assert (len(found), "6" in prompt, "<answer>42</answer>" in completion) == (4, True, True)
+
+
 def test_a_few_right_and_whole_completions_of_each_problem_are_learned(read: Read, toy_task: str) -> None:
     tasks = {"toy": {"task": toy_task}}
     task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
@@ -252,6 +262,15 @@ def test_the_held_out_loss_is_of_other_problems_or_another_file(read: Read, tmp_
     examples = read(rows, test_path=write(tmp_path / "test.jsonl", rows[:3]))
     assert [example.text for example in examples.held_out(2)] == ["0", "1"]
     assert len(texts(examples)) == 200
+
+
+def test_an_example_that_is_too_long_is_tokenized_once(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": f"{number}=", "completion": "ab" * (100 * (number == 3)) + "c"} for number in range(5)]
+    examples, tokenized = read(rows, max_length=20, batch_size=5), list[int]()
+    made = Encoder.examples
+    monkeypatch.setattr(Encoder, "examples", lambda self, *args: tokenized.append(len(args[0])) or made(self, *args))
+    assert [len(examples.sample(5)) for _ in range(3)] == [4, 4, 4]
+    assert tokenized == [5, 4, 4]
 
 
 def test_a_resumed_run_reads_on_where_it_was(read: Read) -> None:

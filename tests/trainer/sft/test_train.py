@@ -241,9 +241,10 @@ def test_examples_that_exceed_the_models_context_are_left_out_with_a_warning(
     configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a task there is no completion whose length the model limits."""
-    rows = [{"prompt": f"{number}:", "completion": "ab" * (40 * (number % 2))} for number in range(20)]
+    rows = [{"prompt": f"{number}:", "completion": "c" + "ab" * (40 * (number % 2))} for number in range(20)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"path": str(tmp_path / "rows.jsonl"), "test_fraction": 1e-9}
     fine_tune(configure(tasks={}, data=data, run={"steps": 1}, rollout={"max_completion_tokens": 128}))
-    assert " of the first 8 examples are too long and left out; raise data.max_length" in capsys.readouterr().err
-    assert lines(tmp_path / "run")[1]["tokens/response_total"] < 8
+    error = capsys.readouterr().err
+    assert "% of the examples have more than 64 tokens and are left out; the model's context has no room" in error
+    assert lines(tmp_path / "run")[1]["tokens/response_total"] < 2 * 8

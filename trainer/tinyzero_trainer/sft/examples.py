@@ -103,11 +103,11 @@ class ExampleSource(ABC):
 
     def fitting(self, examples: Iterable[Rollout]) -> list[Rollout]:
         """Those that are not too long."""
-        return [
-            example
-            for example in examples
-            if len(example.prompt.token_ids) + len(example.generation.token_ids) <= self.max_length
-        ]
+        return list(filter(self.fits, examples))
+
+    def fits(self, example: Rollout) -> bool:
+        """Whether it is not too long."""
+        return len(example.prompt.token_ids) + len(example.generation.token_ids) <= self.max_length
 
 
 class TaskExamples(ExampleSource):

@@ -245,11 +245,15 @@ class FileExamples(ExampleSource):
         super().__init__(config)
         self.what, self._config, self._file, self._tasks, self._encoder = file.path, config, file, tasks, encoder
         template = "chat" if encoder.tokenizer.chat_template else "base"
+        self._too_long = set[tuple[int, ...]]()  # places of examples, which are not tokenized again
         self._template, self._epoch = config.data.prompt_template or template, -1
 
     def examples(self, numbers: Sequence[int]) -> list[Rollout]:
         places = [self._place(*divmod(number, len(self._file.places))) for number in numbers]
-        return self._encoded(self._file, np.array(places))
+        places = [place for place in places if tuple(place) not in self._too_long]
+        found = self._encoded(self._file, np.array(places, np.int64).reshape(-1, 2))
+        self._too_long.update(tuple(place) for place, one in zip(places, found, strict=True) if not self.fits(one))
+        return found
 
     def held_out(self, count: int) -> list[Rollout]:
         file, places = self._file.held_out

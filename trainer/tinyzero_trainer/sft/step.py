@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 
+from tinyzero_sdk.console import percent
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings, learning_rate_at
 from tinyzero_trainer.config import SftConfig, TrainConfig
@@ -78,6 +79,7 @@ class SftStep:
         assert workers.policy is not None
         self.config, self.workers, self.policy, self._batches = config, workers, workers.policy, batches
         self.policy_intact, seconds = True, config.run.seconds
+        self._left_out = self._sampled = 0  # examples, since the start or since the run was resumed
         self._times: list[float] | None = None  # until the number of steps is known: when each was over
         if seconds is None:
             assert config.run.steps is not None
@@ -90,10 +92,8 @@ class SftStep:
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """See `loop.Step`."""
         timer = StepTimer()
-        examples, batch_size = next(self._batches), self.config.data.batch_size
-        if step == 1 and len(examples) < batch_size:
-            left_out = f"{batch_size - len(examples)} of the first {batch_size} examples"
-            self.workers.display.warn(f"{left_out} are too long and left out; raise data.max_length to learn from them")
+        examples = next(self._batches)
+        self._report_left_out(step, len(examples))
         timer.record("data")
         self.workers.engine.sleep()
         timer.skip()
@@ -110,6 +110,19 @@ class SftStep:
         seconds = timer.stop()
         self._calibrate()
         return examples, self._metrics(examples, updated, seconds)
+
+    def _report_left_out(self, step: int, learned: int) -> None:
+        """Warn when examples are too long for the first time, and at the end of how many have been."""
+        batch_size, most = self.config.data.batch_size, self.config.data.max_length
+        is_first = not self._left_out and learned < batch_size
+        self._left_out, self._sampled = self._left_out + batch_size - learned, self._sampled + batch_size
+        if is_first or (self._left_out and step == self.last):
+            context = self.workers.language_model.context
+            advice = "raise data.max_length" if most < context else "the model's context has no room for them"
+            self.workers.display.warn(
+                f"{percent(self._left_out / self._sampled)} of the examples {'so far ' * (step < self.last)}have more "
+                f"than {min(most, context):,} tokens and are left out; {advice}"
+            )
 
     def _calibrate(self) -> None:
         """Set the number of steps once their time is known; the first ones also compile."""
