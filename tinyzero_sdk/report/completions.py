@@ -165,7 +165,7 @@ class Completions:
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Accuracy, reasons and levels of each evaluation: the completions of a step that are not for training."""
-        keys = [name for name in ("step", "split", "decoding") if self.index[name].null_count < len(self)]
+        keys = [name for name in ("step", "split", "decoding", "task") if self.index[name].null_count < len(self)]
         codes = {name: self._codes(name) for name in keys}
         mask = ~self._equal("split", ["train"])
         which = np.zeros(len(self), np.int64)
@@ -180,7 +180,7 @@ class Completions:
             reasons = pc.value_counts(part["reason"].combine_chunks()).to_pylist()
             first = part.slice(0, 1).to_pylist()[0]
             found.append(
-                {name: first[name] for name in ("step", "split", "decoding")}
+                {name: first[name] for name in ("step", "split", "decoding", "task")}
                 | _accuracy(correct, problems)
                 | {
                     "reasons": {entry["values"] or "unknown": entry["counts"] for entry in reasons},

@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tinyzero_sdk.report.completions import TEXTS, Completions, read_completions
 from tinyzero_sdk.report.runs import Run
+from tinyzero_sdk.scoring.statistics import EXACT_FREEDOM, student_t
 
 STYLES = ("uPlot.min.css", "page.css")
 SCRIPTS = (
@@ -61,9 +63,17 @@ def report(runs: Sequence[Run], *, most: int, refresh: float | None = None) -> s
     for run in runs:
         completions = read_completions(run.completion_files())
         places = _sample(completions, most)
-        described.append(describe(run, completions) | {"kept": len(places)})
-        blocks += _blocks(run.name, completions, places)
-    page = {"runs": described, "refresh": refresh, "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
+        own = list(_blocks(run.name, completions, places))
+        with_tokens = next((about["first"] for about, _ in own if about.get("tokens") is False), len(places))
+        described.append(describe(run, completions) | {"kept": len(places), "withTokens": with_tokens})
+        blocks += own
+    quantiles = [student_t(freedom) for freedom in range(1, EXACT_FREEDOM)]
+    page = {
+        "runs": described,
+        "studentT": quantiles,
+        "refresh": refresh,
+        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+    }
     return html(page, blocks)
 
 
@@ -126,13 +136,15 @@ def _blocks(name: str, completions: Completions, places: np.ndarray) -> Iterator
     index = completions.index.take(pa.array(places))
     columns = {column: _encoded(index[column].combine_chunks()) for column in index.column_names}
     yield {"run": name, "first": None}, _packed(columns | {"id": completions.ids(places)})
-    tokens = np.cumsum(index["num_tokens"].fill_null(0).to_numpy())
+    left = _TOKEN_VALUES
+    names: tuple[str, ...] = TEXTS
     for first in range(0, len(places), _BLOCK_ROWS):
-        some = places[first : first + _BLOCK_ROWS]
-        whole = tokens[min(first + _BLOCK_ROWS, len(places)) - 1] <= _TOKEN_VALUES
-        names = TEXTS if whole else tuple(text for text in TEXTS if text not in _PER_TOKEN)
-        table = completions.texts_at(some, names)
-        yield {"run": name, "first": first}, _packed({column: _encoded(table[column]) for column in names})
+        table = completions.texts_at(places[first : first + _BLOCK_ROWS], names)
+        if names == TEXTS and pa.types.is_list(table["token_ends"].type):
+            left -= pc.sum(pc.list_value_length(table["token_ends"])).as_py() or 0
+            names = TEXTS if left >= 0 else tuple(text for text in TEXTS if text not in _PER_TOKEN)
+        about = {"run": name, "first": first, "tokens": names == TEXTS}
+        yield about, _packed({column: _encoded(table[column]) for column in names})
 
 
 def _encoded(column: pa.Array | pa.ChunkedArray) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.report.comparison import compare
 from tinyzero_sdk.report.completions import Completions, read_completions
 from tinyzero_sdk.report.page import as_json, describe, html
 from tinyzero_sdk.report.runs import METRICS, Run, open_run
@@ -96,6 +97,9 @@ class Library:
             return [describe(run, self.completions(run)) for run in runs]
         if path == "/texts" and runs:
             return self.completions(runs[0]).texts(query.get("id", ()))
+        if path == "/compare" and len(runs) == len(query.get("filters", ())) == 2:
+            filters = [json.loads(text) for text in query["filters"]]
+            return compare([(self.completions(run), own) for run, own in zip(runs, filters, strict=True)])
         if path == "/completions" and runs:
             completions = self.completions(runs[0])
             places = completions.select(json.loads(query["filters"][0]))

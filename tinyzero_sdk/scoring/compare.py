@@ -213,7 +213,8 @@ Pair = tuple[str, np.ndarray, np.ndarray]
 """What is compared, and its value for each problem on both sides."""
 
 
-def _differences(pairs: Sequence[Pair], resamples: int) -> list[Difference]:
+def differences(pairs: Sequence[Pair], resamples: int) -> list[Difference]:
+    """The mean difference of each pair over the problems that both sides know; `resamples` as in `CompareOptions`."""
     columns, found = list[np.ndarray](), list[Difference]()
     for name, old, new in pairs:
         known = np.isfinite(old) & np.isfinite(new)
@@ -257,8 +258,8 @@ def _compare(
         ],
         "by_task": [(name, rates[0][of], rates[1][of]) for name, of in of_tasks] if len(of_tasks) > 1 else [],
     }
-    differences = iter(_differences([pair for group in groups.values() for pair in group], options.resamples))
-    found = {name: list(islice(differences, len(group))) for name, group in groups.items()}
+    every = iter(differences([pair for group in groups.values() for pair in group], options.resamples))
+    found = {name: list(islice(every, len(group))) for name, group in groups.items()}
     gain = rates[1] - rates[0]
     return Comparison(
         file=other.file,

@@ -16,7 +16,7 @@ _LEAST_DRAWN = 10_000  # draws of all prompts together; leaves an error below 0.
 _MOST_WORK = 1 << 22  # completions read to count all draws for one majority: about half a second
 _USUAL_WORK = 1 << 20  # completions read for sampled draws, if these are enough draws
 _TOGETHER = 1 << 20  # completions counted at a time
-_EXACT_FREEDOM = 100  # degrees of freedom from which an expansion gives Student's t to 10 digits
+EXACT_FREEDOM = 100  # degrees of freedom from which an expansion gives Student's t to 10 digits
 
 
 def wilson(rate: float, size: float, z: float = NORMAL_95) -> tuple[float, float]:
@@ -132,7 +132,7 @@ def student_t(freedom: int) -> float:
         >>> [round(student_t(freedom), 3) for freedom in (1, 4, 30, 1000)]
         [12.706, 2.776, 2.042, 1.962]
     """
-    if freedom >= _EXACT_FREEDOM:
+    if freedom >= EXACT_FREEDOM:
         z = NORMAL_95
         first = (z**3 + z) / 4
         second = (5 * z**5 + 16 * z**3 + 3 * z) / 96

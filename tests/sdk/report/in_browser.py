@@ -82,6 +82,13 @@ def others(page: "Page") -> dict[str, Any]:
     page.keyboard.press("3")
     page.get_by_text("From A to B").wait_for()
     found = {"comparison": page.locator("h2:text-is('From A to B') + p").inner_text()}
+    found["compared"] = page.evaluate("""async () => {
+        const last = chosenRuns().map((run) => every().filter((one) => one.run === run).at(-1));
+        const found = await source.compare(last.map((one) => ({ run: one.run.name, filters: filtersOf(one) })));
+        const shown = (one) => [one.problem, one.rates, one.rows.map((row) => row.problem)];
+        const listed = ({ total, first }) => [total, first.slice(0, 3).map(shown)];
+        return { ...found, better: listed(found.better), worse: listed(found.worse) };
+    }""")
     page.locator(".flips button").first.click()
     page.locator(".completion").first.wait_for()
     page.keyboard.press("4")

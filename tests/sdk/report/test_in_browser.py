@@ -3,10 +3,12 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.dummy_runs import write_run
 from tests.environments import run_script
+from tinyzero_sdk.scoring.compare import compare_files
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -20,7 +22,19 @@ def test_a_reader_filters_follows_a_problem_and_compares_runs(tmp_path):
     found = run_script("playwright", script, CHROMIUM, *map(str, paths), cwd=tmp_path)
     assert found["errors"] == []
     report = found["report"]
+    ours, theirs = (found[name]["others"].pop("compared") for name in ("report", "view"))
     assert report == found["view"]
+    whole = compare_files(paths)
+    (comparison,) = whole.comparisons
+    for shown in (ours, theirs):
+        assert shown["problems"] == whole.problems == 64
+        assert shown["difference"] == pytest.approx(comparison.accuracy.difference, abs=1e-12)
+        assert shown["interval"] == pytest.approx(comparison.accuracy.interval, abs=1e-12)
+        assert [shown["better"][0], shown["worse"][0]] == [comparison.better, comparison.worse]
+        for name, changes in (("better", comparison.gains), ("worse", comparison.losses)):
+            rates = [np.divide(one.correct, one.completions).tolist() for one in changes[:3]]
+            listed = [[one.problem, own, [one.problem] * 2] for one, own in zip(changes, rates, strict=False)]
+            assert shown[name][1] == listed
     counts = [text for text, _ in report["filters"].values()]
     assert counts[0] == "1–50 of 1,496 completions"
     assert counts[-1] == ""

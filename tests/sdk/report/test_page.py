@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import json
 import re
+import shutil
 import threading
 from http.client import HTTPConnection
 from urllib.parse import urlencode
@@ -57,6 +58,19 @@ def test_a_report_of_fewer_completions_holds_whole_problems(run_path):
 
 
 @pytest.mark.slow
+def test_the_page_knows_where_the_values_of_tokens_end(run_path, monkeypatch):
+    monkeypatch.setattr("tinyzero_sdk.report.page._TOKEN_VALUES", 30_000)
+    monkeypatch.setattr("tinyzero_sdk.report.page._BLOCK_ROWS", 100)
+    text = report([open_run(run_path, "first")], most=10**6)
+    (data,) = re.findall(r'id="data">(.*?)</script>', text)
+    (run,) = json.loads(data)["runs"]
+    texts = {block["first"]: gzip.decompress(base64.b64decode(block["gzip"])) for block in blocks_of(text)[1:]}
+    held = {first: b'"entropies"' in block for first, block in texts.items()}
+    assert 100 <= run["withTokens"] < run["kept"] == 1496
+    assert held == {first: first < run["withTokens"] for first in range(0, 1496, 100)}
+
+
+@pytest.mark.slow
 def test_report_writes_one_file(tmp_path, run_path, capsys):
     output = tmp_path / "page.html"
     with pytest.raises(SystemExit) as exit:
@@ -64,6 +78,31 @@ def test_report_writes_one_file(tmp_path, run_path, capsys):
     assert exit.value.code == 0
     assert "written" in capsys.readouterr().out
     assert output.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.slow
+def test_watch_writes_the_page_again_when_a_run_has_grown(tmp_path, run_path, monkeypatch):
+    run, output, seen = tmp_path / "run", tmp_path / "page.html", list[bytes]()
+    shutil.copytree(run_path, run)
+
+    def look(seconds):
+        """In place of waiting: nothing happens, then the run takes a step, then the reader has enough."""
+        seen.append(output.read_bytes())
+        output.write_bytes(b"as it was")
+        if len(seen) == 2:
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write('{"step": 21, "a_new_metric": 1.0}\n')
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinyzero_sdk.cli.report.time.sleep", look)
+    with pytest.raises(SystemExit) as exit:
+        main(["report", str(run), "--output", str(output), "--watch", "--every", "7"])
+    assert exit.value.code == 130
+    assert b'"refresh":7' in seen[0]
+    assert seen[1] == b"as it was"
+    assert b"a_new_metric" in seen[2]
+    assert b"a_new_metric" not in seen[0]
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ const PAGE_ROWS = 50;
 const MOST_OF_PROBLEM = 2000; // completions of a problem that are followed
 const MOST_BESIDE = 24;
 const COLUMNS = [
-  ["step", "Step", "number"], ["split", "Set", ""], ["task", "Task", ""], ["problem", "Problem", "long"], ["difficulty", "Difficulty", "number"],
-  ["answer", "Answer", "long"], ["reason", "Result", ""], ["score", "Score", "number"], ["num_tokens", "Tokens", "number"],
+  ["step", "Step", "number"], ["split", "Set", "less"], ["task", "Task", "less"], ["problem", "Problem", "long"], ["difficulty", "Difficulty", "number less"],
+  ["answer", "Answer", "long"], ["reason", "Result", ""], ["score", "Score", "number less"], ["num_tokens", "Tokens", "number less"],
 ];
 const RANGE_FILTERS = [["step", "Step"], ["difficulty", "Difficulty"], ["score", "Score"]];
 
@@ -28,7 +28,7 @@ function completionsView() {
     formOf = run;
     const facets = run.facets;
     const now = filters();
-    const text = h("input", { type: "search", placeholder: "Search prompts, completions, answers", "aria-label": "Search", value: now.text ?? "", oninput: debounced(() => change({ text: text.value || undefined }), 150) });
+    const text = h("input", { type: "search", className: "search", placeholder: "Search prompts, completions, answers", "aria-label": "Search", value: now.text ?? "", oninput: debounced(() => change({ text: text.value || undefined }), 150) });
     const several = (name, labels) => facets[name]?.length > 1 && h("span", { className: "chips", role: "group", "aria-label": name }, inOrder(facets[name]).map((value) => {
       const on = now[name]?.includes(value);
       const toggle = () => change({ [name]: on ? now[name].filter((one) => one !== value) : [...(now[name] ?? []), value] });
@@ -63,10 +63,10 @@ function completionsView() {
     const sorted = filters();
     const head = columns.map(([name, label, kind]) => {
       const mark = sorted.sort === name ? (sorted.descending ? " ↓" : " ↑") : "";
-      return h("th", { className: kind === "number" ? kind : "", "aria-sort": mark && (sorted.descending ? "descending" : "ascending") }, h("button", { type: "button", className: "link", onclick: () => change({ sort: name, descending: sorted.sort === name ? !sorted.descending : false }) }, label + mark));
+      return h("th", { className: kind.replace("long", ""), "aria-sort": mark && (sorted.descending ? "descending" : "ascending") }, h("button", { type: "button", className: "link", onclick: () => change({ sort: name, descending: sorted.sort === name ? !sorted.descending : false }) }, label + mark));
     });
     const lines = rows.map((row) => h("tr", { tabIndex: 0, id: `row-${row.id}`, "aria-selected": row.id === state.row, onclick: () => show({ row: row.id }, { newEntry: true }), onkeydown: (event) => event.key === "Enter" && show({ row: row.id }, { newEntry: true }) },
-      columns.map(([name, , kind]) => h("td", { className: kind }, name === "reason" ? badge(reasonOf(row)) : name === "split" ? setOf(row) : kind === "number" ? short(row[name]) : row[name] ?? "–"))));
+      columns.map(([name, , kind]) => h("td", { className: kind }, name === "reason" ? badge(reasonOf(row)) : name === "split" ? setOf(row) : kind.startsWith("number") ? short(row[name]) : row[name] ?? "–"))));
     const kept = run.kept !== undefined && run.kept < run.completions ? `, of ${count(run.completions)}; this file holds some problems only, “tinyzero view” shows all` : "";
     const pages = h("div", { className: "pages" },
       h("span", {}, total ? `${count(offset + 1)}–${count(Math.min(offset + PAGE_ROWS, total))} of ${plural(total, "completion")}${kept}` : ""),
@@ -91,7 +91,7 @@ function completionsView() {
       h("div", { className: "heading" }, badge(reasonOf(row)), row.finished === false && h("span", { className: "badge cut" }, "✂ cut off"), h("span", { className: "hint" }, [row.step === null ? "" : `step ${row.step}`, setOf(row), row.task].filter(Boolean).join(" · ")), h("span", { className: "space" }), close()),
       h("dl", { className: "facts" }, facts.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
       h("h3", {}, "Prompt"), promptOf(row.prompt),
-      h("h3", {}, "Completion", shading(row)), completionOf(row),
+      h("h3", {}, "Completion", shading(row)), !shading(row) && run.withTokens < run.kept && h("p", { className: "hint" }, `Tokens are shaded in the first ${count(run.withTokens)} completions of this file; “tinyzero view” shades all.`), completionOf(row),
       h("h3", {}, "Ground truth"), h("pre", { className: "text" }, row.ground_truth ?? "–"),
       h("h3", {}, `Same problem: ${plural(found.total, "completion")}`, h("span", { className: "tools" }, siblings.length > 1 && beside, h("button", { type: "button", onclick: () => change({ problem: row.problem, sort: undefined }) }, "List"))),
       followed(row), state.beside && (await besideOf(run, row, group.length > 1 ? group : siblings)));

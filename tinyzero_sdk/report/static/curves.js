@@ -195,11 +195,12 @@ function newChart(holder, legend, panel, series, bands, data, items) {
   });
   const at = h("span", { className: "at" });
   legend.append(at);
-  const write = (chart) => {
+  const write = panel.unit === "%" ? shortPercent : short;
+  const describe = (chart) => {
     const hovered = chart.cursor.idx ?? null;
     items.forEach((item, place) => {
       const index = chart.cursor.idxs?.[item.place] ?? hovered ?? lastPresent(chart.data[item.place]);
-      values[place].textContent = short(item.own ? item.own[index] : chart.data[item.place][index]);
+      values[place].textContent = write(item.own ? item.own[index] : chart.data[item.place][index]);
     });
     at.textContent = hovered === null ? "" : `at ${axis.label} ${axis.format(chart.data[0][hovered])}`;
   };
@@ -212,12 +213,12 @@ function newChart(holder, legend, panel, series, bands, data, items) {
     },
     axes: [
       { ...marks, size: 28, incrs: state.x === "step" ? WHOLE : undefined, values: (chart, splits) => splits.map(axis.format) },
-      { ...marks, size: 48, values: (chart, splits) => splits.map(short) },
+      { ...marks, size: 48, values: (chart, splits) => ticks(splits) },
     ],
     cursor: { sync: { key: "curves", scales: ["x", null], setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, hover: { skip: [null, undefined] }, points: { size: 6 } },
     hooks: {
-      setCursor: [write],
-      ready: [write],
+      setCursor: [describe],
+      ready: [describe],
       setSelect: [(chart) => {
         const { left, width } = chart.select;
         if (width < 4) return;

@@ -28,6 +28,15 @@ function short(number) {
   return String(Number(number.toPrecision(3)));
 }
 
+// Of numbers in percent, of which hundredths say nothing.
+const shortPercent = (number) => short(number === null || number === undefined ? number : Number(number.toFixed(2)));
+
+// Labels of an axis, with as many digits as tell them apart.
+function ticks(values) {
+  const labels = values.map(short);
+  return new Set(labels).size === labels.length ? labels : values.map((value) => value?.toExponential(2) ?? "");
+}
+
 function debounced(action, milliseconds) {
   let timer;
   return (...values) => {

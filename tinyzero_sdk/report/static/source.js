@@ -1,5 +1,7 @@
 // Where runs and completions come from: blocks within this file (a report), or the server of `tinyzero view`.
-// Both have listed(), load(names), query(run, filters, offset, limit), texts(run, ids) and prepare(run).
+// Both have listed(), load(names), query(run, filters, offset, limit), texts(run, ids), compare(sides) and prepare(run).
+
+const MOST_FLIPS = 100;
 
 async function unpack(base64) {
   const binary = atob(base64);
@@ -127,10 +129,49 @@ class FileSource {
     }));
   }
 
+  // As tinyzero_sdk/report/comparison.py does, and equal to it.
+  async compare(sides) {
+    const [first, second] = await Promise.all(sides.map(async ({ run, filters }) => solved((await this.query(run, filters, 0, Infinity)).rows)));
+    const changes = [...first.keys()].filter((problem) => second.has(problem)).map((problem) => {
+      const [a, b] = [first.get(problem), second.get(problem)];
+      return { problem, rates: [a.right / a.size, b.right / b.size], rows: [a.row, b.row], by: b.right / b.size - a.right / a.size };
+    });
+    const size = changes.length;
+    const mean = changes.reduce((sum, one) => sum + one.by, 0) / size;
+    const spread = studentT(size - 1, this.page.studentT) * Math.sqrt(changes.reduce((sum, one) => sum + (one.by - mean) ** 2, 0) / (size - 1) / size);
+    const known = size > 1 && (changes[0].by === 0 || changes.some((one) => one.by !== changes[0].by));
+    const flips = (sign) => {
+      const some = changes.filter((one) => sign * one.by > 0).sort((one, two) => sign * (two.by - one.by));
+      return { total: some.length, first: some.slice(0, MOST_FLIPS) };
+    };
+    return { problems: size, difference: mean, interval: known ? [mean - spread, mean + spread] : null, better: flips(1), worse: flips(-1) };
+  }
+
   // So that the first search needs no wait.
   async prepare(run) {
     await this.search(run, await this.index(run), [], "");
   }
+}
+
+// Right completions of each problem, their number, and one row.
+function solved(rows) {
+  const problems = new Map();
+  for (const row of rows) {
+    const one = problems.get(row.problem) ?? { right: 0, size: 0, row };
+    one.right += row.correct === true;
+    one.size += 1;
+    problems.set(row.problem, one);
+  }
+  problems.delete(null);
+  return problems;
+}
+
+// The 97.5 % quantile of Student's t: `few` from 1 degree of freedom on, then Abramowitz and Stegun (1964), 26.7.5.
+function studentT(freedom, few) {
+  if (freedom <= few.length) return few[freedom - 1];
+  const z = 1.959963984540054;
+  const terms = [z, (z ** 3 + z) / 4, (5 * z ** 5 + 16 * z ** 3 + 3 * z) / 96, (3 * z ** 7 + 19 * z ** 5 + 17 * z ** 3 - 15 * z) / 384, (79 * z ** 9 + 776 * z ** 7 + 1482 * z ** 5 - 1920 * z ** 3 - 945 * z) / 92160];
+  return terms.reduce((sum, term, power) => sum + term / freedom ** power, 0);
 }
 
 class ServerSource {
@@ -154,6 +195,10 @@ class ServerSource {
 
   query(run, filters, offset, limit) {
     return this.ask("completions", { run, filters: JSON.stringify(filters), offset, limit });
+  }
+
+  compare(sides) {
+    return this.ask("compare", sides.flatMap(({ run, filters }) => [["run", run], ["filters", JSON.stringify(filters)]]));
   }
 
   texts(run, ids) {
