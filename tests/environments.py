@@ -40,6 +40,7 @@ PACKAGES = {
     "mkdocs": Packages(tuple(pin for pin in PINS if pin.startswith("mkdocs-material=="))),
     "playwright": Packages(("playwright==1.65.2",)),  # drives Debian's Chromium, and downloads no other
     "reasoning-gym": Packages(tuple(pin for pin in PINS if pin.startswith("reasoning-gym=="))),
+    "inspect": Packages(("inspect_ai==0.3.285",)),
     "trackio": Packages(("trackio==0.43.0",)),
     "trl": Packages(("trl==1.16.0",)),
     "verifiers": Packages(("verifiers==0.4.0",)),

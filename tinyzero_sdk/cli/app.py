@@ -74,7 +74,7 @@ def build_app() -> typer.Typer:
     for command in (
         *(tasks.tasks, tasks.plugins, new.new, check.check, fuzz.fuzz),
         *(data.data, data.sample, score.score, rescore.rescore, compare.compare),
-        *(report.report, report.view),
+        *(report.report, report.view, report.export),
     ):
         app.command(command.__name__)(command)
     for plugin in load_plugins():

@@ -1,4 +1,4 @@
-"""`tinyzero report` and `tinyzero view`: runs and scored files as a page in the browser."""
+"""`tinyzero report`, `view` and `export`: runs and scored files as a page in the browser, or for another viewer."""
 
 import time
 import webbrowser
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.console import stdout
+from tinyzero_sdk.cli.score import Overwrite
+from tinyzero_sdk.console import plural, stdout
 from tinyzero_sdk.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -65,6 +66,24 @@ def _open(paths: list[Path]) -> "list[Run]":
 def _versions(runs: "list[Run]") -> list[tuple[Path, int]]:
     files = [file for run in runs for file in (run.path / "metrics.jsonl", *run.completion_files())]
     return [(file, file.stat().st_mtime_ns) for file in files if file.exists()]
+
+
+def export(
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Scored file; or a run or checkpoint, for its held-out evaluation.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The log to write: .eval, or .json.")],
+    overwrite: Overwrite = False,
+) -> None:
+    """Write scored completions as a log of Inspect, for `inspect view` and its data frames.
+
+    A problem is a sample, and its completions are epochs.
+    """
+    from tinyzero_sdk.scoring.inspect_log import export as write_log
+
+    if output.exists() and not overwrite:
+        raise DataError(f"{output} already exists; choose another --output, or overwrite it (--overwrite)")
+    stdout.print(Text(f"{plural(write_log(source, output), 'completion')} written to {output}"), soft_wrap=True)
 
 
 def view(

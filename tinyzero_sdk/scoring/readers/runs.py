@@ -1,7 +1,7 @@
 """The held-out completions that a training run keeps in `completions/`, with the columns of a scored file."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,10 +16,16 @@ _READ = (*_SCORES, "step", "decoding", "problem", "difficulty", "num_tokens")
 
 
 def read_held_out(path: Path) -> Iterator[Block]:
-    """The scores of one evaluation during training, without the completions: the sampled ones, not the greedy ones.
+    """The scores of one evaluation during training, without the completions; see `held_out_table`."""
+    yield _block(held_out_table(path, _READ))
+
+
+def held_out_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The completions of one evaluation during training: the sampled ones, not the greedy ones, where there are any.
 
     Args:
         path: a run directory, for its last evaluation; or one of its checkpoints, for the evaluation at that step.
+        columns: those to read, with `step` and `decoding`; None = all. `number` is the row of the file.
 
     Raises:
         DataError: it is neither, or that evaluation was not kept.
@@ -36,10 +42,12 @@ def read_held_out(path: Path) -> Iterator[Block]:
         step = max((last for _, last in spans.values()), default=0)
     try:
         for file, (first, last) in spans.items():
-            table = pq.read_table(file, columns=list(_READ)) if first <= step <= last else None
+            table = pq.read_table(file, columns=columns and list(columns)) if first <= step <= last else None
             if table is not None and pc.any(pc.equal(table["step"], step)).as_py():
-                yield _block(table, step)
-                return
+                table = table.append_column("number", pa.array(range(1, len(table) + 1)))
+                table = table.filter(pc.equal(table["step"], step))
+                sampled = pc.equal(table["decoding"].cast(pa.string()), "sampled")
+                return (table.filter(sampled) if pc.any(sampled).as_py() else table).combine_chunks()
     except (pa.ArrowException, OSError, KeyError) as error:
         raise DataError(f"cannot read the evaluations of {run}: {' '.join(str(error).split())}") from error
     raise DataError(
@@ -48,13 +56,7 @@ def read_held_out(path: Path) -> Iterator[Block]:
     )
 
 
-def _block(table: pa.Table, step: int) -> Block:
-    table = table.append_column("number", pa.array(range(1, len(table) + 1)))
-    table = table.filter(pc.equal(table["step"], step))
-    sampled = pc.equal(table["decoding"].cast(pa.string()), "sampled")
-    if pc.any(sampled).as_py():
-        table = table.filter(sampled)
-    table = table.combine_chunks()
+def _block(table: pa.Table) -> Block:
     info = {"key": table["problem"], "difficulty": table["difficulty"]}
     evaluation = {name: table[name] for name in ("step", "decoding")}
     columns = {name: table[name] for name in _SCORES} | {
