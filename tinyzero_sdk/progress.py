@@ -154,7 +154,10 @@ class Progress:
             self.log(f"waiting for {duration(seconds)} without progress: {names}")
 
     def _log_phase(self, phase: Task, seconds: float) -> None:
-        self._log_after(seconds, phase.description + _counted(phase))
+        counted, unit = _counted(phase), phase.fields.get("unit", "%")
+        if not phase.completed and counted and unit not in ("", "%"):  # "0/16 problems" reads like a result
+            counted = f": {int(phase.total or 0):,} {unit}"
+        self._log_after(seconds, phase.description + counted)
 
     def _log_after(self, seconds: float, text: str) -> None:
         """Print a plain line, unless the last one is younger than this, or much younger than the command."""

@@ -144,10 +144,11 @@ def evaluate(
     with _observer(output) as observer:
         result = evaluation.evaluate(plan, output, observer, chosen)
     print_json(_as_json(result)) if json else _show(plan, result)
-    if result.signal.fault is not None:
-        from tinyzero_sdk.evaluation.signal_advice import Situation, warning
+    from tinyzero_sdk.evaluation.signal_advice import Situation, hint, warning
 
-        text = f"warning: {warning(result.signal, Situation(plan.task, model, plan.max_tokens))}"
+    situation = Situation(plan.task, model, plan.max_tokens, template=result.template)
+    text = hint(result.signal) if result.signal.fault is None else f"warning: {warning(result.signal, situation)}"
+    if text:
         stderr.print(Text(text, "yellow"), soft_wrap=True)
     if result.report is not None and not result.report.is_clean:
         show_faults(output or Path("the completions"), result.report)

@@ -50,15 +50,19 @@ def evaluate(
         target.parent.mkdir(parents=True, exist_ok=True)
         ordered = target.with_name(f".{target.stem}.sampled.jsonl")
         try:
-            tokens, seconds = _sample(plan, target.with_suffix(".jsonl"), ordered, observer)
+            tokens, seconds, template = _sample(plan, target.with_suffix(".jsonl"), ordered, observer)
             report = _score(plan, ordered, target, observer, pass_at)
         finally:
             ordered.unlink(missing_ok=True)
-        return _sum_up(plan, report, tokens, seconds)
+        return _sum_up(plan, report, tokens, seconds, template)
 
 
-def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: EvaluationObserver) -> tuple[int, float]:
-    """Sample the missing completions and write all to `ordered`; return the new tokens and the seconds they took."""
+def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: EvaluationObserver) -> tuple[int, float, str]:
+    """Sample the missing completions and write all to `ordered`.
+
+    Returns:
+        The new tokens, the seconds they took, and the prompt template.
+    """
     tokens = finished = 0
     with plan.opener() as sampler, SampleFile(path, plan.settings(sampler)) as file:
         items = list(plan.task.dataset(plan.split, plan.size, seed=EVALUATION_SEED, test_fraction=plan.test_fraction))
@@ -97,7 +101,7 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
             )
         seconds = time.perf_counter() - started
         file.write_sorted(ordered)
-    return tokens, seconds
+    return tokens, seconds, sampler.template
 
 
 def _score(
@@ -110,7 +114,9 @@ def _score(
     return score_file(plan.task, source, target, options)
 
 
-def _sum_up(plan: EvaluationPlan, report: "ScoreReport", tokens: int, seconds: float) -> EvaluationResult:
+def _sum_up(
+    plan: EvaluationPlan, report: "ScoreReport", tokens: int, seconds: float, template: str
+) -> EvaluationResult:
     summary = report.summary
     if summary is None:
         raise DataError("no completion could be scored, so there is nothing to summarize")
@@ -124,6 +130,7 @@ def _sum_up(plan: EvaluationPlan, report: "ScoreReport", tokens: int, seconds: f
         mean_length=summary.mean_length if summary.length_unit == "tokens" else None,
         tokens_per_second=tokens / (seconds + report.seconds) or None,
         signal=summary.signal,
+        template=template,
         summary=summary.as_json(),
         report=report,
     )

@@ -140,6 +140,9 @@ class EvaluationResult:
     signal: "LearningSignal"
     """Completions without an answer, cut-off ones, and prompts without variance."""
 
+    template: str
+    """Prompt template of the problems."""
+
     summary: Mapping[str, Any] = field(default_factory=dict)
     """The summary of `tinyzero score`, as JSON."""
 

@@ -48,6 +48,20 @@ def warning(signal: LearningSignal, situation: Situation) -> str:
     return "\n".join((f"{headline(signal, situation.max_tokens)}; try:", *advice))
 
 
+def hint(signal: LearningSignal) -> str | None:
+    """What too few completions show without exception, where that leaves open whether it is a fault.
+
+    Example:
+        >>> hint(LearningSignal(8, 0.0, 1.0, None, None, None))
+        'none of 8 completions has an answer, and they are too few to tell whether the model can learn'
+    """
+    if signal.fault is not None or max(signal.no_answer_frac, signal.truncated_frac or 0.0) < 1:
+        return None
+    of_all = plural(signal.completions, "completion")
+    found = f"none of {of_all} has an answer" if signal.no_answer_frac == 1 else f"all of {of_all} are cut off"
+    return f"{found}, and they are too few to tell whether the model can learn"
+
+
 def headline(signal: LearningSignal, max_tokens: int) -> str:
     """The fault in one line.
 

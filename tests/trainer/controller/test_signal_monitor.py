@@ -66,6 +66,14 @@ def test_it_warns_once_and_only_of_the_first_steps(watch):
     assert warned == []
 
 
+def test_too_few_completions_for_a_judgement_are_told_of_at_the_end(watch):
+    monitor, warned = watch("short", "long")
+    for no_answer, is_last, count in ((1.0, False, 0), (0.9, True, 0), (1.0, True, 1)):
+        monitor.held_out("short", LearningSignal(8, 0.0, no_answer, 0.0, None, None), [], is_last=is_last)
+        assert len(warned) == count
+    assert warned[0].startswith("short: none of 8 completions has an answer, and they are too few to tell")
+
+
 def test_small_batches_decide_together(watch):
     monitor, warned = watch(data={"prompts_per_step": 4}, rollout={"group_size": 4})
     for step in range(1, 8):

@@ -51,12 +51,12 @@ def live(display):
 def test_a_phase_is_printed_at_once_and_then_every_few_seconds(plain, clock):
     with plain:
         plain.phase("evaluating", total=1024, unit="problems")
-        assert printed(plain) == ["evaluating: 0/1,024 problems"]
+        assert printed(plain) == ["evaluating: 1,024 problems"]
         for _ in range(12):
             clock.now += 1
             plain.advance(64)
     assert printed(plain) == [
-        "evaluating: 0/1,024 problems",
+        "evaluating: 1,024 problems",
         "evaluating: 320/1,024 problems  0:11 left",
         "evaluating: 640/1,024 problems  0:06 left",
     ]

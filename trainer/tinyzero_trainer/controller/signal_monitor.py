@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tinyzero_sdk.evaluation.signal_advice import Situation, headline, warning
+from tinyzero_sdk.evaluation.signal_advice import Situation, headline, hint, warning
 from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES
@@ -49,6 +49,8 @@ class SignalMonitor:
             self.judge(name, signal, prompts)
         elif name in self._headlines and signal.accuracy < self._before.get(name, 0.0) + LITTLE_GAIN:
             self.workers.display.warn(f"the run began with too little to learn from: {self._headlines[name]}")
+        elif name not in self._headlines and (told := hint(signal)):
+            self.workers.display.warn(f"{name}: {told}" if len(self.workers.tasks) > 1 else told)
 
     def step(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Judge the tasks by the completions of the steps so far."""
