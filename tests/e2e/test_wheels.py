@@ -38,11 +38,10 @@ def new_environment(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the six wheels and nothing else."""
+    """A folder with the six wheels and source distributions, as a release has them."""
     folder = tmp_path_factory.mktemp("wheels")
-    for source in FOLDERS.values():
-        run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source, cwd=folder)
-    assert len(list(folder.iterdir())) == len(FOLDERS)
+    run(sys.executable, ROOT / ".ci/release.py", "build", folder, cwd=folder)
+    assert len(list(folder.glob("*.whl"))) == len(FOLDERS)
     return folder
 
 

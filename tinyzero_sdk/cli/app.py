@@ -65,7 +65,6 @@ def build_app() -> typer.Typer:
         epilog="Results go to stdout or --output. "
         "Exit codes: 0 success, 1 some rows or checks failed, 2 usage error, 70 internal error.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",  # which joins the lines of a paragraph
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -1,12 +1,21 @@
 """Arguments shared by the commands on one task."""
 
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import is_path
+
+
+def complete_task(incomplete: str) -> list[str]:
+    """Installed tasks, for the shell."""
+    from tinyzero_sdk.tasks.registry import GROUP
+
+    return sorted(name for name in entry_points(group=GROUP).names if name.startswith(incomplete))
+
 
 TaskName = Annotated[
     str | None,
@@ -16,6 +25,7 @@ TaskName = Annotated[
         metavar="TASK",
         help="Name of an installed task, or path of one (file or package).",
         show_default=False,
+        autocompletion=complete_task,
     ),
 ]
 TaskOverrides = Annotated[
@@ -24,6 +34,7 @@ TaskOverrides = Annotated[
         metavar="TASK | task.KEY=VALUE",
         help="The task, as --task names it, and options of it; `tinyzero tasks NAME` lists them.",
         show_default=False,
+        autocompletion=complete_task,
     ),
 ]
 AllowUnsafe = Annotated[

@@ -8,16 +8,34 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from tinyzero_sdk.cli.task_options import named_tasks
+from tinyzero_sdk.cli.task_options import complete_task, named_tasks
 from tinyzero_sdk.console import stderr, stdout
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import is_path
+
+
+def complete_word(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Installed tasks and the command's keys, for the shell."""
+    from tinyzero_sdk.settings import describe
+    from tinyzero_trainer.config import SftConfig, TrainConfig
+
+    fields = describe(SftConfig if ctx.info_name in ("sft", "warmstart") else TrainConfig)
+    return [*complete_task(incomplete), *(f"{one.key}=" for one in fields if one.key.startswith(incomplete))]
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Recipes that come with the trainer, for the shell."""
+    from tinyzero_trainer.config.recipes import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
 
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="TASK | KEY=VALUE",
         help="Tasks, as --task names them, and settings, by the keys below; --help WORD searches them.",
+        autocompletion=complete_word,
     ),
 ]
 TrainOverrides = Annotated[
@@ -25,12 +43,16 @@ TrainOverrides = Annotated[
     typer.Argument(
         metavar="TASK | KEY=VALUE",
         help="Tasks, as --task names them, and settings; `tinyzero train --help` lists the keys.",
+        autocompletion=complete_word,
     ),
 ]
 TaskOptions = Annotated[
     list[str] | None,
     typer.Option(
-        "--task", metavar="TASK[:WEIGHT]", help="Name of a task, or a task file; repeat it for several tasks in a run."
+        "--task",
+        metavar="TASK[:WEIGHT]",
+        help="Name of a task, or a task file; repeat it for several tasks in a run.",
+        autocompletion=complete_task,
     ),
 ]
 RecipeOption = Annotated[
@@ -38,6 +60,7 @@ RecipeOption = Annotated[
     typer.Option(
         "--recipe",
         metavar="NAME",
+        autocompletion=complete_recipe,
         help="An algorithm's settings, which yours override: a name listed by `tinyzero recipes`, or a .toml file.",
     ),
 ]
