@@ -21,6 +21,7 @@ TRAINER_COMMANDS = {
     "warmstart": "Train a small model from scratch that can attempt a task.",
     "sft": "Fine-tune a language model on examples of a task, or of a file.",
     "train": "Train a language model on a task.",
+    "runs": "List runs: state, steps, held-out accuracy, size on the disk, and how to resume or delete them.",
     "plan": "Predict a run's GPU memory and speed, and propose settings that fit a GPU.",
     "doctor": "Find what prevents training on this machine.",
 }

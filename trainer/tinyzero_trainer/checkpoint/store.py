@@ -165,6 +165,19 @@ def sealed(root: Path) -> Iterator[tuple[int, Path]]:
             yield int(match[1]), entry
 
 
+def prune(root: Path) -> None:
+    """Delete all checkpoints but the newest intact one, and what killed runs left; the caller holds the run's lock.
+
+    Raises:
+        CheckpointError: all are damaged, so none is deleted.
+    """
+    newest = latest(root)
+    for _, path in list(sealed(root)):
+        if newest is not None and path != newest.path:
+            _remove(path)
+    sweep(root)
+
+
 def sweep(root: Path) -> None:
     """Delete what killed runs left half written or half deleted; the caller holds the run's lock."""
     for entry in root.iterdir():

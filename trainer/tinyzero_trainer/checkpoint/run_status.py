@@ -1,0 +1,194 @@
+"""Runs as seen from outside: what state they are in, how far they came, what they take on the disk; pruning, deletion.
+
+Listing writes nothing, and tolerates runs that are in progress, killed or made by an older version.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.settings import get, read_toml
+from tinyzero_trainer.checkpoint import store
+from tinyzero_trainer.checkpoint.run_directory import LOCK, OWNER, RunDirectory, RunDirectoryError, errors_in_one_line
+from tinyzero_trainer.config.resume import is_sft
+
+DEPTH = 4  # of runs below the directory that is searched
+_HELD_OUT = re.compile(r"val-core/(.+)/acc/mean@\d+")
+
+State = Literal["running", "finished", "stopped", "aborted"]
+"""Stopped runs can be resumed, aborted ones have no checkpoint."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run at this moment."""
+
+    path: Path
+    state: State
+    tasks: tuple[str, ...]
+    model: str | None
+    step: int | None
+    """The last whose metrics are written; None = not even step 0."""
+
+    steps: int | None
+    """Of the whole run; None where its configuration gives seconds, or cannot be read."""
+
+    accuracy: Mapping[str, tuple[float, float]]
+    """First and last held-out accuracy on each task."""
+
+    checkpoints: tuple[int, ...]
+    bytes: Mapping[str, int]
+    """On the disk, by entry of the directory."""
+
+    changed: float
+    """When metrics or configuration were last written, in seconds since 1970."""
+
+    resume: str | None
+    """The command that resumes it, if it is stopped."""
+
+    @property
+    def size(self) -> int:
+        return sum(self.bytes.values())
+
+
+def find_runs(directory: Path, depth: int = DEPTH) -> list[Path]:
+    """The run directories at or below a directory, without following links; hidden ones are left out."""
+    if (directory / "config.toml").is_file() and ((directory / OWNER).exists() or (directory / "checkpoints").is_dir()):
+        return [directory]
+    try:
+        entries = sorted(directory.iterdir()) if depth else []
+    except OSError:
+        return []
+    inside = [entry for entry in entries if not (entry.name.startswith(".") or entry.is_symlink()) and entry.is_dir()]
+    return [run for entry in inside for run in find_runs(entry, depth - 1)]
+
+
+def status_of(path: Path) -> RunStatus:
+    """What a run directory holds now."""
+    run = RunDirectory(path)
+    config: Mapping[str, Any] = {}
+    with suppress(DataError):
+        config = read_toml(run.config)
+    steps, model = get(config, "run.steps"), get(config, "model.path")
+    step, accuracy = _progress(run.metrics)
+    saved = sorted(step for step, _ in store.sealed(run.checkpoints)) if run.checkpoints.is_dir() else []
+    files = [file for file in (run.metrics, run.config) if file.exists()]
+    times = {file: file.stat().st_mtime for file in (*files, run.curve) if file.exists()}
+    if isinstance(steps, int):
+        is_finished = bool(saved) and saved[-1] >= steps
+    else:  # the plot is drawn at the end of a session
+        is_finished = bool(saved) and times.get(run.curve, 0.0) >= max(times[file] for file in files)
+    state: State = "finished" if is_finished else "stopped" if saved else "aborted"
+    if _is_locked(path):
+        state = "running"
+    command = f"tinyzero {'sft' if is_sft(config) else 'train'} --output {shlex.quote(str(path))} --resume"
+    return RunStatus(
+        path=path,
+        state=state,
+        tasks=tuple(get(config, "tasks") or ()),
+        model=model if isinstance(model, str) else None,
+        step=step,
+        steps=steps if isinstance(steps, int) else None,
+        accuracy=accuracy,
+        checkpoints=tuple(saved),
+        bytes={entry.name: _bytes(entry) for entry in sorted(path.iterdir())},
+        changed=max(times[file] for file in files),
+        resume=command if state == "stopped" else None,
+    )
+
+
+def prune(path: Path) -> int:
+    """Delete all checkpoints of a run but the newest intact one; returns the bytes that this frees.
+
+    Raises:
+        RunDirectoryError: it is not a run's, or one in progress.
+        CheckpointError: all its checkpoints are damaged, so none is deleted.
+    """
+    with _locked(path) as run, errors_in_one_line(path):
+        before = _bytes(run.checkpoints)
+        store.prune(run.checkpoints)
+        return before - _bytes(run.checkpoints)
+
+
+def delete(path: Path) -> None:
+    """Delete a run directory; interrupted, it leaves a run that can be deleted again.
+
+    Raises:
+        RunDirectoryError: it is not a run's, or one in progress, or cannot be deleted.
+    """
+    with _locked(path) as run, errors_in_one_line(path):
+        last = {run.config.name, LOCK, OWNER}
+        for entry in path.iterdir():
+            if entry.name not in last:
+                entry.unlink() if entry.is_symlink() or not entry.is_dir() else shutil.rmtree(entry)
+        shutil.rmtree(path)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[RunDirectory]:
+    from filelock import FileLock, Timeout
+
+    if path.is_symlink() or not all((path / name).is_file() for name in (OWNER, "config.toml")):
+        raise RunDirectoryError(f"{path} is not a run directory, so nothing in it is deleted")
+    lock = FileLock(path / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise RunDirectoryError(f"{path} is in progress; stop it first") from None
+    try:
+        yield RunDirectory(path)
+    finally:
+        lock.release()
+
+
+def _is_locked(path: Path) -> bool:
+    with suppress(OSError), (path / LOCK).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: only listing, it leaves the run alone
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _progress(metrics: Path) -> tuple[int | None, dict[str, tuple[float, float]]]:
+    """The last step, and the first and the last held-out accuracy on each task; reads few of the lines as JSON."""
+    try:
+        lines = metrics.read_bytes().splitlines()
+    except OSError:
+        return None, {}
+    evaluated = [line for line in lines if b'"val-core/' in line]
+    first = next(filter(None, map(_row, evaluated)), {})
+    last = next(filter(None, map(_row, reversed(evaluated))), {})
+    accuracy = {
+        match[1]: (first.get(key, value), value)
+        for key, value in last.items()
+        if (match := _HELD_OUT.fullmatch(key)) and isinstance(value, float)
+    }
+    return next(filter(None, map(_row, reversed(lines))), {}).get("step"), accuracy
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    """A line's object; empty if it is still being written."""
+    with suppress(ValueError):
+        row = json.loads(line)
+        return row if isinstance(row, dict) else {}
+    return {}
+
+
+def _bytes(path: Path) -> int:
+    """Of a file, or of all files in a directory; what another process deletes meanwhile counts nothing."""
+    with suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
+            return path.lstat().st_size
+        with os.scandir(path) as entries:
+            return sum(_bytes(Path(entry)) for entry in entries)
+    return 0

@@ -1,0 +1,144 @@
+"""`tinyzero runs`: the runs below a directory, how to resume them, and what they take on the disk."""
+
+import dataclasses
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import filesize
+from rich.text import Text
+
+from tinyzero_sdk.cli.summary_report import table
+from tinyzero_sdk.console import percent, plural, print_json, stderr, stdout
+from tinyzero_sdk.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from tinyzero_trainer.checkpoint.run_status import RunStatus
+
+
+def runs(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DIR]...", help="Runs, or directories with runs below them: . (here)."),
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete these runs, after asking.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Delete all checkpoints of these runs but the newest, after asking.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List runs: state, steps, held-out accuracy, size on the disk, and how to resume or delete them.
+
+    A stopped run can be resumed; an aborted one ended before its first checkpoint. A run in progress is never deleted.
+    """
+    from tinyzero_trainer.checkpoint import run_status
+
+    if delete and prune:
+        raise SettingsError("--delete and --prune: give one of them")
+    for path in paths or ():
+        if not path.is_dir():
+            raise DataError(f"{path} is not a directory; expected a run, or a directory with runs below it")
+    if delete or prune:
+        _remove(
+            paths or [],
+            run_status.delete if delete else run_status.prune,
+            yes=yes,
+            verb="delete" if delete else "prune",
+        )
+        return
+    found = dict.fromkeys(run for path in paths or [Path()] for run in run_status.find_runs(path))
+    statuses = sorted(map(run_status.status_of, found), key=lambda run: run.changed, reverse=True)
+    if json:
+        print_json([_as_json(run) for run in statuses])
+    elif not statuses:
+        where = ", ".join(map(str, paths or [Path.cwd()]))
+        stderr.print(Text(f"no runs below {where}; tinyzero train writes them to runs/ unless --output says otherwise"))
+    elif len(statuses) == 1:
+        _show(statuses[0])
+    else:
+        _show_all(statuses)
+
+
+def _remove(paths: list[Path], remove: Callable[[Path], int | None], *, yes: bool, verb: str) -> None:
+    from tinyzero_trainer.checkpoint.run_status import find_runs, status_of
+
+    if not paths or any(find_runs(path, depth=0) != [path] for path in paths):
+        raise SettingsError(f"--{verb} needs the runs themselves: tinyzero runs --{verb} RUN...")
+    if not yes:
+        for path in paths:
+            run = status_of(path)
+            stderr.print(Text(f"{path}: {run.state}, {_steps(run)}, {filesize.decimal(run.size)}"), soft_wrap=True)
+        if not stderr.is_terminal:
+            raise SettingsError(f"--{verb} asks first, which needs a terminal; --yes does not ask")
+        if not typer.confirm(f"{verb} {plural(len(paths), 'run')}?", err=True):
+            raise typer.Exit(1)
+    for path in paths:
+        freed = remove(path)
+        done = "deleted" if freed is None else f"{filesize.decimal(freed)} freed"
+        stdout.print(Text(f"{path}: {done}"), soft_wrap=True)
+
+
+def _as_json(run: "RunStatus") -> dict[str, Any]:
+    return {**dataclasses.asdict(run), "path": str(run.path), "size": run.size, "delete": _delete_command(run)}
+
+
+def _delete_command(run: "RunStatus") -> str:
+    return f"tinyzero runs --delete {shlex.quote(str(run.path))}"
+
+
+def _steps(run: "RunStatus") -> str:
+    done = "no step" if run.step is None else f"{run.step:,}"
+    return done if run.steps is None else f"{done}/{run.steps:,}"
+
+
+def _accuracy(run: "RunStatus") -> str:
+    """Mean over the run's own tasks, before and now."""
+    own = [pair for task, pair in run.accuracy.items() if task in run.tasks] or list(run.accuracy.values())
+    if not own:
+        return ""
+    first, last = (fmean(values) for values in zip(*own, strict=True))
+    return percent(last) if not run.step else f"{percent(first)} -> {percent(last)}"
+
+
+def _show_all(statuses: list["RunStatus"]) -> None:
+    shown = table("run", "state", "step", "accuracy", "size")
+    for run in statuses:
+        shown.add_row(str(run.path), run.state, _steps(run), _accuracy(run), filesize.decimal(run.size))
+    stdout.print(shown)
+    total = filesize.decimal(sum(run.size for run in statuses))
+    stdout.print(f"\n{plural(len(statuses), 'run')}, {total}; more of one: tinyzero runs RUN", soft_wrap=True)
+    commands = [run.resume for run in statuses if run.resume]
+    for command in commands[:3]:
+        stdout.print(Text(f"resume: {command}"), soft_wrap=True)
+    if len(commands) > 3:
+        stdout.print(f"and {plural(len(commands) - 3, 'more stopped run')}, which --json lists with their commands")
+
+
+def _show(run: "RunStatus") -> None:
+    where = shlex.quote(str(run.path))
+    steps = ", ".join(map(str, run.checkpoints)) or "none"
+    large = sorted(run.bytes.items(), key=lambda entry: entry[1], reverse=True)[:3]
+    parts = ", ".join(f"{name} {filesize.decimal(size)}" for name, size in large)
+    rows = {
+        "run": str(run.path),
+        "state": run.state,
+        "task": ", ".join(run.tasks),
+        "model": run.model or "",
+        "step": _steps(run),
+        "accuracy": ", ".join(
+            f"{task} {percent(first)} -> {percent(last)}" for task, (first, last) in run.accuracy.items()
+        ),
+        "size": f"{filesize.decimal(run.size)} ({parts})",
+        "checkpoints": f"of step {steps}" if run.checkpoints else steps,
+        "resume": run.resume or "",
+        "look": f"tinyzero report {where}",
+        "prune": f"tinyzero runs --prune {where}" if len(run.checkpoints) > 1 and run.state != "running" else "",
+        "delete": _delete_command(run) if run.state != "running" else "",
+    }
+    for name, value in rows.items():
+        if value:
+            stdout.print(Text.assemble((f"{name:<13}", "bold"), value), soft_wrap=True)
