@@ -1,14 +1,18 @@
 """The completions of a run, or of scored files: an index of their short columns in memory, their texts on disk.
 
 A file is Parquet as runs write it, or any scored file; a column that is missing is empty. Filters read the index; a
-search for text also reads the texts of the rows that all other filters leave.
+search for text also reads the texts of the rows that all other filters leave, row group by row group.
 """
 
 import json
+import math
+import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +52,12 @@ SOURCES = {  # where a column is in files of other commands: the first of these 
     "ground_truth": ("ground_truth", "reward_model.ground_truth"),
 }
 TEXTS = ("prompt", "completion", "ground_truth", "parts", "token_ends", "logprobs", "entropies")
+SEARCHED = ("prompt", "completion")
 CHOICES = ("reason", "task", "split", "decoding")
 RANGES = ("step", "difficulty", "score")
+_HIT, _MISS = 2, 1
+_MOST_SEARCHES = 16  # that are remembered
+_SEARCH_ROWS = 16_384  # read at a time
 
 
 @dataclass(frozen=True)
@@ -58,14 +66,38 @@ class CompletionFile:
 
     path: Path
     index: pa.Table
+    metadata: pq.FileMetaData | None = None
+    """Of a Parquet file: reading it takes longer than a row group."""
+
+    @cached_property
+    def groups(self) -> list[int]:
+        """Rows of each row group."""
+        file = self.metadata
+        return [file.row_group(group).num_rows for group in range(file.num_row_groups)] if file else [len(self.index)]
+
+    def search(self, group: int, text: str) -> np.ndarray:
+        """[rows of a row group] whether prompt, completion or answer have a text, in any case."""
+        start = sum(self.groups[:group])
+        answers = self.index["answer"].slice(start, self.groups[group])
+        if self.metadata is None:
+            return _contain([*self.texts(range(start, start + len(answers)), SEARCHED).columns, answers], text)
+        with pq.ParquetFile(
+            self.path, metadata=self.metadata, read_dictionary=["prompt"]
+        ) as file:  # which all samples of a problem share
+            present = [name for name in SEARCHED if name in file.schema_arrow.names]
+            found, done = [np.empty(0, bool)], 0
+            for batch in file.iter_batches(_SEARCH_ROWS, row_groups=[group], columns=present, use_threads=False):
+                found.append(_contain([*batch.columns, answers.slice(done, len(batch))], text))
+                done += len(batch)
+        return np.concatenate(found)
 
     def texts(self, rows: Sequence[int], columns: Sequence[str] = TEXTS) -> pa.Table:
         """The long columns of these rows, in this order; of Parquet only the row groups with these rows are read."""
-        if self.path.suffix != ".parquet":
+        if self.metadata is None:
             every = _json_rows(self.path, *_version(self.path))
             return pa.table({name: [_plain(name, _find(every[row], name)) for row in rows] for name in columns})
-        with pq.ParquetFile(self.path) as file:
-            ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
+        with pq.ParquetFile(self.path, metadata=self.metadata) as file:
+            ends = np.cumsum(self.groups)
             groups = np.unique(np.searchsorted(ends, rows, side="right"))
             sizes = np.diff(ends, prepend=0)
             places = np.concatenate([np.arange(ends[group] - sizes[group], ends[group]) for group in groups])
@@ -83,16 +115,26 @@ class Completions:
     index: pa.Table
     """[n] `INDEX`, file after file."""
 
+    searched: dict[str, np.ndarray] = field(default_factory=dict)
+    """[n] by text, for those last searched for: whether a row has it (`_HIT`), has not (`_MISS`), or is unread (0)."""
+
     def __len__(self) -> int:
         return len(self.index)
 
     def select(self, filters: Mapping[str, Any]) -> np.ndarray:
-        """The places of the rows that pass all filters, sorted.
+        """The places of the rows that pass all filters, sorted; `filters` as for `select_within`."""
+        return self.select_within(filters, math.inf)[0]
+
+    def select_within(self, filters: Mapping[str, Any], seconds: float) -> tuple[np.ndarray, int]:
+        """The places of the rows that pass all filters, sorted, and how many are still to be searched for a text.
+
+        Another call goes on with these.
 
         Args:
             filters: a list of values for each of `CHOICES`, least and greatest value for each of `RANGES` (None for no
                 bound), `problem`, `cut_off`, `text` (in prompt, completion or answer, in any case), and to sort by,
                 `sort` and `descending`.
+            seconds: after which no more texts are read.
         """
         mask = np.ones(len(self), bool)
         for name in CHOICES:
@@ -107,16 +149,16 @@ class Completions:
             mask &= True if high is None else values <= high
         if filters.get("cut_off") is not None:
             mask &= self._numbers("finished") == (0 if filters["cut_off"] else 1)
-        places = np.flatnonzero(mask)
+        places, left = np.flatnonzero(mask), 0
         if filters.get("text"):
-            places = self._search(places, str(filters["text"]))
+            places, left = self._search(places, str(filters["text"]).lower(), seconds)
         if (sort := filters.get("sort")) in INDEX.names:
             column = self.index[sort].combine_chunks().take(pa.array(places))
             column = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
             order = "descending" if filters.get("descending") else "ascending"
             keys = pa.table({"key": column, "place": places})
             places = places[pc.sort_indices(keys, [("key", order), ("place", "ascending")]).to_numpy()]
-        return places
+        return places, left
 
     def rows(self, places: np.ndarray) -> list[dict[str, Any]]:
         """The index's columns of these rows, each with its `id`."""
@@ -211,13 +253,47 @@ class Completions:
         """[files] the place of the first row of each."""
         return np.cumsum([0, *(len(file.index) for file in self.files)])[:-1]
 
-    def _search(self, places: np.ndarray, text: str) -> np.ndarray:
-        if not len(places):
-            return places
-        texts = self.texts_at(places, ("prompt", "completion"))
-        columns = [*texts.columns, self.index["answer"].take(pa.array(places))]
-        hits = [pc.match_substring(_texts(column), text, ignore_case=True) for column in columns]
-        return places[np.any([np.asarray(hit.fill_null(False)) for hit in hits], axis=0)]
+    def _search(self, places: np.ndarray, text: str, seconds: float) -> tuple[np.ndarray, int]:
+        """Those of the places known to have a text, after that many seconds of search, and how many are unread."""
+        known, until = self._known(text), time.monotonic() + seconds
+        groups = [(file, group) for file in self.files for group in range(len(file.groups))]
+        ends = np.cumsum([size for file in self.files for size in file.groups])
+        unread = np.unique(np.searchsorted(ends, places[known[places] == 0], side="right")).tolist()
+
+        def search(at: int) -> None:
+            if time.monotonic() < until:
+                file, group = groups[at]
+                known[ends[at] - file.groups[group] : ends[at]] = np.where(file.search(group, text), _HIT, _MISS)
+
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+            list(pool.map(search, unread))
+        return places[known[places] == _HIT], int((known[places] == 0).sum())
+
+    def _known(self, text: str) -> np.ndarray:
+        """The entry of `searched`; a new one knows what has no part of the text."""
+        if text not in self.searched:
+            known = np.zeros(len(self), np.int8)
+            for other, found in list(self.searched.items()):
+                if other in text:
+                    known[found == _MISS] = _MISS
+            for old in list(self.searched)[: 1 - _MOST_SEARCHES]:
+                self.searched.pop(old, None)
+            self.searched[text] = known
+        return self.searched[text]
+
+
+def _contain(columns: Sequence[pa.Array | pa.ChunkedArray], text: str) -> np.ndarray:
+    """[n] whether any of the columns has a text, in any case."""
+    found = np.zeros(len(columns[0]), bool)
+    for column in columns:
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        values = column.dictionary if pa.types.is_dictionary(column.type) else column
+        hits = np.asarray(pc.match_substring(_texts(values), text, ignore_case=True).fill_null(False))
+        if values is not column:
+            codes = column.indices.fill_null(len(hits)).to_numpy()
+            hits = np.append(hits, False)[codes]
+        found |= hits
+    return found
 
 
 def read_completions(paths: Sequence[Path]) -> Completions:
@@ -244,8 +320,10 @@ def _version(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _read_file(path: Path, modified: int, size: int) -> CompletionFile:
+    metadata = None
     if path.suffix == ".parquet":
-        names = pq.read_schema(path).names
+        metadata = pq.read_metadata(path)
+        names = metadata.schema.to_arrow_schema().names
         wanted = {source.split(".")[0] for name in INDEX.names for source in _sources(name, names)[:1]}
         table = pq.read_table(path, columns=sorted(wanted))
         columns = {name: _column(table, name) for name in INDEX.names}
@@ -256,7 +334,8 @@ def _read_file(path: Path, modified: int, size: int) -> CompletionFile:
         if step and path.parent.name == "rollouts":  # of a run made before completions were Parquet
             columns["step"] = pa.array([int(step[1])] * len(rows), pa.int32())
             columns["split"] = pa.array(["train"] * len(rows))
-    return CompletionFile(path, pa.table([_cast(columns[field.name], field.type) for field in INDEX], schema=INDEX))
+    index = pa.table([_cast(columns[field.name], field.type) for field in INDEX], schema=INDEX)
+    return CompletionFile(path, index, metadata)
 
 
 def _sources(name: str, present: Sequence[str]) -> list[str]:

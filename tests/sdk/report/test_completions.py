@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.report.completions import read_completions
+from tinyzero_sdk.report.completions import CompletionFile, read_completions
 from tinyzero_sdk.report.runs import open_run
 from tinyzero_sdk.scoring.statistics import wilson
 
@@ -41,6 +41,23 @@ def test_filters_leave_the_rows_that_pass(completions, filters, passes):
     every = completions.rows(np.arange(len(completions)))
     found = completions.rows(completions.select(filters))
     assert [row["id"] for row in found] == [row["id"] for row in every if passes(row)]
+
+
+def test_a_search_goes_on_where_it_stopped_and_a_longer_text_reads_no_row_again(run_path, monkeypatch):
+    completions = read_completions(open_run(run_path).completion_files())
+    whole = completions.select({"text": "multiply"})
+    clock = iter(range(1, 1000))
+    fresh = read_completions(open_run(run_path).completion_files())
+    with monkeypatch.context() as patch:
+        patch.setattr("tinyzero_sdk.report.completions.time.monotonic", lambda: next(clock))
+        patch.setattr("tinyzero_sdk.report.completions.os.cpu_count", lambda: 1)
+        found, left = fresh.select_within({"text": "MULTIPLY"}, 1.5)  # time for one row group of two
+    assert left == len(fresh) - fresh.files[0].groups[0]
+    assert found.tolist() == [place for place in whole if place < fresh.files[0].groups[0]]
+    assert fresh.select({"text": "multiply"}).tolist() == whole.tolist()
+    monkeypatch.setattr(CompletionFile, "search", lambda *_: pytest.fail("every row is known"))
+    assert fresh.select_within({"text": "multiply", "step": [3, 9]}, 9)[1] == 0
+    assert len(completions.select({"text": "I do not multiply"})) == 0 if not len(whole) else True
 
 
 def test_rows_are_sorted_and_found_again_by_their_ids(completions):
