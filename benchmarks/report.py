@@ -2,8 +2,8 @@
 
     python benchmarks/report.py [--steps 1000] [--completions 100000] [--served 1000000] [--runs 5]
 
-Synthetic runs. First paint is the browser's first contentful paint of the file; a
-filter is the time from the input to the table. Needs Chromium; playwright is installed on first use.
+Synthetic runs. First paint is the browser's first contentful paint of the file; a filter is the time from the input to
+the table, which `view` shows before it has searched all texts. Needs Chromium; playwright is installed on first use.
 """
 
 import shutil
@@ -29,7 +29,8 @@ FILTERS = {
     "a range of steps": {"step": [100, 400], "sort": "num_tokens"},
     "a text": {"text": "multiply 7"},
 }
-TARGETS = {"first paint": 1.5, "curves drawn": 1.5, **dict.fromkeys(FILTERS, 0.3)}
+ALL = "a text, to the last completion"
+TARGETS = {"first paint": 1.5, "curves drawn": 1.5, **dict.fromkeys(FILTERS, 0.3), ALL: None}
 
 
 def measure(browser: Any, address: str) -> dict[str, float]:
@@ -45,12 +46,16 @@ def measure(browser: Any, address: str) -> dict[str, float]:
     page.wait_for_timeout(3000)  # the texts are unpacked while the page is idle
     for what, filters in FILTERS.items():
         script = """async (filters) => {
-            const start = performance.now(), before = performance.getEntriesByName("filtered").length;
+            const start = performance.now(), marks = (name) => performance.getEntriesByName(name).length;
+            const before = ["filtered", "searched"].map(marks), found = [];
             show({filters: JSON.stringify(filters), offset: 0});
-            while (performance.getEntriesByName("filtered").length === before) await new Promise(requestAnimationFrame);
-            return (performance.now() - start) / 1000;
+            for (const [place, name] of ["filtered", "searched"].entries()) {
+                while (marks(name) === before[place]) await new Promise(requestAnimationFrame);
+                found.push((performance.now() - start) / 1000);
+            }
+            return found;
         }"""
-        found[what] = page.evaluate(script, filters)
+        found[what], found[ALL] = page.evaluate(script, filters)
     page.close()
     return found
 
@@ -84,7 +89,7 @@ def main(
             times = [measure(browser, address) for _ in range(runs)]
             medians = [statistics.median(one[what] for one in times) for what in TARGETS]
             rows[name] = {what: f"{median:.2f} s" for what, median in zip(TARGETS, medians, strict=True)}
-        rows["target, of the report"] = {what: f"{target:.1f} s" for what, target in TARGETS.items()}
+        rows["target, of the report"] = {what: f"{target:.1f} s" for what, target in TARGETS.items() if target}
         print_table(f"median of {runs}", rows)
         browser.close()
 

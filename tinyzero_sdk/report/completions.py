@@ -81,9 +81,8 @@ class CompletionFile:
         answers = self.index["answer"].slice(start, self.groups[group])
         if self.metadata is None:
             return _contain([*self.texts(range(start, start + len(answers)), SEARCHED).columns, answers], text)
-        with pq.ParquetFile(
-            self.path, metadata=self.metadata, read_dictionary=["prompt"]
-        ) as file:  # which all samples of a problem share
+        # All samples of a problem have one prompt.
+        with pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=["prompt"]) as file:
             present = [name for name in SEARCHED if name in file.schema_arrow.names]
             found, done = [np.empty(0, bool)], 0
             for batch in file.iter_batches(_SEARCH_ROWS, row_groups=[group], columns=present, use_threads=False):
