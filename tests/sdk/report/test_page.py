@@ -6,10 +6,12 @@ import re
 import shutil
 import threading
 from http.client import HTTPConnection
+from itertools import product
 from urllib.parse import urlencode
 
 import pytest
 
+from tests.environments import ROOT
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.report.page import report
 from tinyzero_sdk.report.runs import open_run
@@ -103,6 +105,21 @@ def test_watch_writes_the_page_again_when_a_run_has_grown(tmp_path, run_path, mo
     assert seen[1] == b"as it was"
     assert b"a_new_metric" in seen[2]
     assert b"a_new_metric" not in seen[0]
+
+
+def test_panels_show_metrics_that_there_are():
+    """The page finds metrics by their names, which docs/reference/metrics.md lists, as the trainer's tests see to."""
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    known = []
+    for name in re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE):
+        pieces = re.split(r"{(.*?)}", re.sub(r"TASK|PART|(?<=[/_@])K\b", "4", name))
+        known += ["".join(one) for one in product(*(piece.split(", ") for piece in pieces))]
+    panels = (ROOT / "tinyzero_sdk/report/static/panels.js").read_text(encoding="utf-8")
+    names = re.findall(r'\["(?:\w+", ")?([\w-]+/[^"]+)"', panels)
+    patterns = re.findall(r"\[/\^(.+?)\$/, ", panels)
+    assert (len(names) > 20, len(patterns) > 8) == (True, True)
+    assert [name for name in names if name not in known] == []
+    assert [pattern for pattern in patterns if not any(re.fullmatch(pattern, name) for name in known)] == []
 
 
 @pytest.fixture

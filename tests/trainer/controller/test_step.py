@@ -179,6 +179,14 @@ def test_tokens_are_summed_over_the_only_rank(take) -> None:
     assert metrics["perf/total_num_tokens"] == total
 
 
+def test_parts_of_scores_are_averaged_over_all_completions(take) -> None:
+    _, _, metrics, _ = take([replace(SCORES[0], parts={"task": 1.5, "length": -0.5}), *SCORES[1:]])
+    assert {name: value for name, value in metrics.items() if name.startswith("reward/part/")} == {
+        "reward/part/task": 1.5 / 4,
+        "reward/part/length": -0.5 / 4,
+    }
+
+
 def test_a_completion_that_was_trained_on_has_its_advantage_and_entropies(take) -> None:
     masked = [SCORES[0], SCORES[1], Score(0.0, False, masked=True), SCORES[3]]
     policy, *_ = take(masked)

@@ -15,7 +15,6 @@ const PANELS = {
     { title: "Length", unit: "tokens", series: [["response_length/mean", "all"], ["completion/correct_length_mean", "right"]] },
     { title: "Cut off", unit: "%", series: [["completion/truncated_frac", "training"], [/^val-aux\/(.+)\/truncated_frac$/, "held-out $1"]] },
     { title: "Groups without variance", unit: "%", series: [["group/zero_std_frac", "groups"]] },
-    { title: "Audit", unit: "", series: [[/^audit\/(.+)$/, "$1"]] },
   ],
   Policy: [
     { title: "Entropy", unit: "nats", series: [["actor/entropy", "per token"]] },

@@ -56,6 +56,7 @@ def batch_metrics(
         "group/sampled": len(samples) / group_size,
         "group/kept": len(batch.lengths) / group_size,
         **{f"reward/{reason}_frac": reasons.count(reason) / len(reasons) for reason in FAILURES},
+        **_parts(samples),
         **_completions(samples),
         **_by_task(tasks, samples, group_size),
     }
@@ -100,6 +101,15 @@ def _completions(samples: Sequence[Rollout]) -> dict[str, float]:
         "correct_length_mean": [len(sample.generation.token_ids) for sample in samples if sample.score.correct],
     }
     return metrics | {f"completion/{name}": fmean(values) for name, values in means.items() if values}
+
+
+def _parts(samples: Sequence[Rollout]) -> dict[str, float]:
+    """Mean over all completions of each part of the score; a completion without it counts as 0."""
+    sums: dict[str, float] = defaultdict(float)
+    for sample in samples:
+        for name, value in sample.score.parts.items():
+            sums[name] += value
+    return {f"reward/part/{name}": total / len(samples) for name, total in sums.items()}
 
 
 def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: int) -> dict[str, float]:
