@@ -34,7 +34,7 @@ class _Accepted(Exception):
 
 
 NOT_RUN = re.compile(
-    r"(make|pip|sbatch|kubectl|ray|pre-commit|docker|python benchmarks/|python -m verl|pytest --tinyzero-task"
+    r"(make|pip|sbatch|kubectl|ray|pre-commit|docker|inspect|python benchmarks/|python -m verl|pytest --tinyzero-task"
     r"|tinyzero (train|sft|warmstart|eval|doctor|plan|view))\b"
 )
 ELSEWHERE = re.compile(r"--(resume|config)\b| rg\b|gsm8k(?!.* task.source=synthetic)")

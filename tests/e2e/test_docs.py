@@ -61,7 +61,7 @@ def test_code_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     namespace: dict[str, object] = {"__name__": "__main__"}
-    if any(re.match(r"tinyzero (report|compare|view|runs)\b", command) for command in commands(document)):
+    if any(re.match(r"tinyzero (report|compare|view|export)\b", command) for command in commands(document)):
         documented_commands.make_runs(tmp_path)
     for language, code in BLOCK.findall(document.read_text(encoding="utf-8")):
         if language == "console":
