@@ -148,6 +148,9 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         # A check across fields has no key, or only that of its table; its message names the fields.
         if first["type"] == "value_error":
             raise SettingsError(f"{prefix.removesuffix('.')}: {message}" if prefix else message) from error
+        default = next((field.default for field in describe(cls, prefix) if field.key == key), None)
+        if message.endswith("a list") and isinstance(default, tuple) and default:
+            message += f", such as {format_value(default)}"
         raise SettingsError(f"{key}: got {first['input']!r}; {message[0].lower()}{message[1:]}") from error
 
 

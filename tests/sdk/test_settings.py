@@ -152,7 +152,7 @@ def test_defaults_fill_what_is_missing_and_what_means_the_same_is_taken():
         ({"size": True}, "task.size: got True; input should be a valid integer"),
         ({"size": "3"}, "task.size: got '3'; input should be a valid integer"),
         ({"pair": [1, "2"]}, "task.pair.1: got '2'; input should be a valid integer"),
-        ({"pair": 3}, "task.pair: got 3; input should be a list"),
+        ({"pair": 3}, "task.pair: got 3; input should be a list, such as [1, 2]"),
         ({"inner": {"rate": True}}, "task.inner.rate: got True; input should be a valid number"),
     ],
 )

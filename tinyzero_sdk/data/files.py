@@ -219,7 +219,8 @@ def parse_line(line: bytes) -> Row | None:
     except UnicodeEncodeError as error:
         raise DataError("a lone surrogate (half a character)") from error
     except json.JSONDecodeError as error:
-        raise DataError(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
+        column = min(error.pos, len(text.rstrip())) + 1  # json's own is of the next line where the line's end is wrong
+        raise DataError(f"not JSON: {error.msg.removesuffix(' at')} at column {column}") from error
     except RecursionError as error:
         raise DataError("nested too deeply") from error
     except ValueError as error:  # an integer with thousands of digits

@@ -97,8 +97,11 @@ def grammar(item: Item) -> dict[str, list[str]]:
 
 @hookimpl
 def is_valid(ground_truth: Json) -> bool:
-    numbers, target = ground_truth["numbers"], ground_truth["target"]
-    return len(numbers) > 1 and all(1 <= number <= MAX_VALUE for number in (*numbers, target))
+    try:
+        numbers, target = ground_truth["numbers"], ground_truth["target"]
+        return len(numbers) > 1 and all(1 <= number <= MAX_VALUE for number in (*numbers, target))
+    except (KeyError, TypeError):
+        return False
 
 
 @hookimpl

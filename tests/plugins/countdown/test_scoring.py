@@ -22,6 +22,12 @@ def test_rows_of_tinyzero_s_own_preprocessing_are_scored_as_they_stand():
     assert binary.score_completion(binary.solve(item), ground_truth).correct
 
 
+def test_what_is_no_puzzle_is_no_ground_truth():
+    for other in ("15", 15, None, [5, 17], {}, {"target": 15}, {"target": "15", "numbers": [5, 17]}):
+        assert binary.is_valid(other) is False
+    assert binary.is_valid(PUZZLE)
+
+
 def test_every_space_between_numbers_and_signs_is_blank():
     spaces = [char for char in map(chr, range(0x110000)) if char.isspace()]
     for space in (*spaces, r"\,", r"\;", r"\:", r"\!"):

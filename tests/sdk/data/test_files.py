@@ -23,7 +23,9 @@ from tinyzero_sdk.errors import DataError
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b'{"a": 1', "not JSON: Expecting ',' delimiter at column 8"), (b"hello", "not JSON"),
+        (b'{"a": 1', "not JSON: Expecting ',' delimiter at column 8"),
+        (b"hello", "not JSON: Expecting value at column 1"),
+        (b"[\n", "not JSON: Expecting value at column 2"), (b'{"a": 1\r\n', "Expecting ',' delimiter at column 8"),
         (b'{"a": 1} {"a": 2}', "not JSON: Extra data"), (b"[1]", "a list; expected a JSON object"),
         (b'{"a": NaN}', "NaN, which JSON does not have"), (b'{"a": 1e999}', "1e999, too large"),
         (b'{"a": ' + b"9" * 5000 + b"}", "Exceeds the limit"), (b'{"a": "\xff"}', "not UTF-8 at byte 8"),

@@ -11,6 +11,7 @@ import pytest
 
 from tests.trainer.configurations import call
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
+from tinyzero_trainer.cli import start
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.utils.signals import Interrupted
@@ -29,8 +30,24 @@ class Result:
     mean_length: float = 57.25
     tokens_per_second: float = 12345.6
     signal: LearningSignal = LearningSignal(64, 0.49, 0.0, 0.125, None, None)  # noqa: RUF009
+    template: str = "base"
     summary: dict = dataclasses.field(default_factory=dict)
     report: None = None
+
+
+def test_ctrl_c_while_torch_is_imported_is_told(monkeypatch, capsys, tmp_path):
+    """Also where the import makes another error of it, as transformers does."""
+
+    def interrupted(module):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ModuleNotFoundError("Could not import module 'PreTrainedModel'") from None
+
+    monkeypatch.setattr(start, "import_module", interrupted)
+    words = ("--task", "countdown", "--model", "tiny", "run.device=cpu", "--output", str(tmp_path))
+    code, _, error = call(capsys, "train", *words)
+    assert (code, error.splitlines()[-1]) == (130, "stopped by SIGINT while the run was being loaded")
 
 
 @pytest.fixture
@@ -51,6 +68,7 @@ def calls(monkeypatch):
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setattr("tinyzero_trainer.cli.start._start_ray", lambda *_: None)
+    monkeypatch.setattr("tinyzero_trainer.models.hub._check_hub", lambda model: None)  # it has every name
     fake("controller.loop", "train", None)
     fake("sft.train", "fine_tune", None)
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate.evaluate", evaluate)

@@ -116,6 +116,13 @@ def test_where_all_is_given_or_nothing_is_known_nothing_is_chosen(monkeypatch: p
     assert left_open(resolve_auto(config_of())[0]) == ["vllm.gpu_memory_gb", "vllm.sleep_mode"]
 
 
+def test_a_fault_of_driver_or_model_is_told_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "find_spec", lambda _: {}["hidden_size"])
+    found, line = resolve_auto(config_of(), target=target_of("H200"))
+    assert found == config_of()
+    assert line.startswith("auto: nothing could be chosen (KeyError: 'hidden_size'), so defaults stand for optimizer.m")
+
+
 def test_none_is_read_as_before() -> None:
     """Where it meant `auto` it means that, and without cpu_offload everything stays on the GPU."""
     values: dict[str, Any] = {"max_num_seqs": None}, {"gpu_memory_gb": None, "sleep_mode": None}

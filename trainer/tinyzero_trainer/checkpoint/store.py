@@ -221,7 +221,9 @@ def _failure(final: Path, error: Exception, expected_bytes: int) -> str:
         space = f"{need}{shutil.disk_usage(final.parent).free:,} free"
     except OSError:
         space = "the directory is gone"
-    return f"cannot save {final}: {reason} ({space}); earlier checkpoints are intact"
+    earlier = any(_SEALED.fullmatch(path.name) for path in final.parent.glob("step_*") if path != final)
+    kept = "earlier checkpoints are intact" if earlier else "no checkpoint is saved yet"
+    return f"cannot save {final}: {reason} ({space}); {kept}"
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

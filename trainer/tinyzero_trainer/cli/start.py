@@ -86,8 +86,9 @@ def resolve_auto(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "Tra
 def imported(module: str, config: "TrainConfig", num_tasks: int) -> Iterator["Progress"]:
     """Import what a run needs, `module` and with it torch, and show the run's progress."""
     from tinyzero_trainer.monitoring.progress import Progress
+    from tinyzero_trainer.utils.signals import left_at_once
 
-    with Progress() as progress:
+    with Progress() as progress, left_at_once("while the run was being loaded"):
         progress.phase("loading PyTorch")
         set_torch_environment()
         with without_collector():

@@ -23,6 +23,7 @@ from tinyzero_trainer.config.resume import is_sft
 from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, refuse_unused, task_of, with_task_table
 from tinyzero_trainer.models.hub import refuse_unreachable
 from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.utils.signals import left_at_once
 from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class LocalModels:
 @contextmanager
 def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterator[Sampler]:
     refuse_unreachable(config.model.path)
-    with Progress() as progress:
+    with Progress() as progress, left_at_once("while the model was being loaded"):
         progress.phase("loading PyTorch")
         with without_collector():
             from tinyzero_trainer.controller.local_sampler import LocalSampler

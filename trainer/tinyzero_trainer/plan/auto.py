@@ -4,16 +4,17 @@ None of them changes the loss. What changes it, or what the user gave, is for pl
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import log2
 
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.optimizer import MICRO_BATCH_TOKENS
 from tinyzero_trainer.config.run import Offload
 from tinyzero_trainer.distributed.parallel_dims import device_of
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.fit import (
     LEAST_SEQUENCES,
@@ -59,7 +60,8 @@ def resolve_auto(
 ) -> tuple[TrainConfig, str]:
     """The configuration with values for `auto`, and a line that reports them.
 
-    Unchanged, with an empty line, where all has values, on the CPU, and where GPU or model cannot be determined.
+    Unchanged, with an empty line, where all has values, on the CPU, and where there is no such GPU or model; unchanged,
+    with the reason, where driver or model are broken.
 
     Args:
         spec: of a model that does not exist yet; None = the configuration's.
@@ -67,7 +69,7 @@ def resolve_auto(
     """
     if not left_open(config):
         return config, ""
-    with suppress(Exception):  # the driver and the model's files may be broken in any way
+    try:
         target = target or present_gpu(device_of(config))
         if target is None:
             return config, ""
@@ -80,7 +82,11 @@ def resolve_auto(
         words = " ".join(f"{key}={format_value(value)}" for key, value in values.items())
         peak, memory = found.memory.peak / GIB, target.memory / GIB
         return with_settings(config, values), f"auto: {words} (about {peak:.1f} of {memory:.1f} GiB, {target.name})"
-    return config, ""
+    except TinyZeroError:
+        return config, ""  # loading the model says what is wrong with it
+    except Exception as error:  # the driver and the model's files may be broken in any way
+        keys = " and ".join(left_open(config))
+        return config, f"auto: nothing could be chosen ({first_line(error)}), so defaults stand for {keys}"
 
 
 def left_open(config: TrainConfig) -> list[str]:

@@ -87,7 +87,7 @@ def left_at_once(outcome: str) -> Iterator[None]:
     with _handled_by(leave):
         try:
             yield
-        except (KeyboardInterrupt, SystemExit):
+        except BaseException:  # transformers reports an interrupted import as one that failed
             if stop.signal is None:
                 raise
             raise Stopped(stop.signal, outcome) from None
