@@ -34,7 +34,7 @@ class _Accepted(Exception):
 
 
 NOT_RUN = re.compile(
-    r"(make|pip|sbatch|kubectl|ray|pre-commit|docker|inspect|python benchmarks/|python -m verl|pytest --tinyzero-task"
+    r"(make|pip|sbatch|kubectl|ray|inspect|python benchmarks/|python -m verl|pytest --tinyzero-task"
     r"|tinyzero (train|sft|warmstart|eval|doctor|plan|view))\b"
 )
 ELSEWHERE = re.compile(r"--(resume|config)\b| rg\b|gsm8k(?!.* task.source=synthetic)")
@@ -54,15 +54,15 @@ def split(code: str) -> list[str]:
 
 
 def make_runs(directory: Path) -> None:
-    """The runs and evaluations that commands of the documentation name, and that would take minutes."""
+    """The runs and evaluations that commands of the documentation name, and that would take minutes to make."""
     for name in ("mine", "other", "grpo", "dapo"):
         write_run(directory / "runs" / name, steps=20, completions=400)
     (directory / "runs/mine/checkpoints/step_20").mkdir(parents=True)
     truth = {"target": 48, "numbers": [3, 7, 12]}
-    for name, answer in (("mine", "(7 - 3) * 12"), ("other", "7 + 3")):
+    for name, answer in (("mine.parquet", "(7 - 3) * 12"), ("other.parquet", "7 + 3")):
         row = {"completion": f"<answer>{answer}</answer>", "ground_truth": truth}
         (directory / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
-        score_file(load_task("countdown"), directory / "rows.jsonl", directory / f"{name}.parquet")
+        score_file(load_task("countdown"), directory / "rows.jsonl", directory / name)
 
 
 def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:

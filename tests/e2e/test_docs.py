@@ -4,12 +4,14 @@ The blocks of a document run in order in one directory: Python in one namespace 
 name), console blocks in bash; of commands that need a GPU, a network or minutes, the options and settings are checked.
 """
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -61,7 +63,7 @@ def test_code_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     namespace: dict[str, object] = {"__name__": "__main__"}
-    if any(re.match(r"tinyzero (report|compare|view|export)\b", command) for command in commands(document)):
+    if any(re.match(r"tinyzero (report|compare|view|runs|export)\b", command) for command in commands(document)):
         documented_commands.make_runs(tmp_path)
     for language, code in BLOCK.findall(document.read_text(encoding="utf-8")):
         if language == "console":
@@ -167,3 +169,33 @@ def test_every_command_in_the_documentation_exists() -> None:
     for document in DOCUMENTS:
         for command in re.findall(r"(?:^|`)tinyzero ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE):
             assert command in known, f"{document.name}: tinyzero {command}"
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    files = [path for folder in ("tinyzero_sdk", "trainer/tinyzero_trainer") for path in (ROOT / folder).rglob("*.py")]
+    texts = [text for path in files for text in texts_of(ast.parse(path.read_text(encoding="utf-8")))]
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    messages = [
+        message for cell in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for message in cell.split("`")[1::2]
+    ]
+    assert len(messages) > 25
+    for message in messages:
+        pattern = re.compile(".*?".join(map(re.escape, message.split("…"))))
+        assert any(map(pattern.search, texts)), message
+
+
+def texts_of(tree: ast.Module) -> Iterator[str]:
+    """The texts of a module, with … for what an f-string fills in."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_the_comparison_takes_its_numbers_from_the_benchmarks() -> None:
+    published = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|(.*)", (ROOT / "docs/comparison.md").read_text(encoding="utf-8"), re.MULTILINE)
+    numbers = [number for row in rows for number in re.findall(r"\d[\d.,]*(?: s| GB)?", row.partition("|")[2])]
+    assert len(numbers) > 20
+    assert [number for number in numbers if number not in published] == []

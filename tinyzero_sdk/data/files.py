@@ -303,6 +303,7 @@ def replacing(path: Path) -> Iterator[Path]:
         DataError: the system refuses to write.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Remove the temporary files of killed processes: those without a lock.
         for stale in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
             with contextlib.suppress(OSError), stale.open("rb") as file:
