@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from tinyzero_sdk.data.files import read_blocks
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.statistics import interval_of_rate
+from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, interval_of_rate, pass_at_k
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 INDEX = pa.schema(
@@ -404,10 +404,20 @@ def _json_column(rows: Sequence[Mapping[str, Any]], name: str) -> pa.Array:
 
 
 def _accuracy(correct: np.ndarray, problems: np.ndarray) -> dict[str, Any]:
-    """Accuracy with its 95 % interval, the completions of a problem taken as alike."""
+    """Accuracy with its 95% interval, the completions of a problem taken as alike, and pass@k where all have k."""
     _, inverse = np.unique(problems, return_inverse=True)
     size = np.bincount(inverse)
     solved = np.bincount(inverse, weights=correct)
     low, high = interval_of_rate(solved, size)
     rate = float(correct.mean())
-    return {"accuracy": rate, "low": low, "high": high, "completions": len(correct), "problems": len(size)}
+    found: dict[str, Any] = {
+        "accuracy": rate,
+        "low": low,
+        "high": high,
+        "completions": len(correct),
+        "problems": len(size),
+    }
+    if (k := int(size.min())) > 1:
+        passed = pass_at_k(solved, size, k)
+        found |= {"pass_at": k, "passed": float(passed.mean()), "passed_interval": interval_of_mean_rate(passed, size)}
+    return found

@@ -43,7 +43,7 @@ class Run:
 
     curves: Mapping[str, Curve] = field(default_factory=dict)
     bands: Mapping[str, tuple[list[float], list[float]]] = field(default_factory=dict)
-    """Both ends of a 95 % interval at each point of a curve."""
+    """Both ends of a 95% interval at each point of a curve."""
 
     config: Mapping[str, str] = field(default_factory=dict)
     """Values as JSON, by dotted key."""

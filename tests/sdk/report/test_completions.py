@@ -8,7 +8,7 @@ import pytest
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.report.completions import CompletionFile, read_completions
 from tinyzero_sdk.report.runs import open_run
-from tinyzero_sdk.scoring.statistics import wilson
+from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, wilson
 
 ROW = {
     "completion": "so <answer>7</answer>",
@@ -78,6 +78,25 @@ def test_an_evaluation_is_a_step_of_held_out_completions(completions):
     assert last["problems"] == last["completions"] == sum(last["reasons"].values()) == 64
     assert (last["low"], last["high"]) == pytest.approx(wilson(last["accuracy"], 64))
     assert sum(level["completions"] for level in last["levels"].values()) == 64
+
+
+def test_evaluations_of_several_samples_have_pass_at_k_and_tasks_are_apart(tmp_path):
+    path = tmp_path / "scored.jsonl"
+    rows = [ROW | {"extra_info": {"key": key}, "correct": right, "task": task} for task, key, right in SAMPLES]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = read_completions([path]).evaluations()
+    assert (first["task"], first["accuracy"], first["pass_at"], first["passed"]) == (
+        "sum",
+        pytest.approx(1 / 3),
+        2,
+        0.75,
+    )
+    assert first["passed_interval"] == pytest.approx(interval_of_mean_rate(np.array([0.5, 1.0]), np.array([4, 2])))
+    assert (second["task"], second["accuracy"], "pass_at" in second) == ("product", 1.0, False)
+
+
+SAMPLES = [("sum", "a", right) for right in (True, False, False, False)] + [("product", "a", True)]
+SAMPLES += [("sum", "b", right) for right in (True, False)] + [("product", "b", True)]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])

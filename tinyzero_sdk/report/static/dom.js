@@ -18,7 +18,7 @@ const replace = (element, ...children) => element.replaceChildren(...children.fl
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const count = (number) => number.toLocaleString("en");
 const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
-const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`);
+const percent = (share) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)}%`);
 
 function short(number) {
   if (number === null || number === undefined || Number.isNaN(number)) return "–";

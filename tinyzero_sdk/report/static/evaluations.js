@@ -21,12 +21,13 @@ function evaluationsView() {
   }
 
   function drawTable(all, pair, severalTasks) {
+    const samples = all.some((one) => one.pass_at);
     const pick = (one, side, place) => h("input", { type: "radio", name: side, "aria-label": `${side.toUpperCase()}: ${titleOf(one, severalTasks)}`, checked: pair[place] === one, onchange: () => show({ [side]: nameOf(one) }) });
     const line = (one) => h("tr", {}, all.length > 1 && ["a", "b"].map((side, place) => h("td", {}, pick(one, side, place))), h("th", { scope: "row" }, swatch(one.run), one.run.name), h("td", { className: "number" }, one.step ?? "–"), h("td", {}, setOf(one)), severalTasks && h("td", {}, one.task ?? "–"),
-      h("td", { className: "number" }, percent(one.accuracy)), h("td", { className: "number" }, interval(one)), h("td", {}, rangeBar(one)), h("td", { className: "number" }, count(one.problems)), h("td", { className: "number" }, count(one.completions)), h("td", {}, shares(one)), h("td", { className: "number" }, percent(one.cut_off / one.completions)));
-    const head = [...(all.length > 1 ? ["A", "B"] : []), "Run", "Step", "Set", ...(severalTasks ? ["Task"] : []), "Accuracy", "95 % interval", "", "Problems", "Completions", "Results", "Cut off"];
+      h("td", { className: "number" }, percent(one.accuracy)), h("td", { className: "number" }, interval(one)), h("td", {}, rangeBar(one)), samples && h("td", { className: "number", title: one.pass_at ? `95% interval ${interval({ low: one.passed_interval[0], high: one.passed_interval[1] })}` : "" }, one.pass_at ? `${percent(one.passed)} @${one.pass_at}` : "–"), h("td", { className: "number" }, count(one.problems)), h("td", { className: "number" }, count(one.completions)), h("td", {}, shares(one)), h("td", { className: "number" }, percent(one.cut_off / one.completions)));
+    const head = [...(all.length > 1 ? ["A", "B"] : []), "Run", "Step", "Set", ...(severalTasks ? ["Task"] : []), "Accuracy", "95% interval", "", ...(samples ? ["pass@k"] : []), "Problems", "Completions", "Results", "Cut off"];
     const legend = inOrder([...new Set(all.flatMap((one) => Object.keys(one.reasons)))]);
-    replace(table, h("p", { className: "hint" }, legend.map(badge)), h("div", { className: "scroll tall" }, h("table", { className: "evaluations" }, h("thead", {}, h("tr", {}, head.map((label) => h("th", { className: ["Step", "Accuracy", "95 % interval", "Problems", "Completions", "Cut off"].includes(label) ? "number" : "" }, label)))), h("tbody", {}, all.map(line)))));
+    replace(table, h("p", { className: "hint" }, legend.map(badge)), h("div", { className: "scroll tall" }, h("table", { className: "evaluations" }, h("thead", {}, h("tr", {}, head.map((label) => h("th", { className: ["Step", "Accuracy", "95% interval", "pass@k", "Problems", "Completions", "Cut off"].includes(label) ? "number" : "" }, label)))), h("tbody", {}, all.map(line)))));
   }
 
   async function drawComparison(a, b, severalTasks) {
@@ -41,7 +42,7 @@ function evaluationsView() {
     const flips = (label, { total, first }) => h("section", {}, h("h3", {}, `${label}: ${plural(total, "problem")}`), total ? h("div", { className: "scroll tall" }, h("table", { className: "flips" }, h("tbody", {}, first.map(line)))) : h("p", { className: "hint" }, "None."), total > first.length && h("p", { className: "hint" }, `The first ${first.length}.`));
     const stay = found.problems - found.better.total - found.worse.total;
     replace(compared, h("h2", {}, "From A to B"),
-      h("p", {}, `A: ${titleOf(a, severalTasks)}. B: ${titleOf(b, severalTasks)}. On ${plural(found.problems, "problem")} that both have, accuracy changes by `, h("b", {}, `${sign(found.difference)} points`), found.interval && ` (95 % interval ${found.interval.map(sign).join(" to ")}, by problem)`, `; ${count(found.better.total)} improve, ${count(found.worse.total)} get worse, ${count(stay)} stay.`),
+      h("p", {}, `A: ${titleOf(a, severalTasks)}. B: ${titleOf(b, severalTasks)}. On ${plural(found.problems, "problem")} that both have, accuracy changes by `, h("b", {}, `${sign(found.difference)} points`), found.interval && ` (95% interval ${found.interval.map(sign).join(" to ")}, by problem)`, `; ${count(found.better.total)} improve, ${count(found.worse.total)} get worse, ${count(stay)} stay.`),
       levels([a, b]), h("div", { className: "panels" }, flips("Better in B", found.better), flips("Worse in B", found.worse)));
     return undefined;
   }
@@ -65,13 +66,13 @@ function evaluationsView() {
 }
 
 const interval = (one) => `${(100 * one.low).toFixed(1)}–${percent(one.high)}`;
-const rangeBar = (one) => h("span", { className: "range-bar", title: `${percent(one.accuracy)}, 95 % interval ${interval(one)}` }, h("i", { style: { left: `${100 * one.low}%`, width: `${100 * (one.high - one.low)}%` } }), h("b", { style: { left: `${100 * one.accuracy}%` } }));
+const rangeBar = (one) => h("span", { className: "range-bar", title: `${percent(one.accuracy)}, 95% interval ${interval(one)}` }, h("i", { style: { left: `${100 * one.low}%`, width: `${100 * (one.high - one.low)}%` } }), h("b", { style: { left: `${100 * one.accuracy}%` } }));
 const shares = (one) => h("span", { className: "shares" }, Object.keys(REASONS).filter((reason) => one.reasons[reason]).map((reason) => h("i", { title: `${REASONS[reason].label}: ${percent(one.reasons[reason] / one.completions)}`, style: { width: `${(100 * one.reasons[reason]) / one.completions}%`, background: `var(--${reason})` } })));
 
 function levels(some) {
   const names = [...new Set(some.flatMap((one) => Object.keys(one.levels)))].sort((a, b) => a - b);
   if (!names.length) return [];
   const cells = (level) => (level ? [h("td", { className: "number" }, percent(level.accuracy)), h("td", { className: "number" }, interval(level)), h("td", {}, rangeBar(level)), h("td", { className: "number" }, count(level.problems))] : [1, 2, 3, 4].map(() => h("td", {})));
-  const head = some.map((one, place) => [some.length > 1 ? `Accuracy of ${"AB"[place]}` : "Accuracy", "95 % interval", "", "Problems"].map((label) => h("th", { className: label ? "number" : "" }, label)));
+  const head = some.map((one, place) => [some.length > 1 ? `Accuracy of ${"AB"[place]}` : "Accuracy", "95% interval", "", "Problems"].map((label) => h("th", { className: label ? "number" : "" }, label)));
   return [h("h2", {}, "By difficulty"), h("div", { className: "scroll" }, h("table", { className: "levels" }, h("thead", {}, h("tr", {}, h("th", {}, "Difficulty"), head)), h("tbody", {}, names.map((name) => h("tr", {}, h("th", { scope: "row" }, name), some.map((one) => cells(one.levels[name])))))))];
 }

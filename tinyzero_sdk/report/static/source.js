@@ -166,7 +166,7 @@ function solved(rows) {
   return problems;
 }
 
-// The 97.5 % quantile of Student's t: `few` from 1 degree of freedom on, then Abramowitz and Stegun (1964), 26.7.5.
+// The 97.5% quantile of Student's t: `few` from 1 degree of freedom on, then Abramowitz and Stegun (1964), 26.7.5.
 function studentT(freedom, few) {
   if (freedom <= few.length) return few[freedom - 1];
   const z = 1.959963984540054;
