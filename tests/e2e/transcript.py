@@ -37,6 +37,7 @@ _VARYING = [
     # progress of an evaluation depends on the clock.
     (re.compile(r"^(step [0-9,]+/[0-9,]+) .*"), r"\1 NUMBERS"),
     (re.compile(r"^(ready in) .*"), r"\1 NUMBERS"),
+    (re.compile(r"^(completions: \S+) \(.*\)"), r"\1 (SIZE)"),
     (re.compile(r"^(  no answer) .*"), r"\1 NUMBERS"),
     (re.compile(rf"^(held-out accuracy[a-z 0-9]*:) {_NUMBER}%"), r"\1 NUMBER"),
     (re.compile(rf"-> {_NUMBER}% \([+-]{_NUMBER} points"), "-> NUMBER (NUMBER points"),
