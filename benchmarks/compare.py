@@ -163,7 +163,7 @@ def recipes(
     print(text)
     if write:
         page = DOCS / "training/algorithms.md"
-        plot = "![Share of training puzzles solved over the steps, one panel for each recipe](images/recipes.png)"
+        plot = "![Share of training puzzles solved over the steps, one panel for each recipe](../images/recipes.png)"
         page.write_text(with_content(page.read_text(), {"recipes": f"{text}\n\n{plot}\n"}))
         draw(found, DOCS / "images" / "recipes.png")
     risen = {
