@@ -227,16 +227,20 @@ class _CountColumn(ProgressColumn):
 def count(task: Task) -> str:
     """What is done of a task, and the time left, from the mean speed of this session.
 
-    Rich's own estimate stands still until more is done, and uses only the latest of it.
+    It runs down until more is done; when that is overdue, it is what is left if the next one came now. Rich's own
+    estimate stands still meanwhile, and uses only the latest seconds.
     """
     done, total, first = task.completed, task.total or 0, task.fields["first"]
     prefix, unit = task.fields.get("prefix", ""), task.fields.get("unit", "")
     text = percent(done / total) if unit == "%" else f"{prefix}{int(done):,}/{int(total):,} {unit}".rstrip()
-    took = task.fields["updated"] - (task.start_time or 0.0)
-    if not first < done < total or took < 1:
+    now, updated, started = task.get_time(), task.fields["updated"], task.start_time or 0.0
+    if not first < done < total or updated - started < 1:
         return text
-    left = took / (done - first) * (total - done) - (task.get_time() - task.fields["updated"])
-    return f"{text}  {duration(max(0.0, left))} left"
+    on_time = (updated - started) / (done - first) * (total - done) - (now - updated)
+    overdue = (now - started) / (done - first + 1) * (total - done - 1)
+    if unit == "%" or "overall" in task.fields:  # not counted by ones; a pause between two may be an evaluation
+        overdue = 0.0
+    return f"{text}  {duration(max(0.0, on_time, overdue))} left"
 
 
 def _counted(task: Task) -> str:

@@ -115,6 +115,7 @@ class _Log:
                 "score": {"value": float(row["score"]), **judged, "metadata": parts or None},
             },
             "metadata": {"key": key, "task": task, "difficulty": difficulty, "reason": row.get("reason")},
+            "model_usage": {model: usage} if usage else {},
             "uuid": uuid.uuid4().hex,
         }
 
@@ -181,5 +182,5 @@ def _summary(sample: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(question, str):
         question = [message | {"content": short(message["content"])} for message in question]
     scores = {name: score | {"answer": short(score["answer"])} for name, score in sample["scores"].items()}
-    kept = {name: sample[name] for name in ("id", "epoch", "metadata", "uuid")}
+    kept = {name: sample[name] for name in ("id", "epoch", "metadata", "model_usage", "uuid")}
     return {**kept, "input": short(question), "target": short(sample["target"]), "scores": scores, "completed": True}

@@ -16,7 +16,7 @@ from tests.trainer.conftest import random_model
 from tests.trainer.doctor.machines import facts_of, seen
 from tinyzero_trainer.errors import Fault
 from tinyzero_trainer.models import files as model_files
-from tinyzero_trainer.models.files import Model, find_model
+from tinyzero_trainer.models.files import Model, find_model, loading_phase
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import ModelError, load_model
 
@@ -31,6 +31,17 @@ def empty_snapshot(cache: Path) -> Path:
     (cache / "models--org--name" / "refs").mkdir()
     (cache / "models--org--name" / "refs" / "main").write_text("abc")
     return snapshot
+
+
+def test_the_user_is_told_of_a_download(toy_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_files, "hub_cache", lambda: tmp_path)
+    assert {loading_phase(name) for name in (None, "tiny", str(toy_model_path))} == {"loading the model"}
+    snapshot = empty_snapshot(tmp_path)
+    assert loading_phase("org/name") == "downloading org/name from the Hugging Face Hub"
+    snapshot.symlink_to(toy_model_path)
+    assert loading_phase("org/name") == "loading the model"
+    of_known = loading_phase("Qwen/Qwen2.5-3B")
+    assert of_known == "downloading Qwen/Qwen2.5-3B from the Hugging Face Hub, about 6.2 GB"
 
 
 def test_a_models_size_is_read_from_its_headers(toy_model_path: Path, tmp_path: Path) -> None:

@@ -273,6 +273,16 @@ def test_the_time_left_runs_down_during_a_step(terminal, clock):
     assert live(terminal)[0].endswith("step 1/3  0:00 left")
 
 
+def test_the_time_left_grows_while_the_next_one_is_overdue(terminal, clock):
+    terminal.phase("sampling", 10, "completions")
+    clock.now += 10
+    terminal.advance()
+    clock.now += 10
+    assert live(terminal)[1].endswith("1/10 completions  1:20 left")
+    clock.now += 20
+    assert live(terminal)[1].endswith("1/10 completions  2:40 left")  # 20 s for each of the two, if it comes now
+
+
 def test_the_cursor_comes_back_after_an_error(terminal):
     def run():
         with terminal:

@@ -11,8 +11,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
 
+from rich import filesize
 from safetensors import SafetensorError, safe_open
 
+from tinyzero_trainer.config.model_defaults import directory_of
 from tinyzero_trainer.errors import Fault
 from tinyzero_trainer.models.spec import CONFIG_FILE, COUNTED, ModelSpec, spec_from_config, well_known
 
@@ -60,6 +62,18 @@ def cached_snapshot(model: str, cache: Path) -> Path | None:
     except HFValidationError:  # not a name that the Hub allows
         return None
     return Path(file).parent if isinstance(file, str) else None
+
+
+def loading_phase(model: str | None) -> str:
+    """What loading a `model.path` is to the user: a download, if it is not on this machine."""
+    if (named := directory_of(model)) is None or named.expanduser().is_dir():
+        return "loading the model"
+    snapshot = cached_snapshot(str(named), hub_cache())
+    if snapshot is not None and _is_complete(snapshot):
+        return "loading the model"
+    shape = well_known(str(named))
+    size = f", about {filesize.decimal(2 * shape.parameters)}" if shape and shape.parameters else ""
+    return f"downloading {named} from the Hugging Face Hub{size}"
 
 
 def find_model(name: str, path: Path, cache: Path) -> Model:
