@@ -19,6 +19,9 @@ from tinyzero_sdk.console import percent
 PHASE_SECONDS = 5.0
 """Plain output: shortest time between two lines about a phase."""
 
+QUIET_SECONDS = 30.0
+"""Plain output of a command whose result says it all: time before its first line about progress."""
+
 LONGEST_INTERVAL = 60.0
 """Plain output: a command that has run for long prints more rarely, but at least so often, if anything moves."""
 
@@ -42,11 +45,11 @@ class Progress:
     def __init__(
         self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic, announce: bool = True
     ) -> None:
-        """`console` is None for stderr; `announce` prints plain output's first line at once, not after some seconds."""
+        """`console` is None for stderr; without `announce`, plain output begins after `QUIET_SECONDS`."""
         self._console = console or Console(stderr=True, highlight=False, emoji=False)
         self._clock, self._announce = clock, announce
         self._started = clock()
-        self._logged = float("-inf") if announce else clock()  # when the last plain line about progress was printed
+        self._logged = float("-inf")  # when the last plain line about progress was printed
         self._told = 0.0  # plain output: seconds without progress, when that was printed last
         self._phase: Task | None = None
         # FORCE_COLOR makes a console a terminal also in CI, whose logs cannot move the cursor.
@@ -69,8 +72,7 @@ class Progress:
         """
         self.end_phase()
         self._phase = self._bars.add(name, total, done, unit=unit)
-        if self._announce:
-            self._log_phase(self._phase, 0.0)
+        self._log_phase(self._phase, 0.0)
 
     def advance(self, count: float = 1) -> None:
         """Count more of the phase as done; does nothing outside a phase."""
@@ -164,7 +166,8 @@ class Progress:
         now = self._clock()
         if seconds:
             seconds = max(seconds, min(LONGEST_INTERVAL, (now - self._started) / 50))
-        if not self._live and now - self._logged >= seconds:
+        is_quiet = not self._announce and now - self._started < QUIET_SECONDS
+        if not self._live and not is_quiet and now - self._logged >= seconds:
             self._logged = now
             self.log(text)
 

@@ -220,5 +220,5 @@ def test_a_log_shows_how_far_a_resumed_evaluation_is():
         observer.scoring(fraction)
     progress.close()
     lines = file.getvalue().splitlines()
-    assert lines[0] == "sampling completions: 530/1,000 completions  1:34 left"
-    assert lines[-2:] == ["scoring: 50.0%", "scoring: 100.0%"]
+    assert lines[0] == "sampling completions: 650/1,000 completions  1:10 left"
+    assert lines[-2:] == ["scoring: 0.0%", "scoring: 100.0%"]
