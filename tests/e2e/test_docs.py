@@ -156,6 +156,11 @@ def test_links_resolve(document: Path) -> None:
             assert anchor in anchors(path), link
 
 
+def test_every_picture_is_shown() -> None:
+    linked = {Path(link).name for document in DOCUMENTS for link in LINK.findall(document.read_text(encoding="utf-8"))}
+    assert {path.name for path in (ROOT / "docs/images").iterdir()} <= linked
+
+
 def anchors(document: Path) -> set[str]:
     """The anchors a web page of the document would have: its headings in lower case, joined by hyphens."""
     headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
