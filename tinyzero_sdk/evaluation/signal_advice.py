@@ -15,6 +15,9 @@ from tinyzero_sdk.tasks.task import Task
 MANY_TRUNCATED = 0.5
 """Above this fraction, longer completions are the first thing to try."""
 
+ENOUGH_PROBLEMS = 32
+"""From about here on, a fault of all completions is sure (learning_signal.py)."""
+
 LONGER = 4
 """How many times as long."""
 
@@ -53,13 +56,13 @@ def hint(signal: LearningSignal) -> str | None:
 
     Example:
         >>> hint(LearningSignal(8, 0.0, 1.0, None, None, None))
-        'none of 8 completions has an answer, and they are too few to tell whether the model can learn'
+        'none of 8 completions has an answer; 32 problems or more would tell whether the model can learn'
     """
     if signal.fault is not None or max(signal.no_answer_frac, signal.truncated_frac or 0.0) < 1:
         return None
     of_all = plural(signal.completions, "completion")
     found = f"none of {of_all} has an answer" if signal.no_answer_frac == 1 else f"all of {of_all} are cut off"
-    return f"{found}, and they are too few to tell whether the model can learn"
+    return f"{found}; {ENOUGH_PROBLEMS} problems or more would tell whether the model can learn"
 
 
 def headline(signal: LearningSignal, max_tokens: int) -> str:

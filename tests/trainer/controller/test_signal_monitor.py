@@ -71,7 +71,7 @@ def test_too_few_completions_for_a_judgement_are_told_of_at_the_end(watch):
     for no_answer, is_last, count in ((1.0, False, 0), (0.9, True, 0), (1.0, True, 1)):
         monitor.held_out("short", LearningSignal(8, 0.0, no_answer, 0.0, None, None), [], is_last=is_last)
         assert len(warned) == count
-    assert warned[0].startswith("short: none of 8 completions has an answer, and they are too few to tell")
+    assert warned[0].startswith("short: none of 8 completions has an answer; 32 problems or more would tell")
 
 
 def test_small_batches_decide_together(watch):

@@ -135,8 +135,9 @@ def test_an_adapter_is_fine_tuned(configure: Configure, warm_model: Path, tmp_pa
 
 @pytest.mark.parametrize(("epochs", "steps"), [(None, 8), (2, 5), (1, 3)])
 def test_epochs_set_the_number_of_steps(
-    epochs: int | None, steps: int, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    epochs: int | None, steps: int, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     opened = list[SftConfig]()
 
     def open_session(config: SftConfig, *_: object, **__: object) -> NoReturn:
@@ -151,6 +152,10 @@ def test_epochs_set_the_number_of_steps(
     with pytest.raises(TinyZeroError):
         fine_tune(configure(run={"steps": None, "epochs": epochs}, data=data, tasks={}))
     assert [config.run.steps for config in opened] == [steps]
+    assert "warning" not in capsys.readouterr().err
+    with pytest.raises(TinyZeroError):
+        fine_tune(configure(run={"steps": None, "epochs": epochs}, data={**data, "batch_size": 21}, tasks={}))
+    assert "warning: data.batch_size=21 is more than the 20 examples; give less" in capsys.readouterr().err
 
 
 def test_what_cannot_be_trained_is_refused_and_leaves_no_checkpoint(

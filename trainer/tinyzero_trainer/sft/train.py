@@ -100,8 +100,10 @@ def _steps(config: SftConfig, file: ExampleFile | None, display: Progress) -> in
     """The steps of `run.epochs`, where neither steps nor seconds are given."""
     if file is None:
         return DEFAULT_STEPS
-    epochs = config.run.epochs or DEFAULT_EPOCHS
-    steps = ceil(epochs * len(file.places) / config.data.batch_size)
+    epochs, count, size = config.run.epochs or DEFAULT_EPOCHS, len(file.places), config.data.batch_size
+    if count < size:
+        display.warn(f"data.batch_size={size} is more than the {plural(count, 'example')}; give less, for more steps")
+    steps = ceil(epochs * count / size)
     display.log(f"{plural(epochs, 'epoch')} = {plural(steps, 'step')}")
     return steps
 
