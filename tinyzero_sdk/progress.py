@@ -214,10 +214,12 @@ class Bars(RichProgress):
         elapsed, brief = task.elapsed or 0.0, "brief" in task.fields
         if brief and elapsed < 1:  # or fast steps flicker
             return
-        name = task.description + (_counted(task) if brief else "")
+        counted = f"  {count(task)}" if brief and task.total is not None else ""
         spinner = self._spinner.render(self._now())
         assert isinstance(spinner, Text)
-        yield Text.assemble(spinner, f" {name}  {duration(elapsed)}", overflow="ellipsis", no_wrap=True)
+        yield Text.assemble(
+            spinner, f" {task.description}  {duration(elapsed)}{counted}", overflow="ellipsis", no_wrap=True
+        )
         if task.total is not None and not brief:
             yield self.make_tasks_table([task])
 

@@ -227,7 +227,7 @@ def test_the_terminal_names_what_a_slow_step_does_and_when_nothing_moves(termina
         assert len(live(terminal)) == 1  # fast steps do not flicker
         clock.now += 9.1
         advance(32)
-        assert live(terminal)[1].endswith("sampling completions: 32/64  0:10 left  0:10")
+        assert live(terminal)[1].endswith("sampling completions  0:10  32/64  0:10 left")
         clock.now += 45
         assert live(terminal)[2] == "no progress for 0:45"
     assert len(live(terminal)) == 1

@@ -45,6 +45,9 @@ class RunStatus:
     accuracy: Mapping[str, tuple[float, float]]
     """First and last held-out accuracy on each task."""
 
+    evaluated: int | None
+    """The step of the last one."""
+
     checkpoints: tuple[int, ...]
     bytes: Mapping[str, int]
     """On the disk, by entry of the directory."""
@@ -79,7 +82,7 @@ def status_of(path: Path) -> RunStatus:
     with suppress(DataError):
         config = read_toml(run.config)
     steps, model = get(config, "run.steps"), get(config, "model.path")
-    step, accuracy = _progress(run.metrics)
+    step, evaluated, accuracy = _progress(run.metrics)
     saved = sorted(step for step, _ in store.sealed(run.checkpoints)) if run.checkpoints.is_dir() else []
     files = [file for file in (run.metrics, run.config) if file.exists()]
     times = {file: file.stat().st_mtime for file in (*files, run.curve) if file.exists()}
@@ -99,6 +102,7 @@ def status_of(path: Path) -> RunStatus:
         step=step,
         steps=steps if isinstance(steps, int) else None,
         accuracy=accuracy,
+        evaluated=evaluated,
         checkpoints=tuple(saved),
         bytes={entry.name: _bytes(entry) for entry in sorted(path.iterdir())},
         changed=max(times[file] for file in files),
@@ -159,12 +163,12 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _progress(metrics: Path) -> tuple[int | None, dict[str, tuple[float, float]]]:
-    """The last step, and the first and the last held-out accuracy on each task; reads few of the lines as JSON."""
+def _progress(metrics: Path) -> tuple[int | None, int | None, dict[str, tuple[float, float]]]:
+    """The last step, the last evaluated one, and the first and the last accuracy on each task; parses few lines."""
     try:
         lines = metrics.read_bytes().splitlines()
     except OSError:
-        return None, {}
+        return None, None, {}
     evaluated = [line for line in lines if b'"val-core/' in line]
     first = next(filter(None, map(_row, evaluated)), {})
     last = next(filter(None, map(_row, reversed(evaluated))), {})
@@ -173,7 +177,8 @@ def _progress(metrics: Path) -> tuple[int | None, dict[str, tuple[float, float]]
         for key, value in last.items()
         if (match := _HELD_OUT.fullmatch(key)) and isinstance(value, float)
     }
-    return next(filter(None, map(_row, reversed(lines))), {}).get("step"), accuracy
+    newest = next(filter(None, map(_row, reversed(lines))), {})
+    return newest.get("step"), last.get("step"), accuracy
 
 
 def _row(line: bytes) -> dict[str, Any]:

@@ -101,7 +101,11 @@ def _accuracy(run: "RunStatus") -> str:
     if not own:
         return ""
     first, last = (fmean(values) for values in zip(*own, strict=True))
-    return percent(last) if not run.step else f"{percent(first)} -> {percent(last)}"
+    return _change(run, first, last)
+
+
+def _change(run: "RunStatus", first: float, last: float) -> str:
+    return f"{percent(first)} -> {percent(last)}" if run.evaluated else percent(last)
 
 
 def _show_all(statuses: list["RunStatus"]) -> None:
@@ -129,9 +133,7 @@ def _show(run: "RunStatus") -> None:
         "task": ", ".join(run.tasks),
         "model": run.model or "",
         "step": _steps(run),
-        "accuracy": ", ".join(
-            f"{task} {percent(first)} -> {percent(last)}" for task, (first, last) in run.accuracy.items()
-        ),
+        "accuracy": ", ".join(f"{task} {_change(run, first, last)}" for task, (first, last) in run.accuracy.items()),
         "size": f"{filesize.decimal(run.size)} ({parts})",
         "checkpoints": f"of step {steps}" if run.checkpoints else steps,
         "resume": run.resume or "",
