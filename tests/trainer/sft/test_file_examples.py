@@ -185,6 +185,17 @@ def test_rows_of_a_data_file_tell_their_problem_whatever_the_prompt(read: Read, 
     assert len(texts(read([row], tasks=tasks, test_fraction=0.3))) == 1
 
 
+@pytest.mark.slow
+def test_a_ground_truth_of_another_shape_is_no_problem_of_the_task(read: Read) -> None:
+    """Which an example need not be, and a scored completion must."""
+    row = {"prompt": "2+2=", "completion": "4", "ground_truth": "4"}
+    assert texts(read([row], tasks={"countdown": {}}, test_fraction=1 / 16)) == [("2+2=", "4")]
+    with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):
+        read([{**row, "extra_info": {"split": "test"}}], tasks={"countdown": {}}, test_fraction=1 / 16)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: task 'countdown': item_key raised TypeError"):
+        read([{**row, "correct": True}], tasks={"countdown": {}}, test_fraction=1 / 16)
+
+
 def test_the_task_makes_the_prompt_of_a_scored_row_without_one(read: Read, toy_task: str) -> None:
     tasks = {"toy": {"task": toy_task}}
     task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]

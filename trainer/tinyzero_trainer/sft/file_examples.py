@@ -139,11 +139,17 @@ class ExampleFile:
                     item = None
                     with suppress(DataError):  # it says nothing of a problem
                         item = _problem(row)
-                    self._key(index, row, self._task_of(row), item)  # for its refusal
+                    try:
+                        self._key(index, row, self._task_of(row), item)  # for its refusal
+                    except BrokenTaskError:  # the ground truth is of another task
+                        self._key(index, row, None, None)
                 else:
                     if example.completion is None and example.task is not None and not taken:
                         self._completion(index, example.task, example.item)  # it may make none
-                    key = self._key(index, row, example.task, example.item)
+                    try:
+                        key = self._key(index, row, example.task, example.item)
+                    except BrokenTaskError as error:
+                        raise DataError(f"{self._rows.place(index)}: {error}") from error
                     pair = hash((key, example.completion))
                     if pair in seen or taken[hash(key)] == max_per_problem:
                         continue
