@@ -4,11 +4,13 @@ The page computes the same for a report, which has no server; a test holds both 
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from tinyzero_sdk.records import REASONS
 from tinyzero_sdk.report.completions import Completions
 from tinyzero_sdk.scoring.compare import differences
 
@@ -16,50 +18,74 @@ MOST_FLIPS = 100
 
 
 def compare(sides: list[tuple[Completions, Mapping[str, Any]]]) -> dict[str, Any]:
-    """The difference in accuracy from the first to the second of two selections, and the problems that changed."""
-    old, new = (_problems(completions, filters) for completions, filters in sides)
-    shared = [problem for problem in old if problem in new]
+    """The differences from the first to the second of two selections, and the problems that changed."""
+    old, new = (_Side.of(completions.index, completions.select(filters)) for completions, filters in sides)
+    places = {problem: place for place, problem in enumerate(new.problems)}
+    shared = [(place, places[problem]) for place, problem in enumerate(old.problems) if problem in places]
     if not shared:
         return {"problems": 0}
-    rates = np.array([[old[problem][0], new[problem][0]] for problem in shared])
-    (found,) = differences([("accuracy", *rates.T)], resamples=0)
+    at = [np.array(own) for own in zip(*shared, strict=True)]
+    pairs = [(name, old.means[name][at[0]], new.means[name][at[1]]) for name in old.means]
+    known = [pair for pair in pairs if np.isfinite(pair[1] + pair[2]).any()]
+    occurring = [pair for pair in known if pair[0] not in REASONS or pair[1].any() or pair[2].any()]
+    rates = np.stack(pairs[0][1:], axis=1)  # [problems, 2] accuracy
     change = rates[:, 1] - rates[:, 0]
 
     def flips(sign: int) -> dict[str, Any]:
         changed = int((sign * change > 0).sum())
-        places = np.argsort(-sign * change, kind="stable")[: min(changed, MOST_FLIPS)].tolist()
-        pairs = [
-            completions.rows(np.array([of[shared[place]][1] for place in places], np.int64))
-            for (completions, _), of in zip(sides, (old, new), strict=True)
+        chosen = np.argsort(-sign * change, kind="stable")[: min(changed, MOST_FLIPS)]
+        rows = [
+            completions.rows(side.first[own[chosen]])
+            for (completions, _), side, own in zip(sides, (old, new), at, strict=True)
         ]
-        listed = [
-            {"problem": shared[place], "rates": rates[place].tolist(), "rows": rows}
-            for place, *rows in zip(places, *pairs, strict=True)
+        listed = zip(chosen.tolist(), *rows, strict=True)
+        first = [
+            {"problem": old.problems[at[0][place]], "rates": rates[place].tolist(), "rows": both}
+            for place, *both in listed
         ]
-        return {"total": changed, "first": listed}
+        return {"total": changed, "first": first}
 
-    return {
-        "problems": len(shared),
-        "difference": found.difference,
-        "interval": found.interval,
-        "better": flips(1),
-        "worse": flips(-1),
-    }
+    metrics = [asdict(one) for one in differences(occurring, resamples=0)]
+    return {"problems": len(shared), "metrics": metrics, "better": flips(1), "worse": flips(-1)}
 
 
-def _problems(completions: Completions, filters: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
-    """Rate of right completions of each problem, and the place of its first one."""
-    places = completions.select(filters)
-    chosen = completions.index.select(["problem", "correct"]).take(pa.array(places)).combine_chunks()
-    column = chosen["problem"].combine_chunks()
-    codes, first, which = np.unique(column.indices.fill_null(-1).to_numpy(), return_index=True, return_inverse=True)
-    rates = np.bincount(which, np.asarray(chosen["correct"].fill_null(False))) / np.bincount(which)
-    texts = column.dictionary.to_pylist()
-    order = np.argsort(first)
-    return {
-        texts[code]: (rate, place)
-        for code, rate, place in zip(
-            codes[order].tolist(), rates[order].tolist(), places[first[order]].tolist(), strict=True
-        )
-        if code >= 0
-    }
+@dataclass(frozen=True)
+class _Side:
+    problems: list[str]
+    """In the order of their first completions."""
+
+    first: np.ndarray
+    """[problems] place of the first completion."""
+
+    means: dict[str, np.ndarray]
+    """[problems] by what is compared; NaN where unknown."""
+
+    @classmethod
+    def of(cls, index: pa.Table, places: np.ndarray) -> "_Side":
+        places = places[np.asarray(index["problem"].is_valid())[places]]
+        chosen = index.take(pa.array(places))
+        column = chosen["problem"].combine_chunks()
+        codes, first, which = np.unique(column.indices.to_numpy(), return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        which = np.argsort(order)[which]
+        names = column.dictionary.to_pylist()
+
+        def mean(values: np.ndarray) -> np.ndarray:
+            present = np.isfinite(values)
+            counts = np.bincount(which[present], minlength=len(codes))
+            sums = np.bincount(which[present], values[present], len(codes))
+            return np.divide(sums, counts, out=np.full(len(codes), np.nan), where=counts > 0)
+
+        numbers = {
+            name: chosen[name].cast(pa.float64()).to_numpy() for name in ("correct", "score", "finished", "num_tokens")
+        }
+        reasons = np.array(chosen["reason"].cast(pa.string()).to_pylist(), object)
+        values: dict[str, np.ndarray] = {
+            "accuracy": np.nan_to_num(numbers["correct"]),
+            "mean score": numbers["score"],
+            "cut off": 1 - numbers["finished"],
+            "tokens": numbers["num_tokens"],
+            **{reason: (reasons == reason).astype(float) for reason in REASONS},
+        }
+        found = {name: mean(column) for name, column in values.items()}
+        return cls([names[code] for code in codes[order].tolist()], places[first[order]], found)

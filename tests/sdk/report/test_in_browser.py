@@ -1,6 +1,7 @@
 """The page in a real browser: a report and `view` must work, and answer alike."""
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,13 @@ def test_a_reader_filters_follows_a_problem_and_compares_runs(tmp_path):
     (comparison,) = whole.comparisons
     for shown in (ours, theirs):
         assert shown["problems"] == whole.problems == 64
-        assert shown["difference"] == pytest.approx(comparison.accuracy.difference, abs=1e-12)
-        assert shown["interval"] == pytest.approx(comparison.accuracy.interval, abs=1e-12)
+        expected = [comparison.accuracy, *comparison.metrics, *comparison.by_reason]
+        expected = [asdict(one) for one in expected if not one.name.startswith("pass@")]
+        assert [one["name"] for one in shown["metrics"]] == [one["name"] for one in expected]
+        for one, other in zip(shown["metrics"], expected, strict=True):
+            digits = 1e-7 if one["name"] == "mean score" else 1e-12  # a report rounds scores
+            assert one.pop("interval") == pytest.approx(other.pop("interval"), abs=digits)
+            assert one == pytest.approx(other, abs=digits)
         assert [shown["better"][0], shown["worse"][0]] == [comparison.better, comparison.worse]
         for name, changes in (("better", comparison.gains), ("worse", comparison.losses)):
             rates = [np.divide(one.correct, one.completions).tolist() for one in changes[:3]]

@@ -131,20 +131,31 @@ class FileSource {
 
   // As tinyzero_sdk/report/comparison.py does, and equal to it.
   async compare(sides) {
-    const [first, second] = await Promise.all(sides.map(async ({ run, filters }) => solved((await this.query(run, filters, 0, Infinity)).rows)));
-    const changes = [...first.keys()].filter((problem) => second.has(problem)).map((problem) => {
-      const [a, b] = [first.get(problem), second.get(problem)];
-      return { problem, rates: [a.right / a.size, b.right / b.size], rows: [a.row, b.row], by: b.right / b.size - a.right / a.size };
-    });
-    const size = changes.length;
-    const mean = changes.reduce((sum, one) => sum + one.by, 0) / size;
-    const spread = studentT(size - 1, this.page.studentT) * Math.sqrt(changes.reduce((sum, one) => sum + (one.by - mean) ** 2, 0) / (size - 1) / size);
-    const known = size > 1 && (changes[0].by === 0 || changes.some((one) => one.by !== changes[0].by));
+    const [first, second] = await Promise.all(sides.map(async ({ run, filters }) => byProblem((await this.query(run, filters, 0, Infinity)).rows)));
+    const shared = [...first.keys()].filter((problem) => problem !== null && second.has(problem)).map((problem) => [problem, first.get(problem), second.get(problem)]);
+    if (!shared.length) return { problems: 0 };
+    const metrics = Object.entries(QUANTITIES).map(([name, of]) => this.difference(name, shared.map(([, a, b]) => [meanOf(a, of), meanOf(b, of)])));
+    const changes = shared.map(([problem, a, b]) => ({ problem, rates: [a, b].map((rows) => meanOf(rows, QUANTITIES.accuracy)), rows: [a[0], b[0]] }));
     const flips = (sign) => {
-      const some = changes.filter((one) => sign * one.by > 0).sort((one, two) => sign * (two.by - one.by));
+      const by = (one) => sign * (one.rates[1] - one.rates[0]);
+      const some = changes.filter((one) => by(one) > 0).sort((one, two) => by(two) - by(one));
       return { total: some.length, first: some.slice(0, MOST_FLIPS) };
     };
-    return { problems: size, difference: mean, interval: known ? [mean - spread, mean + spread] : null, better: flips(1), worse: flips(-1) };
+    const occurs = (one) => one && (!(one.name in REASONS) || one.baseline > 0 || one.other > 0);
+    return { problems: shared.length, metrics: metrics.filter(occurs), better: flips(1), worse: flips(-1) };
+  }
+
+  // Of the problems that both sides know; null where there is none.
+  difference(name, pairs) {
+    const known = pairs.filter(([a, b]) => Number.isFinite(a + b));
+    const size = known.length;
+    if (!size) return null;
+    const average = (values) => values.reduce((sum, value) => sum + value, 0) / size;
+    const changes = known.map(([a, b]) => b - a);
+    const difference = average(changes);
+    const varies = size > 1 && (changes[0] === 0 || changes.some((one) => one !== changes[0]));
+    const spread = varies && studentT(size - 1, this.page.studentT) * Math.sqrt(average(changes.map((one) => (one - difference) ** 2)) / (size - 1));
+    return { name, problems: size, baseline: average(known.map(([a]) => a)), other: average(known.map(([, b]) => b)), difference, interval: varies ? [difference - spread, difference + spread] : null };
   }
 
   // So that the first search needs no wait.
@@ -153,17 +164,24 @@ class FileSource {
   }
 }
 
-// Right completions of each problem, their number, and one row.
-function solved(rows) {
+// What is compared, of each row; null where unknown.
+const QUANTITIES = {
+  accuracy: (row) => row.correct === true,
+  "mean score": (row) => row.score,
+  "cut off": (row) => row.finished === null ? null : !row.finished,
+  tokens: (row) => row.num_tokens,
+  ...Object.fromEntries(["ok", "wrong", "no_answer", "malformed", "error", "timeout"].map((reason) => [reason, (row) => row.reason === reason])),
+};
+
+function byProblem(rows) {
   const problems = new Map();
-  for (const row of rows) {
-    const one = problems.get(row.problem) ?? { right: 0, size: 0, row };
-    one.right += row.correct === true;
-    one.size += 1;
-    problems.set(row.problem, one);
-  }
-  problems.delete(null);
+  for (const row of rows) problems.has(row.problem) ? problems.get(row.problem).push(row) : problems.set(row.problem, [row]);
   return problems;
+}
+
+function meanOf(rows, of) {
+  const values = rows.map(of).filter((value) => value !== null && value !== undefined);
+  return values.reduce((sum, value) => sum + Number(value), 0) / values.length; // of none, NaN
 }
 
 // The 97.5% quantile of Student's t: `few` from 1 degree of freedom on, then Abramowitz and Stegun (1964), 26.7.5.
