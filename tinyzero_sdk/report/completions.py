@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -212,12 +213,16 @@ class Completions:
         which = np.zeros(len(self), np.int64)
         for values in codes.values():
             which = which * (values.max(initial=0) + 2) + values + 1
-        found = []
-        for group in np.unique(which[mask]):
-            places = np.flatnonzero(mask & (which == group))
-            part = self.index.take(pa.array(places))
+        chosen = np.flatnonzero(mask)
+        chosen = chosen[np.argsort(which[chosen], kind="stable")]
+        starts = np.unique(which[chosen], return_index=True)[1]
+        columns = self.index.select(["step", "split", "decoding", "task", "correct", "reason"]).take(pa.array(chosen))
+        every_problem, finished = self._codes("problem"), self._numbers("finished")
+        every_level, found = np.floor(self._numbers("difficulty")), []
+        for start, end in pairwise([*starts.tolist(), len(chosen)]):
+            places, part = chosen[start:end], columns.slice(start, end - start)
             correct = np.asarray(part["correct"].fill_null(False))
-            problems, level = self._codes("problem")[places], np.floor(self._numbers("difficulty")[places])
+            problems, level = every_problem[places], every_level[places]
             reasons = pc.value_counts(part["reason"].combine_chunks()).to_pylist()
             first = part.slice(0, 1).to_pylist()[0]
             found.append(
@@ -225,7 +230,7 @@ class Completions:
                 | _accuracy(correct, problems)
                 | {
                     "reasons": {entry["values"] or "unknown": entry["counts"] for entry in reasons},
-                    "cut_off": int((self._numbers("finished")[places] == 0).sum()),
+                    "cut_off": int((finished[places] == 0).sum()),
                     "levels": {
                         f"{one:g}": _accuracy(correct[level == one], problems[level == one])
                         for one in np.unique(level[np.isfinite(level)])
