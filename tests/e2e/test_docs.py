@@ -49,10 +49,13 @@ def commands(document: Path) -> list[str]:
 
 
 def with_marks() -> list:
-    """The documents with code; slow are those whose commands run, because each takes a process."""
+    """The documents with code; slow are those whose commands run, because each takes a process, or import torch."""
     marked = []
     for document in WITH_CODE:
-        slow = [pytest.mark.slow] if any(map(documented_commands.is_run, commands(document))) else []
+        takes_long = any(
+            documented_commands.is_run(command) or "engine=vllm" in command for command in commands(document)
+        )
+        slow = [pytest.mark.slow] if takes_long else []
         marks = [*slow, pytest.mark.minutes] if document.name in MINUTES and slow else slow
         marked.append(pytest.param(document, marks=marks))
     return [param for param in marked if param.values != (TRANSCRIPT,)]
@@ -176,17 +179,17 @@ def test_every_command_in_the_documentation_exists() -> None:
             assert command in known, f"{document.name}: tinyzero {command}"
 
 
+@pytest.mark.slow
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
     files = [path for folder in ("tinyzero_sdk", "trainer/tinyzero_trainer") for path in (ROOT / folder).rglob("*.py")]
-    texts = [text for path in files for text in texts_of(ast.parse(path.read_text(encoding="utf-8")))]
+    texts = "\0".join(text for path in files for text in texts_of(ast.parse(path.read_text(encoding="utf-8"))))
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     messages = [
         message for cell in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for message in cell.split("`")[1::2]
     ]
     assert len(messages) > 25
     for message in messages:
-        pattern = re.compile(".*?".join(map(re.escape, message.split("…"))))
-        assert any(map(pattern.search, texts)), message
+        assert re.search("[^\0]*?".join(map(re.escape, message.strip("…").split("…"))), texts), message
 
 
 def texts_of(tree: ast.Module) -> Iterator[str]:
