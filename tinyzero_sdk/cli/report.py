@@ -35,6 +35,7 @@ def report(
     page, for runs of any size.
     """
     from tinyzero_sdk.data.files import replacing
+    from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.report.page import report as make_page
 
     before: object = None
@@ -42,8 +43,9 @@ def report(
         opened = _open(runs)
         if (now := _versions(opened)) != before:
             before = now
-            text = make_page(opened, most=completions, refresh=every if watch else None)
-            with replacing(output) as aside:
+            with Progress(announce=False) as progress, replacing(output) as aside:
+                progress.phase("making the page")
+                text = make_page(opened, most=completions, refresh=every if watch else None)
                 aside.write_text(text, encoding="utf-8")
             stdout.print(Text(f"{output} written, {len(text) / 1e6:.1f} MB"), soft_wrap=True)
         if not watch:
@@ -79,11 +81,15 @@ def export(
 
     A problem is a sample, and its completions are epochs.
     """
+    from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.inspect_log import export as write_log
 
     if output.exists() and not overwrite:
         raise DataError(f"{output} already exists; choose another --output, or overwrite it (--overwrite)")
-    stdout.print(Text(f"{plural(write_log(source, output), 'completion')} written to {output}"), soft_wrap=True)
+    with Progress(announce=False) as progress:
+        progress.phase("writing the log", 1.0, "%")
+        written = write_log(source, output, progress.update)
+    stdout.print(Text(f"{plural(written, 'completion')} written to {output}"), soft_wrap=True)
 
 
 def view(

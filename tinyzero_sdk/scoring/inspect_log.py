@@ -7,7 +7,7 @@ import json
 import uuid
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,34 +16,42 @@ from typing import Any
 import numpy as np
 
 from tinyzero_sdk.data.arrow import Row, to_rows
-from tinyzero_sdk.data.files import check_ending, read_rows, replacing
+from tinyzero_sdk.data.files import check_ending, read_blocks, replacing
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.readers.runs import held_out_table
 
 LOG_ENDINGS = (".eval", ".json")
 SCHEMA = 2
+COLUMNS = (
+    *("prompt", "completion", "finished", "token_count", "num_tokens", "sampling", "step"),
+    *("task", "task_version", "data_source", "problem", "extra_info", "difficulty", "ground_truth", "reward_model"),
+    *("score", "correct", "reason", "answer", "parts"),
+)
+"""What is read of a row, where it has that: no log-probabilities, which are most of a run's file."""
+
 SUMMARY_CHARACTERS = 1024  # of a text in the list of samples, which a viewer loads at once
 
 
-def export(source: Path, target: Path) -> int:
+def export(source: Path, target: Path, on_progress: Callable[[float], object] = lambda fraction: None) -> int:
     """Write the completions of a scored file, or of a run's or checkpoint's held-out evaluation; returns their number.
 
     Args:
         source: scored file, run directory or checkpoint.
         target: ends in `.eval`, which a viewer loads sample by sample, or `.json`.
+        on_progress: called with the fraction of the source that is written.
 
     Raises:
         DataError: a completion has no score, or a file cannot be read or written.
     """
     check_ending(target, LOG_ENDINGS)
-    rows = to_rows(held_out_table(source)) if source.is_dir() else read_rows(source)
+    rows = _read(source, on_progress)
     log = _Log(source)
     with replacing(target) as temporary:
         if target.suffix == ".json":
             samples = list(log.samples(rows))
             temporary.write_text(json.dumps({**log.header(), "samples": samples}), encoding="utf-8")
         else:
-            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
                 summaries = []
                 for sample in log.samples(rows):
                     archive.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", json.dumps(sample))
@@ -54,6 +62,17 @@ def export(source: Path, target: Path) -> int:
                 for name, content in contents.items():
                     archive.writestr(name, json.dumps(content))
     return len(log.correct)
+
+
+def _read(source: Path, on_progress: Callable[[float], object]) -> Iterator[Row]:
+    if source.is_dir():
+        yield from to_rows(held_out_table(source))
+        return
+    for block in read_blocks(source, COLUMNS):
+        if block.bad:
+            raise DataError(f"{source}:{block.bad[0].number}: {block.bad[0].problem}")
+        yield from block.rows if block.table is None else to_rows(block.table)
+        on_progress(block.progress)
 
 
 class _Log:
