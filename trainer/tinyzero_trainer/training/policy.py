@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -98,6 +99,7 @@ class Policy(Learner):
         """
         single_update = self._settings.num_mini_batches == self._settings.update_epochs == 1
         assert batch.old_logprobs is not None or single_update
+        batch = replace(batch, indices=())  # those of its parts are in itself
         with self._updating(changed=True):
             metrics = self._updates(batch, lambda part, metrics: self._update_mini_batch(part, settings, metrics))
         metrics.gather(self._ranks)
