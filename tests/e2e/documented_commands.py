@@ -84,6 +84,7 @@ def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def _check_ours(words: list[str], command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "--endpoint" not in words:
         typed = command.partition(" > ")[0]
+        typed = re.sub(r"(?<=--output )runs/", "new/", typed)  # for `make_runs` may have made it
         words = shlex.split(ANY_MODEL.sub("tiny", typed), comments=True)[1:]
         if words[0] == "eval" and "--task" not in words:  # else it is the task of the model's run
             words += ["--task", "countdown"]
