@@ -122,6 +122,6 @@ def test_a_stopped_evaluation_says_how_to_resume(server, task, tmp_path, number,
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=10)
     assert process.returncode == code
-    assert "completions stored in" in err
+    assert " stored in " in err
     assert "the same command resumes there" in err
     assert "Traceback" not in err
