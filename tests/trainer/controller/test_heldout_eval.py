@@ -1,14 +1,19 @@
-"""An evaluation in training is untouched by shaping."""
+"""An evaluation in training is untouched by shaping, and does not begin once a stop is requested."""
+
+import signal
+from types import SimpleNamespace
 
 import pytest
 
+from tinyzero_sdk import Item
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import heldout_eval
 from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils.signals import StopFlag
+from tinyzero_trainer.rollout.generate import generate
+from tinyzero_trainer.types import Prompt, Rollout
+from tinyzero_trainer.utils.signals import StopFlag, StopRequested
 
 
 @pytest.mark.slow
@@ -37,3 +42,12 @@ def test_shaping_changes_the_rewards_and_not_the_result(toy_task, toy_model_path
         assert [(one.score.correct, one.score.reason) for one in rollouts] == [
             (one.score.correct, one.score.reason) for one in plain
         ]
+
+
+def test_nothing_is_generated_once_a_stop_is_requested():
+    """As by Ctrl-C while the model was loaded."""
+    stop, engine = StopFlag(), SimpleNamespace(generate=lambda *_, **__: pytest.fail("generated"))
+    stop.handle(signal.SIGTERM)
+    model, prompt = SimpleNamespace(name="m", context=64), Prompt(Item(1), "1", [1], "toy")
+    with pytest.raises(StopRequested):
+        generate(model, engine, [prompt], 1, SamplingParams(8, 1.0), seed=1, stop=stop)

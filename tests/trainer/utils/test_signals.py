@@ -11,12 +11,16 @@ from tinyzero_trainer.utils.signals import StopFlag, catch_signals
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
-def test_a_signal_raises_the_flag_and_nothing_else(number):
-    with catch_signals() as stop:
+def test_a_signal_raises_the_flag_and_is_told_once(number):
+    told = []
+    with catch_signals(told.append) as stop:
         assert not stop.requested
         os.kill(os.getpid(), number)
         assert stop.requested
         assert stop.signal is number
+        for each in signals.SIGNALS:
+            os.kill(os.getpid(), each)
+    assert told == [f"{number.name}: stopping once all is saved; another one stops at once"]
 
 
 def test_former_handlers_come_back_even_after_an_error():

@@ -215,7 +215,7 @@ def open_session(
         progress.log(chosen)
     unsafe = config.reward.allow_unsafe
     other_tasks = load_tasks(config.eval.task_specs, allow_unsafe_scorers=unsafe, table="eval.tasks")
-    with RunDirectory.open(recorded.run.output, resume=resume) as run, catch_signals() as stop:
+    with RunDirectory.open(recorded.run.output, resume=resume) as run, catch_signals(progress.log) as stop:
         checkpoint = newest_checkpoint(recorded, run, progress.log) if resume else None
         path = None if checkpoint is None else checkpoint.path
         with (

@@ -27,7 +27,7 @@ def generate(
     Args:
         language_model: the policy's, which the prompts and completions must fit.
         engine: see `RolloutEngine.generate` for the arguments that are not named here.
-        stop: polled while generating.
+        stop: polled before and while generating.
         oom_advice: see `catch_out_of_memory`.
 
     Raises:
@@ -43,6 +43,8 @@ def generate(
         if stop is not None and stop.requested:
             raise StopRequested
 
+    if stop is not None and stop.requested:  # before: a model may take minutes to load
+        raise StopRequested
     token_ids = [prompt.token_ids for prompt in prompts]
     with catch_out_of_memory("completions were generated", oom_advice):
         groups = engine.generate(token_ids, group_size, params, seed=seed, on_progress=report)

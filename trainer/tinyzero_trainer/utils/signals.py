@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Protocol
 
@@ -43,10 +43,11 @@ class Stop(Protocol):
 
 
 class StopFlag:
-    """A `Stop` that is requested by a signal."""
+    """A `Stop` that is requested by a signal, which `report` is told of once."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[str], None] | None = None) -> None:
         self.signal: signal.Signals | None = None
+        self._report = report
         self._first_seen: dict[signal.Signals, float] = {}
 
     @property
@@ -56,19 +57,23 @@ class StopFlag:
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """The signal handler: raises the flag; a second signal of the same kind ends the process at once."""
         received, now = signal.Signals(number), time.monotonic()
-        self.signal = self.signal or received
+        if self.signal is None:
+            self.signal = received
+            if self._report is not None:
+                with suppress(RuntimeError):  # the signal may have come while stderr was written to
+                    self._report(f"{received.name}: stopping once all is saved; another one stops at once")
         if now - self._first_seen.setdefault(received, now) >= _ECHO_SECONDS:
             raise KeyboardInterrupt if received is signal.SIGINT else SystemExit(128 + received)
 
 
 @contextmanager
-def catch_signals() -> Iterator[StopFlag]:
+def catch_signals(report: Callable[[str], None] | None = None) -> Iterator[StopFlag]:
     """Route SIGINT and SIGTERM to a `StopFlag`, and restore the former handlers at the end.
 
     Python delivers signals to the main thread only; in any other the flag stays down. Libraries that install handlers
     themselves, as Ray does, must be started first.
     """
-    stop = StopFlag()
+    stop = StopFlag(report)
     with _handled_by(stop.handle):
         yield stop
 
