@@ -24,7 +24,6 @@ from tinyzero_trainer.models.spec import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-_HUB_SECONDS = 5.0
 _FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What broken files and odd architectures end in, in transformers as well."""
 
@@ -111,7 +110,7 @@ def _check_hub(model: str) -> None:
 
     url = hf_hub_url(model, CONFIG_FILE, endpoint=constants.ENDPOINT)
     try:
-        get_hf_file_metadata(url, timeout=_HUB_SECONDS)
+        get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except GatedRepoError as error:
         raise OSError(f"it asks to accept its terms at {constants.ENDPOINT}/{model}, and then for HF_TOKEN") from error
     except RepositoryNotFoundError as error:
