@@ -11,6 +11,7 @@ licence and a README in each.
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -72,9 +73,10 @@ def tag() -> None:
     """Build, and tag the commit; nothing is tagged unless all checks pass."""
     if git("status", "--porcelain") or git("branch", "--show-current") != "main":
         sys.exit("release from a clean checkout of main")
-    version = build(ROOT / "dist")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     if f"## {version}" not in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"):
         sys.exit(f"CHANGELOG.md has no entry '## {version}'; rename 'Unreleased'")
+    assert build(ROOT / "dist") == version
     git("tag", "-a", f"v{version}", "-m", f"Version {version}")
     print(f"tagged; publish with: git push origin v{version}")
 
