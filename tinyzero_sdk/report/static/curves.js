@@ -213,7 +213,7 @@ function newChart(holder, legend, panel, series, bands, data, items) {
     },
     axes: [
       { ...marks, size: 28, incrs: state.x === "step" ? WHOLE : undefined, values: (chart, splits) => splits.map(axis.format) },
-      { ...marks, size: 48, values: (chart, splits) => ticks(splits) },
+      { ...marks, size: (chart, labels) => Math.max(48, ...(labels ?? []).map((label) => 10 + 7 * label.length)), values: (chart, splits) => ticks(splits) },
     ],
     cursor: { sync: { key: "curves", scales: ["x", null], setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, hover: { skip: [null, undefined] }, points: { size: 6 } },
     hooks: {
