@@ -45,10 +45,11 @@ POINTS = ("before", "after sft", "after GRPO")
 SFT = ["data.batch_size=128", "optimizer.learning_rate=5e-4", "checkpoint.every=400", "eval.num_problems=1024"]
 GRPO = [
     *("data.prompts_per_step=128", "rollout.group_size=16", "rollout.return_logprobs=always"),
-    *("optimizer.num_mini_batches=4", "optimizer.learning_rate=6e-5", "optimizer.lr_schedule=cosine"),
+    *("optimizer.num_mini_batches=4", "optimizer.learning_rate=2e-5", "optimizer.lr_schedule=cosine"),
     *("reward.num_workers=4", "checkpoint.every=0", "eval.every=10", "eval.num_problems_during=512"),
 ]
-SEARCH = ["run.steps=1600", "data.max_length=1700", "rollout.max_completion_tokens=1536", "eval.every=400"]
+SEARCH = ["run.steps=800", "data.max_length=1700", "rollout.max_completion_tokens=1536", "eval.every=400"]
+PRODUCTS = ["data.hook=solve", "data.batch_size=512", "run.steps=800", "rollout.max_completion_tokens=128"]
 GSM8K = ["task.path={gsm8k}", "eval.num_problems=1319"]
 FOUR = "task.numbers=[4]"
 PUZZLES = ["data.path={files}/train.jsonl", "data.test_path={files}/test.jsonl"]
@@ -77,8 +78,8 @@ RECIPES = {
     "multiply": Recipe(
         "multiply",
         {
-            "sft": [*SFT, "data.hook=solve", "run.steps=1200", "rollout.max_completion_tokens=128", "eval.every=400"],
-            "train": [*GRPO, "run.steps=80", "eval.every=20"],
+            "sft": [*SFT, *PRODUCTS, "eval.every=400"],
+            "train": [*GRPO, "run.steps=20", "optimizer.learning_rate=1e-5"],
         },
     ),
     "gsm8k": Recipe(

@@ -137,8 +137,9 @@ def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] 
     gpu, one_slice = options.device.type == "cuda", options.sequence_parallel == 1
     compiled = one_slice and compiles(options.compile, _size(model), gpu=gpu)
     if compiled:
-        # Otherwise a layer's constants are symbols at first, and what was traced until they must be known is discarded.
-        torch._dynamo.config.specialize_float = True
+        # Otherwise a layer's constants, as the size of its heads, are symbols: compiled code proves hundreds of facts
+        # about them each time it is loaded.
+        torch._dynamo.config.specialize_float = torch._dynamo.config.specialize_int = True
     layers = layers_of(model)
     for layer in layers:
         # In place: a module around the layer would change the names of its parameters. Compiled is only its forward,

@@ -82,13 +82,13 @@ def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
         return {"attention_mask": batch.mask}
     if not has_kernel(model):
         return {"attention_mask": None, "position_ids": batch.positions}
-    longest = -(-batch.longest // 64) * 64  # a coarse bound: compiled code is specialised to each value
+    longest = -(-batch.longest // 64) * 64  # a coarse bound, so that few values occur
     return {
-        # A mask of four dimensions keeps transformers from making one; the kernel ignores it.
-        "attention_mask": batch.tokens.new_ones(1, 1, 1, 1, dtype=torch.bool),
+        # A mask of four dimensions keeps transformers from making one. This one is empty: its size tells the kernel the
+        # longest sequence, since compiled code takes sizes of tensors as variables, and numbers as constants.
+        "attention_mask": batch.tokens.new_empty(1, 1, longest, 0, dtype=torch.bool),
         "position_ids": batch.positions,
         "cu_seq_lens_q": batch.boundaries,
-        "max_length_q": longest,
         **({} if batch.sequence_group is None else {"sequence_group": batch.sequence_group}),
     }
 
@@ -101,7 +101,6 @@ def _attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
-    max_length_q: int | None = None,
     sliding_window: int | None = None,
     sequence_group: SequenceParallelGroup | None = None,
     **more: Any,
@@ -113,14 +112,15 @@ def _attend(
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
-    assert max_length_q is not None
+    assert attention_mask is not None
+    longest = attention_mask.shape[2]
     states = (column.squeeze(0) for column in (query, key, value))
     if sequence_group is None:
         query, key, value = (column.transpose(0, 1) for column in states)  # [tokens, heads, size]
     else:
         query, key, value = (ulysses.to_heads(column, sequence_group) for column in states)
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
-    bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+    bounds = (cu_seq_lens_q, cu_seq_lens_q, longest, longest)
     if not _has_kernel(query.device, query.dtype):
         attended = one_after_another(query, key, value, cu_seq_lens_q, scale=scaling, window=window[0])
     elif flash_attn is not None:
