@@ -74,7 +74,7 @@ class Recipe:
 
 
 RECIPES = {
-    "countdown": Recipe("countdown", {"sft": [*SFT, *SEARCH], "train": [*GRPO, "run.steps=40"]}),
+    "countdown": Recipe("countdown", {"sft": [*SFT, *SEARCH], "train": [*GRPO, "run.steps=20"]}),
     "multiply": Recipe(
         "multiply",
         {
