@@ -86,7 +86,7 @@ def test_what_has_no_score_is_refused_and_nothing_is_written(tmp_path: Path) -> 
     assert [file.name for file in tmp_path.iterdir()] == ["outputs.jsonl"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(reason="installs Inspect; the fast tests check what it requires of a log")
 @pytest.mark.parametrize("ending", ["eval", "json"])
 def test_the_published_inspect_reads_it(scored: Path, ending: str) -> None:
     target = scored.with_name(f"toy.{ending}")
