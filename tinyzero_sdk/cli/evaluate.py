@@ -143,6 +143,9 @@ def evaluate(
         raise SettingsError("an evaluation at an endpoint needs --output FILE, so that it can resume if it is stopped")
     with _observer(output) as observer:
         result = evaluation.evaluate(plan, output, observer, chosen)
+    if result.problems < plan.size:
+        found = f"{plural(result.problems, 'problem')} in the {plan.split} split"
+        stderr.print(Text(f"{plan.task.name} has only {found}; all of them were used"), soft_wrap=True)
     print_json(_as_json(result)) if json else _show(plan, result)
     from tinyzero_sdk.evaluation.signal_advice import Situation, hint, warning
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tinyzero_sdk.report.runs import Run
 
 DEFAULT_PORT = 8020
+MARK = b'<meta name="generator" content="TinyZero">'
+"""Of pages that may be replaced by newer ones."""
+
+_HEAD_BYTES = 1000
 
 
 def report(
@@ -34,10 +38,13 @@ def report(
     The file needs no network and no other file. Several runs are drawn over each other. `tinyzero view` serves the same
     page, for runs of any size.
     """
-    from tinyzero_sdk.data.files import replacing
+    from tinyzero_sdk.data.files import check_ending, replacing
     from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.report.page import report as make_page
 
+    check_ending(output, (".htm", ".html"))
+    if output.is_file() and MARK not in output.read_bytes()[:_HEAD_BYTES]:
+        raise DataError(f"{output} is not a report, so it is not replaced; choose another --output")
     before: object = None
     while True:
         opened = _open(runs)
@@ -45,7 +52,7 @@ def report(
             before = now
             with Progress(announce=False) as progress, replacing(output) as aside:
                 progress.phase("making the page")
-                text = make_page(opened, most=completions, refresh=every if watch else None)
+                text = make_page(opened, most=completions, refresh=every if watch else None, warn=progress.warn)
                 aside.write_text(text, encoding="utf-8")
             stdout.print(Text(f"{output} written, {len(text) / 1e6:.1f} MB"), soft_wrap=True)
         if not watch:

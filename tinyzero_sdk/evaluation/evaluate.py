@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.files import check_ending
 from tinyzero_sdk.data.rows import item_to_row
-from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.errors import DataError, ExhaustedError
 from tinyzero_sdk.evaluation.protocol import (
     EVALUATION_SEED,
     EvaluationObserver,
@@ -20,7 +20,7 @@ from tinyzero_sdk.evaluation.protocol import (
     Problem,
 )
 from tinyzero_sdk.evaluation.sample_log import SampleFile, missing
-from tinyzero_sdk.records import Completion
+from tinyzero_sdk.records import Completion, Item
 
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.score_file import ScoreReport
@@ -42,7 +42,7 @@ def evaluate(
 
     Raises:
         SettingsError: the output is from an evaluation with other settings.
-        DataError: the output cannot be written, or the task has too few problems.
+        DataError: the output cannot be written, or the task has no problem in the split.
     """
     with TemporaryDirectory() as directory:
         target = output or Path(directory) / "completions.jsonl"
@@ -65,7 +65,7 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
     """
     tokens = finished = 0
     with plan.opener() as sampler, SampleFile(path, plan.settings(sampler)) as file:
-        items = list(plan.task.dataset(plan.split, plan.size, seed=EVALUATION_SEED, test_fraction=plan.test_fraction))
+        items = _problems(plan)
         if taken := [name for name in _OWN_COLUMNS if name in items[0].data]:
             raise DataError(
                 f"task {plan.task.name} has its own column {taken[0]!r}, which an evaluation writes; rename it"
@@ -102,6 +102,17 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
         seconds = time.perf_counter() - started
         file.write_sorted(ordered)
     return tokens, seconds, sampler.template
+
+
+def _problems(plan: EvaluationPlan) -> list[Item]:
+    """The first problems of the split: as many as requested, or all that the task has."""
+    items: list[Item] = []
+    try:
+        items.extend(plan.task.dataset(plan.split, plan.size, seed=EVALUATION_SEED, test_fraction=plan.test_fraction))
+    except ExhaustedError:
+        if not items:
+            raise
+    return items
 
 
 def _score(

@@ -118,6 +118,9 @@ class Completions:
     searched: dict[str, np.ndarray] = field(default_factory=dict)
     """[n] by text, for those last searched for: whether a row has it (`_HIT`), has not (`_MISS`), or is unread (0)."""
 
+    unreadable: tuple[Path, ...] = ()
+    """Files that are left out."""
+
     def __len__(self) -> int:
         return len(self.index)
 
@@ -306,15 +309,17 @@ def read_completions(paths: Sequence[Path]) -> Completions:
     Raises:
         DataError: there is only one, and it cannot be read.
     """
-    files = []
+    files, unreadable = [], []
     for path in paths:
         try:
             files.append(_read_file(path, *_version(path)))
         except (DataError, OSError, pa.ArrowException) as error:  # a run in progress replaces its files
             if len(paths) == 1:
                 raise DataError(f"cannot read {path}: {error}") from error
+            unreadable.append(path)
     tables = [file.index for file in files] or [INDEX.empty_table()]
-    return Completions(tuple(files), pa.concat_tables(tables).unify_dictionaries().combine_chunks())
+    index = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    return Completions(tuple(files), index, unreadable=tuple(unreadable))
 
 
 def _version(path: Path) -> tuple[int, int]:

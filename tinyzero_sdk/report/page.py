@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.report.completions import TEXTS, Completions, read_completions
-from tinyzero_sdk.report.runs import Run
+from tinyzero_sdk.report.runs import METRICS, Run
 from tinyzero_sdk.scoring.statistics import EXACT_FREEDOM, student_t
 
 STYLES = ("uPlot.min.css", "page.css")
@@ -50,18 +51,25 @@ def describe(run: Run, completions: Completions) -> dict[str, Any]:
     }
 
 
-def report(runs: Sequence[Run], *, most: int, refresh: float | None = None) -> str:
+def report(
+    runs: Sequence[Run], *, most: int, refresh: float | None = None, warn: Callable[[str], None] = lambda message: None
+) -> str:
     """A page that holds all it shows.
 
     Args:
         runs: with different names.
         most: completions of each run; of more, those of evenly chosen problems.
         refresh: seconds after which the page loads itself again.
+        warn: told of what cannot be read, and is left out.
     """
     described: list[dict[str, Any]] = []
     blocks: list[tuple[dict[str, Any], bytes]] = []
     for run in runs:
         completions = read_completions(run.completion_files())
+        for path in completions.unreadable:
+            warn(f"{path} cannot be read; the page lacks its completions")
+        if run.unreadable:
+            warn(f"{plural(run.unreadable, 'line')} of {run.path / METRICS} cannot be read, and left out")
         places = _sample(completions, most)
         own = list(_blocks(run.name, completions, places))
         with_tokens = next((about["first"] for about, _ in own if about.get("tokens") is False), len(places))

@@ -145,6 +145,8 @@ def make_server(root: Path, port: int) -> ThreadingHTTPServer:
                 answer = library.answer(address.path, parse_qs(address.query, keep_blank_values=True))
             except (DataError, OSError, ValueError, KeyError) as error:
                 return self._send(404, "text/plain", str(error).encode())
+            except (AttributeError, TypeError):  # JSON of another shape than the page sends
+                return self._send(400, "text/plain", b"these filters are none")
             return self._send(200, "application/json", as_json(answer).encode())
 
         def _send(self, status: int, kind: str, body: bytes) -> None:

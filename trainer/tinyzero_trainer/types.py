@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from tinyzero_sdk import Item, Score
 
+EXAMPLE = Score(1.0, True, "example")
+"""Of what supervised fine-tuning learns from, whether it is right or not; recognised by identity."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -48,6 +51,8 @@ class Rollout:
     """Without special tokens."""
 
     score: Score
+    """`EXAMPLE` if it was not sampled."""
+
     advantage: float | None = None
     """Mean over its tokens; None unless it was trained on."""
 

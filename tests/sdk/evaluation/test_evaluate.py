@@ -51,6 +51,16 @@ def test_every_completion_is_kept_with_all_that_belongs_to_it(evaluate, server, 
 
 
 @pytest.mark.slow
+def test_a_task_with_fewer_problems_is_evaluated_on_all_of_them(run, server, tmp_path):
+    words = ("--task", "multiply", "task.digits=[2, 1]", "--model", "m", "--endpoint", server.url, "--json")
+    code, shown, err = run("eval", *words, "-o", tmp_path / "out.jsonl")
+    found = json.loads(shown)["problems"]
+    assert code == 0
+    assert 1 < found < 500
+    assert f"has only {found:,} problems in the test split; all of them were used" in err
+
+
+@pytest.mark.slow
 def test_text_goes_to_the_completions_endpoint_and_json_to_stdout(evaluate, server, tmp_path):
     output = tmp_path / "out.parquet"
     arguments = ("--size", 4, "--template", "base", "--max-tokens", 3, "--temperature", 0, "-o", output, "--json")

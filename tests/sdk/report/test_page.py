@@ -82,6 +82,24 @@ def test_report_writes_one_file(tmp_path, run_path, capsys):
     assert output.read_text().startswith("<!doctype html>")
 
 
+def test_only_a_report_is_replaced_and_what_cannot_be_read_is_named(tmp_path, run_path, capsys):
+    run = shutil.copytree(run_path, tmp_path / "run")
+    (run / "completions" / "train_00000099_00000099.parquet").write_bytes(b"PAR1")
+    page, notes, metrics = tmp_path / "page.html", tmp_path / "notes.html", run / "metrics.jsonl"
+    notes.write_text("<!doctype html>my notes")
+    before = metrics.read_bytes()
+    for output, code, said in (
+        (page, 0, "train_00000099_00000099.parquet cannot be read; the page lacks its completions"),
+        (page, 0, "train_00000099_00000099.parquet cannot be read; the page lacks its completions"),
+        (metrics, 2, "expected a name that ends in .htm or .html"),
+        (notes, 2, "is not a report, so it is not replaced"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            main(["report", str(run), "-o", str(output)])
+        assert (exit.value.code, said in capsys.readouterr().err) == (code, True)
+    assert (metrics.read_bytes(), notes.read_text()) == (before, "<!doctype html>my notes")
+
+
 @pytest.mark.slow
 def test_watch_writes_the_page_again_when_a_run_has_grown(tmp_path, run_path, monkeypatch):
     run, output, seen = tmp_path / "run", tmp_path / "page.html", list[bytes]()
@@ -149,6 +167,12 @@ def test_the_server_answers_about_runs_below_its_directory_only(ask):
     for name in ("../first", "/etc", "first/../first", "first/completions"):
         assert ask("/describe", run=name)[0] == 404
     assert ask("/first/config.toml")[0] == 404
+
+
+def test_filters_of_another_shape_are_refused(ask):
+    for filters in ("[]", "null", '{"problem": {}}'):
+        query = urlencode({"run": "first", "filters": filters, "offset": 0, "limit": 1})
+        assert ask(f"/completions?{query}")[0] == 400
 
 
 def test_the_server_refuses_another_sites_name(ask):

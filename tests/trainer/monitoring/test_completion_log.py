@@ -20,7 +20,7 @@ from tinyzero_trainer.config.run import LogConfig
 from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.monitoring import completion_log
 from tinyzero_trainer.monitoring.completion_log import CompletionLog, TokenEnds
-from tinyzero_trainer.types import Generation, Prompt, Rollout
+from tinyzero_trainer.types import EXAMPLE, Generation, Prompt, Rollout
 
 TOKENIZER = build_tokenizer()
 TASKS = {"countdown": load_task("countdown")}
@@ -68,6 +68,16 @@ def test_each_task_has_its_part(log, tmp_path):
     log.train(1, several)
     log.write()
     assert Counter(row["task"] for row in completions(tmp_path)) == {"a": 4, "b": 4, "c": 4}
+
+
+def test_examples_have_the_scores_that_their_task_gives_them(log, tmp_path):
+    right, wrong = "<answer>17+3-5</answer>", "<answer>17+5-3</answer>"
+    examples = [replace(group(5, size=1)[0], text=text, score=EXAMPLE) for text in (right, wrong)]
+    nameless = replace(examples[0], prompt=replace(examples[0].prompt, task=""))
+    log.train(1, [*examples, nameless])
+    log.write()
+    kept = [(row["decoding"], row["correct"], row["score"], row["reason"]) for row in completions(tmp_path)]
+    assert kept == [("example", True, 1.0, "ok"), ("example", False, 0.0, "wrong")]
 
 
 def test_a_row_says_what_there_is_to_read(log, tmp_path):

@@ -23,7 +23,9 @@ function show(changes, { newEntry = false } = {}) {
 
 function filters() {
   try {
-    return JSON.parse(state.filters);
+    const found = JSON.parse(state.filters);
+    const isPlain = found && typeof found === "object" && !Array.isArray(found);
+    return isPlain ? found : {};
   } catch {
     return {}; // an address cut short
   }

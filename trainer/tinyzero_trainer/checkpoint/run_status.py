@@ -129,6 +129,7 @@ def delete(path: Path) -> None:
     Raises:
         RunDirectoryError: it is not a run's, or one in progress, or cannot be deleted.
     """
+    path = path if path.is_symlink() else path.resolve()  # "." cannot be removed
     with _locked(path) as run, errors_in_one_line(path):
         last = {run.config.name, LOCK, OWNER}
         for entry in path.iterdir():

@@ -289,8 +289,12 @@ WARM_START: dict[str, Any] = {
     "optimizer": {"learning_rate": 2e-3, "warmup_steps": 100, "beta2": 0.98},
     "eval": {"every": 0, "greedy": False},
     "checkpoint": {"every": 0},
-    # In process they cost nothing, and save a pass over the batch.
-    "settings": {"rollout": {"return_logprobs": "always"}},
+    "settings": {
+        "rollout": {"return_logprobs": "always"},  # in process they cost nothing, and save a pass over the batch
+        # As of the tiny model: the defaults of pretrained models hardly move a small one, or break its arithmetic.
+        "optimizer": {"learning_rate": 2e-4, "beta2": 0.99, "num_mini_batches": 2},
+        "algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact"},
+    },
 }
 """The preset of `tinyzero warmstart`: a new decoder, which learns faster than a pretrained one may."""
 

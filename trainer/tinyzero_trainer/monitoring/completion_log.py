@@ -21,7 +21,7 @@ from tinyzero_sdk.data.files import replacing
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config.run import LogConfig
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import EXAMPLE, Rollout
 
 SECONDS = 60.0
 """The most that a process which is killed loses, and the least time between two files of a long run."""
@@ -75,18 +75,18 @@ class CompletionLog:
         self._warned = False
 
     def train(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Keep all completions of some of a step's problems, as many of each task."""
+        """Keep all completions of some of a step's problems, as many of each task; of examples those with a task."""
         every, by_task = self.config.rollouts_every, dict[str, dict[int, list[Rollout]]]()
         if not every or step % every:
             return
-        for rollout in rollouts:
+        for rollout in filter(self._can_score, rollouts):
             by_task.setdefault(rollout.prompt.task, {}).setdefault(id(rollout.prompt), []).append(rollout)
         chance = random.Random(derive_seed("completions", step))
         for groups in by_task.values():
             size = len(next(iter(groups.values())))
             count = max(1, self.config.rollouts_count // len(by_task) // size)
             for group in chance.sample(list(groups.values()), min(count, len(groups))):
-                self._add("train", step, "sampled", group)
+                self._add("train", step, "example" if group[0].score is EXAMPLE else "sampled", group)
         if time.monotonic() - self._written >= SECONDS:
             self.write()
 
@@ -138,9 +138,18 @@ class CompletionLog:
     def _add(self, split: Split, step: int, decoding: str, group: Sequence[Rollout]) -> None:
         self._rows[split] += [self._row(split, step, decoding, number, rollout) for number, rollout in enumerate(group)]
 
+    def _can_score(self, rollout: Rollout) -> bool:
+        """Whether it has a score, or is an example that its task may score here: a demonstration can be wrong."""
+        if rollout.score is not EXAMPLE:
+            return True
+        task, item = self.tasks.get(rollout.prompt.task), rollout.prompt.item
+        return task is not None and not task.info.unsafe_scorer and item.ground_truth is not None
+
     def _row(self, split: Split, step: int, decoding: str, number: int, rollout: Rollout) -> dict[str, Any]:
         prompt, generation, score = rollout.prompt, rollout.generation, rollout.score
         task = self.tasks.get(prompt.task)
+        if task is not None and score is EXAMPLE:
+            score = task.score_completion(rollout.text, prompt.item.ground_truth)
         has_tokens = generation.logprobs is not None or rollout.entropies is not None
         return {
             "step": step,

@@ -9,14 +9,14 @@ from itertools import islice
 from sys import maxsize
 from typing import TYPE_CHECKING, Literal
 
-from tinyzero_sdk import Item, Score, Task
+from tinyzero_sdk import Item, Task
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.prompts import EVALUATION_SEED, PromptSource
 from tinyzero_trainer.data.tokenization import encode_prompt, end_token
-from tinyzero_trainer.types import Generation, Prompt, Rollout
+from tinyzero_trainer.types import EXAMPLE, Generation, Prompt, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,6 @@ MOST_PROBLEMS = 20_000
 """Different problems of a task; after them the same come again, with other demonstrations."""
 
 _ENOUGH = 64  # examples after which all are taken to be too long
-RIGHT = Score(1.0, True)
 
 
 def demonstration(task: Task, item: Item, seed: int, hook: Literal["auto", "demonstrate", "solve"] = "auto") -> str:
@@ -61,7 +60,7 @@ class Encoder:
         # One call for all: a tokenizer's cost is per call, not per text.
         encoded = self.tokenizer(list(completions), add_special_tokens=False)["input_ids"] if completions else []
         return [
-            Rollout(prompt, Generation([*ids, self._ends[of_chat]], None, finished=True), text, RIGHT)
+            Rollout(prompt, Generation([*ids, self._ends[of_chat]], None, finished=True), text, EXAMPLE)
             for prompt, ids, text, of_chat in zip(prompts, encoded, completions, chat, strict=True)
         ]
 
