@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tinyzero_sdk import Item, Score
 
-EXAMPLE = Score(1.0, True, "example")
+EXAMPLE = Score(1.0, True)
 """Of what supervised fine-tuning learns from, whether it is right or not; recognised by identity."""
 
 
