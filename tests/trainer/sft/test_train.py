@@ -223,7 +223,7 @@ def test_what_a_run_recorded_is_for_its_own_task_only(warm_model: Path, toy_task
     assert json.loads((warm_model / "config.json").read_text())["model_type"] == "qwen2"
     own = recorded_defaults(str(warm_model), {"mine": {"task": toy_task}})
     assert own["tasks"] == {"mine": {"options": {"limit": 5}}}
-    assert own["optimizer"] == {"learning_rate": 0.001}
+    assert own["optimizer"]["learning_rate"] == 0.001, "typed, and so before the preset's"
     other = recorded_defaults(str(warm_model), {"toy_task": {}})  # an installed task of that name is another
     assert other == {key: value for key, value in own.items() if key != "tasks"}
 
