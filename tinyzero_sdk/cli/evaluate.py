@@ -143,19 +143,24 @@ def evaluate(
         raise SettingsError("an evaluation at an endpoint needs --output FILE, so that it can resume if it is stopped")
     with _observer(output) as observer:
         result = evaluation.evaluate(plan, output, observer, chosen)
+    print_json(_as_json(result)) if json else _show(plan, result)
+    _remark(plan, model, result)
+    if result.report is not None and not result.report.is_clean:
+        show_faults(output or Path("the completions"), result.report)
+        raise typer.Exit(1)
+
+
+def _remark(plan: "EvaluationPlan", model: str | None, result: "EvaluationResult") -> None:
+    """Say on stderr what a reader of the result should know."""
+    from tinyzero_sdk.evaluation.signal_advice import Situation, hint, warning
+
     if result.problems < plan.size:
         found = f"{plural(result.problems, 'problem')} in the {plan.split} split"
         stderr.print(Text(f"{plan.task.name} has only {found}; all of them were used"), soft_wrap=True)
-    print_json(_as_json(result)) if json else _show(plan, result)
-    from tinyzero_sdk.evaluation.signal_advice import Situation, hint, warning
-
     situation = Situation(plan.task, model, plan.max_tokens, template=result.template)
     text = hint(result.signal) if result.signal.fault is None else f"warning: {warning(result.signal, situation)}"
     if text:
         stderr.print(Text(text, "yellow"), soft_wrap=True)
-    if result.report is not None and not result.report.is_clean:
-        show_faults(output or Path("the completions"), result.report)
-        raise typer.Exit(1)
 
 
 class _EvalCommand(TyperCommand):
