@@ -11,7 +11,6 @@ from rich.text import Text
 from tinyzero_sdk.cli.score import GroupBy
 from tinyzero_sdk.cli.summary_report import PassAt, parse_pass_at, table
 from tinyzero_sdk.console import percent, plural, print_json, stdout
-from tinyzero_sdk.errors import SettingsError
 
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.compare import Comparison, ComparisonReport, Difference
@@ -24,7 +23,7 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="Two or more files that `score`, `rescore` or `eval` wrote, or runs or checkpoints.",
+            help="Files that `score`, `rescore` or `eval` wrote, or runs or checkpoints; or one run.",
             show_default=False,
         ),
     ],
@@ -43,14 +42,14 @@ def compare(
 ) -> None:
     """Compare scored files or runs with the first of them, problem by problem, with 95% intervals of the differences.
 
+    Of one run, its last held-out evaluation is compared with its first; RUN/checkpoints/step_N is that at step N.
+
     The exit code is 0 if every row was read, 1 if some could not be read or have no score, and 2 if nothing can be
     compared.
     """
     from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
 
-    if len(files) < 2:
-        raise SettingsError("compare needs two files or runs, or more: tinyzero compare BASELINE OTHER...")
     with Progress(announce=False) as progress:
         progress.phase("reading", 1.0, "%")
         options = CompareOptions(group_by, parse_pass_at(pass_at), bootstrap, progress.update)

@@ -86,17 +86,16 @@ def export(
 ) -> None:
     """Write scored completions as a log of Inspect, for `inspect view` and its data frames.
 
-    A problem is a sample, and its completions are epochs.
+    A problem is a sample, and its completions are epochs. Of several tasks each has a log: NAME-TASK.eval.
     """
     from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.inspect_log import export as write_log
 
-    if output.exists() and not overwrite:
-        raise DataError(f"{output} already exists; choose another --output, or overwrite it (--overwrite)")
     with Progress(announce=False) as progress:
         progress.phase("writing the log", 1.0, "%")
-        written = write_log(source, output, progress.update)
-    stdout.print(Text(f"{plural(written, 'completion')} written to {output}"), soft_wrap=True)
+        written = write_log(source, output, progress.update, overwrite=overwrite)
+    for log, completions in written.items():
+        stdout.print(Text(f"{plural(completions, 'completion')} written to {log}"), soft_wrap=True)
 
 
 def view(

@@ -356,14 +356,15 @@ def _encode(row: Row) -> str:
     try:
         return _ENCODER.encode(row)
     except ValueError:
-        return _ENCODER.encode(_finite_only(row))
+        return _ENCODER.encode(finite_only(row))
 
 
-def _finite_only(value: Json) -> Json:
+def finite_only(value: Json) -> Json:
+    """A value with null in place of NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
-        return {key: _finite_only(entry) for key, entry in value.items()}
+        return {key: finite_only(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_finite_only(entry) for entry in value]
+        return [finite_only(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS, Json
-from tinyzero_sdk.scoring.readers import find_reader
+from tinyzero_sdk.scoring.readers.runs import first_and_last
 from tinyzero_sdk.scoring.score_file import MAX_LISTED
 from tinyzero_sdk.scoring.scored_rows import ScoredRows, find_key, read_scored_rows
 from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean, pass_at_k, quantile_edges
@@ -129,13 +129,14 @@ class CompareOptions:
 def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) -> ComparisonReport:
     """Compare scored files, or the held-out evaluations of runs (`read_held_out`), with the first of them.
 
+    Of a single run, compare its last evaluation with its first.
+
     Raises:
         DataError: a file cannot be read or has no scores, or the files have no problem in common.
     """
     options = options or CompareOptions()
-    for path in paths:
-        if not path.is_dir():
-            find_reader(None, path)
+    if len(paths) == 1:
+        paths = first_and_last(paths[0])
     key = options.key or find_key(paths)
     keys: dict[str, int] = {}
     tasks: dict[str | None, int] = {}

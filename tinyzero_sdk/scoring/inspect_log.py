@@ -4,10 +4,12 @@ The log has schema version 2, which Inspect reads since 0.3. A problem is a samp
 """
 
 import json
+import re
 import uuid
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,107 +18,140 @@ from typing import Any
 import numpy as np
 
 from tinyzero_sdk.data.arrow import Row, to_rows
-from tinyzero_sdk.data.files import check_ending, read_blocks, replacing
+from tinyzero_sdk.data.files import check_ending, finite_only, replacing
+from tinyzero_sdk.data.rows import find_ground_truth
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.readers.runs import held_out_table
+from tinyzero_sdk.scoring.outputs import LENGTH_COLUMNS, Provenance
+from tinyzero_sdk.scoring.readers.inspect_logs import EXPORTED
+from tinyzero_sdk.scoring.readers.runs import run_and_step
+from tinyzero_sdk.scoring.scored_rows import read_scored_blocks
 
 LOG_ENDINGS = (".eval", ".json")
 SCHEMA = 2
-COLUMNS = (
-    *("prompt", "completion", "finished", "token_count", "num_tokens", "sampling", "step"),
-    *("task", "task_version", "data_source", "problem", "extra_info", "difficulty", "ground_truth", "reward_model"),
-    *("score", "correct", "reason", "answer", "parts"),
+_TASK = ("task", "data_source")
+_KEPT = (
+    *("data_source", "extra_info", "ground_truth", "reward_model", "sampling", "evaluation", "finished", "token_count"),
+    *Provenance._fields,
 )
+"""Columns that a sample holds as they are, so that scoring and comparing read them back."""
+
+COLUMNS = (*_KEPT, "prompt", "completion", "tokens", "score", "correct", "reason", "answer", "parts")
 """What is read of a row, where it has that: no log-probabilities, which are most of a run's file."""
 
 SUMMARY_CHARACTERS = 1024  # of a text in the list of samples, which a viewer loads at once
 
 
-def export(source: Path, target: Path, on_progress: Callable[[float], object] = lambda fraction: None) -> int:
-    """Write the completions of a scored file, or of a run's or checkpoint's held-out evaluation; returns their number.
+def export(
+    source: Path,
+    target: Path,
+    on_progress: Callable[[float], object] = lambda fraction: None,
+    *,
+    overwrite: bool = True,
+) -> dict[Path, int]:
+    """Write the completions of a scored file, or of a run's or checkpoint's held-out evaluation.
+
+    A log of Inspect is of one task: of several, each has its own, `NAME-TASK.eval`.
 
     Args:
         source: scored file, run directory or checkpoint.
         target: ends in `.eval`, which a viewer loads sample by sample, or `.json`.
         on_progress: called with the fraction of the source that is written.
+        overwrite: replace logs that exist.
+
+    Returns:
+        The number of completions in each log.
 
     Raises:
         DataError: a completion has no score, or a file cannot be read or written.
     """
     check_ending(target, LOG_ENDINGS)
-    rows = _read(source, on_progress)
-    log = _Log(source)
-    with replacing(target) as temporary:
-        if target.suffix == ".json":
-            samples = list(log.samples(rows))
-            temporary.write_text(json.dumps({**log.header(), "samples": samples}), encoding="utf-8")
-        else:
-            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-                summaries = []
-                for sample in log.samples(rows):
-                    archive.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", json.dumps(sample))
-                    summaries.append(_summary(sample))
-                header = log.header()
-                start = {name: header[name] for name in ("version", "eval", "plan")}
-                contents = {"_journal/start.json": start, "summaries.json": summaries, "header.json": header}
-                for name, content in contents.items():
-                    archive.writestr(name, json.dumps(content))
-    return len(log.correct)
+    tasks = sorted({_task(row) for row, _ in _read(source, _TASK)})
+    names = [re.sub(r"[^\w.-]+", "-", task) for task in tasks]
+    several = [target.with_name(f"{target.stem}-{name}{target.suffix}") for name in names]
+    logs = {task: _Log(source, path) for task, path in zip(tasks, several if len(tasks) > 1 else [target], strict=True)}
+    for log in logs.values():
+        if log.target.exists() and not overwrite:
+            raise DataError(f"{log.target} already exists; choose another --output, or overwrite it (--overwrite)")
+    with ExitStack() as stack:
+        writers = {task: stack.enter_context(log.writing()) for task, log in logs.items()}
+        for row, progress in _read(source, COLUMNS):
+            task = _task(row)
+            writers[task](logs[task].sample(row))
+            on_progress(progress)
+    return {log.target: len(log.correct) for log in logs.values()}
 
 
-def _read(source: Path, on_progress: Callable[[float], object]) -> Iterator[Row]:
-    if source.is_dir():
-        yield from to_rows(held_out_table(source))
-        return
-    for block in read_blocks(source, COLUMNS):
+def _read(source: Path, columns: tuple[str, ...]) -> Iterator[tuple[Row, float]]:
+    """The rows, each with the fraction of the source that is read."""
+    for block in read_scored_blocks(source, columns):
         if block.bad:
-            raise DataError(f"{source}:{block.bad[0].number}: {block.bad[0].problem}")
-        yield from block.rows if block.table is None else to_rows(block.table)
-        on_progress(block.progress)
+            number, problem = block.bad[0].number, block.bad[0].problem
+            raise DataError(f"{source}:{number}: {problem}; mend or score the file first: tinyzero score")
+        for row in block.rows if block.table is None else to_rows(block.table):
+            yield row, block.progress
+
+
+def _task(row: Row) -> str:
+    return str(next((row[name] for name in _TASK if row.get(name)), "task"))
 
 
 class _Log:
-    """What the header says of all samples, collected while they are written."""
+    """A log of one task; what its header says of all samples is collected while they are written."""
 
-    def __init__(self, source: Path) -> None:
-        self.source = source
+    def __init__(self, source: Path, target: Path) -> None:
+        self.source, self.target = source, target
         self.numbers = dict[str, int]()  # of the problems, by key; the first is 1
         self.epochs = Counter[int]()  # completions so far, by number of the problem
         self.problems = list[int]()  # of each completion
         self.correct, self.scores = list[bool](), list[float]()
-        self.tasks = dict[str, None]()
         self.first: Row = {}
 
-    def samples(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        for number, row in enumerate(rows, 1):
-            if not isinstance(row.get("score"), int | float) or not isinstance(row.get("correct"), bool):
-                raise DataError(f"{self.source}:{number} has no score; score the file first: tinyzero score")
-            self.first = self.first or row
-            yield self._sample(row)
-        if not self.correct:
-            raise DataError(f"{self.source} has no rows")
+    @contextmanager
+    def writing(self) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """A function that writes a sample; the log appears at the end."""
+        with replacing(self.target) as temporary:
+            if self.target.suffix == ".json":
+                samples = list[dict[str, Any]]()
+                yield samples.append
+                temporary.write_text(json.dumps({**self.header(), "samples": samples}, default=str), encoding="utf-8")
+                return
+            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+                summaries = []
 
-    def _sample(self, row: Row) -> dict[str, Any]:
-        info = row.get("extra_info") or {}
-        prompt, task = row.get("prompt"), str(row.get("task") or row.get("data_source") or "task")
-        truth = row.get("ground_truth", (row.get("reward_model") or {}).get("ground_truth"))
-        key = str(row.get("problem") or info.get("key") or info.get("index") or json.dumps([prompt, truth]))
+                def write(sample: dict[str, Any]) -> None:
+                    name = f"samples/{sample['id']}_epoch_{sample['epoch']}.json"
+                    archive.writestr(name, json.dumps(sample, default=str))
+                    summaries.append(_summary(sample))
+
+                yield write
+                header = self.header()
+                start = {name: header[name] for name in ("version", "eval", "plan")}
+                contents = {"_journal/start.json": start, "summaries.json": summaries, "header.json": header}
+                for name, content in contents.items():
+                    archive.writestr(name, json.dumps(content))
+
+    def sample(self, row: Row) -> dict[str, Any]:
+        """A row as a sample, counted for the header."""
+        self.first = self.first or row
+        row = finite_only(row)
+        info = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
+        prompt, truth = row.get("prompt"), find_ground_truth(row)
+        key = str(info.get("key") or info.get("index") or json.dumps([prompt, truth], default=str))
         problem = self.numbers.setdefault(key, len(self.numbers) + 1)
         self.epochs[problem] += 1
         self.problems.append(problem)
         self.correct.append(row["correct"])
         self.scores.append(float(row["score"]))
-        self.tasks[task] = None
         model, text = self._model(row), row.get("completion") or ""
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt or [])
         answer = {"role": "assistant", "content": text, "source": "generate", "model": model}
         stop = "unknown" if row.get("finished") is None else "stop" if row["finished"] else "max_tokens"
-        tokens = row.get("token_count", row.get("num_tokens"))
-        usage = {"output_tokens": tokens, "total_tokens": tokens} if isinstance(tokens, int) else None
-        difficulty, parts = row.get("difficulty", info.get("difficulty")), dict(row.get("parts") or {})
-        if difficulty != difficulty:  # NaN, which JSON lacks
-            difficulty = None
-        judged = {"answer": row.get("answer"), "explanation": row.get("reason")}
+        lengths = (row[name] for name in LENGTH_COLUMNS if row.get(name) is not None)
+        tokens = next((len(length) if isinstance(length, list) else length for length in lengths), None)
+        usage = None if tokens is None else {"output_tokens": tokens, "total_tokens": tokens}
+        difficulty, parts = info.get("difficulty"), dict(row.get("parts") or {})
+        kept = {name: row[name] for name in _KEPT if row.get(name) is not None}
+        judged = {"answer": row.get("answer"), "explanation": row["reason"]}
         return {
             "id": problem,
             "epoch": self.epochs[problem],
@@ -133,7 +168,7 @@ class _Log:
                 "correct": {"value": "C" if row["correct"] else "I", **judged},
                 "score": {"value": float(row["score"]), **judged, "metadata": parts or None},
             },
-            "metadata": {"key": key, "task": task, "difficulty": difficulty, "reason": row.get("reason")},
+            "metadata": {"key": key, "difficulty": difficulty, "reason": row["reason"], EXPORTED: kept},
             "model_usage": {model: usage} if usage else {},
             "uuid": uuid.uuid4().hex,
         }
@@ -141,16 +176,17 @@ class _Log:
     def header(self) -> dict[str, Any]:
         """All of the log but its samples."""
         settings = self.first.get("sampling") or {}
-        at = datetime.fromtimestamp(self.source.stat().st_mtime, UTC).isoformat()
+        at = datetime.fromtimestamp(run_and_step(self.source)[0].stat().st_mtime, UTC).isoformat()
         counts = np.bincount(self.problems)[1:]
         means = {
             "correct": np.bincount(self.problems, weights=self.correct)[1:] / counts,
             "score": np.bincount(self.problems, weights=self.scores)[1:] / counts,
         }
-        options, task = settings.get("task_options") or {}, "+".join(self.tasks)
+        options, task = settings.get("task_options") or {}, _task(self.first)
         known = {name: settings.get(name) for name in ("temperature", "top_p", "max_tokens", "seed")}
         others = {name: value for name, value in settings.items() if name not in known}
-        identity = {name: uuid.uuid5(uuid.NAMESPACE_URL, f"{self.source.resolve()} {at} {name}").hex for name in _IDS}
+        place = f"{self.source.resolve()} {at} {task}"
+        identity = {name: uuid.uuid5(uuid.NAMESPACE_URL, f"{place} {name}").hex for name in _IDS}
         return {
             "version": SCHEMA,
             "status": "success",
@@ -177,7 +213,8 @@ class _Log:
         }
 
     def _model(self, row: Row) -> str:
-        of_run = f"{self.source.resolve().name}, step {row['step']}" if self.source.is_dir() else "unknown"
+        step = (row.get("evaluation") or {}).get("step")
+        of_run = "unknown" if step is None else f"{run_and_step(self.source)[0].name}, step {step}"
         return str((row.get("sampling") or {}).get("model") or of_run)
 
 
@@ -201,5 +238,6 @@ def _summary(sample: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(question, str):
         question = [message | {"content": short(message["content"])} for message in question]
     scores = {name: score | {"answer": short(score["answer"])} for name, score in sample["scores"].items()}
-    kept = {name: sample[name] for name in ("id", "epoch", "metadata", "model_usage", "uuid")}
+    kept = {name: sample[name] for name in ("id", "epoch", "model_usage", "uuid")}
+    kept["metadata"] = {name: value for name, value in sample["metadata"].items() if name != EXPORTED}
     return {**kept, "input": short(question), "target": short(sample["target"]), "scores": scores, "completed": True}

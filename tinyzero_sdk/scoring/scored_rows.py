@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.column_hash import hash_array
-from tinyzero_sdk.data.files import Block, read_blocks
+from tinyzero_sdk.data.files import BadRow, Block, read_blocks
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS, Json
 from tinyzero_sdk.scoring.outputs import (
@@ -26,15 +26,16 @@ from tinyzero_sdk.scoring.outputs import (
     as_numbers,
     column,
     has_values,
-    score_columns,
 )
-from tinyzero_sdk.scoring.readers.runs import read_held_out
+from tinyzero_sdk.scoring.readers import find_reader
+from tinyzero_sdk.scoring.readers.runs import is_evaluation, read_held_out
 from tinyzero_sdk.scoring.summary import PROMPT_COLUMNS
+from tinyzero_sdk.tasks.score_guard import describe_value
 
 _TRUTHS = ("ground_truth", "reward_model.ground_truth")  # identify a problem where they are lists or objects
 _SETTINGS = ("data_source", "extra_info.task_version", "extra_info.split", "sampling", "evaluation")
-_SCORES = ("score", "correct", "reason")
-_READ = (*_SCORES, *_SETTINGS, *Provenance._fields, *LENGTH_COLUMNS, "extra_info.difficulty", "finished")
+SCORES = ("score", "correct", "reason")  # what every row of a scored file has
+_READ = (*_SETTINGS, *Provenance._fields, *LENGTH_COLUMNS, "extra_info.difficulty", "finished")
 
 
 @dataclass(frozen=True)
@@ -62,18 +63,71 @@ class ScoredRows:
     """Rows of the file that are not among these, by what they lack."""
 
 
+def read_scored_blocks(path: Path, columns: Sequence[str], ignored: Counter[str] | None = None) -> Iterator[Block]:
+    """The rows of a file that have a score, with these columns; the others are the bad ones of their blocks.
+
+    Args:
+        path: what `tinyzero score`, `rescore` or `eval` wrote, or as for `read_held_out`.
+        columns: as for `read_blocks`; `score`, `correct` and `reason` are read too.
+        ignored: counts the bad rows, by what they lack.
+
+    Raises:
+        DataError: the file cannot be read, or no row has a score.
+    """
+    counts, bad, is_empty = Counter[str](), list[BadRow](), True
+    columns, of_run = [*columns, *(name for name in SCORES if name not in columns)], is_evaluation(path)
+    if not of_run:
+        find_reader(None, path)
+    for block in read_held_out(path, columns) if of_run else read_blocks(path, columns):
+        counts["unreadable"] += len(block.bad)
+        counts["without a score"] += len(faults := _score_faults(block))
+        block.drop(faults)
+        bad, is_empty = bad or block.bad[:1], is_empty and not block.numbers
+        yield block
+    if is_empty:
+        why = f"with a score; row {bad[0].number}: {bad[0].problem}" if bad else "at all"
+        raise DataError(f"{path} has no row {why} (expected a file that `tinyzero score` wrote)")
+    if ignored is not None:
+        ignored.update(+counts)
+
+
+def _score_faults(block: Block) -> dict[int, str]:
+    """What is wrong with the scores of the rows at these places."""
+    size, cells = len(block.numbers), {name: column(block, name) for name in SCORES}
+    valid = {
+        "score": np.isfinite(as_numbers(cells["score"], size)),
+        "correct": as_flags(cells["correct"], size) != UNKNOWN_FLAG,
+        "reason": np.array([name in _REASON for name in _texts(cells["reason"], size)], bool),
+    }
+    faults = {}
+    for place in np.flatnonzero(~np.logical_and.reduce([*valid.values()])).tolist():
+        given = {name: _cell(values, place) for name, values in cells.items()}
+        if missing := [name for name, value in given.items() if value is None]:
+            faults[place] = f"no {', '.join(missing)}"
+        else:
+            name = next(name for name in SCORES if not valid[name][place])
+            faults[place] = f"{name} is {describe_value(given[name])}; expected {_EXPECTED[name]}"
+    return faults
+
+
+_EXPECTED = {"score": "a finite number", "correct": "true or false", "reason": f"one of {', '.join(REASONS)}"}
+
+
+def _cell(values: Cells | None, place: int) -> Json:
+    value = None if values is None else values[place]
+    return value.as_py() if isinstance(value, pa.Scalar) else value
+
+
 def find_key(paths: Sequence[Path]) -> str:
     """The first of the usual columns that identifies problems in all files.
 
     Raises:
-        DataError: there is none.
+        DataError: there is none, or a file has no scores.
     """
     candidates = (*PROMPT_COLUMNS, *_TRUTHS)
     common = set(candidates)
     for path in paths:
-        first = next(_read_blocks(path, candidates), None)
-        if first is None:
-            raise DataError(f"{path} has no rows")
+        first = next(block for block in read_scored_blocks(path, candidates) if block.numbers)
         values = {name: column(first, name) for name in candidates}
         common &= {name for name in candidates if has_values(values[name])}
         common -= {name for name in _TRUTHS if not _is_structured(values[name])}
@@ -84,10 +138,6 @@ def find_key(paths: Sequence[Path]) -> str:
             "that is a list or an object; name another with --by"
         )
     return key
-
-
-def _read_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
-    return read_held_out(path) if path.is_dir() else read_blocks(path, columns)
 
 
 def _is_structured(values: Cells | None) -> bool:
@@ -118,61 +168,48 @@ def read_scored_rows(
     parts: dict[str, list[np.ndarray]] = {}
     seen: dict[str, Json] = {}
     ignored: Counter[str] = Counter()
-    for block in _read_blocks(path, (*_READ, key)):
-        ignored["unreadable"] += len(block.bad)
+    for block in read_scored_blocks(path, (*_READ, key), ignored):
         if block.numbers:
-            for name, values in _arrays(path, block, key, problems, tasks, ignored).items():
+            for name, values in _arrays(block, key, problems, tasks).items():
                 parts.setdefault(name, []).append(values)
             _add_settings(block, seen)
         on_progress(block.progress)
     columns = {name: np.concatenate(arrays) for name, arrays in parts.items()}
-    if not columns or not len(columns["number"]):
-        raise DataError(f"{path} has no row with a score and {key}; expected a file that `tinyzero score` wrote")
+    has_problem = columns["problem"] >= 0
+    ignored[f"without {key}"] = int((~has_problem).sum())
+    if not has_problem.any():
+        raise DataError(f"{path} has no row with {key}, which should identify its problems; name a column with --by")
+    columns = {name: values[has_problem] for name, values in columns.items()}
     numbers, indices, correct = (columns.pop(name) for name in ("number", "problem", "correct"))
     return ScoredRows(path, numbers, indices, correct, columns, _by_name(seen.values()), dict(+ignored))
 
 
-def _arrays(
-    path: Path,
-    block: Block,
-    key: str,
-    problems: dict[str, int],
-    tasks: dict[str | None, int],
-    ignored: Counter[str],
-) -> dict[str, np.ndarray]:
+def _arrays(block: Block, key: str, problems: dict[str, int], tasks: dict[str | None, int]) -> dict[str, np.ndarray]:
     size = len(block.numbers)
-    cells = score_columns(path, block, _SCORES)
-    score, correct = as_numbers(cells["score"], size), as_flags(cells["correct"], size)
-    reason = np.array([_REASON.get(cell, -1) for cell in _texts(cells["reason"])], np.int8)
-    has_score = np.isfinite(score) & (correct != UNKNOWN_FLAG) & (reason >= 0)
-    keys = column(block, key)
-    texts = [None] * size if keys is None else _texts(keys)
-    problem = np.array([-1 if text is None else problems.setdefault(text, len(problems)) for text in texts], np.int64)
-    names = [None] * size if (of_task := column(block, "task")) is None else _texts(of_task)
-    ignored["without a score"] += int((~has_score).sum())
-    ignored[f"without {key}"] += int((has_score & (problem < 0)).sum())
+    keys, names = (_texts(column(block, name), size) for name in (key, "task"))
+    indices = [-1 if text is None else problems.setdefault(text, len(problems)) for text in keys]
     lengths = [as_numbers(column(block, name), size) for name in LENGTH_COLUMNS]
     finished = as_flags(column(block, "finished"), size)
-    arrays = {
+    return {
         "number": np.array(block.numbers),
-        "problem": problem,
-        "correct": correct == 1,
-        "score": score,
-        "reason": reason,
+        "problem": np.array(indices, np.int64),
+        "correct": as_flags(column(block, "correct"), size) == 1,
+        "score": as_numbers(column(block, "score"), size),
+        "reason": np.array([_REASON[name] for name in _texts(column(block, "reason"), size)], np.int8),
         "task": np.array([tasks.setdefault(name, len(tasks)) for name in names]),
         "difficulty": as_numbers(column(block, "extra_info.difficulty"), size),
         "tokens": np.where(np.isfinite(lengths[0]), *lengths),
         "cut off": np.where(finished == UNKNOWN_FLAG, np.nan, finished == 0),
     }
-    keep = has_score & (problem >= 0)
-    return {name: values[keep] for name, values in arrays.items()}
 
 
 _REASON: dict[str | None, int] = {name: place for place, name in enumerate(REASONS)}
 
 
-def _texts(values: Cells) -> list[str | None]:
+def _texts(values: Cells | None, size: int) -> list[str | None]:
     """[n] cells as text: the same for a value in JSON Lines and in Parquet."""
+    if values is None:
+        return [None] * size
     cells = to_list(values) if isinstance(values, pa.Array) else values
     return [cell if cell is None or isinstance(cell, str) else _text(cell) for cell in cells]
 

@@ -43,7 +43,9 @@ def test_table_json_and_exit_codes(run, files, monkeypatch):
     assert run("compare", names[0])[::2] == (2, COMPARE_TWO)
 
 
-COMPARE_TWO = "error: compare needs two files or runs, or more: tinyzero compare BASELINE OTHER...\n"
+COMPARE_TWO = (
+    "error: a.jsonl is one file; compare needs something to compare with: tinyzero compare BASELINE OTHER...\n"
+)
 
 
 def test_few_differing_problems_are_reported(run, files):

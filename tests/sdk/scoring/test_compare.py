@@ -1,6 +1,7 @@
 """Comparing scored files: intervals equal to statsmodels' and scipy's, symmetry, and what cannot be compared."""
 
 import json
+import shutil
 from itertools import combinations
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.dummy_runs import write_run
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring import scored_rows
 from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
@@ -187,8 +189,8 @@ def test_a_list_or_object_identifies_a_problem_in_both_formats(compare, tmp_path
     plain = [
         {"ground_truth": [1, g]} | {name: row[name] for name in SCORED} for g, row in enumerate(rows_of([[1]] * 3))
     ]
-    compare(plain, ending="parquet")
-    compare(plain)
+    compare(plain, plain, ending="parquet")
+    compare(plain, plain)
     assert compare_files([tmp_path / "0.jsonl", tmp_path / "0.parquet"]).problems == 3
     for row in plain:
         row["ground_truth"] = "a text may be that of many problems"
@@ -205,18 +207,51 @@ def test_files_that_cannot_be_compared_are_refused(compare, tmp_path):
     other = [row | {"extra_info": {"key": "elsewhere"}} for row in rows]
     with pytest.raises(DataError, match=r"no problem in common by extra_info.key, such as 'problem 0' and 'elsewhere'"):
         compare(rows, other)
-    with pytest.raises(DataError, match="has no score, correct, reason; expected a file that `tinyzero score` wrote"):
-        compare(rows, [{"extra_info": row["extra_info"], "completion": "a"} for row in rows])
     with pytest.raises(DataError, match=r"no problem has 8 completions in both .*; at most 2 are possible"):
         compare(rows, rows, pass_at=(1, 8))
-    with pytest.raises(
-        DataError, match=r"a directory without a held-out evaluation at that step; .* --model .* --output FILE"
-    ):
-        compare_files([tmp_path, tmp_path])
-    (tmp_path / "empty.parquet").write_bytes(b"")
     pq.write_table(pa.table({"score": pa.array([], pa.float64())}), tmp_path / "empty.parquet")
-    with pytest.raises(DataError, match="has no rows"):
+    with pytest.raises(DataError, match="has no row at all"):
         compare_files([tmp_path / "0.jsonl", tmp_path / "empty.parquet"])
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("not JSON", "not JSON: Expecting value at column 1"),
+        ("{}", "no score, correct, reason"),
+        ('{"score": NaN, "correct": true, "reason": "ok"}', "NaN, which JSON does not have"),
+        ('{"score": "1.0", "correct": true, "reason": "ok"}', r"score is '1.0' \(str\); expected a finite number"),
+        ('{"score": 1, "correct": 1, "reason": "ok"}', r"correct is 1 \(int\); expected true or false"),
+        ('{"score": 1, "correct": true, "reason": "good"}', r"reason is 'good' \(str\); expected one of ok, wrong"),
+    ],
+)
+def test_a_row_without_a_score_costs_itself_and_a_file_of_them_says_what_is_wrong(compare, tmp_path, line, fault):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(f"{line}\n{line}\n")
+    rows = rows_of([[1, 0]])
+    compare(rows, rows)
+    with pytest.raises(DataError, match=f"bad.jsonl has no row with a score; row 1: {fault}.*`tinyzero score` wrote"):
+        compare_files([tmp_path / "0.jsonl", path])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + line)
+    compared = compare_files([tmp_path / "0.jsonl", path]).files[1]
+    assert (compared.completions, sum(compared.ignored.values())) == (2, 1)
+
+
+def test_a_run_stands_for_its_last_evaluation_and_alone_for_its_first_and_last(tmp_path):
+    run = write_run(tmp_path / "run", steps=4, completions=400, tokens=False)
+    alone = compare_files([run])
+    assert alone.differing["evaluation.step"] == [[0], [4]]
+    report = compare_files([run / "checkpoints/step_0", run])  # an evaluation outlasts its checkpoint
+    assert report.comparisons[0].accuracy == alone.comparisons[0].accuracy
+    with pytest.raises(DataError, match=r"step_99 has no evaluation at that step; the run has kept those at 0, 1, 2"):
+        compare_files([run, run / "checkpoints/step_99"])
+    with pytest.raises(DataError, match="is not a run; expected a scored file, a run directory, or RUN/checkpoints"):
+        compare_files([tmp_path, run])
+    shutil.rmtree(run / "completions")
+    with pytest.raises(DataError, match="has kept no held-out completions; evaluate its model: tinyzero eval --model"):
+        compare_files([run, run])
+    with pytest.raises(DataError, match="is no run with two evaluations; compare needs something to compare with"):
+        compare_files([run])
 
 
 def test_completions_of_a_parquet_file_are_not_read(compare, monkeypatch):

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.environments import run_script
+from tinyzero_sdk import load_task
+from tinyzero_sdk.data.rows import item_to_row
 from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.scoring.compare import compare_files
 from tinyzero_sdk.scoring.inspect_log import export
 from tinyzero_sdk.scoring.readers import inspect_logs
+from tinyzero_sdk.scoring.score_file import score_file
 
 
 def row(problem: int, sample: int, *, correct: bool) -> dict:
@@ -41,7 +45,7 @@ def scored(tmp_path: Path) -> Path:
 
 def test_a_log_has_the_members_that_a_viewer_loads(scored: Path) -> None:
     target = scored.with_name("toy.eval")
-    assert export(scored, target) == 4
+    assert export(scored, target) == {target: 4}
     with zipfile.ZipFile(target) as archive:
         names = archive.namelist()
         contents = {name: json.loads(archive.read(name)) for name in names}
@@ -61,25 +65,48 @@ def test_a_log_has_the_members_that_a_viewer_loads(scored: Path) -> None:
     assert [sample["id"] for sample in log["samples"]] == [1, 1, 2, 2]
 
 
-def test_scoring_reads_back_what_was_written(scored: Path) -> None:
-    target = scored.with_name("toy.eval")
-    export(scored, target)
-    rows = [row for block in inspect_logs.read(target) for row in block.rows]
-    assert [each["completion"] for each in rows] == [
-        f"<answer>{problem}-{sample}</answer>" for problem in (1, 2) for sample in (0, 1)
-    ]
-    assert [(each["epoch"], each["token_count"], each["finished"]) for each in rows[:2]] == [
-        (1, 10, True),
-        (2, 11, False),
-    ]
-    assert rows[0]["prompt"] == [{"role": "user", "content": "problem 1"}]
-    assert json.loads(rows[0]["ground_truth"]) == {"target": 1}
+@pytest.mark.usefixtures("scored_in_process")
+@pytest.mark.parametrize(
+    ("name", "ending", "log"),
+    [("countdown", "parquet", "eval"), ("multiply", "jsonl", "json"), ("gsm8k", "jsonl", "eval")],
+)
+def test_scoring_a_log_gives_the_scores_and_problems_it_was_written_from(
+    tmp_path: Path, name: str, ending: str, log: str
+) -> None:
+    task = load_task(name, options={"source": "synthetic"} if name == "gsm8k" else {})
+    outputs, scored = tmp_path / "outputs.jsonl", tmp_path / f"scored.{ending}"
+    items = [(index, item) for index, item in enumerate(task.dataset("test", 3)) for _ in range(2)]
+    rows = [item_to_row(task, item, index=index, split="test") for index, item in items]
+    for place, row in enumerate(rows):
+        row["completion"] = task.solve(items[place][1]) if place % 3 else "no answer"
+    outputs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first = score_file(task, outputs, scored)
+    export(scored, tmp_path / f"it.{log}")
+    back = score_file(task, tmp_path / f"it.{log}", tmp_path / "back.jsonl", format="inspect")
+    assert (first.correct, first.rows, dict(first.reasons)) == (back.correct, back.rows, dict(back.reasons))
+    report = compare_files([scored, tmp_path / "back.jsonl"])
+    assert (report.problems, report.differing) == (3, {})
+    assert report.comparisons[0].better + report.comparisons[0].worse == 0
+
+
+def test_of_several_tasks_each_has_a_log(scored: Path) -> None:
+    rows = [row(1, 0, correct=True), row(1, 0, correct=False) | {"task": "family/other"}]
+    scored.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    written = export(scored, scored.with_name("both.eval"))
+    assert {path.name: completions for path, completions in written.items()} == {
+        "both-family-other.eval": 1,
+        "both-toy.eval": 1,
+    }
+    (block, _) = inspect_logs.read(scored.with_name("both-family-other.eval"))
+    assert [(each["task"], each["extra_info"]["key"]) for each in block.rows] == [("family/other", "k/1")]
+    with pytest.raises(DataError, match=r"both-family-other\.eval already exists; choose another --output"):
+        export(scored, scored.with_name("both.eval"), overwrite=False)
 
 
 def test_what_has_no_score_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "outputs.jsonl"
     path.write_text('{"completion": "1"}\n')
-    with pytest.raises(DataError, match=r"outputs\.jsonl:1 has no score; score the file first"):
+    with pytest.raises(DataError, match=r"outputs\.jsonl:1: no score, correct, reason; mend or score the file first"):
         export(path, tmp_path / "toy.eval")
     with pytest.raises(DataError, match=r"expected a name that ends in .eval or .json"):
         export(path, tmp_path / "toy.csv")

@@ -53,8 +53,9 @@ def find_reader(name: str | None, source: Path) -> Reader:
     reader = READERS[name or OWN.name]
     if reader is OWN:
         if source.suffix == ".eval":
-            raise DataError(f"{source} looks like a log of Inspect; read it with --format inspect")
-        check_ending(source, READ_ENDINGS)
+            raise DataError(f"{source} looks like a log of Inspect; read it with: tinyzero score --format inspect")
+        if source.suffix or source.exists():
+            check_ending(source, READ_ENDINGS)
         if source.is_dir():
             raise DataError(f"{source} is a directory; expected a file, or one of --format {', '.join(READERS)}")
     if not source.exists():

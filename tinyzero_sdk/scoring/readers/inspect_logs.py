@@ -1,7 +1,8 @@
 """Inspect's logs: `.eval` (a ZIP of JSON, compressed with Zstandard or Deflate) and `.json`.
 
 A sample has `id`, `epoch`, `input`, `target`, `output` with a message for each choice, and `metadata`. Long texts are
-in `attachments`. A `.json` log is read at once, an `.eval` log sample by sample.
+in `attachments`. A `.json` log is read at once, an `.eval` log sample by sample. What `tinyzero export` wrote gives the
+rows it was written from.
 """
 
 import json
@@ -25,6 +26,8 @@ from tinyzero_sdk.scoring.readers.records import converted
 _ZSTANDARD = 93  # of APPNOTE.TXT 4.4.5; Python's zipfile knows it from 3.14 on
 _AT_ONCE = 64
 _ATTACHMENT = "attachment://"
+EXPORTED = "tinyzero"
+"""The metadata of an exported sample that holds the columns for which Inspect has no place."""
 
 
 def read(path: Path) -> Iterator[Block]:
@@ -81,22 +84,27 @@ def _samples_of_json(path: Path) -> Iterator[Row | str]:
 
 
 def _convert(log: str, sample: Row) -> Sequence[Row]:
-    output, target = sample.get("output"), sample.get("target")
+    output, target, attached = sample.get("output"), sample.get("target"), sample.get("attachments") or {}
     output = output if isinstance(output, dict) else {}
     choices = output.get("choices")
     if not choices:
         failed = sample.get("error")
         why = f" (it ended in an error: {str(failed.get('message'))[:100]})" if isinstance(failed, dict) else ""
         raise DataError(f"sample {sample.get('id')!r} has no output{why}")
+    metadata = sample.get("metadata") or {}
+    if isinstance(metadata, dict) and isinstance(exported := metadata.get(EXPORTED), dict):
+        prompt = _text(asked, attached) if isinstance(asked := sample.get("input"), str) else _messages(asked, attached)
+        text = _text(choices[0]["message"]["content"], attached)
+        own = {"prompt": prompt} if prompt else {}
+        return [{**own, "completion": text, "epoch": sample.get("epoch"), **exported}]
     if target is None or target in ("", []):
         raise DataError(f"sample {sample.get('id')!r} has no target")
-    attached = sample.get("attachments") or {}
     common: Row = {
         "prompt": _messages(sample.get("input"), attached),
         "ground_truth": target[0] if isinstance(target, list) and len(target) == 1 else target,
         "extra_info": {"key": f"{log}:{sample.get('id')}"},  # sample ids repeat across logs
         "epoch": sample.get("epoch"),
-        "metadata": json.dumps(sample.get("metadata") or {}),  # as text, since it may have any structure
+        "metadata": json.dumps(metadata),  # as text, since it may have any structure
     }
     usage = output.get("usage") if len(choices) == 1 else None  # of all choices together
     if isinstance(usage, dict):

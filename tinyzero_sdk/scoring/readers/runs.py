@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -11,55 +12,93 @@ import pyarrow.parquet as pq
 from tinyzero_sdk.data.files import Block
 from tinyzero_sdk.errors import DataError
 
-_SCORES = ("task", "score", "correct", "reason", "finished")
-_READ = (*_SCORES, "step", "decoding", "problem", "difficulty", "num_tokens")
+_OTHERWISE = ("problem", "difficulty", "num_tokens", "step", "decoding")  # what a scored file has in other columns
 
 
-def read_held_out(path: Path) -> Iterator[Block]:
-    """The scores of one evaluation during training, without the completions; see `held_out_table`."""
-    yield _block(held_out_table(path, _READ))
+def is_evaluation(path: Path) -> bool:
+    """Whether a path is a directory, or names a checkpoint of a run, which may be deleted: its evaluation is kept."""
+    return run_and_step(path)[0].is_dir()
 
 
-def held_out_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The completions of one evaluation during training: the sampled ones, not the greedy ones, where there are any.
+def first_and_last(path: Path) -> tuple[Path, Path]:
+    """The first and the last evaluation of a run, each as `read_held_out` takes it.
+
+    Raises:
+        DataError: it is no run, or has kept fewer than two.
+    """
+    run, _ = run_and_step(path)
+    steps = _every_step(run) if run == path.resolve() else []
+    if len(steps) < 2:
+        has = "no run with two evaluations" if run.is_dir() else "one file"
+        raise DataError(f"{path} is {has}; compare needs something to compare with: tinyzero compare BASELINE OTHER...")
+    return path / "checkpoints" / f"step_{steps[0]}", path / "checkpoints" / f"step_{steps[-1]}"
+
+
+def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
+    """One evaluation during training: the sampled completions, not the greedy ones, where there are any.
 
     Args:
         path: a run directory, for its last evaluation; or one of its checkpoints, for the evaluation at that step.
-        columns: those to read, with `step` and `decoding`; None = all. `number` is the row of the file.
+        columns: those to read; problem, difficulty, length and evaluation are always read.
 
     Raises:
         DataError: it is neither, or that evaluation was not kept.
     """
-    run, step = path.resolve(), None
-    if run.parent.name == "checkpoints" and (named := re.fullmatch(r"step_(\d+)", run.name)):
-        run, step = run.parents[1], int(named[1])
-    spans = {
-        file: (int(named[1]), int(named[2]))
-        for file in (run / "completions").glob("heldout_*.parquet")
-        if (named := re.fullmatch(r"heldout_(\d+)_(\d+)", file.stem))
-    }
+    run, step = run_and_step(path)
+    spans = {file: [int(number) for number in file.stem.split("_")[1:]] for file in _files(run)}
     if step is None:
         step = max((last for _, last in spans.values()), default=0)
+    file = next((file for file, (first, last) in spans.items() if first <= step <= last and step in _steps(file)), None)
+    if file is None:
+        raise DataError(f"{path} {_why(run)}")
     try:
-        for file, (first, last) in spans.items():
-            table = pq.read_table(file, columns=columns and list(columns)) if first <= step <= last else None
-            if table is not None and pc.any(pc.equal(table["step"], step)).as_py():
-                table = table.append_column("number", pa.array(range(1, len(table) + 1)))
-                table = table.filter(pc.equal(table["step"], step))
-                sampled = pc.equal(table["decoding"].cast(pa.string()), "sampled")
-                return (table.filter(sampled) if pc.any(sampled).as_py() else table).combine_chunks()
+        present = pq.read_schema(file).names
+        table = pq.read_table(file, columns=[name for name in present if name in (*columns, *_OTHERWISE)])
+        table = table.append_column("number", pa.array(range(1, len(table) + 1)))
+        table = table.filter(pc.equal(table["step"], step))
+        sampled = pc.equal(table["decoding"].cast(pa.string()), "sampled")
+        yield _block((table.filter(sampled) if pc.any(sampled).as_py() else table).combine_chunks())
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise DataError(f"cannot read the evaluations of {run}: {' '.join(str(error).split())}") from error
-    raise DataError(
-        f"{path} is a directory without a held-out evaluation at that step; evaluate the model with: "
-        f"tinyzero eval --model {path} --output FILE"
-    )
+        raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+
+
+def run_and_step(path: Path) -> tuple[Path, int | None]:
+    """The run, and the step of the checkpoint that is named."""
+    run = path.resolve()
+    if run.parent.name == "checkpoints" and (named := re.fullmatch(r"step_(\d+)", run.name)):
+        return run.parents[1], int(named[1])
+    return run, None
+
+
+def _files(run: Path) -> list[Path]:
+    return sorted((run / "completions").glob("heldout_*_*.parquet"))
+
+
+def _steps(file: Path) -> list[int]:
+    """The steps whose evaluations are in a file."""
+    try:
+        return np.unique(pq.read_table(file, columns=["step"])["step"].to_numpy()).tolist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+
+
+def _every_step(run: Path) -> list[int]:
+    return sorted({step for file in _files(run) for step in _steps(file)})
+
+
+def _why(run: Path) -> str:
+    """Why an evaluation is not there, and what to do."""
+    if steps := _every_step(run):
+        return f"has no evaluation at that step; the run has kept those at {', '.join(map(str, steps))}"
+    if (run / "metrics.jsonl").exists():
+        return "has kept no held-out completions; evaluate its model: tinyzero eval --model RUN --output FILE"
+    return "is not a run; expected a scored file, a run directory, or RUN/checkpoints/step_N"
 
 
 def _block(table: pa.Table) -> Block:
     info = {"key": table["problem"], "difficulty": table["difficulty"]}
     evaluation = {name: table[name] for name in ("step", "decoding")}
-    columns = {name: table[name] for name in _SCORES} | {
+    columns = {name: table[name] for name in table.column_names if name not in (*_OTHERWISE, "number")} | {
         "token_count": table["num_tokens"],
         **{
             name: pa.StructArray.from_arrays([pa.array(cells.to_pylist()) for cells in parts.values()], list(parts))
