@@ -5,7 +5,9 @@ host, so that no other site's page can read the answers by pointing its own name
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,14 @@ from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.report.comparison import compare
 from tinyzero_sdk.report.completions import Completions, read_completions
 from tinyzero_sdk.report.page import as_json, describe, html
-from tinyzero_sdk.report.runs import METRICS, Run, open_run
+from tinyzero_sdk.report.runs import CONFIG, METRICS, Run, open_run
 
 POLL_SECONDS = 3.0
 _DEPTH = 4  # of the directories searched for runs
 _INSIDE_RUN = {"checkpoints", "completions", "rollouts"}
 _MOST_ROWS = 50_000
 _SEARCH_SECONDS = 0.2  # of one request; the page asks again, and shows what has been found so far
+_LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)  # a forwarded port may be any other
 
 
 class Library:
@@ -58,14 +61,14 @@ class Library:
         return found
 
     def listed(self) -> list[dict[str, Any]]:
-        """Each with what changes when it grows."""
+        """The newest first, each with what changes when it grows."""
         rows = []
         for name, path in self.paths().items():
             run = Run(name, path, is_run=path.is_dir())  # unread: there may be many, and long ones
-            changes = [path, path / METRICS, *run.completion_files()] if run.is_run else [path]
-            stamp = max((one.stat().st_mtime_ns for one in changes if one.exists()), default=0)
-            rows.append({"name": name, "isRun": run.is_run, "modified": str(stamp)})
-        return rows
+            times = [_modified(one) for one in (path, path / METRICS, path / CONFIG, *run.completion_files())]
+            written = max(times[1:3]) if run.is_run else times[0]  # as `tinyzero runs` sorts them
+            rows.append((written, {"name": name, "isRun": run.is_run, "modified": str(max(times))}))
+        return [row for _, row in sorted(rows, key=lambda entry: entry[0], reverse=True)]
 
     def run(self, name: str) -> Run:
         """
@@ -110,6 +113,12 @@ class Library:
         raise DataError(f"there is no {path}")
 
 
+def _modified(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
 def _is_scored(path: Path) -> bool:
     """Whether the first row of a file has a score."""
     try:
@@ -136,8 +145,7 @@ def make_server(root: Path, port: int) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             address = urlsplit(self.path)
-            host = (self.headers.get("Host") or "").rpartition(":")[0]
-            if host not in ("127.0.0.1", "localhost"):
+            if not _LOCAL.fullmatch(self.headers.get("Host") or ""):
                 return self._send(403, "text/plain", b"this server answers to 127.0.0.1 and localhost only")
             if address.path == "/":
                 return self._send(200, "text/html", page)
@@ -149,6 +157,8 @@ def make_server(root: Path, port: int) -> ThreadingHTTPServer:
                 return self._send(400, "text/plain", b"these filters are none")
             return self._send(200, "application/json", as_json(answer).encode())
 
+        do_HEAD = do_GET
+
         def _send(self, status: int, kind: str, body: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
@@ -156,7 +166,9 @@ def make_server(root: Path, port: int) -> ThreadingHTTPServer:
             self.send_header("Cache-Control", "no-store")
             self.send_header("X-Content-Type-Options", "nosniff")
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                with suppress(ConnectionError):  # a page that is closed meanwhile
+                    self.wfile.write(body)
 
         def log_message(self, format: str, *values: Any) -> None:
             pass  # the terminal is for the address

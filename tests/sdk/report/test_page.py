@@ -2,6 +2,7 @@ import base64
 import gzip
 import hashlib
 import json
+import os
 import re
 import shutil
 import threading
@@ -147,9 +148,9 @@ def ask(run_path):
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
 
-    def get(path, host=f"127.0.0.1:{server.server_port}", **query):
+    def get(path, host=f"127.0.0.1:{server.server_port}", method="GET", **query):
         connection = HTTPConnection("127.0.0.1", server.server_port)
-        connection.request("GET", f"{path}?{urlencode(query)}", headers={"Host": host})
+        connection.request(method, f"{path}?{urlencode(query)}", headers={"Host": host})
         with connection.getresponse() as response:
             body = response.read().decode()
         connection.close()
@@ -175,8 +176,20 @@ def test_filters_of_another_shape_are_refused(ask):
         assert ask(f"/completions?{query}")[0] == 400
 
 
-def test_the_server_refuses_another_sites_name(ask):
-    assert ask("/runs", host="evil.example:80")[0] == 403
+def test_the_server_answers_to_names_of_this_machine_alone(ask):
+    for host in ("localhost", "127.0.0.1", "LOCALHOST:9000", "[::1]:8020"):
+        assert ask("/runs", host=host)[0] == 200
+    for host in ("evil.example:80", "localhost.evil.example", "127.0.0.1:80.evil.example", "[::1", ""):
+        assert ask("/runs", host=host)[0] == 403
+    assert ask("/runs", method="HEAD") == (200, "")
+
+
+def test_the_server_lists_the_newest_run_first(tmp_path):
+    for number, name in enumerate("bca"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").touch()
+        os.utime(tmp_path / name / "metrics.jsonl", (number, number))
+    assert [run["name"] for run in Library(tmp_path).listed()] == ["a", "c", "b"]
 
 
 def test_the_server_answers_with_pages_of_completions(ask):

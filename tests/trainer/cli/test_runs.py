@@ -26,7 +26,7 @@ def test_all_are_listed_with_the_commands_of_the_stopped_ones(capsys, runs) -> N
     assert ("runs/second", "finished", "10/10", "10.0%", "->", "18.0%") in {line[:6] for line in lines}
     assert "resume: tinyzero train --output runs/countdown-2026-11-23-114711 --resume" in out
     assert "2 runs, " in out
-    code, out, _ = call(capsys, "runs", "runs", "--json")
+    code, out, _ = call(capsys, "runs", str(runs), "runs", "--json")
     assert {(run["path"], run["state"]) for run in json.loads(out)} == {
         ("runs/second", "finished"),
         ("runs/countdown-2026-11-23-114711", "stopped"),
@@ -53,5 +53,5 @@ def test_nothing_is_deleted_without_a_yes_and_only_runs_that_are_named(capsys, r
     code, out, _ = call(capsys, "runs", "--prune", "--yes", stopped)
     assert (code, out.split()[-1]) == (0, "freed")
     assert [path.name for path in Path(stopped, "checkpoints").iterdir()] == ["step_8"]
-    assert call(capsys, "runs", "--delete", "--yes", stopped) == (0, f"{stopped}: deleted\n", "")
+    assert call(capsys, "runs", "--delete", "--yes", f"./{stopped}/", stopped) == (0, f"{stopped}: deleted\n", "")
     assert [path.name for path in runs.iterdir()] == ["second"]

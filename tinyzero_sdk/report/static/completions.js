@@ -60,6 +60,7 @@ function completionsView() {
     if (ask !== asked) return undefined; // a later question has been asked
     ({ rows, total } = found);
     const left = found.left ?? 0; // a server has not searched them yet
+    if (total && offset >= total && !left) return show({ offset: total - 1 - ((total - 1) % PAGE_ROWS) });
     const columns = COLUMNS.filter(([name]) => (name === "task" ? run.facets.task.length > 1 : name === "split" || rows.some((row) => row[name] !== null)));
     const sorted = filters();
     const head = columns.map(([name, label, kind]) => {
@@ -97,7 +98,7 @@ function completionsView() {
       h("h3", {}, "Prompt"), promptOf(row.prompt),
       h("h3", {}, "Completion", shading(row)), !shading(row) && run.withTokens < run.kept && h("p", { className: "hint" }, `Tokens are shaded in the first ${count(run.withTokens)} completions of this file; “tinyzero view” shades all.`), completionOf(row),
       h("h3", {}, "Ground truth"), h("pre", { className: "text" }, row.ground_truth ?? "–"),
-      h("h3", {}, `Same problem: ${plural(found.total, "completion")}`, h("span", { className: "tools" }, siblings.length > 1 && beside, h("button", { type: "button", onclick: () => change({ problem: row.problem, sort: undefined }) }, "List"))),
+      h("h3", {}, `Same problem: ${plural(found.total, "completion")}`, h("span", { className: "tools" }, siblings.length > 1 && beside, row.problem !== null && h("button", { type: "button", onclick: () => change({ problem: row.problem, sort: undefined }) }, "List"))),
       followed(row), state.beside && (await besideOf(run, row, group.length > 1 ? group : siblings)));
     document.getElementById(`row-${row.id}`)?.scrollIntoView({ block: "nearest" });
     return undefined;

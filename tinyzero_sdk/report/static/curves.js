@@ -6,7 +6,7 @@ const AXES = {
   seconds: { label: "hours", value: (run) => run.axes.seconds?.map((second) => second / 3600), format: (x) => `${Number(x.toPrecision(4))}` },
 };
 const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power)); // distances of ticks
-const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [1, 2]];
+const DASHES = [[], [6, 3]]; // more are hard to tell apart
 const SERIES_COLORS = 8;
 const MOST_METRICS = 24; // charts of a search among all metrics
 
@@ -14,6 +14,8 @@ let charts = [];
 const resizes = new ResizeObserver((entries) => {
   for (const entry of entries) entry.target.chart?.setSize({ width: Math.floor(entry.contentRect.width), height: chartHeight() });
 });
+// What is drawn against: the chosen unit, if any run has it.
+const axisName = () => (chosenRuns().some((run) => AXES[state.x].value(run)?.length) ? state.x : "step");
 const chartHeight = () => (innerWidth < 600 ? 170 : 200);
 
 function dropCharts() {
@@ -40,7 +42,7 @@ function curvesView() {
     if (!runs.length) return replace(body, empty("Scored files have no learning curves.", "Open “Evaluations” or “Completions”."));
     const sections = [];
     for (const [name, panels] of Object.entries(PANELS)) {
-      const figures = panels.flatMap((panel) => (panel.stack ? runs.map((run) => panelFigure({ ...panel, title: runs.length > 1 ? `${panel.title}, ${run.name}` : panel.title }, [run])) : [panelFigure(panel, runs)])).filter(Boolean);
+      const figures = panels.flatMap((panel) => figuresOf(panel, runs)).filter(Boolean);
       if (figures.length) sections.push(h("section", {}, h("h2", {}, name), h("div", { className: "panels" }, figures)));
     }
     if (!sections.length) sections.push(empty("No step has been written yet.", "The curves appear with the first line of metrics.jsonl."));
@@ -69,7 +71,7 @@ function curvesView() {
 
   function update(changed) {
     for (const button of axis.children) {
-      button.setAttribute("aria-pressed", button.value === state.x);
+      button.setAttribute("aria-pressed", button.value === axisName());
       button.disabled = !chosenRuns().some((run) => AXES[button.value].value(run)?.length);
     }
     whole.hidden = !state.from && !state.to;
@@ -84,11 +86,12 @@ function curvesView() {
   return { element: h("div", {}, controls, body), update, leave: dropCharts };
 }
 
-// The zoom, or else the extent of all chosen runs, in every panel alike.
+// The zoom, as far as there is anything, or else the extent of all chosen runs, in every panel alike.
 function zoomOf() {
-  if (state.from && state.to) return { min: Number(state.from), max: Number(state.to) };
-  const ends = chosenRuns().flatMap((run) => { const axis = AXES[state.x].value(run); return axis?.length ? [axis[0], axis.at(-1)] : []; });
-  return { min: Math.min(...ends), max: Math.max(...ends) };
+  const ends = chosenRuns().flatMap((run) => { const axis = AXES[axisName()].value(run); return axis?.length ? [axis[0], axis.at(-1)] : []; });
+  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const [from, to] = [Math.max(low, Number(state.from)), Math.min(high, Number(state.to))];
+  return state.from && state.to && from < to ? { min: from, max: to } : { min: low, max: high };
 }
 
 // Exponential moving average without the pull of its start, as of an unbiased estimate.
@@ -101,21 +104,30 @@ function smoothed(values, weight) {
   });
 }
 
-// All the lines of a panel, with their x in the chosen unit.
+// A chart of a panel; of several runs one for each run, or for each series, where there are more than dashes tell apart.
+function figuresOf(panel, runs) {
+  if (runs.length === 1) return [panelFigure(panel, runs)];
+  if (panel.stack) return runs.map((run) => panelFigure({ ...panel, title: `${panel.title}, ${run.name}` }, [run]));
+  const labels = [...new Set(runs.flatMap((run) => seriesOf(run, panel).map((one) => one.label)))];
+  if (labels.length <= DASHES.length) return [panelFigure(panel, runs)];
+  const most = panel.unit === "%" ? Math.max(...linesOf(panel, runs).flatMap((line) => [...line.ys, ...(line.band?.[1] ?? [])])) : null;
+  return labels.map((label) => panelFigure({ ...panel, title: `${panel.title}: ${label}`, only: label, most }, runs));
+}
+
+// All the lines of a panel, with their x in the chosen unit. Of several runs the colour tells which.
 function linesOf(panel, runs) {
-  const scale = panel.unit === "%" ? 100 : 1;
-  const found = runs.flatMap((run, place) => seriesOf(run, panel).map((one) => ({ ...one, run, place })));
+  const scale = panel.unit === "%" ? 100 : 1, unit = axisName();
+  const found = runs.flatMap((run) => seriesOf(run, panel).map((one) => ({ ...one, run, axis: AXES[unit].value(run) })))
+    .filter((one) => one.axis?.length && (!panel.only || one.label === panel.only));
   const labels = [...new Set(found.map((one) => one.label))];
   const several = runs.length > 1 && !panel.stack;
   return found.map((one) => {
-    const axis = AXES[state.x].value(one.run);
-    const toAxis = state.x === "step" || !axis?.length ? (step) => step : interpolated([one.run.steps, axis]);
-    const xs = one.curve[0].map(toAxis);
+    const xs = one.curve[0].map(unit === "step" ? (step) => step : interpolated([one.run.steps, one.axis]));
     const ys = one.curve[1].map((value) => value * scale);
     const number = labels.indexOf(one.label);
     const band = panel.band && one.run.bands[one.metric]?.map((end) => end.map((value) => value * scale));
-    const name = several ? `run-${runColor(one.run)}` : one.color ?? `series-${number % SERIES_COLORS}`;
-    return { label: several ? `${one.run.name}${labels.length > 1 ? `, ${one.label}` : ""}` : one.label, xs, ys, band, stroke: color(name), dash: several ? DASHES[number % DASHES.length] : [] };
+    const name = several ? runColor(one.run) : one.color ?? `series-${number % SERIES_COLORS}`;
+    return { label: several ? `${one.run.name}${labels.length > 1 ? `, ${one.label}` : ""}` : one.label, xs, ys, band, stroke: color(name), dash: several ? DASHES[number] : [] };
   });
 }
 
@@ -135,6 +147,7 @@ function panelFigure(panel, runs) {
 
 function lineChart(holder, legend, panel, lines) {
   const weight = panel.dots ? 0 : Number(state.smooth);
+  const sparse = panel.dots || lines.every((line) => line.ys.length < 30);
   const tables = [], series = [{}], bands = [], items = [];
   const add = (xs, ys, options) => {
     tables.push([xs, ys]);
@@ -148,7 +161,7 @@ function lineChart(holder, legend, panel, lines) {
     }
     const smooth = weight > 0 && line.ys.length > 4;
     if (smooth) add(line.xs, line.ys, { stroke: `${line.stroke}40`, width: 1 });
-    const dots = panel.dots || line.ys.length < 30 ? { show: true, size: 4, fill: line.stroke } : { show: false };
+    const dots = sparse || line.ys.length === 1 ? { show: true, size: 4, fill: line.stroke } : { show: false };
     const place = add(line.xs, smooth ? smoothed(line.ys, weight) : line.ys, { stroke: line.stroke, dash: line.dash, points: dots });
     items.push({ ...line, place });
   }
@@ -180,7 +193,7 @@ function stackedChart(holder, legend, panel, lines) {
 }
 
 function newChart(holder, legend, panel, series, bands, data, items) {
-  const axis = AXES[state.x];
+  const unit = axisName(), axis = AXES[unit];
   const marks = { stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
   const values = items.map((item) => {
     const value = h("span", { className: "value" });
@@ -209,10 +222,10 @@ function newChart(holder, legend, panel, series, bands, data, items) {
     width: Math.max(160, holder.clientWidth), height: chartHeight(), series, bands, legend: { show: false }, padding: [8, 18, 0, 0],
     scales: {
       x: { time: false, range: (chart, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
-      y: { range: (chart, low, high) => yRange(low, high, percent, panel.stack) },
+      y: { range: (chart, low, high) => (panel.most ? [0, Math.min(100, 1.06 * panel.most)] : yRange(low, high, percent, panel.stack)) },
     },
     axes: [
-      { ...marks, size: 28, incrs: state.x === "step" ? WHOLE : undefined, values: (chart, splits) => splits.map(axis.format) },
+      { ...marks, size: 28, incrs: unit === "step" ? WHOLE : undefined, values: (chart, splits) => splits.map(axis.format) },
       { ...marks, size: (chart, labels) => Math.max(48, ...(labels ?? []).map((label) => 10 + 7 * label.length)), values: (chart, splits) => ticks(splits) },
     ],
     cursor: { sync: { key: "curves", scales: ["x", null], setSeries: false }, y: false, drag: { x: true, y: false, setScale: false }, hover: { skip: [null, undefined] }, points: { size: 6 } },

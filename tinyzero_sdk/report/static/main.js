@@ -2,18 +2,24 @@
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const source = page.live ? new ServerSource() : new FileSource(page);
-const RUN_COLORS = 7;
-const MOST_RUNS = 7;
+const MOST_RUNS = 7; // as many as there are colours
 let loaded = [];
 
-const runColor = (run) => Math.max(0, source.listed().findIndex((one) => one.name === run.name)) % RUN_COLORS;
-const swatch = (run) => h("i", { className: "swatch", style: { background: `var(--run-${runColor(run)})` } });
+// A run keeps its colour while it is chosen.
+const colored = Array(MOST_RUNS).fill(null);
+const runColor = (run) => (colored.includes(run.name) ? `run-${colored.indexOf(run.name)}` : "line");
+function assignColors(names) {
+  colored.forEach((name, place) => { if (!names.includes(name)) colored[place] = null; });
+  for (const name of names) if (!colored.includes(name)) colored[colored.indexOf(null)] = name;
+}
+
+const swatch = (run) => h("i", { className: "swatch", style: { background: `var(--${runColor(run)})` } });
 const empty = (what, why) => h("div", { className: "empty" }, h("p", {}, what), why && h("p", {}, why));
 
 function chosenNames() {
   const listed = source.listed().map((run) => run.name);
-  const wanted = state.runs ? state.runs.split(",").map(decodeURIComponent).filter((name) => listed.includes(name)) : [];
-  return wanted.length ? wanted : listed.slice(0, page.live ? 1 : MOST_RUNS);
+  const wanted = new Set(state.runs.split(",").map(decodeURIComponent).filter((name) => listed.includes(name)));
+  return wanted.size ? [...wanted].slice(0, MOST_RUNS) : listed.slice(0, page.live ? 1 : MOST_RUNS);
 }
 const chosenRuns = () => loaded.filter((run) => chosenNames().includes(run.name));
 
@@ -47,7 +53,9 @@ async function load(changed) {
   const missing = changed.has("data") ? names : names.filter((name) => !loaded.some((run) => run.name === name));
   if (missing.length) {
     const found = await source.load(missing);
-    loaded = [...loaded.filter((run) => !missing.includes(run.name)), ...found].sort((a, b) => runColor(a) - runColor(b));
+    // In the order given; of `view`, which lists the newest first, in the order of time, so that A is the older run.
+    const order = (run) => (page.live ? -1 : 1) * source.listed().findIndex((one) => one.name === run.name);
+    loaded = [...loaded.filter((run) => !missing.includes(run.name)), ...found].sort((a, b) => order(a) - order(b));
   }
 }
 
@@ -59,10 +67,11 @@ async function update(changed) {
     } catch (error) {
       status.textContent = `cannot load: ${error.message}`;
     }
+    assignColors(chosenNames());
     drawRuns();
   }
   for (const tab of tabs.children) tab.setAttribute("aria-current", tab.value === state.view ? "page" : "false");
-  const name = VIEWS[state.view] ? state.view : "curves";
+  const name = state.view;
   if (current !== name) {
     views[current]?.leave?.();
     current = name;
@@ -70,7 +79,12 @@ async function update(changed) {
     replace(main, views[name].element);
     changed = new Set([...changed, "view"]);
   }
-  views[name].update(changed);
+  try {
+    await views[name].update(changed);
+  } catch (error) {
+    console.error(error);
+    status.textContent = `cannot load: ${error.message}`;
+  }
 }
 
 function nextTheme() {
@@ -128,6 +142,6 @@ async function start() {
   }
   if (page.refresh) setTimeout(() => location.reload(), 1000 * page.refresh);
   await update(new Set(["data", "runs"]));
-  performance.mark("shown");
+  requestAnimationFrame(() => setTimeout(() => performance.mark("shown"))); // now it is on the screen
 }
 start();

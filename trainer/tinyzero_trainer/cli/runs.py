@@ -44,14 +44,14 @@ def runs(
             raise DataError(f"{path} is not a directory; expected a run, or a directory with runs below it")
     if delete or prune:
         _remove(
-            paths or [],
+            list({path.resolve(): path for path in paths or ()}.values()),
             run_status.delete if delete else run_status.prune,
             yes=yes,
             verb="delete" if delete else "prune",
         )
         return
-    found = dict.fromkeys(run for path in paths or [Path()] for run in run_status.find_runs(path))
-    statuses = sorted(map(run_status.status_of, found), key=lambda run: run.changed, reverse=True)
+    found = {run.resolve(): run for path in paths or [Path()] for run in run_status.find_runs(path)}
+    statuses = sorted(map(run_status.status_of, found.values()), key=lambda run: run.changed, reverse=True)
     if json:
         print_json([_as_json(run) for run in statuses])
     elif not statuses:
