@@ -2,17 +2,20 @@
 
     python .ci/release.py build      # into dist/, and checks what is in it
     python .ci/release.py tag        # the same in a clean checkout of main, and tags it; then: git push origin vVERSION
+    python .ci/release.py check TAG  # whether a tag, all distributions and the changelog have one version
 
-A pushed tag is published by .github/workflows/release.yml. The checks: one version for all, an entry of it in the
-changelog, bounds of our distributions on each other that this version satisfies, metadata that PyPI accepts, and a
-licence and a README in each.
+A pushed tag is checked, built and published by .github/workflows/release.yml. The checks: one version for all, an entry
+of it in the changelog, bounds of our distributions on each other that this version satisfies, metadata that PyPI
+accepts, and a licence and a README in each.
 """
 
+import re
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from packaging.metadata import Metadata
@@ -29,6 +32,9 @@ def main() -> None:
             build(Path(folder))
         case ["tag"]:
             tag()
+        case ["check", tagged]:
+            if tagged != (expected := f"v{released_version()}"):
+                sys.exit(f"{tagged} is not {expected}, the version of the distributions")
         case _:
             sys.exit(__doc__)
 
@@ -42,10 +48,7 @@ def build(folder: Path) -> str:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     wheels = {path.name.partition("-")[0]: metadata(path) for path in sorted(folder.glob("*.whl"))}
     assert len(wheels) == len(FOLDERS) == len(list(folder.glob("*.tar.gz")))
-    versions = {str(found.version) for found in wheels.values()}
-    if len(versions) > 1:
-        sys.exit(f"the distributions have several versions: {', '.join(sorted(versions))}")
-    (version,) = versions
+    version = one_version(str(found.version) for found in wheels.values())
     for name, found in wheels.items():
         assert found.description, f"{name} has no README"
         assert found.license_expression, f"{name} has no licence"
@@ -69,13 +72,27 @@ def metadata(wheel: Path) -> Metadata:
     return Metadata.from_email(text, validate=True)
 
 
+def released_version() -> str:
+    """The version of all distributions in the checkout, which is in the changelog."""
+    projects = [tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")) for folder in FOLDERS]
+    version = one_version(project["project"]["version"] for project in projects)
+    if version not in re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE):
+        sys.exit(f"CHANGELOG.md has no entry '## {version}'; rename 'Unreleased'")
+    return version
+
+
+def one_version(versions: Iterable[str]) -> str:
+    different = sorted(set(versions))
+    if len(different) > 1:
+        sys.exit(f"the distributions have several versions: {', '.join(different)}")
+    return different[0]
+
+
 def tag() -> None:
     """Build, and tag the commit; nothing is tagged unless all checks pass."""
     if git("status", "--porcelain") or git("branch", "--show-current") != "main":
         sys.exit("release from a clean checkout of main")
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    if f"## {version}" not in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"):
-        sys.exit(f"CHANGELOG.md has no entry '## {version}'; rename 'Unreleased'")
+    version = released_version()
     assert build(ROOT / "dist") == version
     git("tag", "-a", f"v{version}", "-m", f"Version {version}")
     print(f"tagged; publish with: git push origin v{version}")
