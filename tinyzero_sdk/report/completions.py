@@ -1,7 +1,8 @@
 """The completions of a run, or of scored files: an index of their short columns in memory, their texts on disk.
 
-A file is Parquet as runs write it, or any scored file; a column that is missing is empty. Filters read the index; a
-search for text also reads the texts of the rows that all other filters leave, row group by row group.
+A file is Parquet as runs write it, or any scored file; rows without a score are left out, and a column that is missing is
+empty. Filters read the index; a search for text also reads the texts of the rows that all other filters leave, row group
+by row group.
 """
 
 import json
@@ -9,6 +10,7 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,8 +24,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tinyzero_sdk.data.files import read_blocks
+from tinyzero_sdk.console import plural
+from tinyzero_sdk.data.arrow import to_rows
 from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.records import REASONS
+from tinyzero_sdk.scoring.scored_rows import SCORES, read_scored_blocks
 from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, interval_of_rate, pass_at_k
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -68,7 +73,10 @@ class CompletionFile:
     path: Path
     index: pa.Table
     metadata: pq.FileMetaData | None = None
-    """Of a Parquet file: reading it takes longer than a row group."""
+    """Of a Parquet file all of whose rows are scored: reading it takes longer than a row group."""
+
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Rows that are left out, by what they lack."""
 
     @cached_property
     def groups(self) -> list[int]:
@@ -94,7 +102,7 @@ class CompletionFile:
     def texts(self, rows: Sequence[int], columns: Sequence[str] = TEXTS) -> pa.Table:
         """The long columns of these rows, in this order; of Parquet only the row groups with these rows are read."""
         if self.metadata is None:
-            every = _json_rows(self.path, *_version(self.path))
+            every, _ = _scored_rows(self.path, *_version(self.path))
             return pa.table({name: [_plain(name, _find(every[row], name)) for row in rows] for name in columns})
         with pq.ParquetFile(self.path, metadata=self.metadata) as file:
             ends = np.cumsum(self.groups)
@@ -118,8 +126,8 @@ class Completions:
     searched: dict[str, np.ndarray] = field(default_factory=dict)
     """[n] by text, for those last searched for: whether a row has it (`_HIT`), has not (`_MISS`), or is unread (0)."""
 
-    unreadable: tuple[Path, ...] = ()
-    """Files that are left out."""
+    left_out: tuple[str, ...] = ()
+    """Files that cannot be read, and rows without a score: how many, of which file."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -304,22 +312,23 @@ def _contain(columns: Sequence[pa.Array | pa.ChunkedArray], text: str) -> np.nda
 
 
 def read_completions(paths: Sequence[Path]) -> Completions:
-    """The completions of these files; a file that cannot be read (yet) is left out.
+    """The completions of these files; a file that cannot be read (yet) is left out, and so are rows without a score.
 
     Raises:
-        DataError: there is only one, and it cannot be read.
+        DataError: there is only one, and it cannot be read or has no scores.
     """
-    files, unreadable = [], []
+    files, left_out = list[CompletionFile](), list[str]()
     for path in paths:
         try:
-            files.append(_read_file(path, *_version(path)))
+            files.append(file := _read_file(path, *_version(path)))
+            left_out += [f"{plural(rows, 'row')} of {path.name} {what}" for what, rows in file.ignored.items()]
         except (DataError, OSError, pa.ArrowException) as error:  # a run in progress replaces its files
             if len(paths) == 1:
-                raise DataError(f"cannot read {path}: {error}") from error
-            unreadable.append(path)
+                raise error if isinstance(error, DataError) else DataError(f"cannot read {path}: {error}") from error
+            left_out.append(f"{path.name}, which cannot be read")
     tables = [file.index for file in files] or [INDEX.empty_table()]
     index = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-    return Completions(tuple(files), index, unreadable=tuple(unreadable))
+    return Completions(tuple(files), index, left_out=tuple(left_out))
 
 
 def _version(path: Path) -> tuple[int, int]:
@@ -329,22 +338,34 @@ def _version(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _read_file(path: Path, modified: int, size: int) -> CompletionFile:
-    metadata = None
+    metadata, ignored, columns = None, {}, None
     if path.suffix == ".parquet":
         metadata = pq.read_metadata(path)
         names = metadata.schema.to_arrow_schema().names
         wanted = {source.split(".")[0] for name in INDEX.names for source in _sources(name, names)[:1]}
         table = pq.read_table(path, columns=sorted(wanted))
-        columns = {name: _column(table, name) for name in INDEX.names}
-    else:
-        rows = _json_rows(path, modified, size)
+        if _all_scored(table):
+            columns = {name: _column(table, name) for name in INDEX.names}
+    if columns is None:
+        metadata, (rows, ignored) = None, _scored_rows(path, modified, size)
         columns = {name: pa.chunked_array([_json_column(rows, name)]) for name in INDEX.names}
         step = re.fullmatch(r"step_(\d+)", path.stem)
         if step and path.parent.name == "rollouts":  # of a run made before completions were Parquet
             columns["step"] = pa.array([int(step[1])] * len(rows), pa.int32())
             columns["split"] = pa.array(["train"] * len(rows))
     index = pa.table([_cast(columns[field.name], field.type) for field in INDEX], schema=INDEX)
-    return CompletionFile(path, index, metadata)
+    return CompletionFile(path, index, metadata, ignored)
+
+
+def _all_scored(table: pa.Table) -> bool:
+    """As `read_scored_blocks` finds it of each row, but of whole columns."""
+    if not (len(table) and {*SCORES} <= {*table.column_names}):
+        return False
+    score, correct, reason = (table[name].combine_chunks() for name in SCORES)
+    is_number = pa.types.is_floating(score.type) or pa.types.is_integer(score.type)
+    if not (is_number and pa.types.is_boolean(correct.type)) or any(one.null_count for one in (score, correct, reason)):
+        return False
+    return bool(pc.all(pc.is_finite(score)).as_py()) and {*reason.unique().to_pylist()} <= {*REASONS}
 
 
 def _sources(name: str, present: Sequence[str]) -> list[str]:
@@ -383,8 +404,11 @@ def _texts(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 @lru_cache(maxsize=8)
-def _json_rows(path: Path, modified: int, size: int) -> list[dict[str, Any]]:
-    return [row for block in read_blocks(path) for row in block.rows]
+def _scored_rows(path: Path, modified: int, size: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The rows with a score, and how many are left out, by what they lack."""
+    ignored = Counter[str]()
+    blocks = read_scored_blocks(path, ignored=ignored)
+    return [row for block in blocks for row in block.rows or (to_rows(block.table) if block.table else ())], ignored
 
 
 def _find(row: Mapping[str, Any], name: str) -> Any:

@@ -44,11 +44,17 @@ def describe(run: Run, completions: Completions) -> dict[str, Any]:
         "curves": run.curves,
         "bands": run.bands,
         "config": run.config,
-        "unreadable": run.unreadable,
+        "leftOut": left_out(run, completions),
         "completions": len(completions),
         "facets": completions.facets() if len(completions) else {},
         "evaluations": completions.evaluations() if len(completions) else [],
     }
+
+
+def left_out(run: Run, completions: Completions) -> list[str]:
+    """What the page lacks, since it cannot be read or has no score."""
+    lines = f"{plural(run.unreadable, 'line')} of {METRICS} unreadable"
+    return [*completions.left_out, *([lines] if run.unreadable else [])]
 
 
 def report(
@@ -66,10 +72,8 @@ def report(
     blocks: list[tuple[dict[str, Any], bytes]] = []
     for run in runs:
         completions = read_completions(run.completion_files())
-        for path in completions.unreadable:
-            warn(f"{path} cannot be read; the page lacks its completions")
-        if run.unreadable:
-            warn(f"{plural(run.unreadable, 'line')} of {run.path / METRICS} cannot be read, and left out")
+        for what in left_out(run, completions):
+            warn(f"left out of {run.path}: {what}")
         places = _sample(completions, most)
         own = list(_blocks(run.name, completions, places))
         with_tokens = next((about["first"] for about, _ in own if about.get("tokens") is False), len(places))

@@ -63,22 +63,24 @@ class ScoredRows:
     """Rows of the file that are not among these, by what they lack."""
 
 
-def read_scored_blocks(path: Path, columns: Sequence[str], ignored: Counter[str] | None = None) -> Iterator[Block]:
+def read_scored_blocks(
+    path: Path, columns: Sequence[str] | None = None, ignored: Counter[str] | None = None
+) -> Iterator[Block]:
     """The rows of a file that have a score, with these columns; the others are the bad ones of their blocks.
 
     Args:
         path: what `tinyzero score`, `rescore` or `eval` wrote, or as for `read_held_out`.
-        columns: as for `read_blocks`; `score`, `correct` and `reason` are read too.
+        columns: as for `read_blocks`; `score`, `correct` and `reason` are read too; None = all, but not of runs.
         ignored: counts the bad rows, by what they lack.
 
     Raises:
         DataError: the file cannot be read, or no row has a score.
     """
     counts, bad, is_empty = Counter[str](), list[BadRow](), True
-    columns, of_run = [*columns, *(name for name in SCORES if name not in columns)], is_evaluation(path)
-    if not of_run:
+    wanted = None if columns is None else [*columns, *(name for name in SCORES if name not in columns)]
+    if not (of_run := is_evaluation(path)):
         find_reader(None, path)
-    for block in read_held_out(path, columns) if of_run else read_blocks(path, columns):
+    for block in read_held_out(path, wanted or SCORES) if of_run else read_blocks(path, wanted):
         counts["unreadable"] += len(block.bad)
         counts["without a score"] += len(faults := _score_faults(block))
         block.drop(faults)

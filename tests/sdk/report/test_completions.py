@@ -123,6 +123,30 @@ def test_rollouts_of_old_runs_are_training_completions_of_their_step(tmp_path):
     assert (row["step"], row["split"], row["problem"]) == (10, "train", "3 + 4?")
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_rows_without_a_score_are_left_out_and_counted(tmp_path, ending):
+    path = tmp_path / f"scored.{ending}"
+    rows = [ROW | {"score": None}, ROW, {"completion": "not scored"}, ROW | {"completion": "last"}]
+    if ending == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"score": NaN}')
+    else:
+        pq.write_table(pa.Table.from_pylist([*rows, ROW | {"score": np.nan}]), path)
+    completions = read_completions([path])
+    assert [row["completion"] for row in completions.texts(["scored:0", "scored:1"])] == [ROW["completion"], "last"]
+    assert (len(completions), completions.evaluations()[0]["completions"]) == (2, 2)
+    counts = [2, 1] if ending == "jsonl" else [3]
+    assert sorted(int(what.split()[0]) for what in completions.left_out) == sorted(counts)
+    assert f"row{'s' * (counts[0] > 1)} of scored.{ending} without a score" in completions.left_out[-1]
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", '{"score": NaN, "correct": true, "reason": "ok"}', "not JSON"])
+def test_a_file_without_any_score_makes_no_page(tmp_path, text):
+    path = tmp_path / "scored.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match="scored.jsonl has no row (at all|with a score; row 1: .*)"):
+        read_completions([path])
+
+
 def test_a_file_that_cannot_be_read_is_an_error_alone_and_left_out_among_others(tmp_path, run_path):
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"PAR1 and no more")

@@ -40,8 +40,8 @@ def test_the_page_allows_its_own_script_and_style_alone(run_path):
 
 def test_text_of_a_model_never_stands_as_html(tmp_path):
     path = tmp_path / f"{ATTACK[:9].replace('/', '')}.jsonl"
-    row = {"completion": ATTACK, "prompt": ATTACK, "ground_truth": ATTACK, "answer": ATTACK, "reason": ATTACK}
-    path.write_text(json.dumps(row | {"score": 0.0, "correct": False}))
+    row = {"completion": ATTACK, "prompt": ATTACK, "ground_truth": ATTACK, "answer": ATTACK, "task": ATTACK}
+    path.write_text(json.dumps(row | {"score": 0.0, "correct": False, "reason": "wrong"}))
     text = report([open_run(path, ATTACK)], most=100)
     assert ATTACK not in text
     assert text.count("<script") == text.count("</script>") == 4  # data, script, and two blocks
@@ -90,8 +90,8 @@ def test_only_a_report_is_replaced_and_what_cannot_be_read_is_named(tmp_path, ru
     notes.write_text("<!doctype html>my notes")
     before = metrics.read_bytes()
     for output, code, said in (
-        (page, 0, "train_00000099_00000099.parquet cannot be read; the page lacks its completions"),
-        (page, 0, "train_00000099_00000099.parquet cannot be read; the page lacks its completions"),
+        (page, 0, f"left out of {run}: train_00000099_00000099.parquet, which cannot be read"),
+        (page, 0, f"left out of {run}: train_00000099_00000099.parquet, which cannot be read"),
         (metrics, 2, "expected a name that ends in .htm or .html"),
         (notes, 2, "is not a report, so it is not replaced"),
     ):
@@ -99,6 +99,7 @@ def test_only_a_report_is_replaced_and_what_cannot_be_read_is_named(tmp_path, ru
             main(["report", str(run), "-o", str(output)])
         assert (exit.value.code, said in capsys.readouterr().err) == (code, True)
     assert (metrics.read_bytes(), notes.read_text()) == (before, "<!doctype html>my notes")
+    assert '"leftOut":["train_00000099_00000099.parquet, which cannot be read"]' in page.read_text()
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ const runList = h("div", { className: "runs", role: "group", "aria-label": "Runs
 const tabs = h("nav", { "aria-label": "Views" }, Object.entries(VIEWS).map(([name, { label }]) => h("button", { type: "button", value: name, onclick: () => show({ view: name }, { newEntry: true }) }, label)));
 const theme = h("button", { type: "button", className: "quiet", title: "Dark, light, or as the system (t)", onclick: () => nextTheme() });
 const status = h("span", { className: "status", role: "status" });
+const leftOut = h("div", { className: "left-out", role: "note" });
 const main = h("main", {});
 
 function drawRuns() {
@@ -69,6 +70,7 @@ async function update(changed) {
     }
     assignColors(chosenNames());
     drawRuns();
+    replace(leftOut, chosenRuns().flatMap((run) => run.leftOut.map((what) => h("p", {}, `Left out of ${run.name}: ${what}.`))));
   }
   for (const tab of tabs.children) tab.setAttribute("aria-current", tab.value === state.view ? "page" : "false");
   const name = state.view;
@@ -124,7 +126,7 @@ async function start() {
   theme.textContent = { auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[stored()];
   document.getElementById("page").append(
     h("header", {}, h("div", { className: "top" }, h("strong", {}, "TinyZero"), tabs, h("span", { className: "space" }), status, h("span", { className: "written" }, page.written), theme,
-      h("button", { type: "button", className: "quiet", title: "Keys (?)", "aria-label": "Keys", onclick: () => help.showModal() }, "?")), runList), main, help);
+      h("button", { type: "button", className: "quiet", title: "Keys (?)", "aria-label": "Keys", onclick: () => help.showModal() }, "?")), runList, leftOut), main, help);
   readAddress();
   listeners.push(update);
   if (page.live) {
