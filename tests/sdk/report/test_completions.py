@@ -143,7 +143,7 @@ def test_rows_without_a_score_are_left_out_and_counted(tmp_path, ending):
 def test_a_file_without_any_score_makes_no_page(tmp_path, text):
     path = tmp_path / "scored.jsonl"
     path.write_text(text)
-    with pytest.raises(DataError, match="scored.jsonl has no row (at all|with a score; row 1: .*)"):
+    with pytest.raises(DataError, match=r"scored\.jsonl has no row (at all|with a score; row 1: .*)"):
         read_completions([path])
 
 

@@ -70,7 +70,7 @@ async function update(changed) {
     }
     assignColors(chosenNames());
     drawRuns();
-    replace(leftOut, chosenRuns().flatMap((run) => run.leftOut.map((what) => h("p", {}, `Left out of ${run.name}: ${what}.`))));
+    replace(leftOut, chosenRuns().map((run) => run.leftOut.length && h("p", {}, `Left out of ${run.name}: ${run.leftOut.join("; ")}.`)));
   }
   for (const tab of tabs.children) tab.setAttribute("aria-current", tab.value === state.view ? "page" : "false");
   const name = state.view;
