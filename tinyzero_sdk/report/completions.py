@@ -1,8 +1,7 @@
 """The completions of a run, or of scored files: an index of their short columns in memory, their texts on disk.
 
-A file is Parquet as runs write it, or any scored file; rows without a score are left out, and a missing column is empty.
-Filters read the index; a search for text also reads the texts of the rows that all other filters leave, row group by row
-group.
+A file is Parquet as runs write it, or any scored file; rows without a score are left out, a missing column is empty.
+Filters read the index; a search for text also reads the texts of the rows that all other filters leave, by row group.
 """
 
 import json
