@@ -337,7 +337,8 @@ def _version(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _read_file(path: Path, modified: int, size: int) -> CompletionFile:
-    metadata, ignored, columns = None, {}, None
+    metadata, columns = None, None
+    ignored: Mapping[str, int] = {}
     if path.suffix == ".parquet":
         metadata = pq.read_metadata(path)
         names = metadata.schema.to_arrow_schema().names
