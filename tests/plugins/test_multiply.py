@@ -140,7 +140,7 @@ def test_demonstrations_slip_sometimes_and_say_what_they_found():
     item = problem(123, 456)
     attempts = [task.demonstrate(item, seed) or "" for seed in range(300)]
     right = sum(task.score_completion(attempt, item.ground_truth).correct for attempt in attempts)
-    assert 60 < right < 140  # four places to slip, each with probability 0.25: 95 expected
+    assert 40 < right < 105  # five places to slip, each with probability 0.25: 71 expected
     assert attempts[:20] == [task.demonstrate(item, seed) for seed in range(20)]
     assert work_out(3, 4, random.Random(0)) == "3*4=12=12\n<answer>12</answer>"
 
