@@ -138,12 +138,17 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         return cast(T, _validator(cast(type, cls)).validate_json(json.dumps(values, default=str), strict=True))
     except ValidationError as error:
         first, *others = error.errors()
-        place, message = first["loc"], first["msg"].removeprefix("Value error, ").replace("a valid array", "a list")
+        depth = len(first["loc"]) - 1
+        for other in others:  # of the alternatives of a union, the list that fits but for one entry
+            if len(other["loc"]) > depth + 1 and "[" in str(other["loc"][depth]):
+                first, others = {**other, "loc": (*other["loc"][:depth], *other["loc"][depth + 1 :])}, []
+        place, message = first["loc"], first["msg"].removeprefix("Value error, ")
         if others and isinstance(place[-1], str) and ".".join(map(str, place[:-1])) in {f.key for f in describe(cls)}:
             # Of a union pydantic reports each alternative, under a name of its own.
             alternatives = [other["msg"] for other in others if other["loc"][:-1] == place[:-1]]
             message = " or ".join([message, *(text.removeprefix("Input should be ") for text in alternatives)])
             place = place[:-1]
+        message = message.replace("a valid array", "a list").replace("an object", "a table")
         key = prefix + ".".join(map(str, place))
         # A check across fields has no key, or only that of its table; its message names the fields.
         if first["type"] == "value_error":

@@ -121,7 +121,7 @@ def _score(
     from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
 
     limits = (plan.workers, plan.timeout, plan.memory_limit_gb)
-    options = ScoringOptions(*limits, pass_at=pass_at, on_progress=observer.scoring)
+    options = ScoringOptions(*limits, pass_at=pass_at, greedy=plan.temperature == 0, on_progress=observer.scoring)
     return score_file(plan.task, source, target, options)
 
 

@@ -127,6 +127,9 @@ class ScoringOptions:
     overwrite: bool = True
     """Replace an output that exists."""
 
+    greedy: bool = False
+    """Whether the completions of a prompt are alike by construction, so that their rewards cannot differ."""
+
 
 def score_file(
     task: Task, source: Path, output: Path, options: ScoringOptions | None = None, *, format: str | None = None
@@ -188,7 +191,7 @@ def scored_batches(
             batches = stack.enter_context(closing(_prefetch(batches)))
         stream = stack.enter_context(closing(pool.stream(batches)))
 
-        builder = SummaryBuilder(options.group_by, options.pass_at)
+        builder = SummaryBuilder(options.group_by, options.pass_at, greedy=options.greedy)
         sample: list[str] = []  # a ground truth that the scorer failed on
 
         def counted() -> Iterator[tuple[OutputBatch, ScoreColumns]]:

@@ -131,11 +131,12 @@ class Summary:
 class SummaryBuilder:
     """Collects scores block by block and computes their summary."""
 
-    def __init__(self, group_by: str | None = None, pass_at: Sequence[int] = ()) -> None:
+    def __init__(self, group_by: str | None = None, pass_at: Sequence[int] = (), *, greedy: bool = False) -> None:
         """
         Args:
             group_by: column (`name` or `name.field`) that identifies a prompt, in place of the usual ones.
             pass_at: values of k, at most `MOST_DRAWN`; none = as `Summary.at_k` says.
+            greedy: whether the completions of a prompt are alike by construction.
         """
         self.rows = 0
         self.prompts_by = ""
@@ -144,6 +145,7 @@ class SummaryBuilder:
         self.late = ""
         self._group_by = group_by
         self._pass_at = pass_at
+        self._greedy = greedy
         self._length_column = ""
         self._columns: dict[str, list[np.ndarray]] = {}
 
@@ -229,12 +231,17 @@ class SummaryBuilder:
         if not self.rows:
             return None
         columns = {name: np.concatenate(self._columns.pop(name)) for name in list(self._columns)}
-        summary = summarise(columns, self.prompts_by, self.length_unit, self._pass_at)
+        summary = summarise(columns, self.prompts_by, self.length_unit, self._pass_at, greedy=self._greedy)
         return replace(summary, alone=self.alone, late=self.late)
 
 
 def summarise(
-    columns: Mapping[str, np.ndarray], prompts_by: str, length_unit: str, pass_at: Sequence[int] = ()
+    columns: Mapping[str, np.ndarray],
+    prompts_by: str,
+    length_unit: str,
+    pass_at: Sequence[int] = (),
+    *,
+    greedy: bool = False,
 ) -> Summary:
     """The summary of `SummaryBuilder`'s columns, each [n]."""
     keys, correct, score = columns["key"], columns["correct"], columns["score"]
@@ -244,6 +251,8 @@ def summarise(
     solved = np.add.reduceat(correct[order].astype(np.int64), starts)
     accuracy = float(correct.mean())
     lengths = columns["length"][columns["length"] != _NO_LENGTH]
+    # Greedy completions of a prompt have one reward by construction: only the first says something.
+    compared, of_each = (order[starts], np.ones_like(sizes)) if greedy else (order, sizes)
     return Summary(
         rows=len(keys),
         prompts=len(sizes),
@@ -254,12 +263,15 @@ def summarise(
         mean_score=float(score.mean()),
         length_unit=length_unit,
         mean_length=float(lengths.mean()) if len(lengths) else None,
-        signal=_signal({name: columns[name][order] for name in ("score", "correct", "reason", "finished")}, sizes),
+        signal=_signal({name: columns[name][compared] for name in _OF_SIGNAL}, of_each),
         at_k=_at_k(columns, order, starts, sizes, solved, pass_at),
         too_large_k=[k for k in pass_at if k > sizes.max()],
         by_difficulty=_by_difficulty(columns),
         by_reason=_by_reason(columns),
     )
+
+
+_OF_SIGNAL = ("score", "correct", "reason", "finished")
 
 
 def _signal(columns: Mapping[str, np.ndarray], sizes: np.ndarray) -> LearningSignal:

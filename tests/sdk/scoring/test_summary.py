@@ -20,9 +20,9 @@ from tinyzero_sdk.scoring.outputs import accept_any, read_outputs
 from tinyzero_sdk.scoring.summary import SummaryBuilder
 
 
-def summarised(rows, *, cut=0, tables=False, by=None):
+def summarised(rows, *, cut=0, tables=False, by=None, greedy=False):
     """The summary of rows that carry their score: `value` and `answer`."""
-    builder = SummaryBuilder(by)
+    builder = SummaryBuilder(by, greedy=greedy)
     for part in (rows[:cut], rows[cut:]):
         table = pa.Table.from_pylist(part) if tables and part else None
         blocks = [Block(list(range(len(part))), [] if table else part, table, [], 1.0)] if part else []
@@ -119,6 +119,15 @@ def test_pass_at_1_of_equally_many_completions_is_the_accuracy_with_its_interval
     assert summary.at_k[0].interval == pytest.approx(summary.interval, abs=1e-12)
     bounds = [entry.interval for entry in summary.at_k]
     assert all(low <= entry.pass_at_k <= high for entry, (low, high) in zip(summary.at_k, bounds, strict=True))
+
+
+def test_greedy_completions_of_a_prompt_are_alike_without_being_a_fault():
+    rows = [row(f"prompt {g}", "1", float(g % 2)) for g in range(100) for _ in range(4)]
+    assert summarised(rows).signal.fault == "zero_std"
+    greedy = summarised(rows, greedy=True).signal
+    assert (greedy.fault, greedy.zero_std_frac, greedy.accuracy, greedy.completions) == (None, None, 0.5, 100)
+    never = [one | {"answer": None, "value": 0.0} for one in rows]
+    assert summarised(never, greedy=True).signal.fault == "no_answer"
 
 
 def test_mean_of_the_known_lengths_and_error_over_prompts():

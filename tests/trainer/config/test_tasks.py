@@ -96,7 +96,10 @@ def test_files_and_families_are_named_by_their_last_part() -> None:
         (["tasks.countdown.weight=3"], "tasks.countdown.weight is given twice"),
         (["eval.tasks=[gsm8k,multiply]"], "eval.tasks.multiply: the run trains on it, and evaluates it anyway"),
         (["eval.tasks.gsm8k.weight=2"], "unknown key 'eval.tasks.gsm8k.weight'; known here: eval.tasks.gsm8k.task"),
-        (["eval.tasks=3"], "eval.tasks: got 3"),
+        (["eval.tasks=3"], "eval.tasks: got 3; input should be a table or a list"),
+        (["eval.tasks=[gsm8k,1]"], "eval.tasks.1: got 1; input should be a valid string"),
+        (["eval.pass_at=[1,8,8]"], "eval.pass_at: got [1, 8, 8], expected each k once, such as [1, 8]"),
+        (["eval.pass_at=[1,9999]"], "eval.pass_at.1: got 9999; input should be less than or equal to 1024"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], message: str) -> None:

@@ -3,8 +3,8 @@
 
 const PANELS = {
   Learning: [
-    { title: "Held-out accuracy", unit: "%", band: true, dots: true, series: [[/^val-core\/(.+)\/acc\/mean@1$/, "$1"], [/^val-aux\/(.+)\/acc_greedy\/mean@1$/, "$1, greedy"]] },
-    { title: "Held-out pass@k", unit: "%", dots: true, series: [[/^val-(?:core|aux)\/(.+)\/acc\/best@(\d+)\/mean$/, "$1, pass@$2"], [/^val-core\/(.+)\/acc\/mean@(?!1$)(\d+)$/, "$1, mean of $2"]] },
+    { title: "Held-out accuracy", unit: "%", band: true, dots: true, series: [[/^val-core\/(.+)\/acc\/mean@\d+$/, "$1"], [/^val-aux\/(.+)\/acc_greedy\/mean@1$/, "$1, greedy"]] },
+    { title: "Held-out pass@k", unit: "%", dots: true, series: [[/^val-(?:core|aux)\/(.+)\/acc\/best@(\d+)\/mean$/, "$1, pass@$2"]] },
     { title: "Training accuracy", unit: "%", series: [["completion/acc_mean", "all completions"], [/^task\/(.+)\/acc$/, "$1"]] },
     { title: "Reward", unit: "", series: [["critic/score/mean", "score"], ["critic/rewards/mean", "with penalties, trained on"], [/^task\/(.+)\/score$/, "$1"], [/^reward\/part\/(.+)$/, "$1"]] },
     { title: "Accuracy by difficulty, training", unit: "%", series: [[/^train\/acc_by_difficulty\/(.+)$/, "level $1"]] },

@@ -6,7 +6,6 @@ Listing writes nothing, and tolerates runs that are in progress, killed or made 
 import fcntl
 import json
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,9 +19,9 @@ from tinyzero_sdk.settings import get, read_toml
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import LOCK, OWNER, RunDirectory, RunDirectoryError, errors_in_one_line
 from tinyzero_trainer.config.resume import is_sft
+from tinyzero_trainer.monitoring.metrics_log import held_out_accuracies
 
 DEPTH = 4  # of runs below the directory that is searched
-_HELD_OUT = re.compile(r"val-core/(.+)/acc/mean@\d+")
 
 State = Literal["running", "finished", "stopped", "aborted"]
 """Stopped runs can be resumed, aborted ones have no checkpoint."""
@@ -173,11 +172,8 @@ def _progress(metrics: Path) -> tuple[int | None, int | None, dict[str, tuple[fl
     evaluated = [line for line in lines if b'"val-core/' in line]
     first = next(filter(None, map(_row, evaluated)), {})
     last = next(filter(None, map(_row, reversed(evaluated))), {})
-    accuracy = {
-        match[1]: (first.get(key, value), value)
-        for key, value in last.items()
-        if (match := _HELD_OUT.fullmatch(key)) and isinstance(value, float)
-    }
+    before = held_out_accuracies(first)
+    accuracy = {task: (before.get(task, value), value) for task, value in held_out_accuracies(last).items()}
     newest = next(filter(None, map(_row, reversed(lines))), {})
     return newest.get("step"), last.get("step"), accuracy
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, name_of, read_task_specs
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NoneIs, NonNegativeInt, PositiveFloat, PositiveInt
@@ -244,12 +244,17 @@ class EvalConfig:
     greedy: bool = True
     """Also evaluate with greedy decoding, before and after training."""
 
-    pass_at: tuple[PositiveInt, ...] = ()
+    pass_at: tuple[Annotated[int, Ge(1), Le(1024)], ...] = ()
     """Values of k for pass@k. Of each held-out problem as many completions are sampled as the largest; [] = one."""
 
     tasks: dict[str, Any] | tuple[str, ...] = field(default_factory=dict)
     """Other tasks to evaluate on, which are not trained on: [multiply, gsm8k], or a table with their options, as in
     eval.tasks.NAME.options.KEY=… and eval.tasks.NAME.task=…."""
+
+    @property
+    def samples(self) -> int:
+        """Completions sampled of each held-out problem."""
+        return max(self.pass_at, default=1)
 
     @property
     def task_specs(self) -> tuple[TaskSpec, ...]:
@@ -260,6 +265,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.tasks, dict):
             object.__setattr__(self, "tasks", {name_of(task): {"task": task} for task in self.tasks})
+        if len(set(self.pass_at)) < len(self.pass_at):
+            raise ValueError(f"eval.pass_at: got {list(self.pass_at)}, expected each k once, such as [1, 8]")
         object.__setattr__(self, "tasks", complete_table(self.task_specs, ("task", "options")))
 
 

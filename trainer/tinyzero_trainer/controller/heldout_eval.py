@@ -42,7 +42,6 @@ class HeldOutEvaluation:
             progress.phase("sampling held-out problems")
         self.prompts = {name: task.prompts.held_out(count) for name, task in tasks.items()}
         self._pools = {name: task.pool for name, task in tasks.items()}
-        self._samples = max(config.eval.pass_at, default=1)
         for name, prompts in self.prompts.items():
             if len(prompts) < count:
                 progress.log(f"{name} has only {len(prompts):,} held-out problems; all of them are used")
@@ -59,9 +58,10 @@ class HeldOutEvaluation:
         for name in self.prompts:
             metrics |= self._evaluate_task(name, signals, thorough=step in (0, last))
         self.workers.display.end_phase()
-        self.workers.display.held_out(step, {name: metrics[held_out_key(name)] for name in self.prompts})
+        samples = self.config.eval.samples
+        self.workers.display.held_out(step, {name: metrics[held_out_key(name, samples)] for name in self.prompts})
         for k in self.config.eval.pass_at:
-            found = {name: metrics[pass_at_key(name, k, self._samples)] for name in self.prompts}
+            found = {name: metrics[pass_at_key(name, k, samples)] for name in self.prompts}
             self.workers.display.held_out(step, found, of=f"pass@{k}")
         if self.signal is not None and step in (0, last):
             for name in self.workers.tasks:
@@ -73,13 +73,13 @@ class HeldOutEvaluation:
         config = self.config.eval
         prompts = self.prompts[name] if thorough else self.prompts[name][: config.num_problems_during]
         of_task = "" if len(self.prompts) == 1 else f" of {name}"
-        modes = {held_out_key(name): config.temperature}
+        modes = {held_out_key(name, config.samples): config.temperature}
         if thorough and config.greedy:
             modes[f"val-aux/{name}/acc_greedy/mean@1"] = 0.0
         metrics = {size_key(name): float(len(prompts))}
         for key, temperature in modes.items():
             how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"
-            count = self._samples if temperature else 1
+            count = config.samples if temperature else 1
             unit = "problems" if count == 1 else "completions"
             self.workers.display.phase(f"evaluating on held-out problems{of_task}, {how}", count * len(prompts), unit)
             params = SamplingParams(self.config.rollout.max_completion_tokens, temperature)
@@ -87,24 +87,21 @@ class HeldOutEvaluation:
             seed = derive_seed("evaluation", self.config.run.seed)
             rollouts = evaluate(self.workers, self._pools, prompts, count, params, seed=seed, stop=self.stop)
             self.rollouts.append(("greedy" if temperature == 0 else "sampled", rollouts))
-            metrics[key] = fmean(rollout.score.correct for rollout in rollouts[::count])
-            if key == held_out_key(name):
+            metrics[key] = fmean(rollout.score.correct for rollout in rollouts)
+            if temperature:
                 metrics |= pass_at_metrics(name, rollouts, config.pass_at)
-                signal = signals[name] = learning_signal(rollouts[::count])
+                signal = signals[name] = learning_signal(rollouts, count)
                 metrics[f"val-aux/{name}/no_answer_frac"] = signal.no_answer_frac
                 metrics[f"val-aux/{name}/truncated_frac"] = signal.truncated_frac or 0.0
         return metrics
 
 
 def pass_at_metrics(task: str, rollouts: Sequence[Rollout], pass_at: Sequence[int]) -> dict[str, float]:
-    """Of the largest k completions of each problem: their accuracy, and pass@k, as `tinyzero eval` estimates it."""
-    if not pass_at:
-        return {}
-    correct = np.array([rollout.score.correct for rollout in rollouts]).reshape(-1, max(pass_at))
-    solved, sizes = correct.sum(axis=1), np.full(len(correct), correct.shape[1])
-    rates = {k: float(pass_at_k(solved, sizes, k).mean()) for k in pass_at}
-    mean = {f"val-core/{task}/acc/mean@{correct.shape[1]}": float(correct.mean())}
-    return mean | {pass_at_key(task, k, correct.shape[1]): rate for k, rate in rates.items()}
+    """pass@k of the largest k completions of each problem, as `tinyzero eval` estimates it."""
+    samples = max(pass_at, default=1)
+    solved = np.array([rollout.score.correct for rollout in rollouts]).reshape(-1, samples).sum(axis=1)
+    sizes = np.full(len(solved), samples)
+    return {pass_at_key(task, k, samples): float(pass_at_k(solved, sizes, k).mean()) for k in pass_at}
 
 
 def evaluate(

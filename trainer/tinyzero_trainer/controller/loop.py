@@ -31,7 +31,7 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers, gpu_elsewhere
 from tinyzero_trainer.executors.tasks import RunTask, run_tasks
 from tinyzero_trainer.monitoring.completion_log import CompletionLog
-from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, MetricsLog, held_out_key, read_metrics
+from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, MetricsLog, held_out_accuracies, read_metrics
 from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
@@ -178,8 +178,8 @@ class Session:
         run, workers, temperature = self.run, self.workers, self.recorded.eval.temperature
         lines = {int(line["step"]): line for line in read_metrics(run.metrics)}
         before, after = lines[0], lines[last]
-        keys = {name: held_out_key(name) for name in evaluation.prompts}
-        accuracy = {name: Change(before[key], after[key]) for name, key in keys.items()}
+        first, reached = held_out_accuracies(before), held_out_accuracies(after)
+        accuracy = {name: Change(first[name], reached[name]) for name in evaluation.prompts}
         outcomes = [
             outcome_line(
                 name if len(accuracy) > 1 else None,

@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +29,18 @@ TRUNCATED = "completion/truncated_frac"
 ZERO_STD = "group/zero_std_frac"
 
 
-def held_out_key(task: str) -> str:
-    """Fraction of held-out problems solved by one sample each."""
-    return f"val-core/{task}/acc/mean@1"
+def held_out_key(task: str, samples: int = 1) -> str:
+    """Accuracy on held-out problems, the mean over all completions: `samples` of each problem."""
+    return f"val-core/{task}/acc/mean@{samples}"
+
+
+def held_out_accuracies(row: Mapping[str, Any]) -> dict[str, float]:
+    """That metric by task, in a line of the file; a resumed run may have another number of samples from there on."""
+    found = ((_HELD_OUT.fullmatch(name), value) for name, value in row.items() if name.startswith("val-core/"))
+    return {match[1]: value for match, value in found if match and isinstance(value, float)}
+
+
+_HELD_OUT = re.compile(r"val-core/(.+)/acc/mean@\d+")
 
 
 def pass_at_key(task: str, k: int, samples: int) -> str:

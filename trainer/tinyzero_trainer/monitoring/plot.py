@@ -13,7 +13,7 @@ from tinyzero_trainer.monitoring.metrics_log import (
     LENGTH,
     LOSS,
     REWARD,
-    held_out_key,
+    held_out_accuracies,
     read_metrics,
     size_key,
     task_key,
@@ -107,9 +107,11 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 def _held_out(rows: Sequence[dict[str, Any]], task: str) -> Sequence[tuple[int, float, float | None]]:
     """(step, accuracy, its standard error if known)."""
     sizes = dict(series(rows, size_key(task)))
+    found = ((row["step"], held_out_accuracies(row).get(task)) for row in rows)
     return [
         (step, accuracy, (accuracy * (1 - accuracy) / sizes[step]) ** 0.5 if step in sizes else None)
-        for step, accuracy in series(rows, held_out_key(task))
+        for step, accuracy in found
+        if accuracy is not None
     ]
 
 
