@@ -11,10 +11,12 @@ from rich.text import Text
 from tinyzero_sdk.cli.score import GroupBy
 from tinyzero_sdk.cli.summary_report import PassAt, parse_pass_at, table
 from tinyzero_sdk.console import percent, plural, print_json, stdout
+from tinyzero_sdk.errors import SettingsError
 
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.compare import Comparison, ComparisonReport, Difference
 
+_RESAMPLES = (100, 100_000)  # fewer leave the quantiles to chance, more change no digit that is shown
 _FEW = 10  # problems that differ, below which Student's t is not to be relied on
 
 
@@ -32,7 +34,7 @@ def compare(
     bootstrap: Annotated[
         int,
         typer.Option(
-            "--bootstrap", min=0, metavar="N", help="Intervals from N bootstrap samples.", show_default="Student's t"
+            "--bootstrap", metavar="N", help="Intervals from N bootstrap samples.", show_default="Student's t"
         ),
     ] = 0,
     limit: Annotated[
@@ -50,8 +52,11 @@ def compare(
     from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
 
+    least, most = _RESAMPLES
+    if bootstrap and not least <= bootstrap <= most:
+        raise SettingsError(f"--bootstrap={bootstrap}: expected from {least} to {most:,} samples, such as 1000")
     with Progress(announce=False) as progress:
-        progress.phase("reading", 1.0, "%")
+        progress.phase("comparing", 1.0, "%")
         options = CompareOptions(group_by, parse_pass_at(pass_at), bootstrap, progress.update)
         report = compare_files(files, options)
     if json:
@@ -126,6 +131,8 @@ def _show_comparison(report: "ComparisonReport", comparison: "Comparison", limit
     stdout.print(Text(f"\n{comparison.file} against {report.files[0].file}", style="bold"), soft_wrap=True)
     stdout.print(shown)
     better, worse = comparison.better, comparison.worse
+    if not better + worse:
+        stdout.print("no problem differs in accuracy: its interval says nothing about other problems", style="yellow")
     if 0 < better + worse < _FEW:
         few = f"only {plural(better + worse, 'problem')} with another accuracy, too few to rely on its interval"
         stdout.print(few, style="yellow")

@@ -33,7 +33,11 @@ class Difference:
     other: float
     difference: float
     interval: tuple[float, float] | None
-    """95% interval of the difference; None where it is the same for every problem, and not 0, or there is only one."""
+    """95% interval of the difference, of a fraction cut at -1 and 1; None where it is the same for every problem, and
+    not 0, or there is only one."""
+
+
+NOT_FRACTIONS = ("mean score", "tokens")  # what else is compared is a fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,7 @@ class CompareOptions:
     """Samples of a paired bootstrap over problems; 0 = intervals by Student's t."""
 
     on_progress: Callable[[float], object] = field(default=lambda fraction: None)
+    """Called with the fraction of the work that is done; half of it is the bootstrap, where there is one."""
 
 
 def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) -> ComparisonReport:
@@ -140,13 +145,15 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
     key = options.key or find_key(paths)
     keys: dict[str, int] = {}
     tasks: dict[str | None, int] = {}
-    files = []
-    for place, path in enumerate(paths):
 
-        def advance(fraction: float, done: int = place) -> None:
-            options.on_progress((done + fraction) / len(paths))
+    def part(start: float, end: float, place: int, places: int) -> Callable[[float], object]:
+        """Progress of one of several alike parts of the work."""
+        return lambda fraction: options.on_progress(start + (end - start) * (place + fraction) / places)
 
-        files.append(read_scored_rows(path, key, keys, tasks, advance))
+    read = 0.5 if options.resamples else 1.0
+    files = [
+        read_scored_rows(path, key, keys, tasks, part(0.0, read, place, len(paths))) for place, path in enumerate(paths)
+    ]
     texts = list(keys)
     if all(len(np.unique(rows.columns["task"])) > 1 for rows in files):
         texts = _tell_tasks_apart(files, texts, [str(name) for name in tasks])
@@ -168,7 +175,16 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
             for rows, side, there in zip(files, sides, has, strict=True)
         ],
         differing=differing([rows.settings for rows in files]),
-        comparisons=[_compare(sides[0], side, texts, list(tasks), options) for side in sides[1:]],
+        comparisons=[
+            _compare(
+                sides[0],
+                side,
+                texts,
+                list(tasks),
+                replace(options, on_progress=part(read, 1.0, place, len(paths) - 1)),
+            )
+            for place, side in enumerate(sides[1:])
+        ],
     )
 
 
@@ -214,7 +230,9 @@ Pair = tuple[str, np.ndarray, np.ndarray]
 """What is compared, and its value for each problem on both sides."""
 
 
-def differences(pairs: Sequence[Pair], resamples: int) -> list[Difference]:
+def differences(
+    pairs: Sequence[Pair], resamples: int, on_progress: Callable[[float], object] = lambda fraction: None
+) -> list[Difference]:
     """The mean difference of each pair over the problems that both sides know; `resamples` as in `CompareOptions`."""
     columns, found = list[np.ndarray](), list[Difference]()
     for name, old, new in pairs:
@@ -225,8 +243,11 @@ def differences(pairs: Sequence[Pair], resamples: int) -> list[Difference]:
     # Not where there is a single problem, or too few to show how they vary.
     vary = [place for place, change in enumerate(columns) if not change[0] or (change != change[0]).any()]
     columns = [columns[place] for place in vary]
-    intervals = bootstrap_intervals(columns, resamples) if resamples else map(interval_of_mean, columns)
+    by_t = map(interval_of_mean, columns)
+    intervals = bootstrap_intervals(columns, resamples, on_progress=on_progress) if resamples else by_t
     for place, interval in zip(vary, intervals, strict=True):
+        if interval and found[place].name not in NOT_FRACTIONS:
+            interval = max(-1.0, interval[0]), min(1.0, interval[1])
         found[place] = replace(found[place], interval=interval)
     return found
 
@@ -259,7 +280,8 @@ def _compare(
         ],
         "by_task": [(name, rates[0][of], rates[1][of]) for name, of in of_tasks] if len(of_tasks) > 1 else [],
     }
-    every = iter(differences([pair for group in groups.values() for pair in group], options.resamples))
+    pairs_of_all = [pair for group in groups.values() for pair in group]
+    every = iter(differences(pairs_of_all, options.resamples, options.on_progress))
     found = {name: list(islice(every, len(group))) for name, group in groups.items()}
     gain = rates[1] - rates[0]
     return Comparison(

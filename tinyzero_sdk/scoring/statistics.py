@@ -5,7 +5,7 @@ prompt's n completions, sampled without replacement, averaged over all samples.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -98,17 +98,23 @@ def interval_of_mean(values: np.ndarray) -> tuple[float, float] | None:
 
 
 def bootstrap_intervals(
-    columns: Sequence[np.ndarray], resamples: int, *, seed: int = 0
+    columns: Sequence[np.ndarray],
+    resamples: int,
+    *,
+    seed: int = 0,
+    on_progress: Callable[[float], object] = lambda fraction: None,
 ) -> list[tuple[float, float] | None]:
     """As `interval_of_mean` of each column, from the quantiles of the means of samples drawn with replacement.
 
-    Columns of one length have the same samples: drawing them takes longest.
+    Columns of one length have the same samples: drawing them takes longest. `on_progress` is called with the fraction
+    of the work that is done.
 
     Source: Efron, Bootstrap methods: another look at the jackknife (1979). Of problems' differences this is the paired
     bootstrap of Koehn, Statistical significance tests for machine translation evaluation (2004).
     """
     intervals: list[tuple[float, float] | None] = [None] * len(columns)
-    for size in {len(column) for column in columns if len(column) > 1}:
+    sizes, done = {len(column) for column in columns if len(column) > 1}, 0
+    for size in sizes:
         places = [place for place, column in enumerate(columns) if len(column) == size]
         values, dice, means = np.stack([columns[place] for place in places]), np.random.default_rng(seed), []
         together = max(1, _TOGETHER // size)
@@ -116,6 +122,8 @@ def bootstrap_intervals(
             draws = dice.integers(0, size, (min(together, resamples - start), size))
             counts = np.array([np.bincount(draw, minlength=size) for draw in draws], float)
             means.append(values @ counts.T / size)
+            done += draws.size
+            on_progress(done / (resamples * sum(sizes)))
         ends = np.quantile(np.concatenate(means, axis=1), [0.025, 0.975], axis=1).T.tolist()
         for place, (low, high) in zip(places, ends, strict=True):
             intervals[place] = low, high

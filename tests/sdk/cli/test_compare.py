@@ -48,7 +48,15 @@ COMPARE_TWO = (
 )
 
 
+@pytest.mark.parametrize("samples", ["1", "99", "1000000000", "-5"])
+def test_a_bootstrap_of_few_or_endless_samples_is_refused(run, files, samples):
+    expected = f"error: --bootstrap={samples}: expected from 100 to 100,000 samples, such as 1000\n"
+    assert run("compare", *files, "--bootstrap", samples) == (2, "", expected)
+
+
 def test_few_differing_problems_are_reported(run, files):
+    out = run("compare", files[0], files[0])[1]
+    assert "no problem differs in accuracy: its interval says nothing about other problems" in out
     lines = files[0].read_text().splitlines()
     row = json.loads(lines[0])
     lines[0] = json.dumps(row | {"correct": not row["correct"]})

@@ -77,13 +77,22 @@ def test_intervals_equal_statsmodels_and_scipy(compare, problems):
     assert comparison.accuracy.interval == pytest.approx(SCIPY[problems], abs=1e-12)
 
 
+def test_an_interval_of_few_problems_stays_within_what_is_possible(compare):
+    better = [row | {"score": 9 * row["score"]} for row in rows_of([[1], [0]])]
+    (comparison,) = compare(rows_of([[0], [0]]), better).comparisons
+    assert comparison.accuracy.interval == (-1.0, 1.0)
+    assert comparison.metrics[0].interval[1] > 9  # a score may be anything
+
+
 def test_a_bootstrap_drawn_in_parts_is_the_same(monkeypatch):
     values = np.random.default_rng(1).normal(size=50)
-    whole, none, other = bootstrap_intervals([values, values[:1], -values], 300)
-    assert none is None
+    seen = list[float]()
+    whole, none, other = bootstrap_intervals([values, values[:1], -values], 300, on_progress=seen.append)
+    assert (none, seen) == (None, [1.0])
     assert other == pytest.approx((-whole[1], -whole[0]))
     monkeypatch.setattr("tinyzero_sdk.scoring.statistics._TOGETHER", 350)
-    assert bootstrap_intervals([values], 300) == [pytest.approx(whole, abs=1e-15)]
+    assert bootstrap_intervals([values], 300, on_progress=seen.append) == [pytest.approx(whole, abs=1e-15)]
+    assert len(seen) == 44
     assert interval_of_mean(values[:1]) is None
 
 

@@ -155,7 +155,9 @@ class FileSource {
     const difference = average(changes);
     const varies = size > 1 && (changes[0] === 0 || changes.some((one) => one !== changes[0]));
     const spread = varies && studentT(size - 1, this.page.studentT) * Math.sqrt(average(changes.map((one) => (one - difference) ** 2)) / (size - 1));
-    return { name, problems: size, baseline: average(known.map(([a]) => a)), other: average(known.map(([, b]) => b)), difference, interval: varies ? [difference - spread, difference + spread] : null };
+    const most = ["mean score", "tokens"].includes(name) ? Infinity : 1; // what else is compared is a fraction
+    const interval = varies ? [Math.max(-most, difference - spread), Math.min(most, difference + spread)] : null;
+    return { name, problems: size, baseline: average(known.map(([a]) => a)), other: average(known.map(([, b]) => b)), difference, interval };
   }
 
   // So that the first search needs no wait.
