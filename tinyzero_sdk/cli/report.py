@@ -51,8 +51,11 @@ def report(
         if (now := _versions(opened)) != before:
             before = now
             with Progress(announce=False) as progress, replacing(output) as aside:
-                progress.phase("making the page")
-                text = make_page(opened, most=completions, refresh=every if watch else None, warn=progress.warn)
+                progress.phase("making the page", 1.0, "%")
+                refresh = every if watch else None
+                text = make_page(
+                    opened, most=completions, refresh=refresh, warn=progress.warn, on_progress=progress.update
+                )
                 aside.write_text(text, encoding="utf-8")
             stdout.print(Text(f"{output} written, {len(text) / 1e6:.1f} MB"), soft_wrap=True)
         if not watch:

@@ -58,7 +58,12 @@ def left_out(run: Run, completions: Completions) -> list[str]:
 
 
 def report(
-    runs: Sequence[Run], *, most: int, refresh: float | None = None, warn: Callable[[str], None] = lambda message: None
+    runs: Sequence[Run],
+    *,
+    most: int,
+    refresh: float | None = None,
+    warn: Callable[[str], None] = lambda message: None,
+    on_progress: Callable[[float], object] = lambda fraction: None,
 ) -> str:
     """A page that holds all it shows.
 
@@ -67,18 +72,25 @@ def report(
         most: completions of each run; of more, those of evenly chosen problems.
         refresh: seconds after which the page loads itself again.
         warn: told of what cannot be read, and is left out.
+        on_progress: told the fraction of the completions that are packed.
     """
-    described: list[dict[str, Any]] = []
-    blocks: list[tuple[dict[str, Any], bytes]] = []
-    for run in runs:
-        completions = read_completions(run.completion_files())
+    every = [(run, read_completions(run.completion_files())) for run in runs]
+    for run, completions in every:
         for what in left_out(run, completions):
             warn(f"left out of {run.path}: {what}")
-        places = _sample(completions, most)
-        own = list(_blocks(run.name, completions, places))
-        with_tokens = next((about["first"] for about, _ in own if about.get("tokens") is False), len(places))
+    sampled = [(run, completions, _sample(completions, most)) for run, completions in every]
+    total, done = sum(len(places) for *_, places in sampled), 0
+    described: list[dict[str, Any]] = []
+    blocks: list[tuple[dict[str, Any], bytes]] = []
+    for run, completions, places in sampled:
+        with_tokens = len(places)
+        for about, data in _blocks(run.name, completions, places):
+            blocks.append((about, data))
+            if (first := about["first"]) is not None:
+                with_tokens = with_tokens if about["tokens"] else min(with_tokens, first)
+                on_progress((done + min(first + _BLOCK_ROWS, len(places))) / total)
+        done += len(places)
         described.append(describe(run, completions) | {"kept": len(places), "withTokens": with_tokens})
-        blocks += own
     quantiles = [student_t(freedom) for freedom in range(1, EXACT_FREEDOM)]
     page = {
         "runs": described,
