@@ -3,10 +3,14 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
 import pytest
 import torch
+from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -14,9 +18,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.trainer.conftest import random_model
 from tests.trainer.doctor.machines import facts_of, seen
+from tinyzero_sdk.progress import Progress
 from tinyzero_trainer.errors import Fault
 from tinyzero_trainer.models import files as model_files
-from tinyzero_trainer.models.files import Model, find_model, loading_phase
+from tinyzero_trainer.models.files import Model, cached_snapshot, find_model, start_loading
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import ModelError, load_model
 
@@ -33,15 +38,66 @@ def empty_snapshot(cache: Path) -> Path:
     return snapshot
 
 
-def test_the_user_is_told_of_a_download(toy_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_files, "hub_cache", lambda: tmp_path)
-    assert {loading_phase(name) for name in (None, "tiny", str(toy_model_path))} == {"loading the model"}
-    snapshot = empty_snapshot(tmp_path)
-    assert loading_phase("org/name") == "downloading org/name from the Hugging Face Hub"
-    snapshot.symlink_to(toy_model_path)
-    assert loading_phase("org/name") == "loading the model"
-    of_known = loading_phase("Qwen/Qwen2.5-3B")
-    assert of_known == "downloading Qwen/Qwen2.5-3B from the Hugging Face Hub, about 6.2 GB"
+class Hub(BaseHTTPRequestHandler):
+    """Answers for one repository, as the Hugging Face Hub does."""
+
+    files: ClassVar[dict[str, bytes]]
+
+    def do_GET(self) -> None:
+        body = self.files.get(self.path.rpartition("/")[2], b"")
+        if "/tree/" in self.path:
+            listed = [
+                {"type": "file", "path": name, "size": len(text), "oid": name} for name, text in self.files.items()
+            ]
+            body = json.dumps(listed).encode()
+        elif self.path.startswith("/api/"):
+            body = json.dumps({"id": "org/name", "sha": "a" * 40}).encode()
+        self.send_response(200)
+        for name, value in (("Content-Length", len(body)), ("ETag", f'"{len(body)}"'), ("X-Repo-Commit", "a" * 40)):
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *values: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_a_download_counts_its_bytes_and_takes_only_what_is_loaded(
+    toy_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Hub.files = {path.name: path.read_bytes() for path in toy_model_path.iterdir()}
+    wanted, size = set(Hub.files), pytest.approx(sum(map(len, Hub.files.values())) / 1e6)
+    Hub.files |= {"pytorch_model.bin": b"the same again", "consolidated.safetensors": b"and again"}
+    phases = list[list[object]]()
+
+    class Seen(Progress):
+        def phase(self, name: str, total: float | None = None, unit: str = "", done: float = 0) -> None:
+            phases.append([name, total, done])
+
+        def update(self, done: float, name: str | None = None) -> None:
+            phases[-1][2] = done
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{endpoint}/{{repo_id}}/resolve/a/{{filename}}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        Thread(target=server.serve_forever, daemon=True).start()
+        start_loading("org/name", Seen())
+        server.shutdown()
+    downloading, loading = "downloading org/name from the Hugging Face Hub", ["loading the model", None, 0]
+    assert phases == [[downloading, None, 0], [downloading, size, size], loading]
+    snapshot = cached_snapshot("org/name", tmp_path)
+    assert snapshot is not None
+    assert {path.name for path in snapshot.iterdir()} == wanted
+    phases.clear()
+    for here in ("org/name", None, "tiny", str(toy_model_path)):
+        start_loading(here, Seen())
+    assert phases == 4 * [loading]
 
 
 def test_a_models_size_is_read_from_its_headers(toy_model_path: Path, tmp_path: Path) -> None:

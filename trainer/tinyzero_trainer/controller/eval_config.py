@@ -21,7 +21,7 @@ from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, direct
 from tinyzero_trainer.config.renamed_keys import with_new_names
 from tinyzero_trainer.config.resume import is_sft
 from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, refuse_unused, task_of, with_task_table
-from tinyzero_trainer.models.files import loading_phase
+from tinyzero_trainer.models.files import start_loading
 from tinyzero_trainer.models.hub import refuse_unreachable
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.signals import left_at_once
@@ -101,7 +101,7 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
         with without_collector():
             from tinyzero_trainer.controller.local_sampler import LocalSampler
 
-        progress.phase(loading_phase(config.model.path))
+        start_loading(config.model.path, progress)
         sampler = LocalSampler(config, task, request, progress.log)
     yield sampler
 

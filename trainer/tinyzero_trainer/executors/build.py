@@ -13,7 +13,7 @@ from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.local import build_local_workers
 from tinyzero_trainer.models.device import choose_device
-from tinyzero_trainer.models.files import loading_phase
+from tinyzero_trainer.models.files import start_loading
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.rollout.build import require_architecture, require_engine
@@ -45,13 +45,14 @@ def build_workers(
         checkpoint: directory whose weights are loaded instead of the starting model's.
         tasks: of the run, if they are loaded already.
     """
-    display.phase(loading_phase(str(checkpoint) if checkpoint else config.model.path))
     on_ray = training and config.run.executor == "ray"
     # Ray's workers choose their devices themselves: this process may have none, and must not initialize CUDA.
     device = torch.device("cuda" if config.ray.gpus else "cpu") if on_ray else choose_device(config.run.device)
     require_engine(config, device, here=config.ray.address is None)
     if config.ray.address is None:  # elsewhere the model may be on the workers' machines only
-        require_architecture(config, str(checkpoint) if checkpoint else config.model.path)
+        model = str(checkpoint) if checkpoint else config.model.path
+        require_architecture(config, model)
+        start_loading(model, display)
     tasks = tasks or load_tasks(
         config.task_specs,
         config.data,

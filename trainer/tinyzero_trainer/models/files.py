@@ -6,20 +6,27 @@ Without torch and transformers, so that `tinyzero doctor` can report on a model 
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+from logging import CRITICAL, getLogger
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
 
-from rich import filesize
 from safetensors import SafetensorError, safe_open
 
+from tinyzero_sdk.progress import Progress
 from tinyzero_trainer.config.model_defaults import directory_of
 from tinyzero_trainer.errors import Fault
 from tinyzero_trainer.models.spec import CONFIG_FILE, COUNTED, ModelSpec, spec_from_config, well_known
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What transformers loads: one file, or those that the index names."""
+
+_LOADED = ["*.json", "*.txt", "*.model", "*.jinja", WEIGHTS, "model-*.safetensors"]
+"""What transformers loads of a repository on the Hub; others hold the same weights again."""
 
 _POINTER = b"version https://git-lfs"  # such a text stands for a large file that Git LFS has not fetched
 
@@ -64,16 +71,60 @@ def cached_snapshot(model: str, cache: Path) -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 
-def loading_phase(model: str | None) -> str:
-    """What loading a `model.path` is to the user: a download, if it is not on this machine."""
+def start_loading(model: str | None, progress: Progress) -> None:
+    """Begin the phase of loading a `model.path`; before it, download what is not on this machine."""
+    if not _is_here(model):
+        phase = f"downloading {model} from the Hugging Face Hub"
+        progress.phase(phase)
+        with suppress(Exception), quiet_hub():  # loading the model tries again, and says what is wrong
+            _fetch(str(model), phase, progress)
+    progress.phase("loading the model")
+
+
+def _is_here(model: str | None) -> bool:
     if (named := directory_of(model)) is None or named.expanduser().is_dir():
-        return "loading the model"
+        return True
     snapshot = cached_snapshot(str(named), hub_cache())
-    if snapshot is not None and _is_complete(snapshot):
-        return "loading the model"
-    shape = well_known(str(named))
-    size = f", about {filesize.decimal(2 * shape.parameters)}" if shape and shape.parameters else ""
-    return f"downloading {named} from the Hugging Face Hub{size}"
+    return snapshot is not None and _is_complete(snapshot)
+
+
+def _fetch(model: str, phase: str, progress: Progress) -> None:
+    from huggingface_hub import constants, snapshot_download
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    counted = dict[int, float]()  # bytes received, and bytes written: the library has a bar for each
+
+    class Counter(tqdm):
+        def __init__(self, *values: Any, **options: Any) -> None:
+            super().__init__(*values, **{**options, "file": StringIO()})
+
+        def display(self, *values: Any, **options: Any) -> None:
+            """Nothing: the phase shows it."""
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            if self.unit == "B":
+                counted[id(self)] = self.n
+                progress.update(max(counted.values()) / 1e6)
+            return shown
+
+    patterns = {"allow_patterns": _LOADED, "ignore_patterns": "*/*"}
+    fetch: Any = partial(snapshot_download, model, **patterns, endpoint=constants.ENDPOINT, tqdm_class=Counter)
+    size = sum(file.file_size for file in fetch(dry_run=True) if file.will_download)
+    progress.phase(phase, size / 1e6, "MB")
+    fetch()
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """No log of the Hub's library, whose retries are warnings: what fails is reported by the caller."""
+    hub = getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(CRITICAL)
+    try:
+        yield
+    finally:
+        hub.setLevel(level)
 
 
 def find_model(name: str, path: Path, cache: Path) -> Model:

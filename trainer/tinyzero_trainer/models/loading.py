@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from logging import CRITICAL, getLogger
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, directory_of
 from tinyzero_trainer.distributed.fsdp import on_device, ranks_of
 from tinyzero_trainer.errors import first_line
-from tinyzero_trainer.models.files import find_model, hub_cache
+from tinyzero_trainer.models.files import find_model, hub_cache, quiet_hub
 from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, merged_state, merged_weights
@@ -171,15 +170,14 @@ def _gathered(model: PreTrainedModel, *, keep: bool) -> dict[str, torch.Tensor]:
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """No progress bars and no advice on standard error, where the run shows its progress."""
-    logging, hub = transformers.utils.logging, getLogger("huggingface_hub")
-    verbosity, bars, hub_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    hub.setLevel(CRITICAL)  # its retries are warnings; failures are reported here
     logging.disable_progress_bar()
     try:
-        yield
+        with quiet_hub():
+            yield
     finally:
         logging.set_verbosity(verbosity)
-        hub.setLevel(hub_level)
         if bars:
             logging.enable_progress_bar()

@@ -24,7 +24,6 @@ from tinyzero_trainer.executors.ray.remote_workers import RemoteLearner, RemoteP
 from tinyzero_trainer.executors.ray.reward_actor import RewardActor
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.executors.tasks import run_tasks
-from tinyzero_trainer.models.files import loading_phase
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -59,7 +58,7 @@ def build_ray_workers(
         scorers = iter([pool.start(f"the scorer of {name}", RewardActor) for name in tasks])
         _check_run_directory(config, ranks)
         display.record_startup("ray")
-        display.phase(loading_phase(str(checkpoint) if checkpoint else config.model.path))
+        display.phase("loading the model")
         language_model, notes = _load_models(config, ranks.actors, engines, checkpoint)
         display.record_startup("model")
         if dims.device == "cuda":
