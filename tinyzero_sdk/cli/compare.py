@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tinyzero_sdk.scoring.compare import Comparison, ComparisonReport, Difference
 
 _RESAMPLES = (100, 100_000)  # fewer leave the quantiles to chance, more change no digit that is shown
-_FEW = 10  # problems that differ, below which Student's t is not to be relied on
 
 
 def compare(
@@ -117,6 +116,8 @@ _FORMATS = {"mean score": ".3f", "tokens": ",.1f"}  # of metrics that are not sh
 
 
 def _show_comparison(report: "ComparisonReport", comparison: "Comparison", limit: int) -> None:
+    from tinyzero_sdk.scoring.compare import remark
+
     shown = table("", "baseline", "this file", "difference", "95% interval", "problems")
     groups = {"": comparison.metrics, "reason": comparison.by_reason, "difficulty": comparison.by_difficulty}
     groups["task"] = comparison.by_task
@@ -131,11 +132,8 @@ def _show_comparison(report: "ComparisonReport", comparison: "Comparison", limit
     stdout.print(Text(f"\n{comparison.file} against {report.files[0].file}", style="bold"), soft_wrap=True)
     stdout.print(shown)
     better, worse = comparison.better, comparison.worse
-    if not better + worse:
-        stdout.print("no problem differs in accuracy: its interval says nothing about other problems", style="yellow")
-    if 0 < better + worse < _FEW:
-        few = f"only {plural(better + worse, 'problem')} with another accuracy, too few to rely on its interval"
-        stdout.print(few, style="yellow")
+    if text := remark(better + worse):
+        stdout.print(text, style="yellow")
     for name, solved, changes, total in (
         ("better", f"{comparison.newly_solved:,} of them newly solved", comparison.gains, better),
         ("worse", f"{comparison.no_longer_solved:,} of them no longer solved", comparison.losses, worse),

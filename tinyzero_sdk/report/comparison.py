@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tinyzero_sdk.records import REASONS
 from tinyzero_sdk.report.completions import Completions
-from tinyzero_sdk.scoring.compare import differences
+from tinyzero_sdk.scoring.compare import differences, remark
 
 MOST_FLIPS = 100
 
@@ -46,7 +46,8 @@ def compare(sides: list[tuple[Completions, Mapping[str, Any]]]) -> dict[str, Any
         return {"total": changed, "first": first}
 
     metrics = [asdict(one) for one in differences(occurring, resamples=0)]
-    return {"problems": len(shared), "metrics": metrics, "better": flips(1), "worse": flips(-1)}
+    found = {"problems": len(shared), "metrics": metrics, "better": flips(1), "worse": flips(-1)}
+    return {**found, "remark": remark(int((change != 0).sum()))}
 
 
 @dataclass(frozen=True)

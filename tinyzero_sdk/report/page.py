@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.report.completions import TEXTS, Completions, read_completions
 from tinyzero_sdk.report.runs import METRICS, Run
+from tinyzero_sdk.scoring.compare import FEW, remark
 from tinyzero_sdk.scoring.statistics import EXACT_FREEDOM, student_t
 
 STYLES = ("uPlot.min.css", "page.css")
@@ -95,6 +96,7 @@ def report(
     page = {
         "runs": described,
         "studentT": quantiles,
+        "remarks": [remark(changed) for changed in range(FEW)],
         "refresh": refresh,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }

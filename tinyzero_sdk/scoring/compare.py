@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS, Json
 from tinyzero_sdk.scoring.readers.runs import first_and_last
@@ -19,6 +20,9 @@ from tinyzero_sdk.scoring.score_file import MAX_LISTED
 from tinyzero_sdk.scoring.scored_rows import ScoredRows, find_key, read_scored_rows
 from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean, pass_at_k, quantile_edges
 from tinyzero_sdk.scoring.summary import MOST_DRAWN, usual_k
+
+FEW = 10
+"""Problems with another accuracy, below which Student's t is not to be relied on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,14 @@ def differences(
             interval = max(-1.0, interval[0]), min(1.0, interval[1])
         found[place] = replace(found[place], interval=interval)
     return found
+
+
+def remark(changed: int) -> str | None:
+    """What the number of problems with another accuracy says of its interval; None where that can be relied on."""
+    if not changed:
+        return "no problem differs in accuracy: its interval says nothing about other problems"
+    few = f"only {plural(changed, 'problem')} with another accuracy, too few to rely on its interval"
+    return few if changed < FEW else None
 
 
 def _compare(

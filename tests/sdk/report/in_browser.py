@@ -85,10 +85,12 @@ def others(page: "Page") -> dict[str, Any]:
     found = {"comparison": page.locator("h2:text-is('From A to B') + p").inner_text()}
     found["compared"] = page.evaluate("""async () => {
         const last = chosenRuns().map((run) => every().filter((one) => one.run === run).at(-1));
-        const found = await source.compare(last.map((one) => ({ run: one.run.name, filters: filtersOf(one) })));
+        const sides = last.map((one) => ({ run: one.run.name, filters: filtersOf(one) }));
+        const [found, same] = [await source.compare(sides), await source.compare([sides[0], sides[0]])];
         const shown = (one) => [one.problem, one.rates, one.rows.map((row) => row.problem)];
         const listed = ({ total, first }) => [total, first.slice(0, 3).map(shown)];
-        return { ...found, better: listed(found.better), worse: listed(found.worse) };
+        const remarks = [found.remark, same.remark];
+        return { ...found, remarks, better: listed(found.better), worse: listed(found.worse) };
     }""")
     page.locator(".flips button").first.click()
     page.locator(".completion").first.wait_for()
@@ -184,6 +186,8 @@ def main(chromium: str, *paths: str) -> None:
                 with (runs[0] / "metrics.jsonl").open("a") as file:
                     file.write('{"step": 21, "found_while_it_runs": 1.0}\n')
                 page.get_by_role("button", name="found_while_it_runs").wait_for()
+                page.goto(f"{address}?newest")
+                until(page, f"document.title === '{runs[0].name} – TinyZero'")
             found[name]["broken"] = broken_addresses(page, start.partition("#")[0])
             page.close()
         browser.close()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.dummy_runs import write_run
 from tests.environments import run_script
-from tinyzero_sdk.scoring.compare import compare_files
+from tinyzero_sdk.scoring.compare import compare_files, remark
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -30,6 +30,7 @@ def test_a_reader_filters_follows_a_problem_and_compares_runs(tmp_path):
     (comparison,) = whole.comparisons
     for shown in (ours, theirs):
         assert shown["problems"] == whole.problems == 64
+        assert shown["remarks"] == [remark(comparison.better + comparison.worse), remark(0)]
         expected = [comparison.accuracy, *comparison.metrics, *comparison.by_reason]
         expected = [asdict(one) for one in expected if not one.name.startswith("pass@")]
         assert [one["name"] for one in shown["metrics"]] == [one["name"] for one in expected]

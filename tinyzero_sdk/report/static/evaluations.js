@@ -47,6 +47,7 @@ function evaluationsView() {
     const stay = found.problems - found.better.total - found.worse.total;
     replace(compared, h("h2", {}, "From A to B"),
       h("p", {}, `A: ${titleOf(a, severalTasks)}. B: ${titleOf(b, severalTasks)}. On ${plural(found.problems, "problem")} that both have, accuracy changes by `, h("b", {}, `${sign(accuracy.difference)} points`), accuracy.interval && ` (95% interval ${accuracy.interval.map(sign).join(" to ")}, by problem)`, `; ${count(found.better.total)} improve, ${count(found.worse.total)} get worse, ${count(stay)} stay.`),
+      found.remark && h("p", { className: "note" }, `${found.remark[0].toUpperCase()}${found.remark.slice(1)}.`),
       h("div", { className: "scroll" }, h("table", { className: "levels" }, h("thead", {}, h("tr", {}, ["", "A", "B", "Difference", "95% interval", "Problems"].map((label) => h("th", { className: label ? "number" : "" }, label)))), h("tbody", {}, others.map(metric)))),
       levels([a, b]), h("div", { className: "panels" }, flips("Better in B", found.better), flips("Worse in B", found.worse)));
     return undefined;

@@ -142,7 +142,8 @@ class FileSource {
       return { total: some.length, first: some.slice(0, MOST_FLIPS) };
     };
     const occurs = (one) => one && (!(one.name in REASONS) || one.baseline > 0 || one.other > 0);
-    return { problems: shared.length, metrics: metrics.filter(occurs), better: flips(1), worse: flips(-1) };
+    const [better, worse] = [flips(1), flips(-1)];
+    return { problems: shared.length, metrics: metrics.filter(occurs), better, worse, remark: this.page.remarks[better.total + worse.total] ?? null };
   }
 
   // Of the problems that both sides know; null where there is none.
