@@ -90,6 +90,7 @@ def test_a_row_says_what_there_is_to_read(log, tmp_path):
     pieces = [first["completion"][start:end] for start, end in zip([0, *ends], ends, strict=False)]
     assert pieces == ["<answer>", "17", "+", "3", "-", "5", "</answer>"]
     assert (first.pop("logprobs"), first.pop("difficulty")) == ([-0.5] * 7, 4)
+    assert json.loads(first.pop("data")) == {}
     assert json.loads(first.pop("ground_truth")) == {"target": 15, "numbers": list(numbers)}
     assert dict(first.pop("parts")) == {"format": pytest.approx(0.1)}
     assert first == {

@@ -12,17 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.trainer.configurations import call
-from tinyzero_sdk import Task
+from tinyzero_sdk import Score, Task
 from tinyzero_sdk.data.rows import item_to_row
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.config.run import LogConfig
 from tinyzero_trainer.config.sft import SftRunConfig, compose_sft
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.models.new_model import build_tokenizer
+from tinyzero_trainer.monitoring.completion_log import CompletionLog
 from tinyzero_trainer.sft.batches import Batches
 from tinyzero_trainer.sft.examples import Encoder
 from tinyzero_trainer.sft.file_examples import ExampleFile, FileExamples
 from tinyzero_trainer.sft.train import fine_tune
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 TOKENIZER = build_tokenizer()
 TOKENIZER.chat_template = (
@@ -204,6 +207,26 @@ def test_the_task_makes_the_prompt_of_a_scored_row_without_one(read: Read, toy_t
     assert texts(read(rows, tasks=tasks, prompt_template="base")) == [(task.make_prompt(item, "base"), "yes")]
     with pytest.raises(DataError, match=r"rows\.jsonl:1: no prompt; expected it in the column `prompt`, or give the"):
         read(rows)
+
+
+def test_right_completions_that_a_run_kept_are_learned(tmp_path: Path) -> None:
+    """Of a task that makes its prompts of the problem's own columns."""
+    tasks = {"gsm8k": {"options": {"source": "synthetic"}}}
+    config = compose_sft({"tasks": tasks, "data": {"path": str(tmp_path), "prompt_template": "base"}})
+    loaded = load_tasks(config.task_specs)
+    items = problems(loaded["gsm8k"], "train", 2, 1 / 16)
+    log = CompletionLog(tmp_path / "completions", LogConfig(rollouts_count=9), loaded, TOKENIZER, pytest.fail)
+    prompts = [Prompt(item, "as the model saw it", [1], "gsm8k") for item in items]
+    scores = [Score(1.0, True), Score(0.0, False, "wrong")]
+    generation = Generation([1, 2], None, True)
+    log.train(1, [Rollout(prompt, generation, "so <answer>", score) for prompt in prompts for score in scores])
+    log.write()
+    examples = FileExamples(config, ExampleFile(str(tmp_path), config, loaded), loaded, ENCODER)
+    assert texts(examples) == sorted((loaded["gsm8k"].make_prompt(item, "base"), "so <answer>") for item in items)
+    (file,) = (tmp_path / "completions").iterdir()
+    pq.write_table(pq.read_table(file).drop_columns("data"), file)
+    with pytest.raises(DataError, match=r":1: task 'gsm8k': .* a problem needs the columns that the task gives it"):
+        ExampleFile(str(tmp_path), config, loaded)
 
 
 def test_problems_of_a_tasks_own_test_split_are_refused(read: Read, toy_task: str, tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ class SftDataConfig:
 
     path: str | None = None
     """File of examples: scored completions (`tinyzero eval --split train --output FILE`), of which the right ones are
-    learned; chat messages; or prompts and completions. JSON Lines, Parquet, or a data set of the Hub. none = examples
-    that the tasks make."""
+    learned; chat messages; or prompts and completions. JSON Lines, Parquet, or a data set of the Hub; or a run, for the
+    completions it has kept. none = examples that the tasks make."""
 
     test_path: str | None = None
     """File of examples for the held-out loss; none = data.test_fraction of data.path."""

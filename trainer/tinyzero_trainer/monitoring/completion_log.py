@@ -41,6 +41,7 @@ SCHEMA = pa.schema(
         ("completion", pa.string()),
         ("answer", pa.string()),
         ("ground_truth", pa.json_()),
+        ("data", pa.json_()),  # the problem's other columns, of which prompts and difficulties are made
         ("reason", _WORD),
         ("score", pa.float32()),
         ("parts", pa.map_(pa.string(), pa.float32())),
@@ -163,6 +164,7 @@ class CompletionLog:
             "completion": rollout.text,
             "answer": score.answer,
             "ground_truth": json.dumps(prompt.item.ground_truth),
+            "data": json.dumps(prompt.item.data),
             "reason": score.reason,
             "score": score.value,
             "parts": list(score.parts.items()),

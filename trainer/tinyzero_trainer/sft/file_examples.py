@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,8 @@ import numpy as np
 from tinyzero_sdk import Item, Task
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import Row
-from tinyzero_sdk.data.rows import is_prompt, row_to_item
-from tinyzero_sdk.data.sources import open_rows
+from tinyzero_sdk.data.rows import ground_truth_of, is_prompt, row_to_item
+from tinyzero_sdk.data.sources import Rows, open_rows
 from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
@@ -58,7 +59,7 @@ class ExampleFile:
         """Read the file once, to find its examples.
 
         Args:
-            path: as `open_rows` takes it.
+            path: as `open_rows` takes it, or a run, for the completions it has kept of its training problems.
             config: of the run.
             tasks: of the run.
             learned: whether the examples are to learn from, and not for the held-out loss alone.
@@ -67,7 +68,9 @@ class ExampleFile:
             DataError: a row is no example, it is of a held-out problem, or there is no example.
         """
         self._arguments = (path, config, tasks)
-        self.path, self._tasks, self._rows, self._learned = path, tasks, open_rows(path), learned
+        of_run = sorted(Path(path).expanduser().glob("completions/train_*.parquet"))
+        self.path, self._tasks, self._learned = path, tasks, learned
+        self._rows = Rows(of_run) if of_run else open_rows(path)
         self.first_chat: str | None = None  # the first row that needs a chat template
         self._wrong = 0  # completions that are wrong, or were cut off
         self._seed = config.run.seed
@@ -126,6 +129,7 @@ class ExampleFile:
     def _find(self, max_per_problem: int) -> Iterator[tuple[int, int, str]]:
         """Row, turn, and the key of the problem or the prompt of each example; see `data.max_per_problem`."""
         taken, seen = Counter[int](), set[int]()  # of hashes: texts would take more memory than there may be
+        whole = set[str | None]()  # tasks of which a row has been seen to hold a problem whole
         for index, row in enumerate(self._rows):
             examples = self._examples(index, row)
             self._wrong += not examples
@@ -148,8 +152,13 @@ class ExampleFile:
                         self._completion(index, example.task, example.item)  # it may make none
                     try:
                         key = self._key(index, row, example.task, example.item)
+                        if example.task is not None and example.task not in whole:  # what training logs needs it too
+                            self._tasks[example.task].difficulty(example.item)
+                            whole.add(example.task)
                     except BrokenTaskError as error:
-                        raise DataError(f"{self._rows.place(index)}: {error}") from error
+                        raise DataError(
+                            f"{self._rows.place(index)}: {error}; a problem needs the columns that the task gives it"
+                        ) from error
                     pair = hash((key, example.completion))
                     if pair in seen or taken[hash(key)] == max_per_problem:
                         continue
@@ -282,6 +291,8 @@ class FileExamples(ExampleSource):
 
 
 def _problem(row: Row) -> Item:
+    if {"problem", "decoding"} <= row.keys():  # a run's, which keeps the problem's columns in one
+        return Item(ground_truth_of(row), row.get("data") or {})
     return row_to_item({name: value for name, value in row.items() if name not in NOT_OF_PROBLEM})
 
 
