@@ -5,8 +5,16 @@ a traceback and exits with `exit_code`. A failed assertion, by contrast, is a bu
 """
 
 import difflib
+import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
+
+import pluggy
+
+
+_SDK, _PLUGGY = os.path.dirname(__file__), os.path.dirname(pluggy.__file__)
+_STDLIB = sysconfig.get_path("stdlib")
 
 
 class TinyZeroError(Exception):
@@ -69,10 +77,22 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callab
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception of a plugin's code in one line: its type, its message and where it was raised."""
+    """An exception of a plugin's code in one line: its type, its message, and the last line of the plugin before it."""
     try:
         text = str(error)
     except Exception:  # an exception's message is plugin code too
         text = "(its message cannot be shown)"
-    place = traceback.extract_tb(error.__traceback__, limit=-1)[0]
-    return f"{type(error).__name__}: {text} ({place.filename}:{place.lineno})"
+    files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = next((os.path.dirname(file) for file, _ in files if not _is_host(file)), None)
+    place = next((f" ({file}:{line})" for file, line in reversed(files) if own and _is_within(own, file)), "")
+    return f"{type(error).__name__}: {text}{place}"
+
+
+def _is_host(filename: str) -> bool:
+    """Whether it is a file of the SDK or of what calls plugins for it."""
+    is_installed = "site-packages" in filename
+    return filename.startswith((_SDK, _PLUGGY)) or (not is_installed and filename.startswith((_STDLIB, "<frozen ")))
+
+
+def _is_within(directory: str, filename: str) -> bool:
+    return filename.startswith(directory) and "site-packages" not in filename.removeprefix(directory)

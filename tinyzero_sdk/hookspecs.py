@@ -83,7 +83,7 @@ def grammar(item: Item) -> "Mapping[str, Sequence[str]]":
 
 @hookspec(firstresult=True)
 def is_valid(ground_truth: Json) -> bool:
-    """Optional: whether this could be the ground truth of an item; lets the fuzzer synthesize problems."""
+    """Optional: whether answers can be judged by it; others are errors, and the fuzzer can synthesize problems."""
 
 
 @hookspec(firstresult=True)

@@ -115,9 +115,11 @@ def sample(
     problems = [_describe(opened, item, template) for item in items]
     if json:
         print_json(problems)
-        return
-    for number, problem in enumerate(problems, 1):
-        _show_problem(f"{opened.name} · {split} {number}", problem)
+    else:
+        for number, problem in enumerate(problems, 1):
+            _show_problem(f"{opened.name} · {split} {number}", problem)
+    if any(problem["error"] for problem in problems):
+        raise typer.Exit(1)
 
 
 def _describe(task: Task, item: Item, template: str) -> dict[str, Any]:
@@ -134,6 +136,7 @@ def _describe(task: Task, item: Item, template: str) -> dict[str, Any]:
         "solution": solution,
         "score": None if score is None else score.value,
         "reason": None if score is None else score.reason,
+        "error": task.first_error.splitlines()[-1] if task.first_error is not None else None,
     }
 
 
@@ -144,10 +147,11 @@ def _show_problem(title: str, problem: dict[str, Any]) -> None:
     _show_part("ground truth", json.dumps(problem["ground_truth"], ensure_ascii=False))
     _show_part("difficulty", f"{problem['difficulty']:.3g}")
     if problem["solution"] is not None:
-        is_scored = problem["score"] is not None
-        score = (
-            f"scores {problem['score']:g} ({problem['reason']})" if is_scored else "not scored: its scorer is unsafe"
-        )
+        score = "not scored: its scorer is unsafe"
+        if problem["error"]:
+            score = f"the scorer failed on it: {problem['error']}"
+        elif problem["score"] is not None:
+            score = f"scores {problem['score']:g} ({problem['reason']})"
         _show_part(f"gold completion, {score}", problem["solution"])
     stdout.print()
 

@@ -47,7 +47,8 @@ def show_faults(file: "Path", report: "ScoreReport") -> None:
     if report.bad_rows > len(report.bad):
         complain(f"... and {report.bad_rows - len(report.bad):,} more")
     if report.first_error is not None:
-        complain(report.suspicion or f"the scorer raised exceptions; the first:\n{report.first_error.rstrip()}")
+        first = f"the scorer failed first where {report.failed_truth}:\n{report.first_error.rstrip()}"
+        complain(report.suspicion or first)
 
 
 def as_json(report: "ScoreReport") -> dict[str, Any]:

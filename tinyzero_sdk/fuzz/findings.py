@@ -16,9 +16,9 @@ from tinyzero_sdk.testing.cases import Case
 from tinyzero_sdk.testing.shrinking import size_of
 
 DESCRIPTIONS: dict[str, str] = {
-    "wrong_rewarded": "fully rewarded, though wrong",
-    "died": "ended the process",
     "timeout": "took longer than the timeout",
+    "died": "ended the process",
+    "wrong_rewarded": "fully rewarded, though wrong",
     "error": "the scorer raised",
     "oracle_error": "the oracle raised",
     "right_unrewarded": "not rewarded, though right",

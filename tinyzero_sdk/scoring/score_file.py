@@ -60,6 +60,9 @@ class ScoreReport:
 
     bad: list[BadRow] = field(default_factory=list)
     first_error: str | None = None
+    failed_truth: str | None = None
+    """Row and ground truth that the scorer failed on first."""
+
     suspicion: str | None = None
     """Why the scorer may have failed on every completion: the ground truths look wrong."""
 
@@ -208,6 +211,7 @@ def scored_batches(
         if not report.rows and not report.bad_rows:
             raise DataError(f"{source} has no rows; there is nothing to score")
         report.first_error = pool.first_error
+        report.failed_truth = next(iter(sample), None)
         if sample and report.first_error and not any(report.reasons[reason] for reason in ("ok", "wrong", "malformed")):
             report.suspicion = (
                 f"task {task.name!r} failed on every answer; the ground truths may not have the form it needs: "

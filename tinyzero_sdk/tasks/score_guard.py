@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tinyzero_sdk.errors import BrokenTaskError
+from tinyzero_sdk.errors import BrokenTaskError, describe_error
 from tinyzero_sdk.hookspecs import hookimpl
 from tinyzero_sdk.records import REASONS, TASK_PART, Completion, Json, Score
 from tinyzero_sdk.text import strip_special_tokens
@@ -32,6 +32,7 @@ class ScoreGuard:
         extract_answer: Callable[[str], Any],
         score: Callable[[str, Json], Any],
         score_range: tuple[float, float],
+        is_valid: Callable[[Json], Any] | None = None,
     ) -> None:
         self.task_name = task_name
         self.error_count = 0
@@ -39,12 +40,16 @@ class ScoreGuard:
         self._extract_answer = extract_answer
         self._score = score
         self._range = score_range
+        self._is_valid = is_valid
+        self._valid_truth: Json = self  # the latest ground truth that was valid: those of a group are one object
         self._is_wrapped = False
 
     @hookimpl
     def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
         """The score of a completion (plain text counts as a finished one)."""
         try:
+            if self._is_valid is not None and ground_truth is not self._valid_truth:
+                self._check_truth(ground_truth)
             answer = self.extract_answer(completion if isinstance(completion, str) else completion.text)
             if answer is None:
                 score = Score(0.0, False, "no_answer")
@@ -101,6 +106,13 @@ class ScoreGuard:
         value = self._check_value(result, self._range)
         return Score(value, True, "ok", answer) if value == self._range[1] else Score(value, False, "wrong", answer)
 
+    def _check_truth(self, ground_truth: Json) -> None:
+        """Refuse a ground truth that no answer could be judged by, whatever the completion says."""
+        assert self._is_valid is not None
+        if not self._is_valid(ground_truth):
+            raise BrokenTaskError(f"task {self.task_name!r} has no such ground truth: {describe_value(ground_truth)}")
+        self._valid_truth = ground_truth
+
     def _check_score(self, score: Any, answer: str | None, bounds: tuple[float, float]) -> Score:
         if not isinstance(score, Score):
             raise self._refusal("", score, "a Score")
@@ -142,7 +154,10 @@ class ScoreGuard:
         self.error_count += 1
         if self.first_error is None:
             # As text: the exception itself keeps the scorer's frames alive and may not pickle.
-            self.first_error = "".join(traceback.format_exception(error, limit=-16))
+            self.first_error = describe_error(error)
+            if not isinstance(error, BrokenTaskError):
+                frames = "".join(traceback.format_tb(error.__traceback__, limit=-16))
+                self.first_error = f"Traceback (most recent call last):\n{frames}{self.first_error}"
         return Score(0.0, False, "error")
 
 

@@ -5,6 +5,7 @@ in one process; `data/build.py` writes whole datasets.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -151,21 +152,27 @@ def iterate_split(
     Args:
         task: from `load_task`.
         split: `train` or `test`; no problem is in both, whatever the seeds.
-        size: number of problems; None = unlimited.
+        size: number of problems; None = all there are.
         seed: different seeds give different problems.
         test_fraction: the fraction of all problems that belongs to the test split.
         block: most candidates to request at a time; does not change the result.
 
     Raises:
-        ExhaustedError: the task has no more different problems.
+        ExhaustedError: the task has fewer than `size` different problems.
         SettingsError: `test_fraction` would leave a split empty, or have no effect.
     """
     check_test_fraction(task, test_fraction)
     split_filter = SplitFilter(task, split, size=size, test_fraction=test_fraction)
-    return islice(_endless(task, split, split_filter, seed, test_fraction, block), size)
+    problems = _problems(task, split, split_filter, seed, test_fraction, block)
+    return _to_their_end(problems) if size is None else islice(problems, size)
 
 
-def _endless(
+def _to_their_end(problems: Iterator[Item]) -> Iterator[Item]:
+    with suppress(ExhaustedError):
+        yield from problems
+
+
+def _problems(
     task: CandidateSource, split: Split, split_filter: SplitFilter, seed: int, test_fraction: float, block: int
 ) -> Iterator[Item]:
     start, count = 0, min(_FIRST_BLOCK, block)

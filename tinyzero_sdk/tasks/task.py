@@ -101,7 +101,8 @@ class Task:
         self.has_own_splits = bool(self._call("has_own_splits", bind(hook.has_own_splits, options)))
         """Whether the task has its own splits; otherwise problems are divided by the hash of their key."""
 
-        self._guard = ScoreGuard(name, bind(hook.extract_answer, options), self._score, info.score_range)
+        is_valid = self._is_valid if hook.is_valid.get_hookimpls() else None
+        self._guard = ScoreGuard(name, bind(hook.extract_answer, options), self._score, info.score_range, is_valid)
         plugin_manager.register(self._guard, name="score guard")
         shaped = len(hook.score_completion.get_hookimpls()) > 1
         scorer = bind(hook.score_completion, options)
@@ -136,7 +137,7 @@ class Task:
 
     @property
     def first_error(self) -> str | None:
-        """Traceback of the first of them."""
+        """Traceback of the first of them, whose last line names the task's own file and line."""
         return self._guard.first_error
 
     def generate(self, split: Split, size: int, *, seed: int = 0, start: int = 0) -> ItemColumns | list[Item]:

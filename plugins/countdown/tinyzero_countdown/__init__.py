@@ -4,11 +4,12 @@ No file of the package may have the name of a hook: importing it would put the m
 """
 
 from collections.abc import Mapping
+from operator import index
 from typing import TYPE_CHECKING
 
 from tinyzero_countdown import demonstrations, prompts, scoring
 from tinyzero_countdown.answer_grammar import answer_rules
-from tinyzero_countdown.options import MAX_VALUE, CountdownOptions
+from tinyzero_countdown.options import CountdownOptions
 from tinyzero_countdown.second_opinion import is_right
 from tinyzero_sdk import Item, ItemColumns, Score, TaskInfo, hookimpl
 from tinyzero_sdk.hookspecs import Message
@@ -99,7 +100,7 @@ def grammar(item: Item) -> dict[str, list[str]]:
 def is_valid(ground_truth: Json) -> bool:
     try:
         numbers, target = ground_truth["numbers"], ground_truth["target"]
-        return len(numbers) > 1 and all(1 <= number <= MAX_VALUE for number in (*numbers, target))
+        return bool(len(numbers)) and all(type(value) is not bool and index(value) >= 0 for value in (*numbers, target))
     except (KeyError, TypeError):
         return False
 

@@ -9,6 +9,7 @@ from tinyzero_gsm8k import prompts, scoring
 from tinyzero_gsm8k.options import Gsm8kOptions
 from tinyzero_gsm8k.second_opinion import is_right
 from tinyzero_sdk import Item, Score, TaskInfo, hookimpl
+from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Json, Split
 from tinyzero_sdk.text import last_answer
@@ -84,7 +85,11 @@ def oracle(answer: str, ground_truth: str | int | float) -> bool | None:
 
 @hookimpl
 def is_valid(ground_truth: Json) -> bool:
-    return isinstance(ground_truth, str | int)  # whatever number it is, it may be a result
+    try:
+        scoring.read_truth(ground_truth)  # whatever number it is, it may be a result
+    except DataError:
+        return False
+    return True
 
 
 @hookimpl

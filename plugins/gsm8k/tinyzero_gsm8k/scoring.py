@@ -29,7 +29,7 @@ def score_answer(answer: str, ground_truth: str | int | float) -> Score:
         >>> [score_answer(text, "1000").reason for text in ("$1,000.00 a month", "999", "a lot")]
         ['ok', 'wrong', 'malformed']
     """
-    truth = _truth(ground_truth)
+    truth = read_truth(ground_truth)
     number = read_number(answer)
     if number is None:
         return _MALFORMED
@@ -37,7 +37,12 @@ def score_answer(answer: str, ground_truth: str | int | float) -> Score:
 
 
 @lru_cache(maxsize=1 << 16, typed=True)
-def _truth(ground_truth: str | int | float) -> int | Fraction:
+def read_truth(ground_truth: str | int | float) -> int | Fraction:
+    """The number of a ground truth.
+
+    Raises:
+        DataError: it is none.
+    """
     number = None if isinstance(ground_truth, bool) else read_number(str(ground_truth).rpartition(MARKER)[2])
     if number is None:
         raise DataError(f"the ground truth is {str(ground_truth)[:80]!r}, expected a number")

@@ -1,6 +1,7 @@
 """`tinyzero data` and `tinyzero sample`, as they are typed."""
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -99,6 +100,17 @@ def test_sample_shows_prompt_truth_and_gold_completion(run, task, write_task):
     assert max(map(len, out.splitlines())) <= 80
     code, out, _ = run("sample", "--task", write_task("no_solutions"), "-n", 1)
     assert (code, "gold completion" in out) == (0, False)
+
+
+def test_sample_shows_why_the_scorer_fails_on_a_gold_completion(run, write_task):
+    solve = "@hookimpl\ndef solve(item):\n    return '<answer>1</answer>'"
+    path = write_task(score="@hookimpl\ndef score(answer, ground_truth):\n    return int('x')", solve=solve)
+    code, out, _ = run("sample", "--task", path, "-n", 1)
+    assert code == 1
+    assert "the scorer failed on it: ValueError: invalid literal" in out
+    code, out, _ = run("sample", "--task", path, "-n", 1, "--json")
+    assert code == 1
+    assert re.search(r"say\.py:\d+\)$", json.loads(out)[0]["error"])
 
 
 def test_sample_prints_json(run, task):

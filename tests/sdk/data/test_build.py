@@ -84,7 +84,8 @@ def problems(task, split, **arguments):
 )
 def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(keys, fraction, block, split):
     expected = [key for key in dict.fromkeys(keys) if split_of_key(str(key), fraction) == split]
-    found, error = problems(Numbers(keys), split, test_fraction=fraction, block=block)
+    assert problems(Numbers(keys), split, test_fraction=fraction, block=block) == (expected, "")
+    found, error = problems(Numbers(keys), split, size=len(expected) + 1, test_fraction=fraction, block=block)
     assert found == expected
     assert f"only {len(expected)} different" in error
 

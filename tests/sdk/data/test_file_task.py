@@ -132,7 +132,7 @@ def test_rows_go_to_the_task_that_they_name(tmp_path):
         ({"prompt": [{"role": "user"}]}, "expected text, or messages with role and content"),
         ({"reward_model": None, "nums": None}, "no ground truth; expected it in the column"),
         ({"reward_model": {"ground_truth": {"target": 5}}}, "has no such ground truth: {'target': 5}"),
-        ({"reward_model": {"ground_truth": {"target": 5, "numbers": [5]}}}, "has no such ground truth"),
+        ({"reward_model": {"ground_truth": {"target": 5, "numbers": [True]}}}, "has no such ground truth"),
     ],
 )
 def test_a_row_that_is_no_problem_is_named(tmp_path, change, message):

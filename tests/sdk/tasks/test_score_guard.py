@@ -152,6 +152,27 @@ def test_first_error_is_kept_with_its_place(write_task):
     assert path in task.first_error
 
 
+@pytest.mark.parametrize("completion", ["<answer>1</answer>", "no answer", Completion("<answer>2</answer>")])
+def test_a_ground_truth_that_cannot_be_judged_is_an_error_whatever_the_completion_says(write_task, completion):
+    code = "@hookimpl\ndef is_valid(ground_truth):\n    return type(ground_truth) is int and 1 <= ground_truth <= 9"
+    task = load_task(write_task(is_valid=code))
+    assert task.score_completion(completion, 1).reason != "error"
+    for truth in (True, "1", None, 10, [1]):
+        assert task.score_completion(completion, truth) == Score(0.0, False, "error")
+    assert task.error_count == 5
+    assert "task 'say' has no such ground truth: True (bool)" in task.first_error
+
+
+def test_an_error_names_the_last_line_of_the_task_itself(write_task, tmp_path):
+    (tmp_path / "helper.py").write_text("import json\n\ndef read(text):\n    return json.loads(text)\n")
+    code = "import helper\n@hookimpl\ndef score(answer, ground_truth):\n    return helper.read('{')"
+    task = load_task(write_task(score=code))
+    task.score_completion("<answer>1</answer>", 1)
+    last = task.first_error.splitlines()[-1]
+    assert last.startswith("JSONDecodeError: Expecting property name")
+    assert last.endswith(f"({tmp_path / 'helper.py'}:4)")
+
+
 def test_extraction_that_raises_or_lies_is_contained(write_task):
     task = load_task(write_task(extract_answer="@hookimpl\ndef extract_answer(completion): return int(completion)"))
     assert task.score_completion("x", 3).reason == "error"

@@ -158,6 +158,10 @@ MORE_BREAKERS: dict[str, tuple[str, dict[str, str | None]]] = {
     "digits and commas": ("bounded-time", scores(r"re.fullmatch(r'(\d+,?)+', answer)")),
     "letters and spaces": ("bounded-time", scores(r"re.fullmatch(r'([a-z]+\s?)*', answer)")),
     "words": ("bounded-time", scores(r"re.fullmatch(r'(The answer is (\w+ ?)+)\.', answer)")),
+    "the answer as a pattern": (
+        "bounded-time",
+        scores("try: re.search(answer, str(ground_truth['total']))\n    except re.error: pass"),
+    ),
     "a leak": ("bounded-memory", scores("kept.append(bytearray(100_000))", "kept = []")),
     "a thread": ("runs-no-code", scores("threading.Thread(target=len, args=['']).start()", "import threading")),
     "the limit of recursion": ("runs-no-code", scores("sys.setrecursionlimit(100_000)", "import sys")),
