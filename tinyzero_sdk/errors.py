@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 
 import pluggy
 
-
 _SDK, _PLUGGY = os.path.dirname(__file__), os.path.dirname(pluggy.__file__)
 _STDLIB = sysconfig.get_path("stdlib")
 

@@ -345,7 +345,8 @@ HOSTILE = [
     "<end_of_turn>", "<answer", "answer>", "<answer/>", "\\", "\\frac{", "\\left(", "\\boxed{", "\\begin{matrix}", "$",
     "%s", "%n", "{0}", "{}", "{0.__class__}", "$(true)", "`true`", "'", '"', '"""', "#", ";", "`", "//", "**", "=",
     "print(1)", "__import__('os').getcwd()", "().__class__.__mro__", "lambda: 0", "exit()", "(lambda f: f(f))(0)",
-    "(?:.?){20000}!", "(.*)*(.*)*(.*)*(.*)*!", "[0]*10**10", "'a'*10**10", "import os", "os.getcwd()", "x", "E", "I", "pi", "factorial(9)", "zoo", "1,", ",1",
+    "[0]*10**10", "'a'*10**10", "import os", "os.getcwd()", "x", "E", "I", "pi", "factorial(9)", "zoo", "1,", ",1",
+    "(?:.?){20000}!", "(.*)*(.*)*(.*)*(.*)*!",
 ]  # fmt: skip
 """What has broken scorers: deep nesting, towers of powers, numbers without end, text that is no text, code, and
 patterns that try for minutes to match even one character."""
