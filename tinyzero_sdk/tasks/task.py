@@ -253,7 +253,10 @@ class Task:
 
     def is_valid(self, ground_truth: Json) -> bool:
         """Whether this could be the ground truth of an item; False where the task has no such hook."""
-        return bool(self._call("is_valid", self._is_valid, ground_truth))
+        try:
+            return bool(self._call("is_valid", self._is_valid, ground_truth))
+        except BrokenTaskError as error:  # the ground truth may be a varied one, which the author has not seen
+            raise BrokenTaskError(f"{error}, for the ground truth {ground_truth!r:.200}") from error
 
     def grammar(self, item: Item) -> Mapping[str, Sequence[str]] | None:
         """Grammar of answers to the item, or None where there is none; `docs/reference/hooks.md` says how it looks."""

@@ -134,6 +134,10 @@ def test_hook_is_valid(write_task):
     assert not load_task(write_task()).is_valid(7)
     task = load_task(write_task(name="valid", extra="@hookimpl\ndef is_valid(ground_truth): return ground_truth >= 0"))
     assert (task.is_valid(7), task.is_valid(-7)) == (True, False)
+    with pytest.raises(
+        BrokenTaskError, match=r"is_valid raised TypeError: .*, for the ground truth \{'numbers': \[3\]\}$"
+    ):
+        task.is_valid({"numbers": [3]})
 
 
 def test_hook_has_own_splits(write_task):
