@@ -66,13 +66,12 @@ def report(
 def _open(paths: list[Path]) -> "list[Run]":
     from tinyzero_sdk.report.runs import open_run
 
-    runs = []
-    for path in paths:
-        same = [other for other in paths if other.name == path.name]
-        runs.append(open_run(path, path.resolve().name if len(same) == 1 else str(path)))
-    if len({run.name for run in runs}) < len(runs):
+    if len({path.resolve() for path in paths}) < len(paths):
         raise SettingsError("a run is given twice; name each once")
-    return runs
+    names = [path.resolve().name for path in paths]
+    return [
+        open_run(path, name if names.count(name) == 1 else str(path)) for path, name in zip(paths, names, strict=True)
+    ]
 
 
 def _versions(runs: "list[Run]") -> list[tuple[Path, int]]:

@@ -85,6 +85,13 @@ def test_report_writes_one_file(tmp_path, run_path, capsys):
     assert output.read_text().startswith("<!doctype html>")
 
 
+def test_a_run_is_drawn_once(tmp_path, run_path, capsys, monkeypatch):
+    monkeypatch.chdir(run_path)
+    with pytest.raises(SystemExit) as exit:
+        main(["report", ".", str(run_path), "-o", str(tmp_path / "page.html")])
+    assert (exit.value.code, "a run is given twice" in capsys.readouterr().err) == (2, True)
+
+
 def test_only_a_report_is_replaced_and_what_cannot_be_read_is_named(tmp_path, run_path, capsys):
     run = shutil.copytree(run_path, tmp_path / "run")
     (run / "completions" / "train_00000099_00000099.parquet").write_bytes(b"PAR1")

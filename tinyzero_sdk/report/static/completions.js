@@ -4,7 +4,7 @@ const PAGE_ROWS = 50;
 const MOST_OF_PROBLEM = 2000; // completions of a problem that are followed
 const MOST_BESIDE = 24;
 const COLUMNS = [
-  ["step", "Step", "number"], ["split", "Set", "less"], ["task", "Task", "less"], ["problem", "Problem", "long"], ["difficulty", "Difficulty", "number less"],
+  ["step", "Step", "number"], ["split", "Set", "less in-detail"], ["task", "Task", "less in-detail"], ["problem", "Problem", "long"], ["difficulty", "Difficulty", "number less"],
   ["answer", "Answer", "long"], ["reason", "Result", ""], ["score", "Score", "number less"], ["num_tokens", "Tokens", "number less"],
 ];
 const RANGE_FILTERS = [["step", "Step"], ["difficulty", "Difficulty"], ["score", "Score"]];

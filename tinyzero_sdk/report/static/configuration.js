@@ -13,7 +13,8 @@ function configurationView() {
     choice.hidden = runs.length < 2;
     if (!runs.length) return replace(table, empty("No configuration.", "A run writes its settings to config.toml; scored files have none."));
     const differs = (key) => new Set(runs.map((run) => run.config[key])).size > 1;
-    const every = [...new Set(runs.flatMap((run) => Object.keys(run.config)))];
+    const names = [...new Set(runs.flatMap((run) => Object.keys(run.config)))];
+    const every = Object.values(Object.groupBy(names, (key) => key.split(".")[0])).flat(); // as the first run has them
     const keys = every.filter((key) => key.includes(state.keys) && (!only.checked || runs.length < 2 || differs(key)));
     const rows = keys.map((key) => h("tr", { className: runs.length > 1 && differs(key) ? "differs" : "" }, h("th", { scope: "row" }, key), runs.map((run) => h("td", {}, run.config[key] ?? "–"))));
     const head = h("tr", {}, h("th", {}, "Setting"), runs.map((run) => h("th", {}, swatch(run), run.name)));

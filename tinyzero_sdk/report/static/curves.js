@@ -177,7 +177,9 @@ function joined(tables) {
 }
 
 function stackedChart(holder, legend, panel, lines) {
-  const [xs] = joined(lines.map(({ xs, ys }) => [xs, ys]));
+  let [xs] = joined(lines.map(({ xs, ys }) => [xs, ys]));
+  const { min, max } = zoomOf();
+  if (xs.length === 1) xs = [xs[0] - 0.04 * (max - min || 1), xs[0]]; // a point has no area
   const weight = Number(state.smooth);
   let below = xs.map(() => 0);
   const data = [xs], series = [{}], bands = [], items = [];
