@@ -4,7 +4,7 @@ from importlib.metadata import version as _version
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.hookspecs import hookimpl
-from tinyzero_sdk.records import Completion, Item, Score, TaskInfo
+from tinyzero_sdk.records import Completion, Item, RewardPart, Score, TaskInfo
 from tinyzero_sdk.records_arrow import ItemColumns
 from tinyzero_sdk.tasks.registry import list_tasks, load_task
 from tinyzero_sdk.tasks.task import Task
@@ -14,6 +14,7 @@ __all__ = [
     "Completion",
     "Item",
     "ItemColumns",
+    "RewardPart",
     "Score",
     "Task",
     "TaskInfo",

@@ -3,9 +3,10 @@
 Everything in an `Item` is plain JSON, so that it survives Parquet, JSON Lines and pickling.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 Json = Any
 """Plain JSON: dict with str keys, list, str, int, float, bool or None."""
@@ -65,15 +66,41 @@ class Score:
     """The result of `extract_answer`."""
 
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Terms of `value` by name, where wrappers or the task add any."""
+    """By name: the parts of the reward, before their weights, that the task's `info` declares; the terms that wrappers
+    add; and what else a task reports."""
 
     masked: bool = False
     """Whether to exclude the completion from the loss (not from the metrics)."""
+
+    @classmethod
+    def of_parts(
+        cls, parts: Mapping[str, float], *, correct: bool, reason: Reason = "ok", masked: bool = False
+    ) -> Self:
+        """A score whose value the SDK adds up, of the parts that the task's `info` declares; those left out are 0.
+
+        Example:
+            >>> Score.of_parts({"answer": 0.0, "format": 1.0}, correct=False, reason="wrong").parts
+            {'answer': 0.0, 'format': 1.0}
+        """
+        return cls(math.nan, correct, reason, parts=parts, masked=masked)
 
     @property
     def unshaped(self) -> float:
         """The task's own value, before any wrapper."""
         return self.parts.get(TASK_PART, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPart:
+    """A named part of a task's reward."""
+
+    weight: float = 1.0
+    """Factor in the sum; users change it by `task.weights.NAME=…`."""
+
+    range: tuple[float, float] = (0.0, 1.0)
+    """Least and greatest value before the weight, around 0, the value where there is no answer."""
+
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +114,10 @@ class TaskInfo:
     """Column `ability` of data files."""
 
     score_range: tuple[float, float] = (0.0, 1.0)
-    """Least and greatest reward; a score outside is an error of the task."""
+    """Least and greatest reward; a score outside is an error of the task. With `parts` it follows from them."""
+
+    parts: Mapping[str, RewardPart] = field(default_factory=dict)
+    """Parts of the reward by name. The reward is the sum of weight × value, and `score` returns `Score.of_parts(…)`."""
 
     waivers: Mapping[str, str] = field(default_factory=dict)
     """Checks of `tinyzero check` that the task cannot pass, each with the reason."""

@@ -79,6 +79,7 @@ def _as_json(report: "RescoreReport") -> dict[str, Any]:
         "old_accuracy": report.old_accuracy,
         "new_accuracy": report.new_accuracy,
         "before": [provenance._asdict() for provenance in report.before],
+        "parts": {name: dataclasses.asdict(part) for name, part in report.parts.items()},
         "reasons": [{"old": old, "new": new, "rows": rows} for (old, new), rows in report.reasons.most_common()],
         "changes": [dataclasses.asdict(change) | {"flipped": change.is_flip} for change in report.changes],
         "new": as_json(report.scored),
@@ -98,6 +99,12 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
     other = f"; {report.other_answer:,} more have another answer" if report.other_answer else ""
     changed = f"{plural(report.changed, 'score')} changed, {report.flipped:,} of them flipped{other}"
     stdout.print(changed, soft_wrap=True)
+    if report.parts:
+        parts = table("part of the reward", "mean before", "now", "rows in which it rose", "fell")
+        for name, part in report.parts.items():
+            means = (f"{total / part.rows:.4g}" for total in (part.old_sum, part.new_sum))
+            parts.add_row(name, *means, f"{part.rose:,}", f"{part.fell:,}")
+        stdout.print("", parts)
     if report.changed:
         # Rows changed by old reason (down) and new reason (across).
         olds, news = (list(dict.fromkeys(pair[side] for pair, _ in report.reasons.most_common())) for side in (0, 1))

@@ -106,6 +106,9 @@ def _show_accuracy(report: "ScoreReport", summary: "Summary") -> None:
     if summary.prompts < summary.rows:
         facts.append(plural(summary.prompts, "prompt"))
     stdout.print(" · ".join(facts), soft_wrap=True)
+    if summary.parts:
+        parts = " · ".join(f"{name} {mean:.4g}" for name, mean in summary.parts.items())
+        stdout.print(Text(f"mean of each part: {parts}"), soft_wrap=True)
     if report.provenance is not None:
         by = f"by {report.provenance.task} {report.provenance.task_version}"
         options = "" if report.provenance.task_options == "{}" else f" with {report.provenance.task_options}"

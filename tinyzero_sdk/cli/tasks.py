@@ -171,6 +171,15 @@ def _show_details(details: dict[str, Any]) -> None:
             texts = (option["type"], format_value(option["default"]), option["help"])
             table.add_row(f"[cyan]{option['key']}[/]", *map(escape, texts))
         stdout.print("", table)
+    if details["parts"]:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for column in ("weight of a part", "default", "range", "meaning"):
+            table.add_column(column, overflow="fold")
+        for name, part in details["parts"].items():
+            low, high = part["range"]
+            texts = (f"{part['weight']:g}", f"{low:g} to {high:g}", escape(part["description"]))
+            table.add_row(f"[cyan]task.weights.{name}[/]", *texts)
+        stdout.print("", table)
     if details["example"] is None:
         stdout.print(f"\nno example: {escape(details['no_example'])}", soft_wrap=True)
         return

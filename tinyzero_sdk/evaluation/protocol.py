@@ -5,7 +5,7 @@ The trainer and `openai_endpoint.py` provide samplers; `evaluate.py` runs them.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tinyzero_sdk.records import Completion, Item, Json, Split
@@ -90,12 +90,11 @@ class EvaluationPlan:
     memory_limit_gb: float = 4.0
 
     def settings(self, sampler: Sampler) -> dict[str, Json]:
-        options = {} if self.task.options is None else asdict(self.task.options)
         return {
             "model": self.model,
             "task": self.task.name,
             "task_version": self.task.version,
-            "task_options": {name: _plain(value) for name, value in options.items()},
+            "task_options": {name: _plain(value) for name, value in self.task.settings.items()},
             **({"data_version": self.task.data_version} if self.task.data_version else {}),
             "template": sampler.template,
             **{name: getattr(self, name) for name in ("split", "size", "test_fraction", "samples")},

@@ -7,7 +7,7 @@ import json
 import math
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -56,6 +56,8 @@ class Provenance(NamedTuple):
 
 SCORE_COLUMNS = ("score", "correct", "reason", "answer")
 
+PARTS = "parts"  # column with `Score.parts`, where the task or its wrappers have any
+
 RESULT_COLUMNS = (*SCORE_COLUMNS, *Provenance._fields)  # the columns that scoring adds, or replaces
 
 
@@ -63,10 +65,8 @@ UNKNOWN_FLAG = 2  # in place of a flag that is 0 or 1
 
 
 def provenance_of(task: Task) -> Provenance:
-    options = {} if task.options is None else asdict(task.options)
-    return Provenance(
-        task.name, task.version, json.dumps(options, sort_keys=True, default=str), json.dumps(list(task.wrappers))
-    )
+    options = json.dumps(task.settings, sort_keys=True, default=str)
+    return Provenance(task.name, task.version, options, json.dumps(list(task.wrappers)))
 
 
 class RowSource(NamedTuple):

@@ -6,7 +6,7 @@ The old scores are those in the file; the old version does not run.
 import json
 import shlex
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,12 +18,14 @@ from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.files import BadRow, Block
 from tinyzero_sdk.scoring.batches import ScoreColumns
 from tinyzero_sdk.scoring.outputs import (
+    PARTS,
     RESULT_COLUMNS,
     OutputBatch,
     Provenance,
     ProvenanceCheck,
     RowSource,
     accept_any,
+    column,
     provenance_of,
     score_columns,
 )
@@ -75,6 +77,24 @@ class ScoreChange:
         return self.old.reason, self.new.reason
 
 
+@dataclass(slots=True)
+class PartChanges:
+    """A part of the reward in the rows that have it before and now."""
+
+    rows: int = 0
+    rose: int = 0
+    fell: int = 0
+    old_sum: float = 0.0
+    new_sum: float = 0.0
+
+    def add(self, old: float, new: float) -> None:
+        self.rows += 1
+        self.rose += new > old
+        self.fell += new < old
+        self.old_sum += old
+        self.new_sum += new
+
+
 @dataclass
 class RescoreReport:
     """What became of the scores of a file."""
@@ -96,6 +116,9 @@ class RescoreReport:
 
     other_answer: int = 0
     """Rows with the same score for another answer."""
+
+    parts: defaultdict[str, PartChanges] = field(default_factory=lambda: defaultdict(PartChanges))
+    """By the part's name, where the file has the parts of its scores."""
 
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     changes: list[ScoreChange] = field(default_factory=list)
@@ -150,7 +173,7 @@ def rescore_file(
     schema = None if output is None else find_schema(task, reader, source, output, check)
     report = RescoreReport(ScoreReport(provenance=provenance_of(task)), before)
     with ExitStack() as stack:
-        write = None if output is None else stack.enter_context(writing(source, output, provenance_of(task)))
+        write = None if output is None else stack.enter_context(writing(task, source, output))
         batches = scored_batches(task, reader, source, check, options, report.scored, schema)
         for batch, scores in stack.enter_context(batches):
             _compare(source, batch, scores, report)
@@ -205,6 +228,8 @@ _FIX = "; only the version may differ; compare anyway with --allow-version-misma
 
 
 def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: RescoreReport) -> None:
+    cells = column(batch.block, PARTS)
+    old_parts = to_list(cells) if isinstance(cells, pa.Array) else cells
     new = zip(scores.values, scores.correct, scores.reasons, scores.answers, strict=True)
     for place, (old_cells, new_cells) in enumerate(zip(_old(source, batch.block), new, strict=True)):
         old_score, old_correct, old_reason, old_answer = old_cells
@@ -215,6 +240,9 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
         report.compared += 1
         report.old_correct += old_correct
         report.new_correct += new_cells[1]
+        for name, value in scores.parts.get(place, {}).items() if old_parts else ():
+            if name in (before := dict(old_parts[place] or {})):
+                report.parts[name].add(before[name], value)
         if old_cells[:3] != new_cells[:3]:
             texts = batch.texts
             text = texts[place] if isinstance(texts, list) else texts[place].as_py()
@@ -231,7 +259,7 @@ def _old(source: Path, block: Block) -> Iterator[tuple]:
 
 def _keep_old(block: Block) -> None:
     """Move the old scores to their own columns, replacing any of these names."""
-    new_names = {name: f"old_{name}" for name in RESULT_COLUMNS}
+    new_names = {name: f"old_{name}" for name in (*RESULT_COLUMNS, PARTS)}
     stale = {*new_names.values()}
     if block.table is None:
         block.rows = [{new_names.get(name, name): row[name] for name in row if name not in stale} for row in block.rows]

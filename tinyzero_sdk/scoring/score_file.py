@@ -22,6 +22,7 @@ from tinyzero_sdk.data.files import BadRow, Block, JsonLinesWriter, ParquetWrite
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.scoring.batches import ScoreColumns, unpacked
 from tinyzero_sdk.scoring.outputs import (
+    PARTS,
     RESULT_COLUMNS,
     OutputBatch,
     Provenance,
@@ -159,7 +160,7 @@ def score_file(
     report = ScoreReport(provenance=provenance_of(task))
     schema = find_schema(task, reader, source, output, check)
     with (
-        writing(source, output, provenance_of(task)) as write,
+        writing(task, source, output) as write,
         scored_batches(task, reader, source, check, options, report, schema) as batches,
     ):
         for batch, scores in batches:
@@ -299,20 +300,19 @@ def find_schema(task: Task, reader: Reader, source: Path, output: Path, check: P
 
 
 @contextmanager
-def writing(
-    source: Path, output: Path, provenance: Provenance
-) -> Iterator[Callable[[OutputBatch, ScoreColumns], None]]:
+def writing(task: Task, source: Path, output: Path) -> Iterator[Callable[[OutputBatch, ScoreColumns], None]]:
     """A function that writes scored batches to `output`, which appears at the end."""
+    provenance, has_parts = provenance_of(task), bool(task.info.parts or task.wrappers)
     with replacing(output) as temporary:
         if output.suffix != ".parquet":
             with JsonLinesWriter(temporary) as lines:
-                yield lambda batch, scores: lines.write(_scored_rows(source, batch, scores, provenance))
+                yield lambda batch, scores: lines.write(_scored_rows(source, batch, scores, provenance, has_parts))
             return
         with ParquetWriter(temporary, plain=("completion",)) as tables, ThreadPoolExecutor(1) as thread:
             under_way: deque[Future[None]] = deque()
 
             def write(batch: OutputBatch, scores: ScoreColumns) -> None:
-                under_way.append(thread.submit(tables.write, _scored_table(batch, scores, provenance)))
+                under_way.append(thread.submit(tables.write, _scored_table(batch, scores, provenance, has_parts)))
                 if len(under_way) > _PREFETCHED:
                     under_way.popleft().result()
 
@@ -321,17 +321,21 @@ def writing(
                 waiting.result()
 
 
-def _scored_rows(source: Path, batch: OutputBatch, scores: ScoreColumns, provenance: Provenance) -> Iterator[Row]:
+def _scored_rows(
+    source: Path, batch: OutputBatch, scores: ScoreColumns, provenance: Provenance, has_parts: bool
+) -> Iterator[Row]:
     table = batch.block.table
     if table is not None:
         check_json_types(source, table.schema)
     by = provenance._asdict()
     columns = (scores.values, scores.correct, scores.reasons, scores.answers)
-    for row, *results in zip(batch.block.rows if table is None else to_rows(table), *columns, strict=True):
-        yield row | dict(zip(RESULT_COLUMNS, results, strict=False)) | by
+    rows = batch.block.rows if table is None else to_rows(table)
+    for place, (row, *results) in enumerate(zip(rows, *columns, strict=True)):
+        parts = {PARTS: scores.parts.get(place, {})} if has_parts else {}
+        yield row | dict(zip(RESULT_COLUMNS, results, strict=False)) | by | parts
 
 
-def _scored_table(batch: OutputBatch, scores: ScoreColumns, provenance: Provenance) -> pa.Table:
+def _scored_table(batch: OutputBatch, scores: ScoreColumns, provenance: Provenance, has_parts: bool) -> pa.Table:
     table = batch.block.table
     assert table is not None
     columns = [
@@ -341,10 +345,15 @@ def _scored_table(batch: OutputBatch, scores: ScoreColumns, provenance: Provenan
         _text_array(scores.answers),
         *_repeated(provenance, len(scores)),
     ]
-    others = [name for name in table.column_names if name not in RESULT_COLUMNS]
+    names = RESULT_COLUMNS
+    if has_parts:
+        names = (*names, PARTS)
+        of_each = [list(scores.parts.get(place, {}).items()) for place in range(len(scores))]
+        columns.append(pa.array(of_each, pa.map_(pa.string(), pa.float64())))
+    others = [name for name in table.column_names if name not in names]
     # Without the old metadata: what pandas or `datasets` wrote about the columns is no longer true.
     table = table.select(others).replace_schema_metadata({METADATA_KEY: json.dumps(provenance._asdict())})
-    for name, cells in zip(RESULT_COLUMNS, columns, strict=True):
+    for name, cells in zip(names, columns, strict=True):
         table = table.append_column(name, cells)
     return table
 

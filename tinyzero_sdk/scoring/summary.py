@@ -3,6 +3,7 @@
 A row takes 31 bytes until then, so ten million rows fit in memory. The formulas are in `statistics.py`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -118,6 +119,9 @@ class Summary:
     by_reason: list[ReasonStats] = field(default_factory=list)
     """Most frequent first."""
 
+    parts: dict[str, float] = field(default_factory=dict)
+    """Mean of each part of the reward, before its weight; a row without it counts as 0."""
+
     alone: int = 0
     """Rows without a value of `prompts_by`; each counts as its own prompt."""
 
@@ -148,6 +152,7 @@ class SummaryBuilder:
         self._greedy = greedy
         self._length_column = ""
         self._columns: dict[str, list[np.ndarray]] = {}
+        self._parts: Counter[str] = Counter()
 
     def add(self, batch: OutputBatch, scores: ScoreColumns) -> None:
         """Add n rows and their scores."""
@@ -174,6 +179,8 @@ class SummaryBuilder:
         }
         for name, values in arrays.items():
             self._columns.setdefault(name, []).append(values)
+        for parts in scores.parts.values():
+            self._parts.update(parts)
         self.rows += size
 
     def _choose(self, batch: OutputBatch) -> None:
@@ -232,7 +239,8 @@ class SummaryBuilder:
             return None
         columns = {name: np.concatenate(self._columns.pop(name)) for name in list(self._columns)}
         summary = summarise(columns, self.prompts_by, self.length_unit, self._pass_at, greedy=self._greedy)
-        return replace(summary, alone=self.alone, late=self.late)
+        parts = {name: total / self.rows for name, total in self._parts.items()}
+        return replace(summary, alone=self.alone, late=self.late, parts=parts)
 
 
 def summarise(

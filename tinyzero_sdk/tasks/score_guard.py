@@ -4,17 +4,18 @@ Valid means finite and in range; where the scorer raises or returns something el
 `error`, counted here.
 """
 
+import math
 import numbers
 import reprlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from tinyzero_sdk.errors import BrokenTaskError, describe_error
 from tinyzero_sdk.hookspecs import hookimpl
-from tinyzero_sdk.records import REASONS, TASK_PART, Completion, Json, Score
+from tinyzero_sdk.records import REASONS, TASK_PART, Completion, Json, RewardPart, Score
 from tinyzero_sdk.text import strip_special_tokens
 
 MOST_CHARACTERS = 2**20
@@ -33,6 +34,7 @@ class ScoreGuard:
         score: Callable[[str, Json], Any],
         score_range: tuple[float, float],
         is_valid: Callable[[Json], Any] | None = None,
+        parts: Mapping[str, RewardPart] | None = None,
     ) -> None:
         self.task_name = task_name
         self.error_count = 0
@@ -41,6 +43,8 @@ class ScoreGuard:
         self._score = score
         self._range = score_range
         self._is_valid = is_valid
+        self._parts = parts or {}
+        self._no_answer = Score(0.0, False, "no_answer", parts=dict.fromkeys(self._parts, 0.0))
         self._valid_truth: Json = self  # the latest ground truth that was valid: those of a group are one object
         self._is_wrapped = False
 
@@ -51,10 +55,7 @@ class ScoreGuard:
             if self._is_valid is not None and ground_truth is not self._valid_truth:
                 self._check_truth(ground_truth)
             answer = self.extract_answer(completion if isinstance(completion, str) else completion.text)
-            if answer is None:
-                score = Score(0.0, False, "no_answer")
-            else:
-                score = self.check(self._score(answer, ground_truth), answer)
+            score = self._no_answer if answer is None else self.check(self._score(answer, ground_truth), answer)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a scorer may raise anything, SystemExit and RecursionError included
@@ -93,14 +94,16 @@ class ScoreGuard:
         return answer
 
     def check(self, result: Any, answer: str) -> Score:
-        """The result of the task's `score` as a complete Score.
+        """The result of the task's `score` as a complete Score; where the task declares parts, with their sum.
 
-        Accepts a Score and any real number, numpy's included. A bool is refused, because 1.0 is the maximum in some
-        ranges only.
+        Otherwise accepts a Score and any real number, numpy's included. A bool is refused, because 1.0 is the maximum
+        in some ranges only.
 
         Raises:
             BrokenTaskError: the result has another type, is not finite, is out of range or contradicts itself.
         """
+        if self._parts:
+            result = self._add_up(result)
         if isinstance(result, Score):
             return self._check_score(result, answer, self._range)
         value = self._check_value(result, self._range)
@@ -112,6 +115,18 @@ class ScoreGuard:
         if not self._is_valid(ground_truth):
             raise BrokenTaskError(f"task {self.task_name!r} has no such ground truth: {describe_value(ground_truth)}")
         self._valid_truth = ground_truth
+
+    def _add_up(self, score: Any) -> Score:
+        if not isinstance(score, Score) or not math.isnan(score.value):
+            raise self._refusal("", score, f"Score.of_parts with the parts {', '.join(self._parts)}")
+        if unknown := score.parts.keys() - self._parts.keys():
+            raise self._refusal("the part ", min(unknown), f"one of {', '.join(self._parts)}")
+        parts, value = {}, 0.0
+        for name, part in self._parts.items():
+            parts[name] = self._check_value(score.parts.get(name, 0.0), part.range, f"{name}=")
+            value += part.weight * parts[name]
+        low, high = self._range  # rounding may lead out of it
+        return replace(score, value=min(max(value, low), high), parts=parts)
 
     def _check_score(self, score: Any, answer: str | None, bounds: tuple[float, float]) -> Score:
         if not isinstance(score, Score):
@@ -133,16 +148,16 @@ class ScoreGuard:
                 raise self._refusal("answer=", answer, "str or None")
         return Score(value, correct, reason, answer, parts, bool(score.masked))
 
-    def _check_value(self, value: Any, bounds: tuple[float, float]) -> float:
+    def _check_value(self, value: Any, bounds: tuple[float, float], what: str = "") -> float:
         if type(value) is not float:
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
-                raise self._refusal("", value, "a Score or a number")
+                raise self._refusal(what, value, "a number" if what else "a Score or a number")
             try:
                 value = float(value)
             except OverflowError:
-                raise self._refusal("", value, "a number that a float can hold") from None
+                raise self._refusal(what, value, "a number that a float can hold") from None
         if not bounds[0] <= value <= bounds[1]:  # so for NaN too
-            raise self._refusal("", value, f"a finite number from {bounds[0]:g} to {bounds[1]:g}")
+            raise self._refusal(what, value, f"a finite number from {bounds[0]:g} to {bounds[1]:g}")
         return value
 
     def _refusal(self, what: str, value: Any, expected: str) -> BrokenTaskError:

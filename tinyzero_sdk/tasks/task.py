@@ -7,6 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ class Task:
             version: version of the distribution, or hash of the task file.
             source: what `load_task` takes in another process: the task's name or the file's absolute path.
             plugin_manager: holds the task, the defaults and the wrappers; the score guard is added here.
-            info: the task's description.
+            info: the task's description, with the weights of its parts as the options set them.
             options: instance of the task's options dataclass, or None if it has no options.
             option_values: the mapping `options` was built from.
             wrappers: names of score wrappers, innermost first.
@@ -102,7 +103,8 @@ class Task:
         """Whether the task has its own splits; otherwise problems are divided by the hash of their key."""
 
         is_valid = self._is_valid if hook.is_valid.get_hookimpls() else None
-        self._guard = ScoreGuard(name, bind(hook.extract_answer, options), self._score, info.score_range, is_valid)
+        extract_answer = bind(hook.extract_answer, options)
+        self._guard = ScoreGuard(name, extract_answer, self._score, info.score_range, is_valid, info.parts)
         plugin_manager.register(self._guard, name="score guard")
         shaped = len(hook.score_completion.get_hookimpls()) > 1
         scorer = bind(hook.score_completion, options)
@@ -129,6 +131,13 @@ class Task:
             return scorer(text, ground_truth)
 
         return score
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All options, by name, and the weights of the parts of its reward: what a score depends on."""
+        weights = {name: part.weight for name, part in self.info.parts.items()}
+        options = {} if self.options is None else asdict(self.options)
+        return {**options, "weights": weights} if weights else options
 
     @property
     def error_count(self) -> int:

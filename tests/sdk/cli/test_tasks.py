@@ -75,6 +75,7 @@ def test_task_is_described(run, say):
         "description": "Say a [number].",
         "ability": "math",
         "score_range": [0.0, 1.0],
+        "parts": {},
         "waivers": {},
         "unsafe_scorer": "",
         "options": [

@@ -7,12 +7,12 @@ from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.files import BadRow, Block, read_blocks
 from tinyzero_sdk.data.folders import files_of
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
+from tinyzero_sdk.scoring.outputs import PARTS, RESULT_COLUMNS
 
 Convert = Callable[[Row], Sequence[Row]]
 """The rows of a record, one for each completion; raises DataError for a record without any."""
 
-_OURS = (*RESULT_COLUMNS, "prompt", "completion", "ground_truth")
+_OURS = (*RESULT_COLUMNS, PARTS, "prompt", "completion", "ground_truth")
 
 
 def read_json_lines(path: Path, pattern: str, convert_for: Callable[[Path], Convert], *, form: str) -> Iterator[Block]:

@@ -18,7 +18,7 @@ from tinyzero_sdk.data.rows import ground_truth_of, is_prompt, row_to_item
 from tinyzero_sdk.data.sources import Rows, open_rows
 from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError
 from tinyzero_sdk.hookspecs import Message
-from tinyzero_sdk.scoring.outputs import RESULT_COLUMNS
+from tinyzero_sdk.scoring.outputs import PARTS, RESULT_COLUMNS
 from tinyzero_sdk.seeds import derive_seed, split_of_key
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_trainer.config.sft import SftConfig
@@ -37,7 +37,7 @@ REFUSED = (
     "is of a held-out problem, and accuracy is measured on those; take training problems (tinyzero eval --split train)"
 )
 ROLES = ("system", "developer", "user", "assistant", "tool")
-NOT_OF_PROBLEM = {*RESULT_COLUMNS, "completion", "token_count", "finished", "sample", "sampling"}
+NOT_OF_PROBLEM = {*RESULT_COLUMNS, PARTS, "completion", "token_count", "finished", "sample", "sampling"}
 
 
 class Example(NamedTuple):
