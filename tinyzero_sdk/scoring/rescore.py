@@ -229,7 +229,7 @@ _FIX = "; only the version may differ; compare anyway with --allow-version-misma
 
 def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: RescoreReport) -> None:
     cells = column(batch.block, PARTS)
-    old_parts = to_list(cells) if isinstance(cells, pa.Array) else cells
+    old_parts = (to_list(cells) if isinstance(cells, pa.Array) else cells) or [None] * len(scores)
     new = zip(scores.values, scores.correct, scores.reasons, scores.answers, strict=True)
     for place, (old_cells, new_cells) in enumerate(zip(_old(source, batch.block), new, strict=True)):
         old_score, old_correct, old_reason, old_answer = old_cells
@@ -240,8 +240,9 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
         report.compared += 1
         report.old_correct += old_correct
         report.new_correct += new_cells[1]
-        for name, value in scores.parts.get(place, {}).items() if old_parts else ():
-            if name in (before := dict(old_parts[place] or {})):
+        before = dict(old_parts[place] or {})
+        for name, value in scores.parts.get(place, {}).items():
+            if name in before:
                 report.parts[name].add(before[name], value)
         if old_cells[:3] != new_cells[:3]:
             texts = batch.texts

@@ -345,7 +345,7 @@ def _scored_table(batch: OutputBatch, scores: ScoreColumns, provenance: Provenan
         _text_array(scores.answers),
         *_repeated(provenance, len(scores)),
     ]
-    names = RESULT_COLUMNS
+    names: tuple[str, ...] = RESULT_COLUMNS
     if has_parts:
         names = (*names, PARTS)
         of_each = [list(scores.parts.get(place, {}).items()) for place in range(len(scores))]
