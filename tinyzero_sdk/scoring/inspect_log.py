@@ -91,6 +91,16 @@ def _read(source: Path, columns: tuple[str, ...]) -> Iterator[tuple[Row, float]]
             yield row, block.progress
 
 
+_ENCODER = json.JSONEncoder(default=str, allow_nan=False)
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return _ENCODER.encode(value)
+    except ValueError:
+        return _ENCODER.encode(finite_only(value))
+
+
 def _task(row: Row) -> str:
     return str(next((row[name] for name in _TASK if row.get(name)), "task"))
 
@@ -113,14 +123,14 @@ class _Log:
             if self.target.suffix == ".json":
                 samples = list[dict[str, Any]]()
                 yield samples.append
-                temporary.write_text(json.dumps({**self.header(), "samples": samples}, default=str), encoding="utf-8")
+                temporary.write_text(_as_json({**self.header(), "samples": samples}), encoding="utf-8")
                 return
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
                 summaries = []
 
                 def write(sample: dict[str, Any]) -> None:
                     name = f"samples/{sample['id']}_epoch_{sample['epoch']}.json"
-                    archive.writestr(name, json.dumps(sample, default=str))
+                    archive.writestr(name, _as_json(sample))
                     summaries.append(_summary(sample))
 
                 yield write
@@ -128,12 +138,11 @@ class _Log:
                 start = {name: header[name] for name in ("version", "eval", "plan")}
                 contents = {"_journal/start.json": start, "summaries.json": summaries, "header.json": header}
                 for name, content in contents.items():
-                    archive.writestr(name, json.dumps(content))
+                    archive.writestr(name, _as_json(content))
 
     def sample(self, row: Row) -> dict[str, Any]:
         """A row as a sample, counted for the header."""
         self.first = self.first or row
-        row = finite_only(row)
         info = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
         prompt, truth = row.get("prompt"), find_ground_truth(row)
         key = str(info.get("key") or info.get("index") or json.dumps([prompt, truth], default=str))

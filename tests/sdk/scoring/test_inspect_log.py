@@ -4,6 +4,8 @@ import json
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.environments import run_script
@@ -91,7 +93,8 @@ def test_scoring_a_log_gives_the_scores_and_problems_it_was_written_from(
 
 def test_of_several_tasks_each_has_a_log(scored: Path) -> None:
     rows = [row(1, 0, correct=True), row(1, 0, correct=False) | {"task": "family/other"}]
-    scored.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    rows[1]["extra_info"]["difficulty"] = float("nan")  # which Parquet has, and JSON lacks
+    pq.write_table(pa.Table.from_pylist(rows), scored := scored.with_suffix(".parquet"))
     written = export(scored, scored.with_name("both.eval"))
     assert {path.name: completions for path, completions in written.items()} == {
         "both-family-other.eval": 1,
@@ -99,6 +102,7 @@ def test_of_several_tasks_each_has_a_log(scored: Path) -> None:
     }
     (block, _) = inspect_logs.read(scored.with_name("both-family-other.eval"))
     assert [(each["task"], each["extra_info"]["key"]) for each in block.rows] == [("family/other", "k/1")]
+    assert block.rows[0]["extra_info"]["difficulty"] is None
     with pytest.raises(DataError, match=r"both-family-other\.eval already exists; choose another --output"):
         export(scored, scored.with_name("both.eval"), overwrite=False)
 
