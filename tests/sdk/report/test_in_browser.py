@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.dummy_runs import write_run
+from tests.dummy_runs import LEVELS, write_run
 from tests.environments import run_script
 from tinyzero_sdk.scoring.compare import compare_files, remark
 
@@ -53,4 +53,6 @@ def test_a_reader_filters_follows_a_problem_and_compares_runs(tmp_path):
     assert "On 64 problems that both have, accuracy changes by" in report["others"]["comparison"]
     assert set(report["others"]["differences"]) == {"run.output", "run.seed", "optimizer.learning_rate"}
     assert set(report["others"]["themes"]) == {"light", "dark"}
+    by_level = [f"Accuracy by difficulty, training: level {level}" for level in LEVELS]  # of two runs, a chart for each
+    assert [title for title in report["others"]["titles"] if "difficulty" in title] == by_level
     assert report["others"]["phone overflow"] <= 0

@@ -6,7 +6,7 @@ const PANELS = {
     { title: "Held-out accuracy", unit: "%", band: true, dots: true, series: [[/^val-core\/(.+)\/acc\/mean@\d+$/, "$1"], [/^val-aux\/(.+)\/acc_greedy\/mean@1$/, "$1, greedy"]] },
     { title: "Held-out pass@k", unit: "%", dots: true, series: [[/^val-(?:core|aux)\/(.+)\/acc\/best@(\d+)\/mean$/, "$1, pass@$2"]] },
     { title: "Training accuracy", unit: "%", series: [["completion/acc_mean", "all completions"], [/^task\/(.+)\/acc$/, "$1"]] },
-    { title: "Reward", unit: "", series: [["critic/score/mean", "score"], ["critic/rewards/mean", "with penalties, trained on"], [/^task\/(.+)\/score$/, "$1"], [/^reward\/part\/(.+)$/, "$1"]] },
+    { title: "Reward", unit: "", distinct: true, series: [["critic/score/mean", "score"], ["critic/rewards/mean", "with penalties, trained on"], [/^task\/(.+)\/score$/, "$1"], [/^reward\/part\/(.+)$/, "$1"]] },
     { title: "Accuracy by difficulty, training", unit: "%", series: [[/^train\/acc_by_difficulty\/(.+)$/, "level $1"]] },
     { title: "Loss", unit: "", series: [["train/loss", "training"], ["val/loss", "held-out"]] },
   ],
@@ -35,14 +35,16 @@ const OUTCOMES = [["ok", "completion/acc_mean"], ["wrong", null], ["malformed", 
 
 function seriesOf(run, panel) {
   if (panel.outcomes) return outcomes(run);
-  const found = [];
+  const every = [];
   for (const [name, label] of panel.series) {
     for (const metric of typeof name === "string" ? [name] : Object.keys(run.curves).filter((one) => name.test(one))) {
-      if (run.curves[metric]) found.push({ metric, label: typeof name === "string" ? label : metric.replace(name, label), curve: curveOf(run, metric) });
+      if (run.curves[metric]) every.push({ metric, label: typeof name === "string" ? label : metric.replace(name, label), curve: curveOf(run, metric) });
     }
   }
+  const found = [...new Map(every.map((one) => [one.label, one])).values()]; // of the accuracies of older runs the one of most samples
   const alike = (one, other) => one.curve[1].length === other.curve[1].length && one.curve[1].every((value, place) => value === other.curve[1][place]);
-  return found.filter((one, place) => !found.slice(0, place).some((other) => alike(one, other))); // a reward without penalties is the score
+  // A reward without penalties is the score; two tasks may both stay at 0.
+  return panel.distinct ? found.filter((one, place) => !found.slice(0, place).some((other) => alike(one, other))) : found;
 }
 
 const curveOf = (run, metric) => [run.curves[metric][0] ?? run.steps, run.curves[metric][1]];
