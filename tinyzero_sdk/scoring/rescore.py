@@ -240,10 +240,10 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
         report.compared += 1
         report.old_correct += old_correct
         report.new_correct += new_cells[1]
-        before = dict(old_parts[place] or {})
-        for name, value in scores.parts.get(place, {}).items():
-            if name in before:
-                report.parts[name].add(before[name], value)
+        if parts := scores.parts.get(place):
+            before = dict(old_parts[place] or {})
+            for name in before.keys() & parts.keys():
+                report.parts[name].add(before[name], parts[name])
         if old_cells[:3] != new_cells[:3]:
             texts = batch.texts
             text = texts[place] if isinstance(texts, list) else texts[place].as_py()

@@ -12,6 +12,7 @@ from tinyzero_trainer.algorithms.advantages import ESTIMATORS, whiten
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 
 real = st.floats(-3, 3, width=32)
+quarters = st.integers(-8, 8).map(lambda number: number / 4)  # no std of almost nothing
 
 
 @st.composite
@@ -33,6 +34,8 @@ def outcomes(draw: st.DrawFn) -> TrainingBatch:
         teacher_logprobs=some(tokens),
         values=some(tokens),
         greedy_rewards=some(groups),
+        reward_parts=torch.tensor(draw(st.lists(quarters, min_size=2 * count, max_size=2 * count))).view(count, 2),
+        part_weights=torch.tensor([draw(st.lists(quarters, min_size=2, max_size=2))] * count),
         gamma=draw(st.sampled_from([1.0, 0.9])),
         gae_lambda=draw(st.sampled_from([1.0, 0.95, 0.0])),
     )
@@ -87,6 +90,15 @@ def reference(name: str, outcome: TrainingBatch) -> list[float]:
     if name == "rloo":
         others = [r - (sum(g) - r) / (n - 1) for g in groups for r in g]
         return spread(outcome, others)
+    if name == "gdpo":
+        rows, weights = outcome.reward_parts.tolist(), outcome.part_weights.tolist()[0]
+        summed = [0.0] * len(rows)
+        for part, weight in enumerate(weights):
+            for start in range(0, len(rows), n):
+                g = [row[part] for row in rows[start : start + n]]
+                for index, r in enumerate(g):
+                    summed[start + index] += weight * (r - statistics.fmean(g)) / (statistics.stdev(g) + 1e-6)
+        return spread(outcome, [(a - statistics.fmean(summed)) / (statistics.stdev(summed) + 1e-6) for a in summed])
     if name == "reinforce_pp":
         return whitened([value for row in returns(outcome) for value in row])
     if name == "reinforce_pp_baseline":
@@ -123,7 +135,7 @@ def test_an_estimator_is_its_papers_equation(name: str, outcome: TrainingBatch) 
     if name != "gae" and any(0 < statistics.pstdev(group) < 1e-5 for group in groups):
         return  # division by almost nothing: both are noise
     expected = reference(name, outcome)
-    if "reinforce_pp" in name and statistics.pstdev(expected) < 0.5:
+    if ("reinforce_pp" in name or name == "gdpo") and statistics.pstdev(expected) < 0.5:
         return  # likewise, whitening of a constant
     assert ESTIMATORS[name](outcome).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 

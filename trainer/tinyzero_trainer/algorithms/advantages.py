@@ -42,6 +42,22 @@ def rloo(batch: TrainingBatch) -> Tensor:
     return dr_grpo(batch) * (size / (size - 1))
 
 
+def gdpo(batch: TrainingBatch) -> Tensor:
+    """GRPO's advantage of each part of the reward, added up by weight, over their std in the batch (arXiv 2601.05242).
+
+    That is, Σ_k w_k·(r_k − mean of the group) / (std of the group + 1e-6); the sum's mean over the batch is 0 already.
+    A part that is equal in a group counts nothing there.
+    """
+    assert batch.reward_parts is not None, "GDPO needs the parts of the rewards"
+    assert batch.part_weights is not None, "GDPO needs the weights of the parts"
+    parts, weights = (
+        column.view(-1, batch.group_size, column.shape[1]) for column in (batch.reward_parts, batch.part_weights)
+    )
+    normalised = _centred(parts) / (parts.std(dim=1, keepdim=True) + STD_EPSILON)
+    summed = (weights * normalised).sum(dim=2).flatten()
+    return jagged.repeat_to_tokens(summed / (summed.std() + STD_EPSILON), batch.lengths)
+
+
 def reinforce_pp(batch: TrainingBatch) -> Tensor:
     """REINFORCE++: discounted return at each token, whitened over the batch (arXiv 2501.03262, §3)."""
     return whiten(_discounted_returns(batch), batch.token_mask())
@@ -94,6 +110,7 @@ ESTIMATORS: Mapping[str, AdvantageFunction] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "gdpo": gdpo,
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "remax": remax,

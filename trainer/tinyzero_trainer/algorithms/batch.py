@@ -60,6 +60,12 @@ class TrainingBatch:
     greedy_rewards: Tensor | None = None
     """[groups] score of each prompt's greedy completion; ReMax needs it."""
 
+    reward_parts: Tensor | None = None
+    """[completions, parts] parts of the rewards before their weights; GDPO needs them."""
+
+    part_weights: Tensor | None = None
+    """[completions, parts] weight of each part in the task of the completion; 0 where the task has no such part."""
+
     advantages: Tensor | None = None  # [tokens]
     returns: Tensor | None = None
     """[tokens] the critic's target: advantage plus value."""

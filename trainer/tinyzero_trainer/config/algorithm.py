@@ -20,13 +20,14 @@ from tinyzero_sdk.tasks.local_packages import execute
 from tinyzero_trainer.utils.bounds import NonNegativeFloat, PositiveFloat, PositiveInt
 
 Advantage = Literal[
-    "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae", "raft", "on_policy_distillation"
+    "grpo", "dr_grpo", "rloo", "gdpo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae", "raft",
+    "on_policy_distillation",
 ]  # fmt: skip
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 Estimator = Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
 
 BUILT_IN_LOSSES = ("ppo", "gspo", "cispo", "reinforce")
-COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "gdpo", "reinforce_pp_baseline")
 """Advantages that compare the completions of a prompt with each other."""
 
 NO_REWARDS = ("raft", "on_policy_distillation")
@@ -92,6 +93,10 @@ class AlgorithmConfig:
             raise ValueError(
                 f"algorithm.policy_loss={self.policy_loss!r} is unknown; known: {', '.join(BUILT_IN_LOSSES)}, or your "
                 "own function by its file or module, such as ./my_loss.py:my_loss"
+            )
+        if self.advantage_estimator == "gdpo" and self.kl_in_reward:
+            raise ValueError(
+                "algorithm.kl_placement='reward': gdpo takes the parts of the score alone; leave the KL in the loss"
             )
 
     @property

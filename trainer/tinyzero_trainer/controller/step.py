@@ -27,6 +27,7 @@ from tinyzero_trainer.monitoring.performance import (
     peak_flops,
     utilization,
 )
+from tinyzero_trainer.rewards.parts import part_columns
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
@@ -119,6 +120,7 @@ class TrainingStep:
             greedy_rewards=None if greedy is None else torch.tensor(greedy),
             gamma=algorithm.gamma,
             gae_lambda=algorithm.gae_lambda,
+            **(self.reward_parts(rollouts) if algorithm.advantage_estimator == "gdpo" else {}),
         )
         computing = self.workers.display.activity("computing log-probabilities")
         with computing, catch_out_of_memory("log-probabilities and values were computed"):
@@ -164,6 +166,10 @@ class TrainingStep:
         if self.workers.critic is not None:
             batch.values = self.workers.critic.values(batch.rollouts)
             self._timer.record("values")
+
+    def reward_parts(self, rollouts: Sequence[Rollout]) -> dict[str, torch.Tensor]:
+        """The parts of the rewards and their weights, as columns of a batch."""
+        return part_columns(rollouts, {name: task.task for name, task in self.workers.tasks.items()})
 
     def add_advantages(self, batch: TrainingBatch) -> None:
         """The advantages; with a critic they are whitened after the returns are taken from them."""

@@ -1,0 +1,93 @@
+"""Rewards of several parts in training: the columns of a batch, GDPO, and the metrics."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.runs import lines, short_run
+from tests.trainer.samples import make_sample
+from tinyzero_sdk import Completion, load_task
+from tinyzero_trainer.algorithms.advantages import gdpo, grpo
+from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.config import AlgorithmConfig
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.rewards.parts import part_columns
+
+INFO = """
+from tinyzero_sdk import RewardPart, TaskInfo
+
+@hookimpl
+def info():
+    return TaskInfo(parts={"right": RewardPart(), "short": RewardPart(0.25)})
+
+@hookimpl
+def score(answer, ground_truth):
+    right = answer == str(ground_truth["sum"])
+    return Score.of_parts({"right": float(right), "short": 1.0 / len(answer or "x")}, correct=right)
+"""
+
+
+@pytest.fixture
+def parts_task(toy_task: str, tmp_path: Path) -> str:
+    text = Path(toy_task).read_text()
+    start, end = text.index("@hookimpl\ndef score"), text.index("@hookimpl\ndef difficulty")
+    (tmp_path / "parts.py").write_text(text[:start] + INFO + text[end:])
+    return str(tmp_path / "parts.py")
+
+
+def test_scores_are_the_sums_of_their_columns(parts_task: str, toy_task: str) -> None:
+    tasks = {
+        "parts": load_task(parts_task, options={"weights": {"short": 0.5}}, wrappers=["repetition(size=1)"]),
+        "plain": load_task(toy_task),
+        "wrapped": load_task(toy_task, wrappers=["overlong(limit=2)", "repetition(size=1)"]),
+    }
+    rollouts = []
+    for name, task in tasks.items():
+        for text in ("<answer>7</answer>", "<answer>17</answer>", "a a a", "7 7 <answer>7</answer>"):
+            sample = make_sample(2, 3)
+            score = task.score_completion(Completion(text, 2), {"sum": 7})
+            rollouts.append(replace(sample, prompt=replace(sample.prompt, task=name), score=score))
+    columns = part_columns(rollouts, tasks)
+    sums = (columns["reward_parts"] * columns["part_weights"]).sum(dim=1)
+    torch.testing.assert_close(sums, torch.tensor([rollout.score.value for rollout in rollouts]))
+    assert len(sums.unique()) > 6
+    columns = part_columns(rollouts[4:8], {"plain": tasks["plain"]})  # one part: GRPO, but for the scale
+    batch = TrainingBatch.of(rollouts[4:8], 4, **columns)
+    torch.testing.assert_close(gdpo(batch), grpo(batch), rtol=1e-4, atol=1e-4)
+
+
+def test_different_parts_with_the_same_sum_have_different_advantages() -> None:
+    parts = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    batch = TrainingBatch(parts.sum(dim=1), torch.ones(6, dtype=torch.long), 6)
+    batch.reward_parts, batch.part_weights = parts, torch.ones(6, 2)
+    assert grpo(batch)[0] == grpo(batch)[1]
+    assert gdpo(batch)[0] > gdpo(batch)[1]  # what only one of six has counts more
+
+
+def test_a_kl_in_the_reward_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave the KL in the loss"):
+        AlgorithmConfig(advantage_estimator="gdpo", kl_coefficient=0.1, kl_placement="reward")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["grpo", "gdpo"])
+def test_a_reward_of_parts_is_trained_on_and_measured(
+    parts_task: str, warm_model: Path, tmp_path: Path, estimator: str
+) -> None:
+    config = short_run(
+        warm_model,
+        tmp_path / "run",
+        run__task=parts_task,
+        run__steps=2,
+        task__limit=5,
+        task__weights={"short": 0.5},
+        algorithm__advantage_estimator=estimator,
+    )
+    train(config)
+    for row in lines(tmp_path / "run")[1:]:
+        sums = row["reward/part/right"] + 0.5 * row["reward/part/short"]
+        assert row["critic/score/mean"] == pytest.approx(sums)
+        assert row["reward/part/short"] > 0
+        assert row["critic/advantages/max"] > 0

@@ -1,0 +1,28 @@
+"""The parts of rewards as tensors: those that a task declares, or its score as a whole, and what its wrappers add."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tinyzero_sdk import Score, Task
+from tinyzero_sdk.records import TASK_PART
+from tinyzero_trainer.types import Rollout
+
+
+def part_columns(rollouts: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict[str, Tensor]:
+    """`reward_parts` and `part_weights` of a `TrainingBatch`: each completion's score is the sum of their products."""
+    weights = {name: _weights(task) for name, task in tasks.items()}
+    names = sorted(set().union(*weights.values()))
+    parts = [[_part(rollout.score, name) for name in names] for rollout in rollouts]
+    of_each = [[weights[rollout.prompt.task].get(name, 0.0) for name in names] for rollout in rollouts]
+    return {"reward_parts": torch.tensor(parts), "part_weights": torch.tensor(of_each)}
+
+
+def _weights(task: Task) -> dict[str, float]:
+    declared = {name: part.weight for name, part in task.info.parts.items()} or {TASK_PART: 1.0}
+    return declared | {spec.partition("(")[0].strip(): 1.0 for spec in task.wrappers}
+
+
+def _part(score: Score, name: str) -> float:
+    return score.unshaped if name == TASK_PART else score.parts.get(name, 0.0)
