@@ -94,4 +94,4 @@ def _is_host(filename: str) -> bool:
 
 
 def _is_within(directory: str, filename: str) -> bool:
-    return filename.startswith(directory) and "site-packages" not in filename.removeprefix(directory)
+    return filename.startswith(directory + os.sep) and "site-packages" not in filename.removeprefix(directory)

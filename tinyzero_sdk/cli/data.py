@@ -125,9 +125,11 @@ def sample(
 def _describe(task: Task, item: Item, template: str) -> dict[str, Any]:
     solution = task.solve(item)
     # An unsafe scorer does not run in this process.
-    score = None
+    score = error = None
     if solution is not None and not task.info.unsafe_scorer:
         score = task.score_completion(solution, item.ground_truth)
+        if score.reason == "error" and task.first_error is not None:
+            error = task.first_error.splitlines()[-1]
     return {
         "key": task.item_key(item),
         "difficulty": task.difficulty(item),
@@ -136,7 +138,7 @@ def _describe(task: Task, item: Item, template: str) -> dict[str, Any]:
         "solution": solution,
         "score": None if score is None else score.value,
         "reason": None if score is None else score.reason,
-        "error": task.first_error.splitlines()[-1] if task.first_error is not None else None,
+        "error": error,
     }
 
 
