@@ -151,7 +151,7 @@ def broken_addresses(page: "Page", start: str) -> list[str]:
         fragment = "&".join(f"{key}={value}" for key, value in values.items())
         page.goto(f"{start}?{place}#{fragment}")
         try:
-            page.locator(expected).first.wait_for(state="attached", timeout=3000)
+            page.locator(expected).first.wait_for(state="attached")
         except Exception:  # a timeout; the driver's errors are imported late
             failed.append(f"{fragment}: {page.locator('main, .status').all_inner_texts()}")
     return failed
@@ -172,12 +172,17 @@ def main(chromium: str, *paths: str) -> None:
     page_file = runs[0].parent / "report.html"
     page_file.write_text(report([open_run(path, path.name) for path in runs], most=10**6), encoding="utf-8")
     found: dict[str, Any] = {"errors": []}
+
+    def tell(error: str) -> None:
+        if "Failed to fetch" not in error:  # of a page that has been left
+            found["errors"].append(error)
+
     with sync_playwright() as driver, served(runs[0].parent) as address:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, start in (("report", page_file.as_uri()), ("view", f"{address}#runs={runs[0].name},{runs[1].name}")):
             page = browser.new_page(viewport={"width": 1440, "height": 900})
-            page.on("console", lambda message: message.type == "error" and found["errors"].append(message.text))
-            page.on("pageerror", lambda error: found["errors"].append(str(error)))
+            page.on("console", lambda message: message.type == "error" and tell(message.text))
+            page.on("pageerror", lambda error: tell(str(error)))
             page.set_default_timeout(15_000)
             page.goto(start)
             page.locator(".chart canvas").first.wait_for()
