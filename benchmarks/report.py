@@ -3,8 +3,9 @@
     python benchmarks/report.py [--steps 1000] [--completions 100000] [--served 1000000] [--runs 5]
 
 Synthetic runs. First paint is the browser's first contentful paint of the file, curves drawn the frame after which they
-are on the screen (of a report, whose data are in the file, the same one or the next); a filter is the time from the input to
-the table, which `view` shows before it has searched all texts. Needs Chromium; playwright is installed on first use.
+are on the screen: of a report, whose data are in the file, the same one or the next. A filter is the time from the
+input to the table, which `view` shows before it has searched all texts. Needs Chromium; playwright is installed on
+first use.
 """
 
 import shutil
