@@ -49,7 +49,7 @@ GRPO = [
     *("reward.num_workers=4", "checkpoint.every=0", "eval.every=10", "eval.num_problems_during=512"),
 ]
 SEARCH = ["run.steps=800", "data.max_length=1700", "rollout.max_completion_tokens=1536", "eval.every=400"]
-PRODUCTS = ["data.hook=solve", "data.batch_size=512", "run.steps=800", "rollout.max_completion_tokens=128"]
+PRODUCTS = ["data.hook=solve", "data.batch_size=256", "run.steps=800", "rollout.max_completion_tokens=128"]
 GSM8K = ["task.path={gsm8k}", "eval.num_problems=1319"]
 FOUR = "task.numbers=[4]"
 PUZZLES = ["data.path={files}/train.jsonl", "data.test_path={files}/test.jsonl"]
