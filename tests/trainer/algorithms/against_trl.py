@@ -8,6 +8,7 @@ import copy
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
 
 PROMPTS, SAMPLES, MAX_TOKENS, TEMPERATURE, KL = 4, 6, 32, 0.8, 0.04
+WEIGHTS = (1.0, 0.5)  # of the two parts of a reward
 OWN = "a custom loss"
 PAGE = Path(__file__).parents[3] / "docs/training/algorithms.md"
 
@@ -60,6 +62,10 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"policy_loss": "cispo", "clip_ratio_low": 1.0, "clip_ratio_high": 0.3},
         {"loss_type": "cispo", "epsilon_high": 1.3},
     ),
+    "gdpo": (
+        {"advantage_estimator": "gdpo"},
+        {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.2, "multi_objective_aggregation": "normalize_then_sum"},
+    ),
     OWN: (
         {"policy_loss": "./soft_gate.py:soft_gate", "loss_aggregation": "seq-mean-token-mean"},
         {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
@@ -76,15 +82,16 @@ def main(folder: Path) -> None:
     save_model(folder / "start", start)
     samples = ragged_samples(start, PROMPTS, SAMPLES)
     generator = torch.Generator().manual_seed(1)
-    rewards = torch.rand(len(samples), generator=generator).round(decimals=2)
-    rewards[:SAMPLES] = rewards[SAMPLES : SAMPLES + 3].repeat(2)  # not all different
+    parts = torch.rand((len(samples), len(WEIGHTS)), generator=generator).round(decimals=2)
+    parts[:SAMPLES] = parts[SAMPLES : SAMPLES + 3].repeat(2, 1)  # not all different
+    rewards = parts @ torch.tensor(WEIGHTS)
     weights = {name: value + 0.05 * torch.randn(value.shape, generator=generator) for name, value in named(start.model)}
     lengths = completion_lengths(samples)
     noise = 0.3 * torch.randn(int(lengths.sum()), generator=generator)
-    noise += jagged.repeat_to_tokens(0.3 * (rewards - rewards.mean()), lengths)  # or the losses are nearly 0
+    noise += jagged.repeat_to_tokens(0.15 * (rewards - rewards.mean()), lengths)  # or the losses are nearly 0
     # The KL is added in one place for all; with `dapo` it is reported with the weights of the loss.
     cases = [*((name, 0.0) for name in ALGORITHMS), ("dapo", KL)]
-    results = [compare(name, kl, folder / "start", samples, rewards, weights, noise) for name, kl in cases]
+    results = [compare(name, kl, folder / "start", samples, parts, weights, noise) for name, kl in cases]
     print(json.dumps(results))
 
 
@@ -93,13 +100,13 @@ def compare(
     kl: float,
     start: Path,
     samples: list[Rollout],
-    rewards: torch.Tensor,
+    parts: torch.Tensor,
     weights: dict[str, torch.Tensor],
     noise: torch.Tensor,
 ) -> dict[str, Any]:
     """Both sides' results for the batch, their relative differences, and what shows that these could be large."""
     settings, in_trl = ALGORITHMS[name]
-    trainer = make_trainer(start, samples, rewards, kl=kl, temperature=TEMPERATURE, **in_trl)
+    trainer = make_trainer(start, samples, parts, kl=kl, temperature=TEMPERATURE, **in_trl)
     trainer.model.load_state_dict(weights, strict=False)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
@@ -133,9 +140,10 @@ def compare(
     gradient, expected = (
         torch.cat([parameter.grad.flatten() for _, parameter in named(each)]) for each in (model.model, trainer.model)
     )
-    estimated = ESTIMATORS[policy._algorithm.advantage_estimator](TrainingBatch(rewards, lengths, SAMPLES))[
-        lengths.cumsum(0) - 1
-    ]
+    part_weights = torch.tensor(WEIGHTS).expand_as(parts)
+    rewards = (parts * part_weights).sum(dim=1)
+    batch = TrainingBatch(rewards, lengths, SAMPLES, reward_parts=parts, part_weights=part_weights)
+    estimated = ESTIMATORS[policy._algorithm.advantage_estimator](batch)[lengths.cumsum(0) - 1]
     return {
         "algorithm": name,
         "kl": kl,
@@ -152,7 +160,7 @@ def compare(
     }
 
 
-def make_trainer(start: Path, samples: list[Rollout], rewards: torch.Tensor, *, kl: float, **settings: Any) -> Any:
+def make_trainer(start: Path, samples: list[Rollout], parts: torch.Tensor, *, kl: float, **settings: Any) -> Any:
     """TRL's trainer with these rollouts and rewards."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -164,14 +172,14 @@ def make_trainer(start: Path, samples: list[Rollout], rewards: torch.Tensor, *, 
             "logprobs": [sample.generation.logprobs for sample in samples],
         }
 
-    def reward(completions: list[str], **columns: Any) -> list[float]:
-        return rewards.tolist()  # type: ignore[no-any-return]
+    def reward(column: torch.Tensor) -> Callable[..., list[float]]:
+        return lambda completions, **columns: column.tolist()
 
     tokenizer = build_tokenizer()
     return GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(start),
         processing_class=tokenizer,
-        reward_funcs=[reward],
+        reward_funcs=[reward(column) for column in parts.T],
         rollout_func=rollouts,
         train_dataset=Dataset.from_dict({"prompt": ["0"]}),
         args=GRPOConfig(
@@ -181,6 +189,7 @@ def make_trainer(start: Path, samples: list[Rollout], rewards: torch.Tensor, *, 
             num_generations=SAMPLES,
             max_completion_length=MAX_TOKENS,
             beta=kl,
+            reward_weights=list(WEIGHTS),
             use_bias_correction_kl=False,  # the estimator itself
             report_to=[],
             use_cpu=True,
