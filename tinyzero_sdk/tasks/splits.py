@@ -16,6 +16,9 @@ from tinyzero_sdk.records_arrow import ItemColumns
 from tinyzero_sdk.seeds import split_of_key
 
 DEFAULT_TEST_FRACTION = 1 / 16
+_LEAST_FRACTION = 1e-3
+"""A smaller fraction is not searched for longer: a split that is empty would be searched for hours."""
+
 _FIRST_BLOCK = 64  # small: a task may take milliseconds for each candidate, and the caller may need three
 
 
@@ -123,8 +126,9 @@ class SplitFilter:
     def _check_patience(self, position: int) -> None:
         # With T equally likely keys, 8 T candidates miss a given one with probability exp(-8).
         repeats = position - self._newest - 1
-        if repeats >= max(1024, 8 * len(self._seen)) / self._fraction:
-            raise self._exhausted(f"the last {repeats:,} candidates were all repeats")
+        if repeats >= max(1024, 8 * len(self._seen)) / max(self._fraction, _LEAST_FRACTION):
+            of_other = "" if self._is_divided else " or of the other split"
+            raise self._exhausted(f"the last {repeats:,} candidates were all repeats{of_other}")
 
     def _exhausted(self, why: str) -> ExhaustedError:
         found, requested = len(self._seen), "more" if self._size is None else f"{self._size:,}"

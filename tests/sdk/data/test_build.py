@@ -14,6 +14,7 @@ from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.data.rows import row_to_item
 from tinyzero_sdk.errors import DataError, ExhaustedError, SettingsError, TinyZeroError
 from tinyzero_sdk.seeds import split_of_key
+from tinyzero_sdk.tasks import splits
 from tinyzero_sdk.tasks.splits import iterate_split
 
 OPTIONS = options_source("keys: int = 10**9", 'shape: str = "same"', 'fault: str = ""')
@@ -108,6 +109,13 @@ def test_exhausted_task_says_how_many_problems_it_has_and_what_to_type():
         list(iterate_split(Numbers(list(range(107)), endless=True), "train", size=1000))
     with pytest.raises(ExhaustedError, match=r"100 different test .*--test-size 100, or --test-size all\)$"):
         list(iterate_split(Numbers(list(range(100)), has_own_splits=True), "test", size=1000))
+
+
+def test_a_split_of_next_to_nothing_is_not_searched_for_without_end(monkeypatch):
+    monkeypatch.setattr(splits, "_LEAST_FRACTION", 0.5)  # to search for a moment
+    task = Numbers(list(range(100)), endless=True)
+    with pytest.raises(ExhaustedError, match=r"0 different test .*all repeats or of the other split\); request fewer"):
+        list(iterate_split(task, "test", size=5, test_fraction=1e-9))
 
 
 def test_own_splits_are_kept_and_a_test_fraction_is_refused():

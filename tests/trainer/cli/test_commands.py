@@ -11,9 +11,12 @@ import pytest
 
 from tests.trainer.configurations import call
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
+from tinyzero_sdk.settings import parse_overrides
 from tinyzero_trainer.cli import start
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_command
+from tinyzero_trainer.config.sft import warm_start
+from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.utils.signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
@@ -220,7 +223,11 @@ def test_sft_passes_its_configuration_on(capsys, calls, tmp_path):
     ((config, options, policy),) = calls
     assert (code, out, policy) == (0, "", "PASSIVE")
     assert (options["resume"], list(options["tasks"])) == (False, ["countdown"])
-    assert err.splitlines() == [f"fine-tuning gpt2 on examples of countdown in {output}", "loading PyTorch"]
+    assert err.splitlines() == [
+        f"fine-tuning gpt2 on examples of countdown in {output}",
+        "loading PyTorch",
+        f"next: tinyzero train --task countdown --model {output}",
+    ]
     assert ([spec.task for spec in config.task_specs], config.run.output) == (["countdown"], output)
     assert (config.run.steps, config.settings, config.optimizer.learning_rate) == (5, {"run": {"steps": 9}}, 2e-5)
 
@@ -233,6 +240,22 @@ def test_warmstart_is_sft_of_a_new_decoder(capsys, calls, tmp_path, monkeypatch)
     assert err.startswith("fine-tuning a new decoder on examples of countdown in runs/sft-countdown-")
     assert (config.model.path, config.run.steps, config.run.seconds) == (None, None, 60)
     assert (config.optimizer.learning_rate, config.data.prompt_template) == (2e-3, "compact")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("run.device=cpu",), (1000, 32, 100)),
+        (("run.device=cuda",), (3000, 256, 100)),
+        (("run.device=cpu", "run.steps=50"), (50, 32, 5)),
+        (("run.device=cpu", "run.seconds=60", "data.batch_size=8"), (None, 8, 100)),
+        (("run.device=cuda", "run.steps=50", "optimizer.warmup_steps=7"), (50, 256, 7)),
+    ],
+)
+def test_a_warm_start_suits_the_machine(words, expected, monkeypatch):
+    monkeypatch.setattr(nvml, "sees_gpu", lambda device: device == "cuda")
+    config = warm_start(parse_overrides(["tasks.countdown.task=countdown", *words]))
+    assert (config.run.steps, config.data.batch_size, config.optimizer.warmup_steps) == expected
 
 
 def test_sft_needs_something_to_learn_from(capsys, calls):

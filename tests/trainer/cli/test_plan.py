@@ -234,6 +234,8 @@ def test_supervised_fine_tuning_is_planned_too(capsys: pytest.CaptureFixture[str
         ("--gpu-memory 24GB optimizer.micro_batch_token=3", "optimizer.micro_batch_tokens"),
         ("--gpu-memory 24GB rollout.num_engines=1", "has no such setting"),
         ("--gpu-memory 24GB --model ./nowhere", "there is no directory ./nowhere"),
+        ("sft --task countdown", "'sft' is a command; plan a run of it with: tinyzero plan --sft --task TASK"),
+        ("train", "plan a run of it with: tinyzero plan --task TASK"),
         ("--gpu H200 --task nope", "no task 'nope'; installed: "),
         ("--gpu H200 --task multiply task.digit=2", "unknown key 'task.digit'; did you mean 'task.digits'?"),
         ("--gpu H200 --sft --recipe tinyzero-ppo", "is for reinforcement learning, and --sft plans none; leave out"),

@@ -131,6 +131,17 @@ def test_there_is_no_warning_of_a_model_that_cannot_be_found() -> None:
     assert advice.after_out_of_memory(unknown, [advice.LOADING]) == "memory.cpu_offload=idle"
 
 
+def test_a_broken_driver_stops_no_run_and_a_fault_of_the_estimate_is_not_hidden(monkeypatch, small_gpu) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(advice, "make_plan", fail)
+    with pytest.raises(ZeroDivisionError):
+        advice.warning(config_of(*GRPO_1024))
+    monkeypatch.setattr(advice, "present_gpu", fail)
+    assert advice.warning(config_of(*GRPO_1024)) is None
+
+
 def test_out_of_memory_names_the_next_setting_of_that_phase(small_gpu: SimpleNamespace) -> None:
     small_gpu.target = TargetGpu("NVIDIA H200", 140 * GIB, None)  # where it was planned to fit
     config = config_of("rollout.max_completion_tokens=1024", "rollout.max_num_seqs=256")

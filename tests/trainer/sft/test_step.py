@@ -109,6 +109,16 @@ def test_seconds_set_the_number_of_steps(toy_model: LanguageModel, monkeypatch: 
     assert resumed.last == 60
 
 
+def test_the_warm_up_is_at_most_a_tenth_of_a_run_of_so_many_seconds(toy_model: LanguageModel) -> None:
+    rates = {}
+    for run in ({"seconds": 9, "device": "cpu"}, {"steps": 40, "device": "cpu"}):
+        config = configure(run=run, optimizer={"warmup_steps": 20, "learning_rate": 1e-3, "lr_schedule": "constant"})
+        step = step_of(policy_of(toy_model, config), config, [mixed_lengths()], TrainerState())
+        step.last, step._times = 40, None  # as once the time of a step is known
+        rates[next(iter(run))] = step.take(3)[1]["train/lr"]
+    assert rates == {"seconds": pytest.approx(3 / 4 * 1e-3), "steps": pytest.approx(3 / 20 * 1e-3)}
+
+
 @pytest.mark.parametrize("step", [0, 3])
 def test_an_engine_that_slept_during_the_loss_has_the_weights_before_it_generates(
     step: int, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """Runs of supervised fine-tuning: the files, the loop and the commands of reinforcement learning."""
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_a_run_leaves_what_reinforcement_learning_does_and_its_model_is_trained_
     fine_tune(configure())
     rows = lines(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(STEPS + 1))
-    assert [row["step"] for row in rows if "val-core/toy/acc/mean@1" in row] == [0, 2, 4, 5]
+    assert [row["step"] for row in rows if "val-core/toy/acc/mean@1" in row] == [2, 4, 5]  # not of random weights
     assert rows[-1]["val/loss"] < rows[0]["val/loss"]
     assert {"train/loss", "train/lr", "train/grad_norm", "tokens/response_total"} <= rows[1].keys()
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["step_4", "step_5"]
@@ -106,7 +107,9 @@ def test_a_resumed_run_is_of_its_own_kind_and_learns_the_same(
 
 
 @pytest.mark.slow
-def test_several_tasks_share_a_model_and_its_defaults(configure: Configure, toy_task: str, tmp_path: Path) -> None:
+def test_several_tasks_share_a_model_and_its_defaults(
+    configure: Configure, toy_task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = tmp_path / "other.py"
     other.write_text(Path(toy_task).read_text())
     tasks = {
@@ -114,7 +117,11 @@ def test_several_tasks_share_a_model_and_its_defaults(configure: Configure, toy_
         "more": {"task": str(other), "options": {"limit": 9}},
     }
     made = fine_tune(configure(tasks=tasks, run={"steps": 2}, settings={"run": {"steps": 9}}))
+    told = capsys.readouterr().err
+    assert re.search(r"% of the examples of plus are right\n", told)
+    assert re.search(r"0\.0% of the problems of plus are solved, and [1-9][0-9.]*% by the examples; give more", told)
     assert list(made.accuracy) == ["plus", "more"]
+    assert {change.before for change in made.accuracy.values()} == {None}  # of random weights nothing is generated
     model = Path(newest_model(str(made.output)))
     recorded = recorded_defaults(str(model), {"a": {"task": toy_task}, "b": {"task": str(other)}, "countdown": {}})
     assert recorded["tasks"] == {"a": {"options": {"limit": 5}}, "b": {"options": {"limit": 9}}}

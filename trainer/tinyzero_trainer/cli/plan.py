@@ -55,6 +55,9 @@ def plan(
     from tinyzero_trainer.sft.default_model import SETTINGS
 
     task, overrides = options.with_named(task, overrides)
+    for command in {"train", "sft", "warmstart"} & {*task}:
+        flag = "" if command == "train" else " --sft"
+        raise SettingsError(f"{command!r} is a command; plan a run of it with: tinyzero plan{flag} --task TASK")
     named = {**options.flag_settings(task, gpus, address), "model.path": model, "run.recipe": recipe}
     if sft and recipe is not None:
         raise SettingsError(f"--recipe {recipe} is for reinforcement learning, and --sft plans none; leave out one")

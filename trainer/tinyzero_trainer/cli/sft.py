@@ -3,6 +3,7 @@
 What is slow to import (torch above all) is imported inside functions, after the settings have been checked.
 """
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -128,3 +129,7 @@ def _run(
             from tinyzero_trainer.sft.train import fine_tune
 
             fine_tune(resolved.with_resolved(config), resume=resume, tasks=tasks, progress=progress)
+        if tasks:
+            named = [word for spec in resolved.task_specs for word in ("--task", spec.task)]
+            command = shlex.join(["tinyzero", "train", *named, "--model", resolved.run.output])
+            stderr.print(f"next: {command}", soft_wrap=True, markup=False)

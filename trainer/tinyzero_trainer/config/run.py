@@ -120,7 +120,12 @@ def _check_heads(shape: "NewModelConfig | DefaultModelConfig", group: str = "") 
 
 @dataclass(frozen=True)
 class DefaultModelConfig:
-    """The small model made for the task on a GPU without --model."""
+    """The small model made for the task on a GPU without --model.
+
+    It learns the attempts that the task's hook `demonstrate` writes, so that reinforcement learning starts from a model
+    that is sometimes right, and is kept for the next run. On the CPU, where the tiny model that comes with the trainer
+    stands in for it, `tinyzero warmstart` makes one for a task of your own.
+    """
 
     hidden_size: PositiveInt = 384
     """Width of the residual stream; a multiple of head_size. The default shape has 9.9 million parameters."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, flatten, format_value, merge, to_mapping, unflatten
+from tinyzero_sdk.settings import build, flatten, format_value, get, merge, to_mapping, unflatten
 from tinyzero_trainer.config.algorithm import AlgorithmConfig
 from tinyzero_trainer.config.compose import check_models
 from tinyzero_trainer.config.model_defaults import recorded_content, recorded_defaults
@@ -30,6 +30,7 @@ from tinyzero_trainer.config.run import (
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs, with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
 from tinyzero_trainer.config.unused import unused_settings
+from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.utils.bounds import (
     Auto,
     Fraction,
@@ -120,7 +121,7 @@ class SftOptimizerConfig(OptimizerConfig):
     """Peak learning rate of AdamW; an adapter needs about ten times as much."""
 
     warmup_steps: NonNegativeInt = 10
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up; with run.seconds at most a tenth of all steps."""
 
     lr_schedule: Decay = "cosine"
     """How the learning rate falls from its peak, after the warm-up, until the last step."""
@@ -284,9 +285,8 @@ def model_defaults(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 WARM_START: dict[str, Any] = {
-    "run": {"steps": 3000},
-    "data": {"prompt_template": "compact", "batch_size": 256},
-    "optimizer": {"learning_rate": 2e-3, "warmup_steps": 100, "beta2": 0.98},
+    "data": {"prompt_template": "compact", "test_fraction": 0.125},
+    "optimizer": {"learning_rate": 2e-3, "beta2": 0.98},
     "eval": {"every": 0, "greedy": False},
     "checkpoint": {"every": 0},
     "settings": {
@@ -298,9 +298,18 @@ WARM_START: dict[str, Any] = {
 }
 """The preset of `tinyzero warmstart`: a new decoder, which learns faster than a pretrained one may."""
 
+STEPS_AND_BATCH = {"cpu": (1000, 32), "gpu": (3000, 256)}
+"""Of a warm start. On the CPU time is proportional to the examples, and a small model learns by steps."""
+
 
 def warm_start(overrides: Mapping[str, Any]) -> SftConfig:
     """The configuration of a warm start; errors as of `compose_sft`."""
-    run = overrides.get("run") or {}
-    preset = {**WARM_START, "run": {} if run.get("seconds") or run.get("epochs") else WARM_START["run"]}
-    return compose_sft(merge(preset, overrides))
+    device = get(overrides, "run.device") or "auto"
+    steps, batch_size = STEPS_AND_BATCH["gpu" if isinstance(device, str) and nvml.sees_gpu(device) else "cpu"]
+    given = get(overrides, "run.steps")
+    by_device = {
+        "run": {} if get(overrides, "run.seconds") or get(overrides, "run.epochs") else {"steps": steps},
+        "data": {"batch_size": batch_size},
+        "optimizer": {"warmup_steps": min(100, (given if isinstance(given, int) else steps) // 10)},
+    }
+    return compose_sft(merge(merge(WARM_START, by_device), overrides))

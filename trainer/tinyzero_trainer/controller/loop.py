@@ -46,7 +46,9 @@ C = TypeVar("C", bound=TrainConfig | SftConfig)
 class Change:
     """Held-out accuracy on one task before and after training: sampled, on the same problems both times."""
 
-    before: float
+    before: float | None
+    """None = not measured, of a new model."""
+
     after: float
 
 
@@ -179,7 +181,7 @@ class Session:
         lines = {int(line["step"]): line for line in read_metrics(run.metrics)}
         before, after = lines[0], lines[last]
         first, reached = held_out_accuracies(before), held_out_accuracies(after)
-        accuracy = {name: Change(first[name], reached[name]) for name in evaluation.prompts}
+        accuracy = {name: Change(first.get(name), reached[name]) for name in evaluation.prompts}
         outcomes = [
             outcome_line(
                 name if len(accuracy) > 1 else None,

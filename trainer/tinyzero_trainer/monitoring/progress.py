@@ -116,15 +116,17 @@ class _Bars(progress.Bars):
             yield Text(f"reward so far  {sparkline(rewards)}", style="dim")
 
 
-def outcome_line(task: str | None, before: float, after: float, problems: int, temperature: float) -> str:
-    """The result of a run on its only task (None) or on one of several, in one line.
+def outcome_line(task: str | None, before: float | None, after: float, problems: int, temperature: float) -> str:
+    """The result of a run on its only task (None) or on one of several, in one line; `before` of a new model is None.
 
     Example:
         >>> outcome_line(None, before=0.231, after=0.49, problems=1024, temperature=1.0)
         'held-out accuracy: 23.1% -> 49.0% (+25.9 points; 1,024 problems at T=1)'
     """
-    gain = f"{100 * (after - before):+.1f} points; {plural(problems, 'problem')} at T={temperature:g}"
-    return f"{task or 'held-out accuracy'}: {percent(before)} -> {percent(after)} ({gain})"
+    name, measured = task or "held-out accuracy", f"{plural(problems, 'problem')} at T={temperature:g}"
+    if before is None:
+        return f"{name}: {percent(after)} ({measured})"
+    return f"{name}: {percent(before)} -> {percent(after)} ({100 * (after - before):+.1f} points; {measured})"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

@@ -29,13 +29,14 @@ and where not even a few sequences can be generated."""
 def warning(config: TrainConfig, spec: ModelSpec | None = None) -> str | None:
     """A warning before a run that is predicted not to fit GPUs like this machine's; a `spec` if there is no model yet.
 
-    None if it fits, or if the model or the GPU cannot be found: a warning never stops a run.
+    None if it fits, or if the model or the GPU cannot be found: loading says what is wrong with them.
     """
-    with suppress(Exception):  # the driver and the model's files may be broken in any way
+    target = None
+    with suppress(Exception):  # the driver may be broken in any way
         target = present_gpu(device_of(config))
-        spec = spec if spec is not None or target is None else _find(config)
-        return None if target is None or spec is None else warning_for(spec, config, target)
-    return None
+    if target is None or (spec := spec or _find(config)) is None:
+        return None
+    return warning_for(spec, config, target)
 
 
 def warning_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu) -> str | None:

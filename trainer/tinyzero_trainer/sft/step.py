@@ -4,10 +4,14 @@ The policy's own update does it: with an advantage of 1 for every token, REINFOR
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 from time import perf_counter
+from types import MappingProxyType
 
 import torch
 
+from tinyzero_sdk import Task
 from tinyzero_sdk.console import percent
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings, learning_rate_at
@@ -17,7 +21,7 @@ from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import trained_tokens
 from tinyzero_trainer.executors.base import PolicyWorker, Workers
 from tinyzero_trainer.executors.tasks import RunTask
-from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, LOSS
+from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, LOSS, held_out_key
 from tinyzero_trainer.monitoring.performance import StepTimer, memory_metrics, peak_flops, utilization
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -30,6 +34,13 @@ UNKNOWN_STEPS = 1000
 """Steps for which the learning rate is scheduled until then."""
 
 
+TOO_LITTLE = 0.02
+"""Accuracy below which few groups of completions have a right one."""
+
+FAR_BELOW = 0.2
+"""A model with less than this fraction of its examples' accuracy cannot follow their steps."""
+
+
 class SftEvaluation(HeldOutEvaluation):
     """The loss on held-out examples, and accuracy on the tasks' held-out problems."""
 
@@ -40,9 +51,17 @@ class SftEvaluation(HeldOutEvaluation):
         tasks: Mapping[str, RunTask],
         stop: StopFlag,
         examples: Sequence[Rollout],
+        right: Mapping[str, float] = MappingProxyType({}),
+        *,
+        is_new: bool = False,
     ) -> None:
+        """
+        Args:
+            right: the accuracy of each task's examples.
+            is_new: the weights are random, of which there is nothing to measure but the loss.
+        """
         super().__init__(config, workers, tasks, stop)
-        self.examples = examples
+        self.examples, self.right, self.is_new = examples, right, is_new
 
     def run(self, step: int, *, last: int) -> dict[str, float]:
         """Metrics of all tasks, and the held-out loss where there are such examples."""
@@ -54,12 +73,29 @@ class SftEvaluation(HeldOutEvaluation):
                 metrics[HELD_OUT_LOSS] = loss_of(self.workers.policy, self.examples)
             self.workers.display.held_out(step, {}, metrics[HELD_OUT_LOSS])
             metrics["timing_s/held_out_loss"] = perf_counter() - started
-        if not self.prompts:
+        if not self.prompts or (self.is_new and not step):  # completions of random weights never end
             return metrics
         if step or self.examples:  # it has slept, and the ranks that it was on may have been replaced
             with catch_out_of_memory("the rollout engine took over the weights"):
                 self.workers.engine.load_weights()
-        return metrics | super().run(step, last=last)
+        metrics |= super().run(step, last=last)
+        for name, right in self.right.items() if step == last else ():
+            if (accuracy := metrics[held_out_key(name)]) < max(TOO_LITTLE, FAR_BELOW * right):
+                self.workers.display.warn(
+                    f"{percent(accuracy)} of the problems of {name} are solved, and {percent(right)} by the examples; "
+                    "give more run.steps, or examples with smaller steps (docs/reference/hooks.md)"
+                )
+        return metrics
+
+
+def accuracy_of(examples: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict[str, float]:
+    """The fraction of each task's examples that are right."""
+    right: dict[str, list[bool]] = {}
+    for example in examples:
+        item, task = example.prompt.item, example.prompt.task
+        score = tasks[task].score_completion(example.text, item.ground_truth)
+        right.setdefault(task, []).append(score.correct)
+    return {task: fmean(of_task) for task, of_task in right.items()}
 
 
 def loss_of(policy: PolicyWorker, examples: Sequence[Rollout]) -> float:
@@ -101,7 +137,10 @@ class SftStep:
         batch = TrainingBatch.of(examples)
         batch.advantages = torch.ones(int(batch.lengths.sum()))
         steps = self.last if self._times is None else UNKNOWN_STEPS
-        rate = learning_rate_at(self.config.optimizer, step, steps)
+        optimizer = self.config.optimizer
+        if self.config.run.seconds is not None:  # a slow machine takes few steps
+            optimizer = replace(optimizer, warmup_steps=min(optimizer.warmup_steps, steps // 10))
+        rate = learning_rate_at(optimizer, step, steps)
         updating = self.workers.display.activity("updating the weights")
         with updating, catch_out_of_memory("the weights were updated"):
             updated = self.policy.update(batch, StepSettings(rate))

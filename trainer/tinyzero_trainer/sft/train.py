@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import ceil
 
 from tinyzero_sdk import Task
-from tinyzero_sdk.console import plural
+from tinyzero_sdk.console import percent, plural
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.workers.process import count_cores
@@ -28,7 +28,7 @@ from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.batches import Batches, batch_stream, prepare_workers
 from tinyzero_trainer.sft.examples import Encoder
 from tinyzero_trainer.sft.file_examples import ExampleFile
-from tinyzero_trainer.sft.step import SftEvaluation, SftStep
+from tinyzero_trainer.sft.step import SftEvaluation, SftStep, accuracy_of
 
 MAX_WORKERS = 4
 FILE = "data.path"
@@ -91,7 +91,14 @@ def fine_tune(
             held_out = [
                 example for source in batches.sources() for example in source.held_out(config.eval.num_problems)
             ]
-            evaluation = SftEvaluation(session.config, workers, session.evaluated, session.stop, held_out)
+            right = {} if file is not None else accuracy_of(held_out, tasks)
+            for name, fraction in right.items():
+                little = "; reinforcement learning can choose among attempts that differ (docs/reference/hooks.md)"
+                display.log(f"{percent(fraction)} of the examples of {name} are right{little if fraction == 1 else ''}")
+            evaluation = SftEvaluation(
+                *(session.config, workers, session.evaluated, session.stop, held_out, right),
+                is_new=config.model.path is None,
+            )
             with closing(batch_stream(batches, num_workers)) as stream:
                 return session.train(SftStep(config, workers, stream, state), evaluation)
 
