@@ -82,7 +82,7 @@ class Score:
             >>> Score.of_parts({"answer": 0.0, "format": 1.0}, correct=False, reason="wrong").parts
             {'answer': 0.0, 'format': 1.0}
         """
-        return cls(math.nan, correct, reason, parts=parts, masked=masked)
+        return cls(math.nan, correct, reason, parts=dict(parts), masked=masked)
 
     @property
     def unshaped(self) -> float:

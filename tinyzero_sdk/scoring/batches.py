@@ -4,7 +4,7 @@ This module does not import pyarrow, so that the replacement of a killed worker 
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -108,7 +108,7 @@ class ScoreColumns:
     correct: list[bool] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     answers: list[str | None] = field(default_factory=list)
-    parts: dict[int, dict[str, float]] = field(default_factory=dict)
+    parts: dict[int, Mapping[str, float]] = field(default_factory=dict)
     """`Score.parts` by row, where there are any."""
 
     masked: set[int] = field(default_factory=set)
@@ -119,7 +119,7 @@ class ScoreColumns:
 
     def add(self, score: Score) -> None:
         if score.parts:
-            self.parts[len(self.values)] = dict(score.parts)
+            self.parts[len(self.values)] = score.parts
         if score.masked:
             self.masked.add(len(self.values))
         self.values.append(score.value)

@@ -21,6 +21,7 @@ from tinyzero_sdk.text import strip_special_tokens
 MOST_CHARACTERS = 2**20
 """Only the end of a longer completion is read, where the answer is, so that no text stalls the scorer."""
 
+_MOST_SUMS = 16
 _FINITE = (-sys.float_info.max, sys.float_info.max)
 
 
@@ -44,6 +45,7 @@ class ScoreGuard:
         self._range = score_range
         self._is_valid = is_valid
         self._parts = parts or {}
+        self._sums: dict[int, tuple[Score, Score]] = {}  # by id: a scorer that is fast returns the same few objects
         self._no_answer = Score(0.0, False, "no_answer", parts=dict.fromkeys(self._parts, 0.0))
         self._valid_truth: Json = self  # the latest ground truth that was valid: those of a group are one object
         self._is_wrapped = False
@@ -103,7 +105,10 @@ class ScoreGuard:
             BrokenTaskError: the result has another type, is not finite, is out of range or contradicts itself.
         """
         if self._parts:
-            result = self._add_up(result)
+            known, score = self._sums.get(id(result), (None, None))
+            if score is None or known is not result:
+                score = self._add_up(result)
+            return Score(score.value, score.correct, score.reason, answer, score.parts, score.masked)
         if isinstance(result, Score):
             return self._check_score(result, answer, self._range)
         value = self._check_value(result, self._range)
@@ -126,7 +131,10 @@ class ScoreGuard:
             parts[name] = self._check_value(score.parts.get(name, 0.0), part.range, f"{name}=")
             value += part.weight * parts[name]
         low, high = self._range  # rounding may lead out of it
-        return replace(score, value=min(max(value, low), high), parts=parts)
+        summed = self._check_score(replace(score, value=min(max(value, low), high), parts=parts), None, self._range)
+        if len(self._sums) < _MOST_SUMS:
+            self._sums[id(score)] = score, summed
+        return summed
 
     def _check_score(self, score: Any, answer: str | None, bounds: tuple[float, float]) -> Score:
         if not isinstance(score, Score):

@@ -106,6 +106,17 @@ def test_invalid_parts_are_errors(score, message):
         guard(score, right=RewardPart(), digits=RewardPart()).check(score, "1")
 
 
+def test_equal_and_repeated_scores_keep_their_own_answers():
+    score, parts = None, {"right": 1.0}
+    guarded = ScoreGuard("say", last_tagged, lambda answer, truth: score, (0, 1), None, {"right": RewardPart()})
+    for number in range(100):
+        if number % 3 == 0:  # a new object, perhaps where the last one was
+            parts["right"] = number / 100
+            score = Score.of_parts(parts, correct=False)
+        found = guarded.check(score, str(number))
+        assert (found.value, found.answer, found.reason) == (parts["right"], str(number), "wrong")
+
+
 @given(
     st.dictionaries(
         st.sampled_from("abcdef"),
