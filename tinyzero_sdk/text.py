@@ -1,16 +1,20 @@
 """Parse a model's text: remove special tokens, and find its answer in tags, in a box or after `####`.
 
-Always linear in the length of the text. No scores here.
+Always linear in the length of the text, of which an answer is looked for in the last `READ` characters only. No scores
+here.
 """
 
 import re
+
+READ = 2**16
+"""Characters at the end of a text among which its answer must begin; reasoning before it may be of any length."""
 
 # As Qwen, Llama and GPT write them (<|im_end|>), and DeepSeek (full-width bars).
 _BARRED_TOKEN = re.compile(r"<[|｜][\w▁]{1,64}+[|｜]>")
 # As Llama 2, Mistral and Gemma write them. Only what stops or pads a generation, so only at its end.
 _END_TOKENS = ("</s>", "<eos>", "<end_of_turn>", "<pad>")
 # Backwards, since a pattern finds the start of a text at once but its end only by trying every place.
-_END_REVERSED = re.compile(f"(?:{'|'.join(token[::-1] for token in _END_TOKENS)})*+")
+_END_REVERSED = re.compile(rf"(?:\s*+(?:{'|'.join(token[::-1] for token in _END_TOKENS)}))*+")
 
 
 def strip_special_tokens(text: str) -> str:
@@ -22,7 +26,7 @@ def strip_special_tokens(text: str) -> str:
     """
     if "|" in text or "｜" in text:  # looking for one character is many times faster than for a pattern
         text = _BARRED_TOKEN.sub("", text)
-    if text.endswith(_END_TOKENS):
+    if text.rstrip().endswith(_END_TOKENS):  # a space or a line break may follow it
         end = _END_REVERSED.match(text[::-1])
         assert end is not None  # it matches the empty text too
         text = text[: len(text) - end.end()]
@@ -36,6 +40,7 @@ def last_tagged(text: str, tag: str = "answer") -> str | None:
         >>> last_tagged("<think><answer>1</answer></think> so <answer>\\n2 </answer>")
         '2'
     """
+    text = text[-READ:]
     return _cut(text, _find_tagged(text, tag))
 
 
@@ -48,19 +53,22 @@ def last_boxed(text: str) -> str | None:
         >>> last_boxed(r"\\boxed{1} then \\boxed{\\frac{3}{4}} and \\boxed{5")
         '\\\\frac{3}{4}'
     """
+    text = text[-READ:]
     return _cut(text, _find_boxed(text))
 
 
 def last_hashed(text: str) -> str | None:
     """What stands on its line behind the last `####` after the last `</think>` that gives a result; or None.
 
-    Four hashes are a heading in Markdown too. They give a result where a digit follows on the line, which begins with
-    no letter (or says "answer") and is no numbered heading, such as `#### 2. The price`. A `</answer>` ends it too.
+    Four hashes are a heading in Markdown too. They give a result where a digit follows on the line, and before it no
+    letter but those of LaTeX, a currency (`US$42`), `x =` or `minus`; or where the line says "answer". A numbered
+    heading, such as `#### 2. The price`, gives none. A `</answer>` ends the line too.
 
     Example:
         >>> last_hashed("#### 42\\n#### Explanation\\n20 + 22 = 42")
         '42'
     """
+    text = text[-READ:]
     return _cut(text, _find_hashed(text))
 
 
@@ -74,6 +82,7 @@ def last_answer(text: str) -> str | None:
         >>> last_answer(r"<answer>41</answer> No: \\boxed{42}.")
         '42'
     """
+    text = text[-READ:]
     span = _find_tagged(text, "answer")
     begin = 0 if span is None else span[0]
     # What begins before the tags does not count, and behind them there is little left to search.
@@ -89,8 +98,16 @@ _Span = tuple[int, int]
 
 _BOX = re.compile(r"\\boxed[ \t]*+\{")
 _DIGIT = re.compile(r"[0-9]")
-_NUMBERED = re.compile(r"[0-9]{1,3}[.):][ \t]++[A-Za-z]")  # "2. The second step"
-_BRACES = re.compile(r"(\\boxed[ \t]*+\{)|\\[{}]|[{}]")
+_LETTERED = re.compile(  # "x = 42", "minus 5", "US$42", "Rs. 42"
+    r"[A-Za-z]\s*=|(?i:minus|negative)\s|(?:[A-Z]{1,3}|Rs\.?)\s?[$€£¥₹]|(?:USD|EUR|GBP|INR|Rs\.?)\s?[0-9]"
+)
+_NUMBERED = re.compile(  # "2. The second step", "2nd step", "2" as an emoji
+    r"[0-9]{1,3}(?:[.):]|\ufe0f?\u20e3)[ \t]++[^\w]*+[A-Za-z]|[0-9]{1,3}(?:st|nd|rd|th)\b"
+)
+_UNDRESSED = re.compile(r"(?:\\[A-Za-z]++|[^\w]|_)*+")
+_ESCAPED = re.compile(r"\\[{}]")
+_HASHES = re.compile(r"#{4,}+")
+_MOST_HASHES = 64  # from the end: so many headings may follow an answer
 
 
 def _cut(text: str, span: _Span | None) -> str | None:
@@ -114,47 +131,47 @@ def _find_tagged(text: str, tag: str) -> _Span | None:
 
 def _find_boxed(text: str) -> _Span | None:
     begin = text.rfind("</think>") + 1
-    last = text.rfind("\\boxed", begin)
-    if last < 0:
+    place = text.rfind("\\boxed", begin)
+    if place < 0:
         return None
-    # Nearly always the last one is complete; only where it is not, all are looked at.
-    return _last_closed(text, last) or _last_closed(text, begin)
-
-
-def _last_closed(text: str, begin: int) -> _Span | None:
-    """The box from `begin` on that begins last among those that are closed, in one pass."""
-    first, last = _BOX.search(text, begin), text.rfind("\\boxed", begin)
-    found: _Span | None = None
-    open_braces: list[int] = []  # where what a box holds begins; -1 for other braces
-    for brace in _BRACES.finditer(text, len(text) if first is None else first.start()):
-        if brace[1]:
-            open_braces.append(brace.end())
-        elif brace[0] == "{":
-            open_braces.append(-1)
-        elif brace[0] == "}" and open_braces:
-            start = open_braces.pop()
-            if start >= 0 and (found is None or start > found[0]):
-                found = start, brace.start()
-                if start > last:
-                    break  # no other box begins later
-    return found
+    if last := _BOX.match(text, place):
+        close = text.find("}", last.end())
+        inner = text[last.end() : close]
+        if close >= 0 and "{" not in inner and "\\" not in inner:  # nearly always
+            return last.end(), close
+    # Backwards, so that the first box whose braces match is the one that begins last.
+    starts = {box.end() - 1 for box in _BOX.finditer(text, begin)}
+    bare = _ESCAPED.sub("  ", text)
+    closings: list[int] = []
+    for place in range(len(bare) - 1, min(starts, default=len(bare)) - 1, -1):
+        if bare[place] == "}":
+            closings.append(place)
+        elif bare[place] == "{" and closings:
+            close = closings.pop()
+            if place in starts:
+                return place + 1, close
+    return None
 
 
 def _find_hashed(text: str) -> _Span | None:
-    begin = text.rfind("</think>") + 1
     end = len(text)
-    while (marker := text.rfind("####", begin, end)) >= 0:
-        start, stop = marker + 4, text.find("\n", marker, end)
+    for hashes in reversed([*_HASHES.finditer(text, text.rfind("</think>") + 1)][-_MOST_HASHES:]):
+        start, stop = hashes.end(), text.find("\n", hashes.end(), end)
         stop = end if stop < 0 else stop
         tag = text.find("</answer>", start, stop)
         stop = stop if tag < 0 else tag
         if _gives_result(text[start:stop].strip(" \t\r#*")):
             return start, stop
-        end = marker
+        end = hashes.start()
     return None
 
 
 def _gives_result(line: str) -> bool:
-    if not _DIGIT.search(line) or _NUMBERED.match(line):
+    if not _DIGIT.search(line):
         return False
-    return not line[0].isalpha() or "answer" in line.lower()
+    begin = _UNDRESSED.match(line)
+    assert begin is not None  # it matches the empty text too
+    first = begin.end()
+    if line[first].isdecimal():
+        return not _NUMBERED.match(line, first)
+    return _LETTERED.match(line, first) is not None or "answer" in line.lower()

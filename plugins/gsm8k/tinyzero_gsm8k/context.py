@@ -5,20 +5,43 @@ Whatever is in no list of `words.py` is refused, so what is unsure is malformed,
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from tinyzero_gsm8k import words
 
 _BESIDE_LEFT = " \t\r\n([\"'“‘:=—"
-_BEFORE = re.compile(r"(?:[^\W\d_]|[\s,.:;'’\"“”‘(\[=$—]|(?<=[^\W\d_])[-/](?=[^\W\d_]))*")
-_AFTER = re.compile(r"(?:[^\W\d_]|[\s%$€£¥₹.,:;!)\]\"'’”°(]|(?<=[^\W\d_])-(?=[^\W\d_])|/(?=[a-z]))*")
-_BEGINS_AFTER = re.compile(r"[\s%$€£¥₹.,:;!)\]\"'’”°/]|[^\W\d_]")
+_BEFORE = re.compile(r"(?:[^\W\d_]|[\s,:;'’\"“”‘(\[=$—]|(?<=Rs)\.|(?<=[^\W\d_])[-/](?=[^\W\d_]))*")
+_AFTER = re.compile(
+    r"(?:[^\W\d_]|[\s%$¢€£¥₹.,:;!)\]\"'’”°(]|(?<=[^\W\d_])-(?=[^\W\d_])|/(?=[A-Za-z])|(?<=[^\W\d_] )/ (?=[A-Za-z]))*"
+)
+_BEGINS_AFTER = re.compile(r"[\s%$¢€£¥₹.,:;!)\]\"'’”°/]|[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _POSSESSIVE = re.compile(r"(?<=[^\W\d_])['’]s?(?![^\W\d_])")
 _CONTRACTION = re.compile(r"[^\W\d_]['’][^\W\d_]")
-_PER = re.compile(r"/([a-z]+)")
+_INNER_STOP = re.compile(r"([^\W\d_]*)[.:;!](?=.*[^\W\d_])", re.DOTALL)
+_PER = re.compile(r" ?/ ?(?=[A-Za-z])")
 _UNIT = re.compile(r"\s*([A-Za-z]+)")
 _NEGATION = re.compile(rf"(?:^|(?<=[^A-Za-z]))(?:{'|'.join(sorted(words.NEGATIVE))})\s+$", re.IGNORECASE)
+_ENDING = re.compile(rf" (?:{'|'.join(words.ENDINGS)})$")
 _MOST_WORDS = 14
+
+# What stands behind a number, as a letter for each word.
+_KINDS = {
+    **dict.fromkeys(words.NAMES, "N"), **dict.fromkeys(words.MONTHS, "M"),
+    **dict.fromkeys(words.THINGS | words.UNITS | words.CURRENCIES, "u"), **dict.fromkeys(words.MODIFIERS, "q"),
+    **dict.fromkeys(words.ABBREVIATIONS, "b"), **dict.fromkeys(words.LETTERS, "l"), **dict.fromkeys(words.STATES, "s"),
+    **dict.fromkeys(words.PLACES, "P"), "in": "i", "second": "2", "total": "r", "remaining": "r", "old": "r",
+    "all": "r", "more": "m", "fewer": "m", "than": "t", "him": "w", "them": "w", "her": "h", "the": "d", "his": "d",
+    "their": "d", "a": "e", "an": "e", "every": "e", "each": "c", "per": "p", "on": "o", "at": "o", "for": "o",
+    "of": "f", "and": "n", "Celsius": "u", "Fahrenheit": "u",
+}  # fmt: skip
+_THING = "[qmr]{0,2}u{1,2}"  # never bare behind `in`: "in thousands", "in cents"
+_RATE = "(?:p(?:u|b|l)|[ec](?:u|b))"  # "km per h", "$5 a lb"; not "8 a.m."
+_PLACE = f"[dheco]?(?:{_THING}|u?P+)"
+_PHRASE = f"[of]{_PLACE}(?:n{_PLACE})?|i(?:[dhec]{_THING}|[dhe]?u?P+)|oN(?:nN)?|[io]M(?:nM)*|i?r|s|c$"
+_measures = re.compile(rf"(?:m(?:{_THING})?t[Nwh]|(?:{_THING}|b|l)m?|m|[i2]$)?(?:{_RATE}|{_PHRASE}|mt[Nwh])*").fullmatch
+# Behind money no abbreviation: $42 m is 42 million.
+_measures_money = re.compile(rf"(?:m(?:{_THING})?t[Nwh]|{_THING}m?|m)?(?:{_RATE}|{_PHRASE}|mt[Nwh])*").fullmatch
 
 
 def factor(before: str, after: str, *, sign: str, money: bool) -> int | None:
@@ -53,7 +76,7 @@ def factor(before: str, after: str, *, sign: str, money: bool) -> int | None:
         unit = _UNIT.match(after)
         if unit and unit[1].lower() in words.MULTIPLIERS:
             result, after = result * words.MULTIPLIERS[unit[1].lower()], after[unit.end() :]
-        if after and not _measures(after, money=money):
+        if after and not _holds(after, money=money):
             return None
     return result
 
@@ -71,7 +94,7 @@ def _states(before: str, *, signed: bool, money: bool) -> bool:
     if _CONTRACTION.search(said):
         return False
     found = _WORD.findall(said)
-    if found and found[-1] in words.CURRENCIES and (money or found[-1] not in ("US", "CA", "C", "A", "AU", "NZ")):
+    if found and found[-1] in words.CURRENCIES and (money or found[-1] not in words.DOLLARS):
         before, _, rest = before.rpartition(found.pop())
         if rest.strip():
             return False
@@ -81,7 +104,7 @@ def _states(before: str, *, signed: bool, money: bool) -> bool:
         return True
     if before.lstrip()[:1] == ":":
         return False
-    if len(found) > _MOST_WORDS or found[0].lower() in words.ASKING:
+    if len(found) > _MOST_WORDS or _asks([word.lower() for word in found]):
         return False
     end = before.rstrip("([\"'“‘$ \t\r\n")[-1:]
     if not all(_may_say(found, place) for place in range(len(found))):
@@ -89,16 +112,28 @@ def _states(before: str, *, signed: bool, money: bool) -> bool:
     return end in ":=—" or (len(found[-1]) > 1 and _leads(found, signed=signed, money=money))
 
 
+def _asks(found: Sequence[str]) -> bool:
+    """Whether a verb stands before its subject: "Is the answer 42", "So has she 42"."""
+    subject = next((place for place, word in enumerate(found) if word not in words.OPENING), 0)
+    return found[subject] in words.ASKING or any(
+        verb in words.ASKING and word in words.PRONOUNS for verb, word in pairwise(found)
+    )
+
+
 def _may_say(found: Sequence[str], place: int) -> bool:
     word, lower = found[place], found[place].lower()
+    if word in words.NAMES:
+        return True
+    if not word.isascii():
+        return False  # letters of other scripts look alike
     if lower in words.SAYING or lower in words.VERBS or lower in words.RESULTS:
         return len(lower) > 1 or word in ("a", "A", "I") or len(found) == 1  # a variable stands alone: x = 42
     if len(word) == 1:
         return len(found) == 1
-    before = found[place - 1].lower() if place else ""
-    if _is_plural(word):
-        return before in words.BEFORE_PLURALS
-    return _is_name(word) or (place == 0 and len(found) == 1 and lower == "final")
+    before = found[place - 1] if place else ""
+    if word in words.MONTHS:
+        return before.lower() == "in" or (before == "and" and place > 1 and found[place - 2] in words.MONTHS)
+    return word in words.THINGS and before.lower() in words.BEFORE_PLURALS
 
 
 def _leads(found: Sequence[str], *, signed: bool, money: bool) -> bool:
@@ -116,78 +151,20 @@ def _leads(found: Sequence[str], *, signed: bool, money: bool) -> bool:
     return last == "of" and len(found) > 1 and found[-2].lower() in ("total", "profit")
 
 
-def _measures(after: str, *, money: bool) -> bool:
+def _holds(after: str, *, money: bool) -> bool:
     """Whether the text behind a number holds a unit at most, and where or when it counts."""
     if not _BEGINS_AFTER.match(after) or not _AFTER.fullmatch(after):
         return False
-    if "/" in after and not all(per[1] in words.UNITS or per[1] in words.ABBREVIATIONS for per in _PER.finditer(after)):
+    if money and "¢" in after:
         return False
-    said = _POSSESSIVE.sub("", after)
+    if any(stop[1] not in words.ABBREVIATIONS for stop in _INNER_STOP.finditer(after)):
+        return False  # "8 a.m.", or a second sentence
+    said = _POSSESSIVE.sub("", _PER.sub(" per ", after))
     if _CONTRACTION.search(said):
         return False
     found = _WORD.findall(said)
-    if not found:
-        return True
     if len(found) > _MOST_WORDS:
         return False
-    for ending in words.ENDINGS:
-        if tuple(found[-len(ending) :]) == ending:
-            found = found[: -len(ending)]
-            break
-    if not found:
-        return True
-    return _follow(found, _after_unit(found, money=money))
-
-
-def _after_unit(found: Sequence[str], *, money: bool) -> int:
-    """The place behind the unit with which the words begin, 0 where they begin with none."""
-    place = 0
-    while place < min(2, len(found)) and found[place] in words.MODIFIERS:
-        place += 1
-    if place == len(found):
-        return 0
-    word = found[place]
-    if word in ("in", "second") and (place or len(found) > 1):
-        return 0
-    short = word in words.ABBREVIATIONS and not place and not money
-    return place + 1 if short or word in words.CURRENCIES or word in words.UNITS or _is_plural(word) else 0
-
-
-def _follow(found: Sequence[str], begin: int) -> bool:
-    if begin == 0 and (found[0] in ("and", "of", "the", "his", "her", "their") or found[-1] in words.OPENERS):
-        return False
-    for place in range(begin, len(found)):
-        word, before = found[place], found[place - 1] if place else ""
-        if word in words.FOLLOWING:
-            if word in words.OPENERS and place == len(found) - 1:
-                return False
-            if word == "than" and not (place + 2 == len(found) and _is_told(found[-1])):
-                return False
-        elif word in words.UNITS or (word in words.ABBREVIATIONS and len(word) == 1):
-            if before not in words.OPENERS and before != "each" and place != 1:
-                return False
-        elif _is_plural(word):
-            if before not in words.OPENERS:
-                return False
-        elif not (before in ("in", "on", "at", "for", "and", "than") and _is_name(word)):
-            return False
-    return True
-
-
-def _is_told(word: str) -> bool:
-    return word in ("him", "her", "them") or _is_name(word)
-
-
-def _is_name(word: str) -> bool:
-    return len(word) > 1 and word[0].isupper() and word[1:].islower() and word.lower() not in words.NAMELESS
-
-
-def _is_plural(word: str) -> bool:
-    return (
-        len(word) > 3
-        and word[-1] == "s"
-        and word.isascii()
-        and word.islower()
-        and word not in words.NO_UNITS
-        and not word.endswith(words.NUMERAL_ENDINGS)
-    )
+    phrase = _ENDING.sub("", " " + " ".join(found)).split()
+    kinds = "".join(_KINDS.get(word) or (len(word) > 3 and _KINDS.get(word.lower())) or "?" for word in phrase)
+    return bool((_measures_money if money else _measures)(kinds))

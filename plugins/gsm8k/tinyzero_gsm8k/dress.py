@@ -23,6 +23,9 @@ _LATEX = tuple(
         (r"\\[dt]?frac\s*([0-9])([0-9])(?![0-9])", r"\1/\2 "),
     )
 )
+_MATH = re.compile(r"(?<![\\$\w])\$(\s*(?:\\[$£€])?[+\-−]?(?:[0-9]|\\[dt]?frac)[^$]*(?<!\\))\$(?![$0-9])")
+_RUPEES = re.compile(r"\bRs\.\s?(?=[0-9])")
+_TIE = re.compile(r"(?<=[0-9A-Za-z.{}%])~(?=[A-Za-z\\])")  # before a number a tilde is "about"
 _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|boxed|fbox|underline|operatorname)\s*"
     r"\{([^{}]*)\}"
@@ -55,6 +58,12 @@ def undress(text: str) -> str:
         text = text[2:-2].strip()
     if text.startswith("{") and text.endswith("}") and text.count("{") == text.count("}") == 1:
         text = text[1:-1].strip()
+    if text.count("$") > 1:
+        text = _MATH.sub(r" \1 ", text)  # "$1.5$ million": the second dollar shows that the first is none
+    if "Rs." in text:
+        text = _RUPEES.sub("Rs ", text)
+    if "~" in text:
+        text = _TIE.sub(" ", text)
     if "\\" in text or "{" in text:
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)

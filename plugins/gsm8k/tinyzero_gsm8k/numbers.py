@@ -17,8 +17,8 @@ LONGEST = 512
 MOST_DIGITS = 40
 """Digits of the longest number, and the greatest exponent."""
 
-_DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
-_WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+_WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"  # 0,125 has a decimal comma
+_DECIMAL = rf"(?:{_WHOLE}(?:\.[0-9]*)?|\.[0-9]+)"
 _SIGN = r"[+\-−]"
 _NUMBER = re.compile(
     rf"""
@@ -32,7 +32,7 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-_PLAIN = re.compile(r"(-?)\$?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.0*)?")
+_PLAIN = re.compile(rf"(-?)\$?({_WHOLE})(?:\.0*)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Mn", "Me"})  # of Unicode's categories
 

@@ -34,7 +34,7 @@ _SAID_FIRST = {
 _THINGS = {
     "dollars", "cents", "euros", "apples", "eggs", "cookies", "clips", "bolts", "minutes", "hours", "days",
     "weeks", "months", "years", "miles", "feet", "meters", "degrees", "percent", "people", "children", "students",
-    "books", "tickets", "boxes", "kg", "km", "cm", "m", "ft", "km/h", "mph",
+    "books", "tickets", "boxes", "kg", "km", "cm", "m", "ft", "km/h", "km/hr", "miles/hour", "mph",
 }  # fmt: skip
 _SAID_LAST = {
     *(
@@ -51,7 +51,7 @@ _SAID_LAST = {
         "a month",
         "a year",
     ),
-    *("today", "remaining", "more", "old", "is the answer", "per week", "a week", "/day"),
+    *("today", "remaining", "more", "old", "is the answer", "per week", "a week", "/day", "/hr", "/hour", "per lb"),
 }
 _POWERED = {"cm", "m", "km", "ft", "mm"}
 _DENIED = {
@@ -64,9 +64,10 @@ _DENIED = {
     "factorial", "cube", "root", "sqrt", "log", "ln", "exp", "sin", "cos", "tan", "reciprocal", "inverse",
     "opposite", "double", "twice", "triple", "thrice", "quadruple", "hundred", "thousand", "million", "billion",
     "trillion", "under", "above", "below", "least", "most", "nearly", "almost", "about", "around", "roughly",
-    "approximately", "between", "b", "x", "y", "z", "n", "pi",
+    "approximately", "between", "b", "x", "y", "z", "n", "pi", "hundreds", "thousands", "millions", "billions",
+    "am", "pm", "clock", "cannot", "debt", "debts",
 }  # fmt: skip
-_DENIED_FIRST = {"square", "than", "more", "fewer", "less", "up", "far", "from"}
+_DENIED_FIRST = {"square", "how", "who", "what", "than", "more", "fewer", "less", "up", "far", "from"}
 
 
 class _CannotTell(Exception):
@@ -107,6 +108,13 @@ def _read(text: str) -> tuple[int, int]:
     if len(text) > 512:
         raise _Refused
     text = _unwrapped(text)
+    if text[:1] == "$" and text.count("$") == 2 and "\\$" not in text and text[1:2] in tuple(_DIGITS + _SIGNS):
+        inner, _, following = text[1:].partition("$")  # LaTeX's, not money
+        text = f"{inner} {following}" if following[:1] not in tuple(_DIGITS) else text
+    if text[:2] == "Rs" and text[2:].lstrip(".").lstrip(" ")[:1] in tuple(_DIGITS):
+        text = text[2:].lstrip(".").lstrip(" ")
+    if text[-1:] == "¢" and text[-2:-1] in tuple(_DIGITS) and not any(mark in text for mark in _MONEY):
+        text = text[:-1]
     if text[:1] == "–" and text[1:2] in tuple(_DIGITS):
         text = "-" + text[1:]
     text = _plain(text)
@@ -150,6 +158,8 @@ def _plain(text: str) -> str:
             piece, place = _command(text, place + 1, read)
         elif text[place] == "^":
             piece, place = _raised(text, place + 1, read)
+        elif text[place] == "~" and text[place + 1 : place + 2] in tuple(_LETTERS + "\\") and read[-1:].isalnum():
+            piece, place = " ", place + 1
         elif ord(text[place]) > 127:
             piece, place = _composed(text, place, read)
         else:
@@ -170,7 +180,7 @@ def _command(text: str, place: int, read: str) -> tuple[str, int]:
         return "×", end
     if name in ("text", "mathrm"):
         inner, end = _group(text, end)
-        return f" {inner} ", end
+        return f" {inner[1:] if inner[:1] == '~' and inner[1:2].isalpha() else inner} ", end
     if name in ("frac", "dfrac", "tfrac"):
         if text[end : end + 1] in tuple(_DIGITS):
             top, bottom, end = text[end], text[end + 1 : end + 2], end + 2
@@ -294,7 +304,7 @@ def _whole(text: str, place: int) -> tuple[str, int]:
     """The digits of a whole number without its commas, and where it ends."""
     end = _digits(text, place)
     digits = text[place:end]
-    if len(digits) > 3 or not digits:
+    if len(digits) > 3 or not digits or digits[0] == "0":
         return digits, end
     while text[end : end + 1] == "," and _digits(text, end + 1) >= end + 4:
         digits += text[end + 1 : end + 4]
@@ -418,8 +428,15 @@ def _with_words(number: _Number, sign: str, before: str, after: str, has_money: 
         after = unit[length:]
     last = _phrase(after, "/").replace(" / ", "/").replace("/ ", "/")
     said_first, said_last = first.split(), last.replace("/", " ").split()
+    if last.split()[:2] in (["a", "m"], ["p", "m"]):
+        raise _Refused  # a time of day
+    if has_money and "$" in after:
+        raise _CannotTell  # LaTeX's dollars
     _check_words(said_first, said_last, before, after)
     apart = any(letter == "/" and after[place + 1 : place + 2] not in _LETTERS for place, letter in enumerate(after))
+    stop = min((place for place, letter in enumerate(after) if letter in ".:!"), default=len(after))
+    if "." in before or any(letter in _LETTERS for letter in after[stop:]):
+        raise _CannotTell
     if apart or not (set(before) <= _CALM_LEFT and set(after) <= _CALM_RIGHT):
         raise _CannotTell
     if after != after.lower() or (negative and "$" in before):
