@@ -17,7 +17,7 @@ def score(answer, ground_truth):
     if expression is None:
         return 0.0
     program, numbers = expression
-    if program.claims_result and numbers.pop() != ground_truth["target"]:
+    if program.claim and numbers.pop() * program.claim != ground_truth["target"]:
         return 0.0
     if not uses(list(map(str, numbers)), list(map(str, ground_truth["numbers"]))):
         return 0.0

@@ -21,7 +21,7 @@ def score(answer, ground_truth):
         return 0.0
     words = re.findall(r"[0-9]+\.[0-9]+|[0-9]+", answer)
     expression = read(re.sub(r"[0-9]+\.[0-9]+", "1", answer))
-    if expression is None or expression[0].claims_result:
+    if expression is None or expression[0].claim:
         return 0.0
     if sorted(map(int, re.findall(r"[0-9]+", answer))) != sorted(ground_truth["numbers"]):
         return 0.0

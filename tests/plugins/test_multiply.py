@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_multiply.long_multiplication import work_out
-from tinyzero_multiply.reading import MAX_LENGTH, SEPARATORS, TIMES, WRAPPERS, read
+from tinyzero_multiply.reading import MOST_MARKS, SEPARATORS, TIMES, WRAPPERS, longest_answer, read
 from tinyzero_multiply.scoring import score_answer
 from tinyzero_multiply.second_opinion import is_right
 from tinyzero_sdk import Item, ItemColumns, load_task
@@ -17,6 +17,7 @@ from tinyzero_sdk.errors import SettingsError
 task = load_task("multiply")
 graded = load_task("multiply", options={"reward": "tinyzero"})
 factors = st.integers(min_value=0, max_value=10**9 - 1)
+long_factors = factors | st.integers(min_value=10**30, max_value=10**90)
 
 
 def truth(num1, num2):
@@ -45,30 +46,44 @@ def written(draw, number):
 
 
 @st.composite
-def marked(draw, text):
+def marked(draw, text, ends=("{}", " {}\n", "{}.")):
     for left, right in draw(st.lists(st.sampled_from(WRAPPERS), max_size=2)):
-        if right == "}" or right[0] not in text:  # ** within * is neither
-            text = draw(st.sampled_from(["{}", " {}\n", "{}."])).format(left + text + right)
+        if right == "}" or right not in text or (right == "*" and text.count("*") == 1):  # ** within * is neither
+            text = draw(st.sampled_from(ends)).format(left + text + right)
     return text
 
 
-@given(data=st.data(), num1=factors, num2=factors)
+@given(data=st.data(), num1=long_factors, num2=long_factors)
 def test_every_honest_way_to_write_the_product_is_right(data, num1, num2):
     number = data.draw(st.sampled_from(["", "+"])) + data.draw(written(num1 * num2))
     if data.draw(st.booleans()):
         first, second = data.draw(st.permutations([num1, num2]))
         space = data.draw(st.sampled_from(["", " ", "\n"]))
-        product = space.join(
-            (data.draw(written(first)), data.draw(st.sampled_from(TIMES)), data.draw(written(second)), "=")
-        )
-        number = product + space + data.draw(marked(number))
+        product = space.join((data.draw(written(first)), data.draw(st.sampled_from(TIMES)), data.draw(written(second))))
+        number = data.draw(marked(product, ["{}", " {} "])) + space + "=" + space + data.draw(marked(number))
     answer = data.draw(marked(number))
-    if len(answer) <= MAX_LENGTH:
+    longest = longest_answer(str(num1 * num2))
+    if len(answer) <= longest:
         assert score_answer(answer, truth(num1, num2)).correct, answer
         assert is_right(answer, truth(num1, num2)), answer
         assert not score_answer(answer, truth(num1, num2 + 1)).correct or num1 == 0
-    if read(answer) is not None:
+    if read(answer, longest) is not None:
         assert score_answer(answer, num1 * num2 + 1).reason == "wrong"
+
+
+@given(num=st.integers(10**20, 10**600), separator=st.sampled_from(SEPARATORS))
+def test_what_can_be_an_answer_is_bounded_by_the_problem(num, separator):
+    number = f"{num:,}".replace(",", separator)
+    for answer in (number, f"$1 × {number} = **{number}**$"):
+        assert score_answer(answer, truth(1, num)).correct
+        assert is_right(answer, truth(1, num))
+
+
+@given(st.sampled_from(WRAPPERS), st.integers(MOST_MARKS, MOST_MARKS + 2))
+def test_marks_are_taken_off_to_a_depth(pair, depth):
+    left, right = pair if pair[1] == "}" else (r"\boxed{", "}")
+    answer = left * depth + "408" + right * depth
+    assert score_answer(answer, truth(12, 34)).correct is is_right(answer, truth(12, 34)) is (depth <= MOST_MARKS)
 
 
 PIECES = [*"0123456789,. +-_=*×x'", *SEPARATORS, *TIMES, "$", "**", "`", r"\boxed{", "}", "12", "34", "408", *"e٣８"]

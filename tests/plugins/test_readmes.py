@@ -4,6 +4,7 @@ answers and ground truths that are malformed, of the wrong type or hostile.
 
 import re
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -20,7 +21,9 @@ TASKS = {
 }
 GRADED = {name: load_task(name, options={"reward": "tinyzero"}) for name in ("countdown", "multiply")}
 READMES = {name: (PLUGINS / name / "README.md").read_text(encoding="utf-8") for name in TASKS}
-ROW = re.compile(r"^\| ([-\d ,./]+?) (?:\| (\d+) )?\| (?:`` |`)(.*?)(?: ``|`) \| (ok|wrong|malformed) \|", re.MULTILINE)
+ROW = re.compile(
+    r"^\| ([-\d ,./]+?) (?:\| (-?\d+) )?\| (?:`` |`)(.*?)(?: ``|`) \| (ok|wrong|malformed) \|", re.MULTILINE
+)
 TABLE = [(name, *row) for name, readme in READMES.items() for row in ROW.findall(readme)]
 CASES = {name: read_cases(cases_path(task)) for name, task in TASKS.items()}
 
@@ -107,7 +110,7 @@ TRUTHS = {
 }
 MALFORMED = {
     "countdown": [
-        *("17-5+3\x00", "\u202e17-5+3", "17\u200b-5+3", "17-5+\ud8003", "17-5\\,\u200b+3", "1234567890-5+3"),
+        *("17-5+3\x00", "\u202e17-5+3", "17\u200b-5+3", "17-5+\ud8003", "17-5\\,\u200b+3", "17-5+-3", "17-5+3=--15"),
         *("17-5" + " " * 300 + "+3", "1" * 300),
     ],
     "multiply": [
@@ -135,10 +138,12 @@ WRONG_TYPES = {
     "countdown": [
         *({"target": 48, "numbers": numbers} for numbers in (["3", "7", "12"], "3 7 12", 3)),
         *({"target": "48", "numbers": numbers} for numbers in (["3", "7", "12"], NUMBERS)),
+        *({"target": target, "numbers": [True, 48]} for target in (48, True)),
         {"target": None, "numbers": NUMBERS},
     ],
     "multiply": [
         *(None, 56088.0, "56,088", [123, 456], {"product": 56088}),
+        *(True, {"num1": True, "num2": 56088, "product": 56088}),
         *({"num1": "123", "num2": 456, "product": 56088}, {"num1": 123, "num2": 456, "product": 56089}),
     ],
     "gsm8k": ["forty-two", "", None, True, [42], {"target": 42}, "42 or 43", float("nan")],
@@ -148,8 +153,8 @@ WRONG_TYPES = {
 @pytest.mark.parametrize(
     ("name", "answers"),
     [
-        ("countdown", ["(7-3)*12", "(7-3)*12=48"]),
-        ("multiply", ["56088", "56089"]),
+        ("countdown", ["(7-3)*12", "(7-3)*12=48", "True*48", "48/True", "?"]),
+        ("multiply", ["56088", "56089", "?"]),
         ("gsm8k", ["42", "True", "1", "nan", ""]),
     ],
 )
@@ -158,6 +163,121 @@ def test_a_ground_truth_of_the_wrong_type_is_an_error_and_not_a_wrong_answer(nam
     for truth in WRONG_TYPES[name]:
         for answer in answers:
             assert task.score_completion(f"<answer>{answer}</answer>", truth).reason == "error", (truth, answer)
+        assert not task.is_valid(truth)
+
+
+PIECES = [
+    *("<answer>", "</answer>", "<think>", "</think>", "\\boxed{", "\\boxed", "\\frac{", "\\text{", "\\left(", "{", "}"),
+    *(
+        "#",
+        "####",
+        "#### ",
+        "\n",
+        "\r\n",
+        "\t",
+        " ",
+        "$",
+        "$$",
+        "**",
+        "*",
+        "`",
+        "(",
+        ")",
+        "[",
+        "]",
+        "\\",
+        "<",
+        "</",
+        "<|",
+    ),
+    *(
+        "|>",
+        "<|a",
+        "</s>",
+        "<pad>",
+        "1",
+        "12,345",
+        "9",
+        "0.",
+        "1/",
+        "e9",
+        "10^",
+        "x",
+        "=",
+        "+",
+        "-",
+        "/",
+        "~",
+        "%",
+        "a",
+    ),
+    *(
+        "apples ",
+        "answer ",
+        "Natalia ",
+        "is ",
+        "not ",
+        "and ",
+        "per ",
+        "n't",
+        "é",
+        "½",
+        "²",
+        "\x00",
+        "\u202e",
+        "\ud800",
+    ),
+]
+MEGABYTES = 10**7
+
+
+def hostile(random, depth=3):
+    """A text of tokens that the readers know: repeated, nested in each other, interleaved."""
+    if depth == 0:
+        return random.choice(PIECES)
+    parts = [hostile(random, depth - 1) for _ in range(random.randint(1, 3))]
+    count = random.choice([2, 120, 30_000, MEGABYTES])
+    match random.randrange(3):
+        case 0:
+            return repeated("".join(parts), count)
+        case 1:
+            return repeated(parts[0], count // 2) + random.choice(PIECES) + repeated(parts[-1], count // 2)
+    return "".join(parts)[:MEGABYTES]
+
+
+def repeated(text, count):
+    return (text * min(count, MEGABYTES // len(text) + 1))[:MEGABYTES]
+
+
+def time_of(name, text):
+    """The time of an answer's reading and scoring in tens of milliseconds, on a machine like the benchmarks'."""
+    hooks = TASKS[name].plugin_manager.get_plugin("task")
+    options = {} if name == "gsm8k" else {"options": TASKS[name].options}
+
+    def call():
+        answer = hooks.extract_answer(text)
+        if answer is not None:
+            hooks.score(answer, TRUTHS[name], **options)
+
+    return relative_time(call, attempts=1) / 2
+
+
+@pytest.mark.slow
+def test_ten_megabytes_of_any_text_take_less_than_fifty_milliseconds():
+    for seed in range(60):
+        random = Random(seed)
+        text = (hostile(random) + hostile(random))[:MEGABYTES]
+        text = text.rjust(MEGABYTES) if seed % 4 == 0 else (text * (MEGABYTES // len(text) + 1))[-MEGABYTES:]
+        text += random.choice(["", "", "</answer>", "}", "\\boxed{", "\n#### 42", "</s>\n"])
+        for name in TASKS:
+            assert any(time_of(name, text) < 5 for _ in range(4)), (name, seed, text[:60], text[-60:])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_an_answer_behind_reasoning_of_any_length_is_found(name):
+    gold = {"countdown": "17-5+3", "multiply": "56088", "gsm8k": "42"}[name]
+    for reasoning in ("Let me see. " * 10**5, "{" * 10**6, "<answer>1</answer> #### 7\n" * 10**5 + "</think>"):
+        assert TASKS[name].score_completion(f"{reasoning}<answer>{gold}</answer>", TRUTHS[name]).correct
 
 
 HOSTILE = {

@@ -100,7 +100,8 @@ def grammar(item: Item) -> dict[str, list[str]]:
 def is_valid(ground_truth: Json) -> bool:
     try:
         numbers, target = ground_truth["numbers"], ground_truth["target"]
-        return bool(len(numbers)) and all(type(value) is not bool and index(value) >= 0 for value in (*numbers, target))
+        whole = [index(value) for value in (target, *numbers) if type(value) is not bool]
+        return 1 < len(whole) == len(numbers) + 1 and min(whole[1:]) >= 0  # a target may be below zero, no number is
     except (KeyError, TypeError):
         return False
 

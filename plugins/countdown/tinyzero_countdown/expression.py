@@ -2,7 +2,7 @@
 
 An answer is cut into its numbers and what stands between them, its *shape*: `(17 + 1) - 3` has the shape
 `(0 + 0) - 0`. Structure is parsed once per shape and remembered; the numbers are evaluated anew for every
-answer, as integers and fractions. Nothing here runs text as code, and `MAX_LENGTH` bounds the work.
+answer, as integers and fractions. Nothing here runs text as code, and the length that is read bounds the work.
 """
 
 import operator
@@ -13,10 +13,10 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 MAX_LENGTH = 256
-"""Characters of the longest answer that is read. It bounds the depth too: a pair of brackets takes two."""
+"""Characters of the longest answer that is read, where the puzzle is not so long that an answer needs more."""
 
-MAX_DIGITS = 9
-"""Digits of the longest number."""
+MAX_DIGITS = 4300
+"""Digits of the longest number, as many as Python reads."""
 
 Value = int | Fraction
 Step = tuple[Callable[[Value, Value], Value], int, int]
@@ -29,11 +29,11 @@ class Program(NamedTuple):
     steps: tuple[Step, ...]
     """In order; the last one gives the result."""
 
-    claims_result: bool
-    """Whether the answer ends in `= number`; that number is the last one and no part of the expression."""
+    claim: int
+    """The sign of the number where the answer ends in `= number`, which is no part of the expression; 0 elsewhere."""
 
 
-def read(answer: str) -> tuple[Program, list[int]] | None:
+def read(answer: str, longest: int = MAX_LENGTH) -> tuple[Program, list[int]] | None:
     """The program and the numbers of an answer, or None if it is malformed.
 
     Example:
@@ -41,7 +41,7 @@ def read(answer: str) -> tuple[Program, list[int]] | None:
         >>> numbers, evaluate(program, numbers)
         ([17, 1, 4], Fraction(9, 2))
     """
-    if len(answer) > MAX_LENGTH:
+    if len(answer) > longest:
         return None
     pieces = _split_at_numbers(answer)  # text, number, text, …, number, text
     program = parse_shape("0".join(pieces[::2]))
@@ -94,18 +94,21 @@ _STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 def parse_shape(shape: str) -> Program | None:
     """The program of a shape, or None if it is malformed."""
     tokens = _tokenize(_unwrap(_blank_latex_spaces(shape)))
-    claims_result = tokens[-2:] == ["=", "0"]
-    steps = _parse(tokens[:-2] if claims_result else tokens)
-    return None if steps is None else Program(tuple(steps), claims_result)
+    claim = 1 if tokens[-2:] == ["=", "0"] else -1 if tokens[-3:] == ["=", "-", "0"] else 0
+    steps = _parse(tokens[: -2 - (claim < 0)] if claim else tokens)
+    return None if steps is None else Program(tuple(steps), claim)
 
 
 def _unwrap(shape: str) -> str:
     """The shape without the marks that LaTeX and Markdown put around mathematics, and without a full stop."""
-    shape = shape.strip().removesuffix(".").rstrip()
-    for left, right in _WRAPPERS:
-        if len(shape) >= len(left + right) and shape.startswith(left) and shape.endswith(right):
-            return _unwrap(shape[len(left) : -len(right)])
-    return shape
+    while True:
+        shape = shape.strip().removesuffix(".").rstrip()
+        for left, right in _WRAPPERS:
+            if len(shape) >= len(left + right) and shape.startswith(left) and shape.endswith(right):
+                shape = shape[len(left) : -len(right)]
+                break
+        else:
+            return shape
 
 
 def _tokenize(shape: str) -> list[str]:

@@ -1,9 +1,9 @@
 """Scores an answer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import index
 
-from tinyzero_countdown.expression import evaluate, read
+from tinyzero_countdown.expression import MAX_LENGTH, evaluate, read
 from tinyzero_sdk import Score
 from tinyzero_sdk.records import Json
 
@@ -13,6 +13,7 @@ RULE = "Use every number exactly once, with +, -, *, / and parentheses; the resu
 # Made once: a frozen record costs more than the arithmetic.
 _RIGHT = Score(1.0, correct=True, reason="ok")
 _WRONG = {"binary": Score(0.0, correct=False, reason="wrong"), "tinyzero": Score(0.1, correct=False, reason="wrong")}
+_INTEGERS = frozenset({int})
 _MALFORMED = Score(0.0, correct=False, reason="malformed")
 
 
@@ -33,31 +34,37 @@ def score_answer(answer: str, ground_truth: Mapping[str, Json], reward: str = "b
         >>> score_answer("17 - 5 + 3 + 0", {"target": 15, "numbers": [3, 5, 17]}, reward="tinyzero").value
         0.1
     """
-    expression = read(answer)
+    target, given = ground_truth["target"], ground_truth["numbers"]
+    if type(target) is not int or not _INTEGERS.issuperset(map(type, given)):
+        _check(target, given)
+    expression = read(answer, MAX_LENGTH if len(answer) <= MAX_LENGTH else longest_answer(target, given))
     if expression is None:
         return _MALFORMED
     program, numbers = expression
-    target = ground_truth["target"]
-    if program.claims_result and numbers.pop() != target:
-        return _wrong(ground_truth, reward)
+    if program.claim and numbers.pop() * program.claim != target:
+        return _WRONG[reward]
     # The numbers first: then what is evaluated is no larger than the puzzle.
-    if sorted(numbers) != sorted(ground_truth["numbers"]):
-        return _wrong(ground_truth, reward)
+    if sorted(numbers) != sorted(given):
+        return _WRONG[reward]
     try:
-        return _RIGHT if evaluate(program, numbers) == target else _wrong(ground_truth, reward)
+        return _RIGHT if evaluate(program, numbers) == target else _WRONG[reward]
     except ZeroDivisionError:
-        return _wrong(ground_truth, reward)
+        return _WRONG[reward]
 
 
-def _wrong(ground_truth: Mapping[str, Json], reward: str) -> Score:
-    """The score `wrong`, or an error if the ground truth itself has the wrong type."""
-    target, numbers = ground_truth["target"], ground_truth["numbers"]
+def longest_answer(target: int, numbers: Iterable[int]) -> int:
+    """Room for each number with an operator, spaces and brackets or a fraction around it, and for the target."""
+    return max(MAX_LENGTH, sum(2 * len(str(number)) + 24 for number in (*numbers, target)))
+
+
+def _check(target: Json, numbers: Iterable[Json]) -> None:
+    """Raise unless these are integers, in some other type than Python's own; True is none."""
     try:
-        index(target)
-        for number in numbers:
+        for number in (target, *numbers):
+            if isinstance(number, bool):
+                raise TypeError
             index(number)
     except TypeError:
         raise TypeError(
             f"ground truth: got target {target!r} and numbers {numbers!r}, expected an integer and a list of integers"
         ) from None
-    return _WRONG[reward]

@@ -20,21 +20,25 @@ class _Refused(Exception):
     """The answer is not in the language, or has no value."""
 
 
-def is_right(answer: str, ground_truth: Mapping[str, Json]) -> bool:
-    """Whether the answer solves the puzzle.
+def is_right(answer: str, ground_truth: Mapping[str, Json]) -> bool | None:
+    """Whether the answer solves the puzzle; None if it is nested too deeply for this to tell.
 
     Example:
         >>> is_right(r"\\frac{17 + 3}{5} = 4", {"target": 4, "numbers": [3, 5, 17]})
         True
     """
+    target = int(ground_truth["target"])
     if len(answer) > _LONGEST:
-        return False
+        values = [target, *map(int, ground_truth["numbers"])]
+        if len(answer) > 24 * len(values) + 2 * sum(len(str(value)) for value in values):
+            return False
     try:
         reader = _Reader(_without_marks(answer))
         top, bottom = reader.whole_answer()
     except _Refused:
         return False
-    target = int(ground_truth["target"])
+    except RecursionError:
+        return None
     claims_other = reader.claimed is not None and reader.claimed != target
     numbers = Counter(int(number) for number in ground_truth["numbers"])
     return top == target * bottom and Counter(reader.numbers) == numbers and not claims_other
@@ -57,7 +61,7 @@ def _without_marks(answer: str) -> str:
 
 
 class _Reader:
-    """answer = sum ["=" number]; sum = product {("+" | "-") product}; product = atom {("*" | "/") atom};
+    """answer = sum ["=" ["-"] number]; sum = product {("+" | "-") product}; product = atom {("*" | "/") atom};
     atom = number | "(" sum ")" | "[" sum "]" | "\\frac{" sum "}{" sum "}"."""
 
     def __init__(self, text: str) -> None:
@@ -69,7 +73,8 @@ class _Reader:
     def whole_answer(self) -> _Ratio:
         value = self._sum()
         if self._accept("="):
-            self.claimed = self._number()
+            sign = -1 if self._sign("-") else 1
+            self.claimed = sign * self._number()
         self._blanks()
         if self._at < len(self._text):
             raise _Refused
@@ -118,7 +123,7 @@ class _Reader:
         while self._peek() in tuple("0123456789"):
             self._at += 1
         digits = self._text[start : self._at]
-        if not 1 <= len(digits) <= 9 or (digits[0] == "0" and digits != "0"):
+        if not 1 <= len(digits) <= 4300 or (digits[0] == "0" and digits != "0"):
             raise _Refused
         return int(digits)
 

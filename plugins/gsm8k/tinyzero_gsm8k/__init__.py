@@ -87,7 +87,7 @@ def oracle(answer: str, ground_truth: str | int | float) -> bool | None:
 def is_valid(ground_truth: Json) -> bool:
     try:
         scoring.read_truth(ground_truth)  # whatever number it is, it may be a result
-    except DataError:
+    except (DataError, TypeError):
         return False
     return True
 

@@ -61,7 +61,7 @@ def factor(before: str, after: str, *, sign: str, money: bool) -> int | None:
     """
     if before.rstrip().endswith("(") and after.lstrip().startswith(")") and not sign:
         return None  # (42) is minus 42 to an accountant
-    if after.startswith("!") and not any(map(str.isalpha, before)):
+    if after.startswith("!") and (before.strip() in words.CURRENCIES or not any(map(str.isalpha, before))):
         return None  # a factorial
     result = -1 if sign in ("-", "−") else 1
     if before:
@@ -96,7 +96,7 @@ def _states(before: str, *, signed: bool, money: bool) -> bool:
     found = _WORD.findall(said)
     if found and found[-1] in words.CURRENCIES and (money or found[-1] not in words.DOLLARS):
         before, _, rest = before.rpartition(found.pop())
-        if rest.strip():
+        if rest.strip() or "$" in before:
             return False
     elif beside not in _BESIDE_LEFT and not beside.isalpha():
         return False
@@ -114,6 +114,8 @@ def _states(before: str, *, signed: bool, money: bool) -> bool:
 
 def _asks(found: Sequence[str]) -> bool:
     """Whether a verb stands before its subject: "Is the answer 42", "So has she 42"."""
+    if found[:2] == ["in", "total"]:
+        found = found[2:] or ["total"]
     subject = next((place for place, word in enumerate(found) if word not in words.OPENING), 0)
     return found[subject] in words.ASKING or any(
         verb in words.ASKING and word in words.PRONOUNS for verb, word in pairwise(found)
@@ -139,11 +141,11 @@ def _may_say(found: Sequence[str], place: int) -> bool:
 def _leads(found: Sequence[str], *, signed: bool, money: bool) -> bool:
     """Whether the last word before the number states it."""
     last = found[-1].lower()
-    if last in words.VERBS:
+    asserts = any(word.lower() in words.VERBS for word in found[:-1])
+    if last in words.VERBS and not (last == "total" and asserts):
         return not signed or last in words.ASKING or last == "be"
     if signed:
         return last in ("so", "therefore", "thus", "hence")
-    asserts = any(word.lower() in words.VERBS for word in found[:-1])
     if last in words.RESULTS:
         return not asserts or last == "exactly"
     if last == "for":

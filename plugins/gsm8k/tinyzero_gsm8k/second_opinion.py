@@ -111,8 +111,12 @@ def _read(text: str) -> tuple[int, int]:
     if text[:1] == "$" and text.count("$") == 2 and "\\$" not in text and text[1:2] in tuple(_DIGITS + _SIGNS):
         inner, _, following = text[1:].partition("$")  # LaTeX's, not money
         text = f"{inner} {following}" if following[:1] not in tuple(_DIGITS) else text
+    elif text.count("$") > 1 and any(letter in _DIGITS for letter in text.partition("$")[0]):
+        raise _CannotTell
     if text[:2] == "Rs" and text[2:].lstrip(".").lstrip(" ")[:1] in tuple(_DIGITS):
         text = text[2:].lstrip(".").lstrip(" ")
+        if "!" in text:
+            raise _CannotTell
     if text[-1:] == "¢" and text[-2:-1] in tuple(_DIGITS) and not any(mark in text for mark in _MONEY):
         text = text[:-1]
     if text[:1] == "–" and text[1:2] in tuple(_DIGITS):
@@ -160,6 +164,8 @@ def _plain(text: str) -> str:
             piece, place = _raised(text, place + 1, read)
         elif text[place] == "~" and text[place + 1 : place + 2] in tuple(_LETTERS + "\\") and read[-1:].isalnum():
             piece, place = " ", place + 1
+        elif text[place] == "~" and text[place + 1 : place + 2] in tuple(_LETTERS + "\\") and read:
+            raise _CannotTell
         elif ord(text[place]) > 127:
             piece, place = _composed(text, place, read)
         else:
@@ -399,7 +405,7 @@ def _check_beside(before: str, after: str, signed: bool, has_money: bool) -> Non
         raise _Refused
     if (before.rstrip()[-1:], after.lstrip()[:1]) == ("(", ")") and not signed:
         raise _Refused
-    if right == "!" and not any(letter in _LETTERS for letter in before):
+    if right == "!" and (before.strip().isupper() or not any(letter in _LETTERS for letter in before)):
         raise _Refused
 
 
@@ -441,7 +447,7 @@ def _with_words(number: _Number, sign: str, before: str, after: str, has_money: 
         raise _CannotTell
     if after != after.lower() or (negative and "$" in before):
         raise _CannotTell
-    if first not in _SAID_FIRST and not (has_money and before.strip().lower() in ("us", "usd")):
+    if first not in _SAID_FIRST and not (has_money and before.strip() in ("US", "USD")):
         raise _CannotTell
     if first.endswith(("=", ":")) and not before.rstrip(" \t\r\n$([\"'").endswith(("=", ":")):
         raise _CannotTell

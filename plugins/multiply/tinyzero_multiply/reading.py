@@ -5,10 +5,14 @@ the task's numbers; `scoring.py` compares them.
 """
 
 import re
+from itertools import accumulate
 from typing import NamedTuple
 
 MAX_LENGTH = 128
-"""Characters of the longest answer that is read."""
+"""Characters of the longest answer that is read, where the product is not so long that an equation needs more."""
+
+MOST_MARKS = 8
+"""Pairs of marks, one within another, that are taken off."""
 
 WRAPPERS = (
     *(("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")),
@@ -48,7 +52,12 @@ class Reading(NamedTuple):
     """The factors, where the answer is an equation that names them."""
 
 
-def read(answer: str) -> Reading | None:
+def longest_answer(product: str) -> int:
+    """Room for an equation with as many separators and spaces as there may be, and for the marks around it."""
+    return max(MAX_LENGTH, 6 * len(product))
+
+
+def read(answer: str, longest: int = MAX_LENGTH) -> Reading | None:
     """What an answer says, or None where that is not plain.
 
     A number is written in ASCII digits, with an optional sign and thousands apart or not. Refused: leading zeros,
@@ -60,7 +69,7 @@ def read(answer: str) -> Reading | None:
         >>> read(r"$123 \\times 456 = \\boxed{56088}$")
         Reading(number=56088, factors=(123, 456))
     """
-    if len(answer) > MAX_LENGTH:
+    if len(answer) > longest:
         return None
     if answer.isascii() and answer.isdigit():  # most answers
         return Reading(int(answer), None) if answer[0] != "0" or answer == "0" else None
@@ -90,12 +99,25 @@ def _without_full_stop(text: str) -> str:
 
 def _unwrap(text: str) -> str:
     """The text without the marks around it, and without space."""
-    text = text.strip()
-    if text[:1].isdigit():  # so no mark begins it
-        return text
-    for left, right in WRAPPERS:
-        if len(text) >= len(left + right) and text.startswith(left) and text.endswith(right):
-            inner = text[len(left) : -len(right)]
-            if right == "}" or right not in inner:  # `$a$ = $b$` are two texts with marks around them
-                return _unwrap(_without_full_stop(inner))
-    return text
+    for _ in range(MOST_MARKS):
+        text = text.strip()
+        if text[:1].isdigit():  # so no mark begins it
+            return text
+        inner = next(filter(None, (_between(text, left, right) for left, right in WRAPPERS)), None)
+        if inner is None:
+            return text
+        text = _without_full_stop(inner)
+    return text.strip()
+
+
+def _between(text: str, left: str, right: str) -> str | None:
+    """What stands between two marks, if they are a pair: `$a$ = $b$` are two texts with marks around them."""
+    if not (len(text) > len(left + right) and text.startswith(left) and text.endswith(right)):
+        return None
+    inner = text[len(left) : -len(right)]
+    if right == "}":
+        depths = accumulate({"{": 1, "}": -1}.get(letter, 0) for letter in inner)
+        return inner if min(depths) >= 0 else None
+    if right == "*" and inner.count("*") == 1:
+        return inner  # a sign of multiplication
+    return None if right in inner else inner

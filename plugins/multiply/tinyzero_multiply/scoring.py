@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any, NamedTuple
 
-from tinyzero_multiply.reading import read
+from tinyzero_multiply.reading import longest_answer, read
 from tinyzero_sdk import Score
 from tinyzero_sdk.records import Json
 
@@ -42,9 +42,10 @@ def score_answer(answer: str, ground_truth: Json, reward: str = "binary") -> Sco
         0.1
     """
     truth = read_truth(ground_truth)
-    if answer == str(truth.product):  # most right answers, at a tenth of the cost
+    product = str(truth.product)
+    if answer == product:  # most right answers, at a tenth of the cost
         return _RIGHT
-    reading = read(answer)
+    reading = read(answer, longest_answer(product))
     if reading is None:
         return _MALFORMED
     if reading.number != truth.product:

@@ -21,10 +21,10 @@ def is_right(answer: str, ground_truth: Json) -> bool:
         >>> is_right("**123 × 456 = 56,088**", {"num1": 123, "num2": 456, "product": 56088})
         True
     """
-    if len(answer) > _LONGEST:
-        return False
     plain = not isinstance(ground_truth, dict)
     product = int(ground_truth if plain else ground_truth["product"])
+    if len(answer) > _LONGEST and len(answer) > 6 * len(str(product)):
+        return False
     parts = _peel(_no_stop(answer)).split("=")
     if len(parts) > 2:
         return False
@@ -59,20 +59,33 @@ def _ways_to_write(number: int) -> set[str]:
     return {str(number), *(f"{number:,}".replace(",", gap) for gap in _GAPS + _LATEX_GAPS)}
 
 
-def _peel(text: str) -> str:
+def _peel(text: str, pairs: int = 8) -> str:
     """Take off one pair of marks after another, and the space and the full stop within them."""
     text = text.strip()
     for opening in sorted([*_OPEN, *_COMMANDS], key=len, reverse=True):
         closing = _OPEN.get(opening, "}")
-        if text.startswith(opening):
+        if pairs and text.startswith(opening):
             inner = text.removeprefix(opening)
-            if not inner.endswith(closing):
+            if not inner.endswith(closing) or inner == closing:
                 continue
             inner = inner.removesuffix(closing)
-            if opening in _OPEN and closing in inner:
+            if opening in _COMMANDS and not _is_balanced(inner):
                 continue
-            return _peel(_no_stop(inner))
+            if opening in _OPEN and closing in inner and not (opening == "*" and len(inner.split("*")) == 2):
+                continue
+            return _peel(_no_stop(inner), pairs - 1)
     return text
+
+
+def _is_balanced(text: str) -> bool:
+    """Whether each closing brace has its opening one before it."""
+    while "}" in text:
+        before, _, after = text.partition("}")
+        head, brace, inside = before.rpartition("{")
+        if not brace:
+            return False
+        text = head + inside + after
+    return True
 
 
 def _no_stop(text: str) -> str:

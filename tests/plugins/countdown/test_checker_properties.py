@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.plugins.countdown.expressions import leaves_of, trees, value_of, write
-from tinyzero_countdown.expression import MAX_DIGITS, MAX_LENGTH
-from tinyzero_countdown.scoring import score_answer
+from tinyzero_countdown.expression import MAX_LENGTH
+from tinyzero_countdown.scoring import longest_answer, score_answer
 from tinyzero_countdown.second_opinion import is_right
 from tinyzero_sdk.records import REASONS
 
@@ -32,12 +32,25 @@ def test_every_right_expression_scores_full(tree, random):
     value = value_of(tree)
     assume(value is not None and value.denominator == 1)
     numbers = leaves_of(tree)
-    can_be_written = 0 <= value < 10**MAX_DIGITS  # longer numbers are malformed, by rule
-    text = write(tree, random, claim=int(value) if can_be_written and random.random() < 0.3 else None)
-    assume(len(text) <= MAX_LENGTH)
+    text = write(tree, random, claim=int(value) if random.random() < 0.3 else None)
+    assume(len(text) <= longest_answer(int(value), numbers))
     random.shuffle(numbers)
     assert score_answer(text, truth(int(value), numbers)).correct
     assert is_right(text, truth(int(value), numbers))
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 10**40), min_size=1, max_size=40), randoms, st.data())
+def test_what_can_be_an_answer_is_bounded_by_the_puzzle(numbers, random, data):
+    tree = data.draw(trees(numbers))
+    value = value_of(tree)
+    assume(value is not None and value.denominator == 1)
+    text = write(tree, random, claim=int(value))
+    if len(text) <= longest_answer(int(value), numbers):
+        assert score_answer(text, truth(int(value), numbers)).correct
+        assert is_right(text, truth(int(value), numbers))
+    assert score_answer(text.replace(str(value), str(-value)), truth(int(value), numbers)).correct is (value == 0)
 
 
 @given(trees(), randoms, st.integers(-200, 200))
@@ -108,7 +121,7 @@ def _python_value(text):
         value = visit(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ZeroDivisionError):
         return numbers, None
-    return numbers, value if all(number < 10**9 for number in numbers) else None
+    return numbers, value
 
 
 def test_the_random_styles_cover_the_language():

@@ -21,4 +21,18 @@ def test_the_published_files_give_their_own_splits_as_path_and_as_data_path():
         assert {key: (item.ground_truth, item.data) for key, item in items.items()} == {
             key: (item.ground_truth, item.data) for key, item in expected.items()
         }
-    assert all(plain.score_completion(plain.solve(item), item.ground_truth).correct for item in items.values())
+        for item in items.values():
+            number = item.ground_truth
+            forms = (
+                f"<answer>{number}</answer>",
+                rf"The answer is $\boxed{{{number}}}$.",
+                f"#### {number}\n\n#### Check: 1",
+            )
+            for form in (
+                plain.solve(item),
+                item.data["answer"],
+                *forms,
+                f"<answer>**{float(number):,.2f}**</answer></s>\n",
+            ):
+                assert plain.score_completion(form, number).correct, form
+                assert not plain.score_completion(form, f"{number}1").correct, form

@@ -17,6 +17,8 @@ TRUTHS = ["42", "7", "1042", "3.5", "0", "-5", "1000000", "12"]
 PIECES = [
     *"0123456789.,-+$%/ eExX*()=:!?'\"abkMdollars\n^°×·−–½²≈\t",
     *("\\", "{", "}", " or ", " and ", " not ", "10^", r"\frac", r"\boxed{", " million", "n't", "minus ", "**", "US$"),
+    *(" a.m.", "~", "~km", "Rs. ", "¢", "/hr", " per lb", "0,", "m people", "Hundreds: ", " in Debt", "How much is "),
+    *("$ million", "Natalia has ", " / ", "Nobody ", "кm", " thousands"),
 ]
 
 
