@@ -86,7 +86,7 @@ def score(answer: str, ground_truth: Mapping[str, Json], options: CountdownOptio
 
 
 @hookimpl
-def oracle(answer: str, ground_truth: Mapping[str, Json]) -> bool:
+def oracle(answer: str, ground_truth: Mapping[str, Json]) -> bool | None:
     return is_right(answer, ground_truth)
 
 
