@@ -116,7 +116,7 @@ def test_several_tasks_share_a_model_and_its_defaults(
         "plus": {"task": toy_task, "weight": 3, "options": {"limit": 5}},
         "more": {"task": str(other), "options": {"limit": 9}},
     }
-    made = fine_tune(configure(tasks=tasks, run={"steps": 2}, settings={"run": {"steps": 9}}))
+    made = fine_tune(configure(tasks=tasks, run={"steps": 2}, eval={"pass_at": [2]}, settings={"run": {"steps": 9}}))
     told = capsys.readouterr().err
     assert re.search(r"% of the examples of plus are right\n", told)
     assert re.search(r"0\.0% of the problems of plus are solved, and [1-9][0-9.]*% by the examples; give more", told)

@@ -80,7 +80,7 @@ class SftEvaluation(HeldOutEvaluation):
                 self.workers.engine.load_weights()
         metrics |= super().run(step, last=last)
         for name, right in self.right.items() if step == last else ():
-            if (accuracy := metrics[held_out_key(name)]) < max(TOO_LITTLE, FAR_BELOW * right):
+            if (accuracy := metrics[held_out_key(name, self.config.eval.samples)]) < max(TOO_LITTLE, FAR_BELOW * right):
                 self.workers.display.warn(
                     f"{percent(accuracy)} of the problems of {name} are solved, and {percent(right)} by the examples; "
                     "give more run.steps, or examples with smaller steps (docs/reference/hooks.md)"
