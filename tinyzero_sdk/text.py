@@ -41,7 +41,8 @@ def last_tagged(text: str, tag: str = "answer") -> str | None:
         '2'
     """
     text = text[-READ:]
-    return _cut(text, _find_tagged(text, tag))
+    span = _find_tagged(text, tag)
+    return None if span is None else text[span[0] : span[1]].strip()
 
 
 def last_boxed(text: str) -> str | None:

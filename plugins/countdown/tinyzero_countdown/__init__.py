@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # numpy and pyarrow are imported where puzzles are made: who only scores answers does not wait for them.
 
 
+_INTEGERS = frozenset({int})
+
+
 @hookimpl
 def info() -> TaskInfo:
     return TaskInfo(description="reach a target with given numbers, each used once")
@@ -100,6 +103,8 @@ def grammar(item: Item) -> dict[str, list[str]]:
 def is_valid(ground_truth: Json) -> bool:
     try:
         numbers, target = ground_truth["numbers"], ground_truth["target"]
+        if type(target) is int and _INTEGERS.issuperset(map(type, numbers)):  # nearly always
+            return bool(numbers) and min(numbers) >= 0
         whole = [index(value) for value in (target, *numbers) if type(value) is not bool]
         return 1 < len(whole) == len(numbers) + 1 and min(whole[1:]) >= 0  # a target may be below zero, no number is
     except (KeyError, TypeError):

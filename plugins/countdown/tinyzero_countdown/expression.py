@@ -55,8 +55,9 @@ def evaluate(program: Program, numbers: Sequence[int]) -> Value:
         ZeroDivisionError: a divisor is zero.
     """
     values: list[Value] = [*numbers]
+    append = values.append
     for function, left, right in program.steps:
-        values.append(function(values[left], values[right]))
+        append(function(values[left], values[right]))
     return values[-1]
 
 

@@ -106,8 +106,12 @@ def grammar(item: Item) -> dict[str, list[str]]:
 @hookimpl
 def is_valid(ground_truth: Json) -> bool:
     try:
+        if type(ground_truth) is dict:  # nearly always, and in a third of the time
+            num1, num2, product = ground_truth["num1"], ground_truth["num2"], ground_truth["product"]
+            if type(num1) is type(num2) is type(product) is int:
+                return num1 * num2 == product and num1 >= 0 <= num2
         truth = read_truth(ground_truth)
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return False
     return truth.product >= 0 and all(factor >= 0 for factor in truth.factors or ())
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any, NamedTuple
 
-from tinyzero_multiply.reading import longest_answer, read
+from tinyzero_multiply.reading import MAX_LENGTH, longest_answer, read
 from tinyzero_sdk import Score
 from tinyzero_sdk.records import Json
 
@@ -28,12 +28,9 @@ def score_answer(answer: str, ground_truth: Json, reward: str = "binary") -> Sco
 
     Args:
         answer: what stands between the tags.
-        ground_truth: see `read_truth`.
+        ground_truth: see `read_truth`. The hook `is_valid` refuses anything else, on which every answer would look
+            wrong.
         reward: see `MultiplyOptions.reward`.
-
-    Raises:
-        TypeError: the ground truth is something else, on which every answer would look wrong.
-        ValueError: its product is not that of its factors.
 
     Example:
         >>> score_answer("123 × 456 = 56,088", {"num1": 123, "num2": 456, "product": 56088}).value
@@ -41,17 +38,18 @@ def score_answer(answer: str, ground_truth: Json, reward: str = "binary") -> Sco
         >>> score_answer("56089", 56088, reward="tinyzero").value
         0.1
     """
-    truth = read_truth(ground_truth)
-    product = str(truth.product)
+    known = ground_truth["product"] if type(ground_truth) is dict else read_truth(ground_truth).product
+    product = str(known)
     if answer == product:  # most right answers, at a tenth of the cost
         return _RIGHT
-    reading = read(answer, longest_answer(product))
+    reading = read(answer, MAX_LENGTH if len(answer) <= MAX_LENGTH else longest_answer(product))
     if reading is None:
         return _MALFORMED
-    if reading.number != truth.product:
+    if reading.number != known:
         return _WRONG[reward]
     if reading.factors is None:
         return _RIGHT
+    truth = read_truth(ground_truth)
     if truth.factors is None:
         return _RIGHT if reading.factors[0] * reading.factors[1] == truth.product else _WRONG[reward]
     return _RIGHT if sorted(reading.factors) == sorted(truth.factors) else _WRONG[reward]
