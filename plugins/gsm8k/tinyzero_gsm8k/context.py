@@ -12,7 +12,8 @@ from tinyzero_gsm8k import words
 _BESIDE_LEFT = " \t\r\n([\"'“‘:=—"
 _BEFORE = re.compile(r"(?:[^\W\d_]|[\s,:;'’\"“”‘(\[=$—]|(?<=Rs)\.|(?<=[^\W\d_])[-/](?=[^\W\d_]))*")
 _AFTER = re.compile(
-    r"(?:[^\W\d_]|[\s%$¢€£¥₹.,:;!)\]\"'’”°(]|(?<=[^\W\d_])-(?=[^\W\d_])|/(?=[A-Za-z])|(?<=[^\W\d_] )/ (?=[A-Za-z]))*"
+    r"(?:[^\W\d_]|[\s%$¢€£¥₹.,:;!)\]\"'’”°(]|(?<=[^\W\d_])-(?=[^\W\d_])"
+    r"|/(?=[A-Za-z])|(?:(?<=[^\W\d_] )|(?<=\A ))/ (?=[A-Za-z]))*"  # "60 km/h", "$60 / h"
 )
 _BEGINS_AFTER = re.compile(r"[\s%$¢€£¥₹.,:;!)\]\"'’”°/]|[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
@@ -36,10 +37,12 @@ _KINDS = {
     "of": "f", "and": "n", "Celsius": "u", "Fahrenheit": "u",
 }  # fmt: skip
 _THING = "[qmr]{0,2}u{1,2}"  # never bare behind `in`: "in thousands", "in cents"
-_RATE = "(?:p(?:u|b|l)|[ec](?:u|b))"  # "km per h", "$5 a lb"; not "8 a.m."
+_RATE = "(?:p[ubl2]|[ec][ub2])"  # "km per h", "$5 a lb"; not "8 a.m."
 _PLACE = f"[dheco]?(?:{_THING}|u?P+)"
 _PHRASE = f"[of]{_PLACE}(?:n{_PLACE})?|i(?:[dhec]{_THING}|[dhe]?u?P+)|oN(?:nN)?|[io]M(?:nM)*|i?r|s|c$"
-_measures = re.compile(rf"(?:m(?:{_THING})?t[Nwh]|(?:{_THING}|b|l)m?|m|[i2]$)?(?:{_RATE}|{_PHRASE}|mt[Nwh])*").fullmatch
+_measures = re.compile(
+    rf"(?:m(?:{_THING})?t[Nwh]|(?:{_THING}|q?[bl])m?|m|[i2]$)?(?:{_RATE}|{_PHRASE}|mt[Nwh])*"
+).fullmatch
 # Behind money no abbreviation: $42 m is 42 million.
 _measures_money = re.compile(rf"(?:m(?:{_THING})?t[Nwh]|{_THING}m?|m)?(?:{_RATE}|{_PHRASE}|mt[Nwh])*").fullmatch
 

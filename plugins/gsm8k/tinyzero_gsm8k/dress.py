@@ -24,7 +24,7 @@ _LATEX = tuple(
     )
 )
 _MATH = re.compile(r"(?<![\\$\w])\$(\s*(?:\\[$£€])?[+\-−]?(?:[0-9]|\\[dt]?frac)[^$]*(?<!\\))\$(?![$0-9])")
-_RUPEES = re.compile(r"\bRs\.\s?(?=[0-9])")
+_RUPEES = re.compile(r"\bRs\.\s*(?=[0-9])")
 _TIE = re.compile(r"(?<=[0-9A-Za-z{}])~(?=[A-Za-z\\])")  # before a number a tilde is "about"
 _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|boxed|fbox|underline|operatorname)\s*"

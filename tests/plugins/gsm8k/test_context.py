@@ -139,8 +139,10 @@ def test_a_time_of_day_is_malformed(hour, half):
         assert not is_right(text, str(hour))
 
 
-MEASURES = sorted(words.ABBREVIATIONS | {"dollars", "miles", "apples", "m", "g", "L", "people", "feet", "square feet"})
-RATES = sorted(words.ABBREVIATIONS | {"hour", "day", "person", "h", "s", "pound", "box"})
+MEASURES = sorted(
+    words.ABBREVIATIONS | {"dollars", "miles", "apples", "m", "g", "L", "people", "feet", "square feet", "square km"}
+)
+RATES = sorted(words.ABBREVIATIONS | {"hour", "day", "person", "h", "s", "pound", "box", "second"})
 NUMBERS = st.sampled_from(
     [("60", "60"), ("1,042.50", "1042.5"), ("3/4", "3/4"), ("-5", "-5"), ("1.5 million", "1500000")]
 )
@@ -168,7 +170,7 @@ def test_units_and_rates_are_read_in_every_dress(number, space, unit, rate, per,
 @given(
     NUMBERS,
     st.sampled_from(
-        ["{}", "US{}", "US {}", "{} per lb", "{}/hr", "{} per hour", "{} a day", "So she earns {} a week."]
+        ["{}", "US{}", "US {}", "{} per lb", "{}/hr", "{} / hr", "{} per hour", "{} a day", "So she earns {} a week."]
     ),
 )
 def test_money_is_read(number, frame):
