@@ -117,13 +117,13 @@ def test_a_misspelt_key_of_a_single_task_is_refused_and_another_is_ignored_with_
 
 def test_verl_may_be_given_the_task_and_its_options():
     details = {"score": 0.1, "acc": 0.0, "reason": "wrong"}
-    options = {"reward": "tinyzero"}
+    options = {"weights": {"correct": 0.9, "format": 0.1}}
     assert compute_score("lighteval/MATH", WRONG, TRUTH, task="countdown", options=options, details=True) == details
 
 
 @pytest.mark.slow
 def test_a_reward_travels_to_other_processes_with_its_workers():
-    task = load_task("countdown", options={"reward": "tinyzero"})
+    task = load_task("countdown", options={"weights": {"correct": 0.9, "format": 0.1}})
     with pickle.loads(pickle.dumps(ComputeScore(task, workers=1, timeout=3.0))) as copy:
         assert copy("", WRONG, TRUTH) == 0.1
         assert copy._workers == 1

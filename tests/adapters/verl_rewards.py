@@ -31,7 +31,7 @@ def main(data_file):
 
     everything.reward.custom_reward_function.reward_kwargs = {
         "details": True,
-        "options": {"reward": "tinyzero"},
+        "options": {"weights": {"correct": 0.9, "format": 0.1}},
         "workers": 1,
     }
     managed = asyncio.run(manage(everything, load_reward_manager, rows, golds))

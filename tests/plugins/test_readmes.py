@@ -19,7 +19,8 @@ TASKS = {
     "multiply": load_task("multiply"),
     "gsm8k": load_task("gsm8k", options={"source": "synthetic"}),
 }
-GRADED = {name: load_task(name, options={"reward": "tinyzero"}) for name in ("countdown", "multiply")}
+TINYZERO = {"weights": {"correct": 0.9, "format": 0.1}}
+GRADED = {name: load_task(name, options=TINYZERO) for name in ("countdown", "multiply")}
 READMES = {name: (PLUGINS / name / "README.md").read_text(encoding="utf-8") for name in TASKS}
 ROW = re.compile(
     r"^\| ([-\d ,./]+?) (?:\| (-?\d+) )?\| (?:`` |`)(.*?)(?: ``|`) \| (ok|wrong|malformed) \|", re.MULTILINE

@@ -355,7 +355,7 @@ def load_task_with_overrides(
 
 
 def load_task_from_line(line: str, *, allow_unsafe_scorers: bool = False) -> Task:
-    """The task of a line such as `countdown task.reward=tinyzero`, quoted as in a shell.
+    """The task of a line such as `countdown task.weights.format=0.1`, quoted as in a shell.
 
     Raises:
         SettingsError: the line names no task, or has something else than options after it.

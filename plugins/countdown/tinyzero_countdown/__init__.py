@@ -11,7 +11,7 @@ from tinyzero_countdown import demonstrations, prompts, scoring
 from tinyzero_countdown.answer_grammar import answer_rules
 from tinyzero_countdown.options import CountdownOptions
 from tinyzero_countdown.second_opinion import is_right
-from tinyzero_sdk import Item, ItemColumns, Score, TaskInfo, hookimpl
+from tinyzero_sdk import Item, ItemColumns, RewardPart, Score, TaskInfo, hookimpl
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Json, Split
 from tinyzero_sdk.text import last_tagged
@@ -27,7 +27,10 @@ _INTEGERS = frozenset({int})
 
 @hookimpl
 def info() -> TaskInfo:
-    return TaskInfo(description="reach a target with given numbers, each used once")
+    form = RewardPart(weight=0.0, description="an expression, whatever its value")
+    return TaskInfo(
+        "reach a target with given numbers, each used once", parts={"correct": RewardPart(), "format": form}
+    )
 
 
 @hookimpl
@@ -84,8 +87,8 @@ def extract_answer(completion: str) -> str | None:
 
 
 @hookimpl
-def score(answer: str, ground_truth: Mapping[str, Json], options: CountdownOptions) -> Score:
-    return scoring.score_answer(answer, ground_truth, options.reward)
+def score(answer: str, ground_truth: Mapping[str, Json]) -> Score:
+    return scoring.score_answer(answer, ground_truth)
 
 
 @hookimpl

@@ -1,7 +1,6 @@
 """The settings of the task. Those that fit no puzzle are rejected here, before any work is done."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 MAX_NUMBERS = 5
 """Six have some 800,000 expressions; to list them takes seconds and half a gigabyte."""
@@ -14,7 +13,7 @@ EXACT_BELOW = 2**53
 
 @dataclass(frozen=True, slots=True)
 class CountdownOptions:
-    """Which puzzles are made, and what answers are paid.
+    """Which puzzles are made.
 
     Raises:
         ValueError: no puzzle fits the settings.
@@ -34,9 +33,6 @@ class CountdownOptions:
 
     difficulty_range: tuple[float, float] | None = None
     """Least and greatest difficulty of a puzzle; None = all."""
-
-    reward: Literal["binary", "tinyzero"] = "binary"
-    """binary: 1 if right, else 0. tinyzero: 0.1 also for an expression with a wrong value or wrong numbers."""
 
     def __post_init__(self) -> None:
         counts = set(self.numbers)

@@ -6,7 +6,7 @@ No file of the package may have the name of a hook: importing it would put the m
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Le
 
@@ -15,7 +15,7 @@ from tinyzero_multiply.answer_grammar import answer_rules
 from tinyzero_multiply.long_multiplication import work_out
 from tinyzero_multiply.scoring import read_truth
 from tinyzero_multiply.second_opinion import is_right
-from tinyzero_sdk import Item, ItemColumns, Score, TaskInfo, hookimpl
+from tinyzero_sdk import Item, ItemColumns, RewardPart, Score, TaskInfo, hookimpl
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Json, Split
 from tinyzero_sdk.text import last_tagged
@@ -28,18 +28,16 @@ Digits = Annotated[int, Ge(1), Le(9)]  # the product of two such numbers fits 64
 
 @dataclass(frozen=True)
 class MultiplyOptions:
-    """What is multiplied, and what an answer earns."""
+    """What is multiplied."""
 
     digits: tuple[Digits, Digits] = (3, 3)
     """Digits of the first and of the second factor, 1 to 9 each."""
 
-    reward: Literal["binary", "tinyzero"] = "binary"
-    """`binary` = 1 or 0; `tinyzero` = also 0.1 for a whole number that is wrong."""
-
 
 @hookimpl
 def info() -> TaskInfo:
-    return TaskInfo(description="multiply two numbers of given lengths")
+    parts = {"correct": RewardPart(), "format": RewardPart(0.0, description="a whole number, whatever its value")}
+    return TaskInfo("multiply two numbers of given lengths", parts=parts)
 
 
 @hookimpl
@@ -63,8 +61,8 @@ def extract_answer(completion: str) -> str | None:
 
 
 @hookimpl
-def score(answer: str, ground_truth: Json, options: MultiplyOptions) -> Score:
-    return scoring.score_answer(answer, ground_truth, options.reward)
+def score(answer: str, ground_truth: Json) -> Score:
+    return scoring.score_answer(answer, ground_truth)
 
 
 @hookimpl

@@ -9,9 +9,9 @@ from tinyzero_sdk import Score
 from tinyzero_sdk.records import Json
 
 # Made once: a frozen record costs more than the reading.
-_RIGHT = Score(1.0, correct=True)
-_WRONG = {"binary": Score(0.0, correct=False, reason="wrong"), "tinyzero": Score(0.1, correct=False, reason="wrong")}
-_MALFORMED = Score(0.0, correct=False, reason="malformed")
+_RIGHT = Score.of_parts({"correct": 1.0, "format": 1.0}, correct=True)
+_WRONG = Score.of_parts({"format": 1.0}, correct=False, reason="wrong")
+_MALFORMED = Score.of_parts({}, correct=False, reason="malformed")
 
 
 class Truth(NamedTuple):
@@ -23,20 +23,19 @@ class Truth(NamedTuple):
     """None where the ground truth is the bare product, as in TinyZero's files."""
 
 
-def score_answer(answer: str, ground_truth: Json, reward: str = "binary") -> Score:
-    """Whether `answer` is the product, and what that pays.
+def score_answer(answer: str, ground_truth: Json) -> Score:
+    """The parts of the reward: whether `answer` is the product, and whether it is a whole number.
 
     Args:
         answer: what stands between the tags.
         ground_truth: see `read_truth`. The hook `is_valid` refuses anything else, on which every answer would look
             wrong.
-        reward: see `MultiplyOptions.reward`.
 
     Example:
-        >>> score_answer("123 × 456 = 56,088", {"num1": 123, "num2": 456, "product": 56088}).value
-        1.0
-        >>> score_answer("56089", 56088, reward="tinyzero").value
-        0.1
+        >>> score_answer("123 × 456 = 56,088", {"num1": 123, "num2": 456, "product": 56088}).parts
+        {'correct': 1.0, 'format': 1.0}
+        >>> score_answer("56089", 56088).parts
+        {'format': 1.0}
     """
     known = ground_truth["product"] if type(ground_truth) is dict else read_truth(ground_truth).product
     product = str(known)
@@ -46,13 +45,13 @@ def score_answer(answer: str, ground_truth: Json, reward: str = "binary") -> Sco
     if reading is None:
         return _MALFORMED
     if reading.number != known:
-        return _WRONG[reward]
+        return _WRONG
     if reading.factors is None:
         return _RIGHT
     truth = read_truth(ground_truth)
     if truth.factors is None:
-        return _RIGHT if reading.factors[0] * reading.factors[1] == truth.product else _WRONG[reward]
-    return _RIGHT if sorted(reading.factors) == sorted(truth.factors) else _WRONG[reward]
+        return _RIGHT if reading.factors[0] * reading.factors[1] == truth.product else _WRONG
+    return _RIGHT if sorted(reading.factors) == sorted(truth.factors) else _WRONG
 
 
 def read_truth(ground_truth: Json) -> Truth:

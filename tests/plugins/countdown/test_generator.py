@@ -171,7 +171,7 @@ def test_keys_are_equal_for_permutations_only(first, second, target):
         ({"operators": "*", "number_range": [5, 9], "numbers": [3]}, "expected some of 125 to 729"),
         ({"operators": "+-", "number_range": [1, 3], "numbers": [3]}, "expected some of 0 to 9,"),
         ({"numbers": [5], "number_range": [1, 999]}, "too large to count"),
-        ({"reward": "generous"}, "task.reward|reward"), ({"number": [3]}, "numbers"),
+        ({"number": [3]}, "numbers"),
     ],
 )  # fmt: skip
 def test_impossible_settings(values, message):

@@ -8,7 +8,7 @@ from tinyzero_sdk import Item, load_task
 PUZZLE = {"target": 15, "numbers": [5, 17, 3]}
 
 binary = load_task("countdown")
-graded = load_task("countdown", options={"reward": "tinyzero"})
+graded = load_task("countdown", options={"weights": {"correct": 0.9, "format": 0.1}})
 
 
 def test_rows_of_tinyzero_s_own_preprocessing_are_scored_as_they_stand():

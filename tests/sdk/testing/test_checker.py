@@ -117,7 +117,7 @@ def test_the_pytest_plugin_needs_no_code(write_sum, tmp_path):
     [
         ("countdown task=3", "unknown key 'task'; known here: task.KEY"),
         ("countdown other.key=3", "unknown key"),
-        ("countdown 'task.reward=tinyzero", "No closing quotation"),
+        ("countdown 'task.numbers=[3]", "No closing quotation"),
         ("", "not enough values"),
     ],
 )
@@ -172,7 +172,7 @@ def test_broken_rewards_fail_with_a_small_example(path):
 
 @SOUND
 @pytest.mark.parametrize(
-    "words", ["multiply", "countdown", "countdown task.reward=tinyzero", "gsm8k task.source=synthetic"]
+    "words", ["multiply", "countdown", "countdown task.weights.format=0.1", "gsm8k task.source=synthetic"]
 )
 def test_shipped_tasks_pass(run, words):
     code, out, _ = run("check", *words.split())
