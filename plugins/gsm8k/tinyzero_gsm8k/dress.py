@@ -59,7 +59,7 @@ def undress(text: str) -> str:
     if text.startswith("{") and text.endswith("}") and text.count("{") == text.count("}") == 1:
         text = text[1:-1].strip()
     if text.count("$") > 1:
-        text = _MATH.sub(r" \1 ", text)  # "$1.5$ million": the second dollar shows that the first is none
+        text = _MATH.sub(r"\1 ", text)  # "$1.5$ million": the second dollar shows that the first is none
     if "Rs." in text:
         text = _RUPEES.sub("Rs ", text)
     if "~" in text:

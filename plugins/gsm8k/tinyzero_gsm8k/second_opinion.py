@@ -7,6 +7,7 @@ fault in one of them.
 """
 
 import unicodedata
+from itertools import pairwise
 from typing import NamedTuple
 
 _DIGITS = "0123456789"
@@ -193,7 +194,7 @@ def _command(text: str, place: int, read: str) -> tuple[str, int]:
         else:
             top, end = _group(text, end)
             bottom, end = _group(text, end)
-        if not top or not bottom or (top + bottom).strip(_DIGITS) or text[end : end + 1] in tuple(_DIGITS):
+        if not top or not bottom or (top + bottom).strip(_DIGITS) or text[end : end + 1] in tuple(_DIGITS + ","):
             raise _CannotTell
         return _part(read, top, bottom), end
     raise _CannotTell
@@ -469,5 +470,9 @@ def _check_words(first: list[str], last: list[str], before: str, after: str) -> 
         raise _Refused
     if not {"M", "MM"}.isdisjoint("".join(letter if letter in _LETTERS else " " for letter in after).split()):
         raise _Refused  # millions; in small letters they are metres and millimetres
-    if "n't" in f"{before} {after}".lower().replace("’", "'"):
+    said = f"{before} {after}".lower().replace("’", "'")
+    if "n't" in said:
         raise _Refused
+    pieces = said.split("'")
+    if any(left[-1:].isalpha() and right[:1].isalpha() for left, right in pairwise(pieces)):
+        raise _CannotTell
