@@ -42,7 +42,8 @@ def next_commands(name: str, directory: Path) -> list[str]:
     return [
         f"pip install -e {shlex.quote(place)}",
         f"tinyzero check {name}",
-        f"tinyzero train --task {name} run.steps=2 eval.num_problems=32",
+        f"tinyzero warmstart --task {name} --output start",
+        f"tinyzero train --task {name} --model start",
     ]
 
 

@@ -238,7 +238,7 @@ def test_the_command_says_what_it_wrote_and_what_to_type_next(run, tmp_path, mon
     written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     lines = out.splitlines()
     assert {line.strip() for line in lines[1 : 1 + len(written)]} == written
-    assert [line.strip() for line in lines[-3:]] == next_commands("my-task", Path("my-task"))
+    assert [line.strip() for line in lines[-4:]] == next_commands("my-task", Path("my-task"))
     assert max(map(len, lines)) <= 80
 
 
