@@ -1,5 +1,6 @@
 """`tinyzero report`, `view` and `export`: runs and scored files as a page in the browser, or for another viewer."""
 
+import os
 import time
 import webbrowser
 from pathlib import Path
@@ -66,9 +67,10 @@ def report(
 def _open(paths: list[Path]) -> "list[Run]":
     from tinyzero_sdk.report.runs import open_run
 
-    if len({path.resolve() for path in paths}) < len(paths):
+    full = [Path(os.path.realpath(path)) for path in paths]  # `resolve` raises where links form a loop
+    if len({*full}) < len(paths):
         raise SettingsError("a run is given twice; name each once")
-    names = [path.resolve().name for path in paths]
+    names = [path.name for path in full]
     return [
         open_run(path, name if names.count(name) == 1 else str(path)) for path, name in zip(paths, names, strict=True)
     ]

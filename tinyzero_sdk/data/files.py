@@ -117,6 +117,8 @@ def read_blocks(path: Path, columns: Sequence[str] | None = None) -> Iterator[Bl
         DataError: the file cannot be read.
     """
     check_ending(path, READ_ENDINGS)
+    if path.exists() and not path.is_file():  # a pipe may never end
+        raise DataError(f"cannot read {path}: not a regular file")
     try:
         yield from _read_parquet(path, columns) if path.suffix == ".parquet" else _read_text(path)
     except OSError as error:

@@ -4,6 +4,7 @@ Tolerant, since the run may be in progress, killed, resumed or made by an older 
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tinyzero_sdk.data.files import ENDINGS
-from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.scoring.statistics import wilson
 from tinyzero_sdk.settings import read_toml
 
@@ -122,7 +123,7 @@ def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             while rows and rows[-1]["step"] >= row["step"]:
@@ -136,7 +137,7 @@ def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
 def _read_config(path: Path) -> dict[str, str]:
     try:
         return dict(_flatten(read_toml(path))) if path.exists() else {}
-    except (DataError, ValueError):  # half written, or by hand: the curves are worth showing without it
+    except (SettingsError, RecursionError):  # half written, or by hand: the curves are worth showing without it
         return {}
 
 
@@ -149,7 +150,10 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else float("nan")
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _short(value: float) -> float:

@@ -5,6 +5,7 @@ host, so that no other site's page can read the answers by pointing its own name
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -52,7 +53,7 @@ class Library:
         except OSError:
             return []
         for path in entries:
-            if path.name.startswith(".") or not path.resolve().is_relative_to(self.root):
+            if path.name.startswith(".") or not Path(os.path.realpath(path)).is_relative_to(self.root):
                 continue
             if (path / METRICS).is_file() or (path.is_file() and _is_scored(path)):
                 found.append(path)
@@ -129,7 +130,7 @@ def _is_scored(path: Path) -> bool:
         with path.open("rb") as file:
             row = json.loads(file.readline(1 << 24))
         return isinstance(row, dict) and {"score", "completion"} <= set(row)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -54,6 +55,12 @@ def write(path, content):
 def test_byte_order_mark_blank_lines_and_carriage_returns_are_no_fault(tmp_path):
     path = write(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"a": 1}\r\n\r\n  \n{"a": "\\u0000\\ud83d\\ude00"}')
     assert list(read_rows(path)) == [{"a": 1}, {"a": "\0😀"}]
+
+
+def test_a_pipe_is_refused_as_it_may_never_end(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match=r"cannot read .*pipe\.jsonl: not a regular file"):
+        next(read_blocks(tmp_path / "pipe.jsonl"))
 
 
 def test_line_too_long_for_memory_is_one_bad_line(tmp_path, monkeypatch):

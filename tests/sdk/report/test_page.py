@@ -212,6 +212,24 @@ def test_the_server_answers_with_pages_of_completions(ask):
     assert ask("/completions", run="first", filters="{", offset=0, limit=5)[0] == 404
 
 
+def test_one_damaged_entry_hides_no_other(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").touch()
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    (tmp_path / "loop").symlink_to("loop")
+    assert [*Library(tmp_path).paths()] == ["run"]
+
+
+@pytest.mark.parametrize("command", ["report", "compare", "export --output log.eval"])
+def test_links_in_a_loop_are_named(tmp_path, command, capsys):
+    (tmp_path / "loop").symlink_to("loop")
+    name, *options = command.split()
+    with pytest.raises(SystemExit) as ended:
+        main([name, str(tmp_path / "loop"), *options])
+    assert ended.value.code == 2
+    assert "loop" in capsys.readouterr().err
+
+
 def test_links_out_of_the_directory_are_not_followed(tmp_path, run_path):
     (tmp_path / "link").symlink_to(run_path, target_is_directory=True)
     assert Library(tmp_path).paths() == {}

@@ -38,6 +38,15 @@ def test_a_run_without_a_step_or_configuration_is_a_run(tmp_path):
     assert (run.steps, run.curves, run.config, run.completion_files()) == ([], {}, {}, [])
 
 
+@pytest.mark.parametrize("config", [b"x = [1,", b"x = '\xff'", b"x = " + b"[" * 100_000, b"[" + b"a." * 2000 + b"b]"])
+def test_what_cannot_be_read_of_a_run_leaves_the_rest(tmp_path, config):
+    lines = '{"step": 2, "loss": 1' + "0" * 400 + "}\n" + '{"step": 3, "loss": ' + "[" * 100_000 + "\n"
+    run = write_metrics(tmp_path / "run", [{"step": 1, "loss": 0.5}], lines)
+    (run / "config.toml").write_bytes(config)
+    run = open_run(run)
+    assert (run.steps, run.curves["loss"], run.config, run.unreadable) == ([1, 2], ([1], [0.5]), {}, 1)
+
+
 def test_a_directory_without_metrics_is_refused_with_what_was_expected(tmp_path):
     with pytest.raises(DataError, match=r"not a run or a scored file; expected a directory with metrics\.jsonl"):
         open_run(tmp_path)

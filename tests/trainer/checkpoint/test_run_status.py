@@ -55,6 +55,16 @@ def test_the_states_of_a_run(tmp_path):
     assert status_of(stopped).state == "stopped"
 
 
+@pytest.mark.parametrize("config", ["x = [1,", b"x = '\xff'".decode("latin-1"), "x = " + "[" * 100_000])
+def test_an_unreadable_run_is_listed_as_such(tmp_path, config):
+    path = make_run(tmp_path / "run", steps=2, checkpoints=(2,))
+    (path / "config.toml").write_text(config, encoding="latin-1")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "val-core/' + "[" * 100_000 + "\n" + "[" * 100_000 + "\n")
+    run = status_of(path)
+    assert (run.state, run.step, run.checkpoints, run.resume) == ("unreadable", 2, (2,), None)
+
+
 def test_runs_are_found_below_a_directory_and_not_through_links(tmp_path):
     runs = [make_run(tmp_path / name) for name in ("a", "b/c/d")]
     (tmp_path / "link").symlink_to(runs[0])
@@ -73,6 +83,8 @@ def test_pruning_keeps_the_newest_intact_checkpoint(tmp_path):
     with pytest.raises(store.CheckpointError, match=r"all checkpoints in .* are damaged"):
         prune(path)
     assert status_of(path).checkpoints == (4,)
+    (path / "checkpoints").rename(tmp_path / "checkpoints")
+    assert prune(path) == 0
 
 
 def test_a_deleted_run_is_gone_and_nothing_behind_its_links(tmp_path):

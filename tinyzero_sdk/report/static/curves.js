@@ -39,6 +39,7 @@ function curvesView() {
   function draw() {
     dropCharts();
     const runs = chosenRuns().filter((run) => run.isRun);
+    if (!chosenRuns().length) return replace(body, empty("No run is loaded.", "Choose one on the left."));
     if (!runs.length) return replace(body, empty("Scored files have no learning curves.", "Open “Evaluations” or “Completions”."));
     const sections = [];
     for (const [name, panels] of Object.entries(PANELS)) {

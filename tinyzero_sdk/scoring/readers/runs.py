@@ -1,5 +1,6 @@
 """The held-out completions that a training run keeps in `completions/`, with the columns of a scored file."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,8 +27,8 @@ def first_and_last(path: Path) -> tuple[Path, Path]:
     Raises:
         DataError: it is no run, or has kept fewer than two.
     """
-    run, _ = run_and_step(path)
-    steps = _every_step(run) if run == path.resolve() else []
+    run, step = run_and_step(path)
+    steps = _every_step(run) if step is None else []
     if len(steps) < 2:
         has = "no run with two evaluations" if run.is_dir() else "one file"
         raise DataError(f"{path} is {has}; compare needs something to compare with: tinyzero compare BASELINE OTHER...")
@@ -64,7 +65,7 @@ def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
 
 def run_and_step(path: Path) -> tuple[Path, int | None]:
     """The run, and the step of the checkpoint that is named."""
-    run = path.resolve()
+    run = Path(os.path.realpath(path))  # `resolve` raises where links form a loop
     if run.parent.name == "checkpoints" and (named := re.fullmatch(r"step_(\d+)", run.name)):
         return run.parents[1], int(named[1])
     return run, None

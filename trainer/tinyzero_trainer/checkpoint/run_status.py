@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import get, read_toml
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import LOCK, OWNER, RunDirectory, RunDirectoryError, errors_in_one_line
@@ -23,8 +23,8 @@ from tinyzero_trainer.monitoring.metrics_log import held_out_accuracies
 
 DEPTH = 4  # of runs below the directory that is searched
 
-State = Literal["running", "finished", "stopped", "aborted"]
-"""Stopped runs can be resumed, aborted ones have no checkpoint."""
+State = Literal["running", "finished", "stopped", "aborted", "unreadable"]
+"""Stopped runs can be resumed, aborted ones have no checkpoint, unreadable ones a damaged configuration."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,10 @@ def find_runs(directory: Path, depth: int = DEPTH) -> list[Path]:
 def status_of(path: Path) -> RunStatus:
     """What a run directory holds now."""
     run = RunDirectory(path)
-    config: Mapping[str, Any] = {}
-    with suppress(DataError):
+    config: Mapping[str, Any] | None = None
+    with suppress(SettingsError):
         config = read_toml(run.config)
+    is_readable, config = config is not None, config or {}
     steps, model = get(config, "run.steps"), get(config, "model.path")
     step, evaluated, accuracy = _progress(run.metrics)
     saved = sorted(step for step, _ in store.sealed(run.checkpoints)) if run.checkpoints.is_dir() else []
@@ -90,6 +91,8 @@ def status_of(path: Path) -> RunStatus:
     else:  # the plot is drawn at the end of a session
         is_finished = bool(saved) and times.get(run.curve, 0.0) >= max(times[file] for file in files)
     state: State = "finished" if is_finished else "stopped" if saved else "aborted"
+    if not is_readable:
+        state = "unreadable"
     if _is_locked(path):
         state = "running"
     command = f"tinyzero {'sft' if is_sft(config) else 'train'} --output {shlex.quote(str(path))} --resume"
@@ -118,7 +121,8 @@ def prune(path: Path) -> int:
     """
     with _locked(path) as run, errors_in_one_line(path):
         before = _bytes(run.checkpoints)
-        store.prune(run.checkpoints)
+        if run.checkpoints.is_dir():
+            store.prune(run.checkpoints)
         return before - _bytes(run.checkpoints)
 
 
@@ -180,7 +184,7 @@ def _progress(metrics: Path) -> tuple[int | None, int | None, dict[str, tuple[fl
 
 def _row(line: bytes) -> dict[str, Any]:
     """A line's object; empty if it is still being written."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         row = json.loads(line)
         return row if isinstance(row, dict) else {}
     return {}
