@@ -147,6 +147,18 @@ def test_a_file_without_any_score_makes_no_page(tmp_path, text):
         read_completions([path])
 
 
+def test_files_of_one_run_may_hold_their_scores_as_different_numbers(tmp_path):
+    paths = [tmp_path / f"{kind}.parquet" for kind in (pa.float32(), pa.float64())]
+    for path, kind in zip(paths, (pa.float32(), pa.float64()), strict=True):
+        parts = pa.array([[("format", 0.1)]], pa.map_(pa.string(), kind))
+        table = pa.Table.from_pylist([ROW]).drop_columns("score").append_column("score", pa.array([0.1], kind))
+        pq.write_table(table.append_column("parts", parts), path)
+    both = read_completions(paths)
+    assert len(both.select({"score": [0.1, 0.1]})) == 2
+    assert len({row["score"] for row in both.rows(np.arange(2))}) == 1
+    assert both.texts_at(np.arange(2), ("parts",))["parts"].to_pylist()[1] == [("format", 0.1)]
+
+
 def test_a_file_that_cannot_be_read_is_an_error_alone_and_left_out_among_others(tmp_path, run_path):
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"PAR1 and no more")

@@ -2,16 +2,18 @@
 
 import dataclasses
 import inspect
+import json
 import os
 import signal
 import sys
 import types
 
 import pytest
+import tomli_w
 
 from tests.trainer.configurations import call
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
-from tinyzero_sdk.settings import parse_overrides
+from tinyzero_sdk.settings import parse_overrides, to_mapping
 from tinyzero_trainer.cli import start
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_command
@@ -108,6 +110,23 @@ def test_train_passes_one_configuration_on(capsys, calls, built_in_preset, tmp_p
         "defaults of the model: rollout.max_completion_tokens=64",
         "loading PyTorch",
     ]
+
+
+def test_a_run_on_files_is_repeated_with_the_template_that_its_model_had(capsys, calls, built_in_preset, tmp_path):
+    built_in_preset.update(data={"prompt_template": "compact"})
+    rows = [{"prompt": f"{n}?", "ground_truth": {"target": n, "numbers": [n]}} for n in range(1, 41)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["train", "--task", "countdown", "--model", "tiny", f"data.path={tmp_path / 'rows.jsonl'}"]
+    code, _, error = call(capsys, *words, f"run.output={tmp_path / 'first'}")
+    assert code == 0, error
+    (tmp_path / "first/checkpoints").mkdir(parents=True)
+    (tmp_path / "first/config.toml").write_text(tomli_w.dumps(to_mapping(calls[0][0])))
+    words = ["train", "--config", str(tmp_path / "first/config.toml"), f"run.output={tmp_path / 'second'}"]
+    code, _, error = call(capsys, *words)
+    assert code == 0, error
+    assert calls[1][0].data == calls[0][0].data
+    code, _, error = call(capsys, *words, "data.prompt_template=base")
+    assert (code, "data.prompt_template='base' has no effect" in error) == (2, True)
 
 
 def test_train_prints_where_settings_come_from(capsys, calls, built_in_preset, tmp_path):

@@ -92,7 +92,7 @@ def test_a_row_says_what_there_is_to_read(log, tmp_path):
     assert (first.pop("logprobs"), first.pop("difficulty")) == ([-0.5] * 7, 4)
     assert json.loads(first.pop("data")) == {}
     assert json.loads(first.pop("ground_truth")) == {"target": 15, "numbers": list(numbers)}
-    assert dict(first.pop("parts")) == {"format": pytest.approx(0.1)}
+    assert dict(first.pop("parts")) == {"format": 0.1}
     assert first == {
         "step": 3,
         "split": "heldout",
@@ -204,5 +204,5 @@ def test_a_run_keeps_what_others_read(tmp_path, capsys):
     code, _, error = call(capsys, "score", str(file), "--task", "countdown", "--output", str(scored))
     assert code == 0, error
     rows = [json.loads(line) for line in scored.read_text().splitlines()]
-    assert [row["score"] for row in rows] == pytest.approx([row["score"] for row in kept])
+    assert [row["score"] for row in rows] == [row["score"] for row in kept]
     assert rows[0]["ground_truth"].keys() == {"target", "numbers"}

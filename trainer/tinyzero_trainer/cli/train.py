@@ -43,7 +43,7 @@ def train(
     Ctrl-C saves a checkpoint and prints the command that resumes the run.
     """
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.config.compose import compose, gather
+    from tinyzero_trainer.config.compose import compose, gather, is_of_run
     from tinyzero_trainer.config.resume import resume_config
 
     task, overrides = options.with_named(task, overrides)
@@ -61,7 +61,8 @@ def train(
             settings, is_planned = _with_model(start.with_checkpoints(settings))
             composition = compose(_with_output(settings))
             resolved = composition.config
-        tasks = _check(resolved, settings, resume=resume)
+        typed = gather(TrainConfig, flags, overrides) if is_of_run(config) else settings
+        tasks = _check(resolved, typed, resume=resume)
         _announce(resolved, composition)
         if not is_planned:
             start.warn_of_memory(resolved)

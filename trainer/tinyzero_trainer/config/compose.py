@@ -73,10 +73,15 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
         if group in content and group not in {field.name for field in fields(cls)}:
             raise SettingsError(f"{file} is of another command; give it to tinyzero {command} --config {file}")
     check_keys(cls, content, file)
-    if (file.parent / "checkpoints").is_dir():  # a run's own: to be repeated elsewhere, with what still has an effect
+    if is_of_run(file):  # to be repeated elsewhere, with what still has an effect
         content.get("run", {}).pop("output", None)
         content = drop_unused(content, typed) if cls is TrainConfig else content
     return with_task_table(merge(content, typed))
+
+
+def is_of_run(file: Path | None) -> bool:
+    """Whether a configuration is one that a run has saved, with defaults that no user typed."""
+    return file is not None and (file.parent / "checkpoints").is_dir()
 
 
 def make_config(overrides: Mapping[str, Any]) -> TrainConfig:

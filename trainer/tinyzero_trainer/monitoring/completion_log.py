@@ -43,8 +43,8 @@ SCHEMA = pa.schema(
         ("ground_truth", pa.json_()),
         ("data", pa.json_()),  # the problem's other columns, of which prompts and difficulties are made
         ("reason", _WORD),
-        ("score", pa.float32()),
-        ("parts", pa.map_(pa.string(), pa.float32())),
+        ("score", pa.float64()),  # as it was given: rescoring compares exactly
+        ("parts", pa.map_(pa.string(), pa.float64())),
         ("correct", pa.bool_()),
         ("finished", pa.bool_()),
         ("num_tokens", pa.int32()),
