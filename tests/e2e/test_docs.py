@@ -98,12 +98,15 @@ def test_no_command_hides_from_the_tests(document: Path) -> None:
     assert re.findall(r"\n\n    \S.*", re.sub(r"^( *)([-*]|\d+\.) .*?\n\n(?=\S)", "", prose, flags=re.M | re.S)) == []
 
 
+COMPLETE = ("docs/reference/hooks.md", "docs/tasks/symbolic.md", "docs/tasks/reward-parts.md")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         "README.md",
-        *(pytest.param(name, marks=GUIDES) for name in ("docs/reference/hooks.md", "docs/tasks/symbolic.md")),
+        *(pytest.param(name, marks=GUIDES) for name in COMPLETE),
     ],
 )
 def test_complete_tasks_fail_no_check(name: str, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def rescore(
 ) -> None:
     """Score a scored file again with the installed version of its task, and list the scores that changed.
 
-    The exit code is 0 if none changed, and 1 if some did or some rows could not be compared.
+    The exit code is 0 if no score and no part of one changed, and 1 if some did or some rows could not be compared.
     """
     from tinyzero_sdk.scoring.rescore import rescore_file
 
@@ -65,7 +65,7 @@ def rescore(
         print_json(_as_json(report))
     else:
         _show(report, limit, output)
-    if report.changed or not report.scored.is_clean:
+    if report.changed or any(part.rose or part.fell for part in report.parts.values()) or not report.scored.is_clean:
         raise typer.Exit(1)
 
 

@@ -1,7 +1,7 @@
 """Score wrappers that shape the reward of any task by format, length or repetition, in training and offline.
 
-They change `value` and `masked`, never `correct`; the task's own value stays in `parts["task"]`. `needs` names the
-columns that a wrapper requires in a file of outputs.
+They change `value` and `masked`, never `correct`; the task's own value stays in `parts["task"]`, and what a wrapper adds
+is there under its name, or under `term`. `needs` names the columns that a wrapper requires in a file of outputs.
 """
 
 import math
@@ -26,10 +26,12 @@ class FormatScore:
     value: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Reward of such an answer, unless the task gives more; less than that of a right answer."""
 
+    term: ClassVar = "format_score"  # not `format`, as tasks name a part of their own
+
     @hookimpl(wrapper=True)
     def score_completion(self) -> Shaping:
         score = yield
-        return _add(score, "format", max(0.0, self.value - score.value)) if score.reason == "wrong" else score
+        return _add(score, self.term, max(0.0, self.value - score.value)) if score.reason == "wrong" else score
 
 
 @dataclass(frozen=True)
@@ -142,4 +144,5 @@ def _tokens(completion: Completion, name: str) -> int:
 def _add(score: Score, name: str, amount: float) -> Score:
     if score.reason == "error":
         return score  # the scorer failed, which says nothing about the completion
-    return replace(score, value=score.value + amount, parts={**score.parts, name: amount})
+    parts = {**score.parts, name: score.parts.get(name, 0.0) + amount}  # two may have one name and other settings
+    return replace(score, value=score.value + amount, parts=parts)

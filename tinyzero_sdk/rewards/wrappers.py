@@ -108,6 +108,17 @@ def columns_needed(specs: Sequence[str]) -> dict[str, str]:
     return {column: name for name in names for column in getattr(_find(name), "needs", ())}
 
 
+def term_of(spec: str) -> str:
+    """Under which name a wrapper's term is in `Score.parts`.
+
+    Example:
+        >>> [term_of("format"), term_of("overlong(limit=9)")]
+        ['format_score', 'overlong']
+    """
+    name, _ = _split(spec)
+    return getattr(_find(name), "term", name)
+
+
 def _split(spec: str) -> tuple[str, str]:
     match = _SPEC.fullmatch(spec.strip())
     if match is None:

@@ -58,6 +58,16 @@ SCORE_COLUMNS = ("score", "correct", "reason", "answer")
 
 PARTS = "parts"  # column with `Score.parts`, where the task or its wrappers have any
 
+
+def read_parts(cell: Json) -> dict[str, float]:
+    """A cell of that column, a mapping or its pairs, without what is no number; empty where it is something else."""
+    try:
+        parts = dict(cell or {})
+    except (TypeError, ValueError):
+        return {}
+    return {name: value for name, value in parts.items() if isinstance(name, str) and type(value) in (int, float)}
+
+
 RESULT_COLUMNS = (*SCORE_COLUMNS, *Provenance._fields)  # the columns that scoring adds, or replaces
 
 

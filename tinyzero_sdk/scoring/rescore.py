@@ -27,6 +27,7 @@ from tinyzero_sdk.scoring.outputs import (
     accept_any,
     column,
     provenance_of,
+    read_parts,
     score_columns,
 )
 from tinyzero_sdk.scoring.readers import find_reader
@@ -241,8 +242,8 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
         report.old_correct += old_correct
         report.new_correct += new_cells[1]
         if parts := scores.parts.get(place):
-            before = dict(old_parts[place] or {})
-            for name in before.keys() & parts.keys():
+            before = read_parts(old_parts[place])
+            for name in [name for name in parts if name in before]:
                 report.parts[name].add(before[name], parts[name])
         if old_cells[:3] != new_cells[:3]:
             texts = batch.texts

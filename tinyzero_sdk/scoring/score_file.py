@@ -31,6 +31,7 @@ from tinyzero_sdk.scoring.outputs import (
     column,
     provenance_of,
     read_outputs,
+    read_parts,
     scoring_check,
 )
 from tinyzero_sdk.scoring.pool import ScoringPool
@@ -258,7 +259,7 @@ def _prefetch(items: Iterable[T]) -> Generator[T, None, None]:
 
 def _blocks(task: Task, reader: Reader, source: Path) -> Iterator[Block]:
     """The blocks of a source; in CSV, ground truths are JSON if those that the task makes are not text."""
-    blocks = reader.read(source)
+    blocks = map(_with_parts, reader.read(source))
     if reader is not OWN or ending_of(source) != ".csv" or _has_text_truths(task):
         yield from blocks
         return
@@ -272,6 +273,15 @@ def _blocks(task: Task, reader: Reader, source: Path) -> Iterator[Block]:
                     problems[place] = f"the ground_truth {describe_value(truth)} is not JSON, as those of the task are"
         block.drop(problems)
         yield block
+
+
+def _with_parts(block: Block) -> Block:
+    """The block, its column of parts without what is none, which would not fit one column."""
+    if block.table is None:
+        for row in block.rows:
+            if PARTS in row:
+                row[PARTS] = read_parts(row[PARTS])
+    return block
 
 
 def _has_text_truths(task: Task) -> bool:
@@ -331,6 +341,7 @@ def _scored_rows(
     columns = (scores.values, scores.correct, scores.reasons, scores.answers)
     rows = batch.block.rows if table is None else to_rows(table)
     for place, (row, *results) in enumerate(zip(rows, *columns, strict=True)):
+        row.pop(PARTS, None)
         parts = {PARTS: scores.parts.get(place, {})} if has_parts else {}
         yield row | dict(zip(RESULT_COLUMNS, results, strict=False)) | by | parts
 
@@ -350,7 +361,7 @@ def _scored_table(batch: OutputBatch, scores: ScoreColumns, provenance: Provenan
         names = (*names, PARTS)
         of_each = [list(scores.parts.get(place, {}).items()) for place in range(len(scores))]
         columns.append(pa.array(of_each, pa.map_(pa.string(), pa.float64())))
-    others = [name for name in table.column_names if name not in names]
+    others = [name for name in table.column_names if name not in (*names, PARTS)]
     # Without the old metadata: what pandas or `datasets` wrote about the columns is no longer true.
     table = table.select(others).replace_schema_metadata({METADATA_KEY: json.dumps(provenance._asdict())})
     for name, cells in zip(names, columns, strict=True):

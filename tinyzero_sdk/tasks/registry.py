@@ -7,13 +7,12 @@ another and no call pays for unused plugins.
 import copyreg
 import hashlib
 import json
-import math
 import os
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, is_dataclass
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -34,10 +33,11 @@ from tinyzero_sdk.errors import (
 from tinyzero_sdk.hookspecs import hookimpl
 from tinyzero_sdk.plugins.registry import Plugin, family_tasks
 from tinyzero_sdk.plugins.validation import check_hooks, check_sdk_version, register
-from tinyzero_sdk.records import TASK_PART, Item, TaskInfo
-from tinyzero_sdk.rewards.wrappers import make_wrapper
+from tinyzero_sdk.records import Item, TaskInfo
+from tinyzero_sdk.rewards.wrappers import make_wrapper, term_of
 from tinyzero_sdk.settings import build, parse_overrides, unknown_key_message
 from tinyzero_sdk.tasks import local_packages as packages
+from tinyzero_sdk.tasks.reward_parts import check_parts, check_range, weighted
 from tinyzero_sdk.tasks.task import Task
 
 GROUP = "tinyzero.tasks"
@@ -249,16 +249,19 @@ def _assemble(
         register(manager, make_wrapper(name), f"wrapper {name}")
     described, options = _info(manager), dict(values)
     if described.parts:
-        if clash := described.parts.keys() & {name.partition("(")[0].strip() for name in wrappers}:
-            raise SettingsError(f"the score wrapper {min(clash)} has the name of a part of the reward; leave it out")
-        described = _weighted(described, options.pop("weights", {}))
+        if clash := described.parts.keys() & set(map(term_of, wrappers)):
+            raise SettingsError(
+                f"the score wrapper {min(clash)} has the name of a part of the reward of task {candidate.name!r}; "
+                "leave the wrapper out"
+            )
+        described = weighted(described, options.pop("weights", {}))
     return Task(
         candidate.name,
         candidate.version,
         candidate.source,
         manager,
         info=described,
-        options=_options(candidate.name, manager, options),
+        options=_options(candidate.name, manager, options, described),
         option_values=values,
         wrappers=wrappers,
         allow_unsafe_scorers=allow_unsafe_scorers,
@@ -269,41 +272,22 @@ def _info(manager: pluggy.PluginManager) -> TaskInfo:
     info = _call_plugin(manager.hook.info, "cannot be used: info()")
     if not isinstance(info, TaskInfo):
         raise BrokenTaskError(f"info() returned {info!r}, expected a TaskInfo")
-    for what, bounds in {
-        "score_range": info.score_range,
-        **{f"part {name!r} of range": part.range for name, part in info.parts.items()},
-    }.items():
-        low, high = bounds
-        if not (low <= 0 <= high and low < high and math.isfinite(high - low)):
-            raise BrokenTaskError(
-                f"info() has {what} {bounds}, expected finite bounds around 0, the score of no answer"
-            )
-    if wrong := [name for name in info.parts if not name.isidentifier() or name == TASK_PART]:
-        raise BrokenTaskError(f"info() has a part {wrong[0]!r}; expected a name such as format, and not {TASK_PART!r}")
+    check_range("score_range", info.score_range)
+    check_parts(info)
     return info
 
 
-def _weighted(info: TaskInfo, weights: Mapping[str, Any]) -> TaskInfo:
-    """With the weights that the options set, and the range of their sum."""
-    if not isinstance(weights, Mapping):
-        raise SettingsError(f"task.weights: got {weights!r}, expected a weight for each part, task.weights.NAME=…")
-    defaults = [(name, float, part.weight) for name, part in info.parts.items()]
-    chosen = asdict(build(make_dataclass("Weights", defaults, frozen=True), weights, prefix="task.weights."))
-    if not any(chosen.values()) or not all(map(math.isfinite, chosen.values())):
-        raise SettingsError(f"task.weights: got {chosen}, expected finite numbers, not all of them 0")
-    parts = {name: replace(part, weight=chosen[name]) for name, part in info.parts.items()}
-    ends = [sorted(part.weight * bound for bound in part.range) for part in parts.values()]
-    return replace(info, parts=parts, score_range=(sum(low for low, _ in ends), sum(high for _, high in ends)))
-
-
-def _options(task_name: str, manager: pluggy.PluginManager, values: Mapping[str, Any]) -> Any:
+def _options(task_name: str, manager: pluggy.PluginManager, values: Mapping[str, Any], info: TaskInfo) -> Any:
     cls = _call_plugin(manager.hook.options, "cannot be used: options()")
     if cls is None:
         if values:
-            raise SettingsError(f"task {task_name!r} has no options, got {', '.join(values)}")
+            weights = "".join(f", but task.weights.{name}" for name in list(info.parts)[:1])
+            raise SettingsError(f"task {task_name!r} has no options{weights}, got {', '.join(values)}")
         return None
     if not (is_dataclass(cls) and isinstance(cls, type) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise BrokenTaskError(f"options() returned {cls!r}, expected a frozen dataclass type")
+    if info.parts and "weights" in cls.__dataclass_fields__:
+        raise BrokenTaskError("options() has a field weights, by which users weight the parts of the reward; rename it")
     return build(cls, values, prefix="task.")
 
 

@@ -95,7 +95,7 @@ def test_wrappers_add_up_and_keep_what_the_task_gave(write_task):
     task = load_task(write_task(), wrappers=["format(value=0.2)", "overlong(limit=100, buffer=50)"])
     shaped = task.score_completion(Completion(WRONG, 75), 7)
     assert shaped.value == pytest.approx(0.2 - 0.5)
-    assert shaped.parts == {"task": 0.0, "format": 0.2, "overlong": -0.5}
+    assert shaped.parts == {"task": 0.0, "format_score": 0.2, "overlong": -0.5}
 
 
 def test_a_failing_scorer_is_not_shaped(write_task):

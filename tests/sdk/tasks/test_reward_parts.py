@@ -54,9 +54,11 @@ def test_options_set_the_weights_and_travel_with_the_task(path):
     [
         ({"weights": {"digit": 1}}, "'task.weights.digit'; did you mean 'task.weights.digits'"),
         ({"weights": {"digits": "much"}}, "task.weights.digits: got 'much'"),
-        ({"weights": {"digits": float("inf")}}, "expected finite numbers"),
+        ({"weights": {"digits": float("inf")}}, "expected finite weights"),
+        ({"weights": {"digits": 1e39}}, "from 0 to 1e.39; expected finite weights"),
         ({"weights": {"digits": 0, "right": 0}}, "not all of them 0"),
         ({"weights": 3}, "expected a weight for each part"),
+        ({"weight": {"digits": 1}}, "has no options, but task.weights.right, got weight"),
     ],
 )
 def test_impossible_weights_are_refused(path, options, message):
@@ -75,13 +77,35 @@ def test_a_task_without_parts_may_have_an_option_named_weights(write_task):
     [
         ('{"task": RewardPart()}', "a part 'task'"),
         ('{"no name": RewardPart()}', "a part 'no name'"),
-        ('{"digits": RewardPart(range=(1, 2))}', "part 'digits' of range .1, 2., expected finite bounds around 0"),
+        ('{"class": RewardPart()}', "a part 'class'"),
+        ('{"\ufb01x": RewardPart()}', "a part '\ufb01x'"),
+        ("{1: RewardPart()}", "a part 1"),
+        ("[RewardPart()]", "expected a mapping from names to RewardPart"),
+        ('{"digits": 1.0}', "1.0 as part digits, expected a RewardPart"),
+        ('{"digits": RewardPart("1")}', "as part digits, expected a RewardPart with a finite weight"),
+        ('{"digits": RewardPart(float("nan"))}', "as part digits, expected a RewardPart with a finite weight"),
+        ('{"digits": RewardPart(0)}', "weights are all 0"),
+        ('{"digits": RewardPart(range=1.0)}', "part digits of range 1.0, expected two finite bounds"),
+        ('{"digits": RewardPart(range=(1, 2))}', "part digits of range .1, 2., expected two finite bounds around 0"),
     ],
 )
 def test_impossible_parts_are_refused(write_task, parts, message):
     info = f"from tinyzero_sdk import RewardPart\n@hookimpl\ndef info(): return TaskInfo(parts={parts})"
     with pytest.raises(BrokenTaskError, match=message):
         load_task(write_task(info=info))
+
+
+def test_an_option_named_weights_is_no_part(write_task):
+    code = "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Options:\n    weights: int = 1\n"
+    options = f"{code}@hookimpl\ndef options(): return Options"
+    with pytest.raises(BrokenTaskError, match="a field weights, by which users weight the parts"):
+        load_task(write_task(info=INFO, score=SCORE, options=options))
+
+
+def test_parts_that_are_not_declared_have_no_sum(write_task):
+    task = load_task(write_task(score=SCORE))
+    assert task.score_completion("<answer>1</answer>", 1).reason == "error"
+    assert "score returned parts that info() does not declare" in task.first_error
 
 
 def guard(score, **parts):
@@ -136,6 +160,10 @@ def test_wrappers_add_to_the_sum_and_may_not_take_the_name_of_a_part(write_task)
     task = load_task(write_task(info=INFO, score=SCORE), wrappers=["overlong(limit=10)"])
     score = task.score_completion(Completion("<answer>3</answer>", 10), 3)
     assert (score.value, score.parts) == (0.25, {"right": 1.0, "digits": 1.0, "task": 1.25, "overlong": -1.0})
+    task = load_task(write_task(info=INFO, score=SCORE), wrappers=["repetition(size=1)"])
+    shaped = load_task(write_task(), wrappers=["overlong(limit=4)"])
+    assert task.score_completion("1 1 <answer>1</answer>", 1).parts["repetition"] < 0
+    assert shaped.score_completion(Completion("<answer>1</answer>", 4), 1).parts == {"task": 1.0, "overlong": -1.0}
     named = INFO.replace("digits", "overlong")
     with pytest.raises(SettingsError, match="the score wrapper overlong has the name of a part of the reward"):
         load_task(write_task(info=named, score=SCORE), wrappers=["overlong(limit=10)"])
@@ -153,6 +181,10 @@ def test_parts_are_in_scored_files_summaries_and_comparisons(run, path, tmp_path
     kept = pq.read_table(scored)["parts"].to_pylist() if ending == "parquet" else None
     kept = [dict(parts) for parts in kept] if kept else [row["parts"] for row in read_rows(scored)]
     assert kept == [{"right": r, "digits": d} for r, d in [(1, 1), (0, 0), (0, 0), (0, 0)]]
+    plain, rescored = write_task("plain"), tmp_path / f"again.{ending}"
+    assert run("score", scored, "--task", plain, "-o", rescored, "--allow-version-mismatch")[0] == 0
+    columns = pq.read_table(rescored).column_names if ending == "parquet" else list(next(read_rows(rescored)))
+    assert "parts" not in columns  # those were another scorer's
     looser = write_task(info=INFO, score=SCORE.replace("answer.isdigit()", "answer[:1].isdigit()"))
     code, out, _ = run("rescore", scored, "--task", looser)
     assert code == 1

@@ -5,7 +5,7 @@ is therefore prefetched during the update, with the weights from before it; curr
 what was sampled.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -122,6 +122,8 @@ class RolloutCollector:
         """
         config, group_size = self.config, self.config.rollout.group_size
         count, refills = config.data.prompts_per_step, config.data.max_refill_rounds
+        by_part = config.algorithm.advantage_estimator == "gdpo"
+        parts = {name: (*task.task.info.parts,) for name, task in self.workers.tasks.items()} if by_part else {}
         rollouts: list[Rollout] = []
         kept: list[Rollout] = []
         for attempt in range(1 + refills):
@@ -132,7 +134,7 @@ class RolloutCollector:
             scored = self._score(generated)
             self._timer.record("reward")
             rollouts += scored
-            kept += _informative(scored, group_size) if refills else scored
+            kept += _informative(scored, group_size, parts) if refills else scored
             if len(kept) == count * group_size:
                 break
         if not kept:
@@ -167,12 +169,17 @@ class RolloutCollector:
             return score(generated, workers.language_model.tokenizer, workers.pools, max_failure_rate=limit)
 
 
-def _informative(rollouts: list[Rollout], group_size: int) -> list[Rollout]:
-    """The groups whose unmasked completions differ in the task's own score, before shaping."""
+def _informative(rollouts: list[Rollout], group_size: int, parts: Mapping[str, Sequence[str]]) -> list[Rollout]:
+    """The groups whose unmasked completions differ in the task's own score, before shaping, or in `parts` of it."""
     groups = [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
     return [
         rollout
         for group in groups
-        if len({each.score.unshaped for each in group if not each.score.masked}) > 1
+        if len({_own(each, parts) for each in group if not each.score.masked}) > 1
         for rollout in group
     ]
+
+
+def _own(rollout: Rollout, parts: Mapping[str, Sequence[str]]) -> tuple[float, ...]:
+    score = rollout.score
+    return score.unshaped, *(score.parts.get(name, 0.0) for name in parts.get(rollout.prompt.task, ()))

@@ -7,7 +7,10 @@ from torch import Tensor
 
 from tinyzero_sdk import Score, Task
 from tinyzero_sdk.records import TASK_PART
+from tinyzero_sdk.rewards.wrappers import term_of
 from tinyzero_trainer.types import Rollout
+
+_ROUNDING = 1e-4
 
 
 def part_columns(rollouts: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict[str, Tensor]:
@@ -16,12 +19,17 @@ def part_columns(rollouts: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict
     names = sorted(set().union(*weights.values()))
     parts = [[_part(rollout.score, name) for name in names] for rollout in rollouts]
     of_each = [[weights[rollout.prompt.task].get(name, 0.0) for name in names] for rollout in rollouts]
-    return {"reward_parts": torch.tensor(parts), "part_weights": torch.tensor(of_each)}
+    reward_parts, part_weights = torch.tensor(parts), torch.tensor(of_each)
+    rest = torch.tensor([rollout.score.value for rollout in rollouts]) - (reward_parts * part_weights).sum(dim=1)
+    if rest.abs().max() > _ROUNDING:  # a wrapper of a plugin names its term otherwise, or not at all
+        reward_parts = torch.cat([reward_parts, rest[:, None]], dim=1)
+        part_weights = torch.cat([part_weights, torch.ones_like(rest)[:, None]], dim=1)
+    return {"reward_parts": reward_parts, "part_weights": part_weights}
 
 
 def _weights(task: Task) -> dict[str, float]:
     declared = {name: part.weight for name, part in task.info.parts.items()} or {TASK_PART: 1.0}
-    return declared | {spec.partition("(")[0].strip(): 1.0 for spec in task.wrappers}
+    return declared | dict.fromkeys(map(term_of, task.wrappers), 1.0)
 
 
 def _part(score: Score, name: str) -> float:
