@@ -1,7 +1,7 @@
 """Score wrappers that shape the reward of any task by format, length or repetition, in training and offline.
 
-They change `value` and `masked`, never `correct`; the task's own value stays in `parts["task"]`, and what a wrapper adds
-is there under its name, or under `term`. `needs` names the columns that a wrapper requires in a file of outputs.
+They change `value` and `masked`, never `correct`; the task's own value stays in `parts["task"]`, and what a wrapper
+adds is there under its name, or under `term`. `needs` names the columns that a wrapper requires in a file of outputs.
 """
 
 import math
