@@ -27,6 +27,7 @@ from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import to_rows
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS
+from tinyzero_sdk.scoring.outputs import as_numbers
 from tinyzero_sdk.scoring.scored_rows import SCORES, read_scored_blocks
 from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, interval_of_rate, pass_at_k
 
@@ -432,9 +433,10 @@ def _json_column(rows: Sequence[Mapping[str, Any]], name: str) -> pa.Array:
     values: Iterator[Any] = (_find(row, name) for row in rows)
     if kind in (_TEXT, pa.string()):
         return pa.array([None if value is None else str(_plain(name, value)) for value in values], pa.string())
-    types = (bool,) if kind == pa.bool_() else (int, float)
-    numbers = (len(value) if isinstance(value, list) else value for value in values)  # of tokens
-    return pa.array([value if isinstance(value, types) else None for value in numbers]).cast(kind, safe=False)
+    if kind == pa.bool_():
+        return pa.array([value if isinstance(value, bool) else None for value in values], kind)
+    numbers = as_numbers(list(values), len(rows))  # of a list of tokens its length
+    return pa.array(numbers, mask=np.isnan(numbers)).cast(kind, safe=False)
 
 
 def _accuracy(correct: np.ndarray, problems: np.ndarray) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tinyzero_sdk.data.arrow import Row, to_rows
 from tinyzero_sdk.data.files import check_ending, finite_only, replacing
-from tinyzero_sdk.data.rows import find_ground_truth
+from tinyzero_sdk.data.rows import find_ground_truth, is_prompt
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.outputs import LENGTH_COLUMNS, Provenance
 from tinyzero_sdk.scoring.readers.inspect_logs import EXPORTED
@@ -105,6 +105,14 @@ def _task(row: Row) -> str:
     return str(next((row[name] for name in _TASK if row.get(name)), "task"))
 
 
+def _object(row: Row, name: str) -> dict[str, Any]:
+    """A column's object; empty for anything else, which other tools may have written."""
+    value = row.get(name)
+    if isinstance(value, list) and all(isinstance(one, tuple) for one in value):  # a map of Arrow
+        return dict(value)
+    return value if isinstance(value, dict) else {}
+
+
 class _Log:
     """A log of one task; what its header says of all samples is collected while they are written."""
 
@@ -143,8 +151,9 @@ class _Log:
     def sample(self, row: Row) -> dict[str, Any]:
         """A row as a sample, counted for the header."""
         self.first = self.first or row
-        info = row["extra_info"] if isinstance(row.get("extra_info"), dict) else {}
-        prompt, truth = row.get("prompt"), find_ground_truth(row)
+        info, prompt, truth = _object(row, "extra_info"), row.get("prompt"), find_ground_truth(row)
+        if prompt and not is_prompt(prompt):
+            prompt = json.dumps(prompt, default=str)
         key = str(info.get("key") or info.get("index") or json.dumps([prompt, truth], default=str))
         problem = self.numbers.setdefault(key, len(self.numbers) + 1)
         self.epochs[problem] += 1
@@ -158,7 +167,7 @@ class _Log:
         lengths = (row[name] for name in LENGTH_COLUMNS if row.get(name) is not None)
         tokens = next((len(length) if isinstance(length, list) else length for length in lengths), None)
         usage = None if tokens is None else {"output_tokens": tokens, "total_tokens": tokens}
-        difficulty, parts = info.get("difficulty"), dict(row.get("parts") or {})
+        difficulty, parts = info.get("difficulty"), _object(row, "parts")
         kept = {name: row[name] for name in _KEPT if row.get(name) is not None}
         judged = {"answer": row.get("answer"), "explanation": row["reason"]}
         return {
@@ -184,7 +193,7 @@ class _Log:
 
     def header(self) -> dict[str, Any]:
         """All of the log but its samples."""
-        settings = self.first.get("sampling") or {}
+        settings = _object(self.first, "sampling")
         at = datetime.fromtimestamp(run_and_step(self.source)[0].stat().st_mtime, UTC).isoformat()
         counts = np.bincount(self.problems)[1:]
         means = {
@@ -222,9 +231,9 @@ class _Log:
         }
 
     def _model(self, row: Row) -> str:
-        step = (row.get("evaluation") or {}).get("step")
+        step = _object(row, "evaluation").get("step")
         of_run = "unknown" if step is None else f"{run_and_step(self.source)[0].name}, step {step}"
-        return str((row.get("sampling") or {}).get("model") or of_run)
+        return str(_object(row, "sampling").get("model") or of_run)
 
 
 _IDS = ("eval_id", "run_id", "task_id")

@@ -5,6 +5,7 @@ The old scores are those in the file; the old version does not run.
 
 import json
 import shlex
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -235,7 +236,8 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
     for place, (old_cells, new_cells) in enumerate(zip(_old(source, batch.block), new, strict=True)):
         old_score, old_correct, old_reason, old_answer = old_cells
         number = batch.block.numbers[place]
-        if type(old_score) not in (int, float) or type(old_correct) is not bool or not isinstance(old_reason, str):
+        is_score = type(old_score) in (int, float) and abs(old_score) <= sys.float_info.max
+        if not is_score or type(old_correct) is not bool or not isinstance(old_reason, str):
             report.scored.note_bad([BadRow(number, "no old score in the columns score, correct and reason")])
             continue
         report.compared += 1

@@ -147,6 +147,14 @@ def test_a_file_without_any_score_makes_no_page(tmp_path, text):
         read_completions([path])
 
 
+def test_numbers_too_large_for_a_float_are_unknown(tmp_path):
+    path = tmp_path / "scored.jsonl"
+    rows = [ROW | {"tokens": tokens, "ground_truth": "7"} for tokens in (10**400, 2**40, [1, 2], "many", 9)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lengths = read_completions([path]).index["num_tokens"].to_pylist()
+    assert (lengths[0], lengths[2:]) == (None, [2, None, 9])
+
+
 def test_files_of_one_run_may_hold_their_scores_as_different_numbers(tmp_path):
     paths = [tmp_path / f"{kind}.parquet" for kind in (pa.float32(), pa.float64())]
     for path, kind in zip(paths, (pa.float32(), pa.float64()), strict=True):

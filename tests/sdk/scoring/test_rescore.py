@@ -1,5 +1,7 @@
 """Scoring again: what counts as a change, and which files can be compared."""
 
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -92,10 +94,11 @@ def test_only_scored_files_can_be_scored_again(task, tmp_path):
         rescore_file(task, tmp_path / "old.parquet", tmp_path / "old.parquet")
 
 
-def test_rows_without_a_score_are_reported(task, tmp_path):
-    rows = [{"completion": TEXTS[0], "ground_truth": 1, "score": None, "correct": True, "reason": "ok", "answer": "1"}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
-    report = rescore_file(task, tmp_path / "old.parquet", options=ScoringOptions(allow_version_mismatch=True))
+@pytest.mark.parametrize("score", [None, 10**400], ids=["none", "huge"])
+def test_rows_without_a_score_are_reported(task, tmp_path, score):
+    row = {"completion": TEXTS[0], "ground_truth": 1, "score": score, "correct": True, "reason": "ok", "answer": "1"}
+    (tmp_path / "old.jsonl").write_text(json.dumps(row))
+    report = rescore_file(task, tmp_path / "old.jsonl", options=ScoringOptions(allow_version_mismatch=True))
     assert [row.number for row in report.scored.bad] == [1]
     assert (report.changed, report.compared, report.old_accuracy, report.new_accuracy) == (0, 0, None, None)
 

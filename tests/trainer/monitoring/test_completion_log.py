@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -145,7 +146,14 @@ def test_the_evaluations_of_runs_and_checkpoints_are_compared(log, tmp_path):
     assert report.differing["evaluation.step"] == [[2], [4], [6], [6]]
     with pytest.raises(DataError, match=r"is not a run; expected a scored file, a run directory, or RUN/check"):
         compare_files([tmp_path, tmp_path / "checkpoints"])
-    (tmp_path / "completions/heldout_00000007_00000007.parquet").write_text("damaged")
+    damaged = tmp_path / "completions/heldout_00000007_00000007.parquet"
+    pq.write_table(pa.table({"step": ["seven"]}), damaged)
+    with pytest.raises(DataError, match=r"cannot read .*heldout_00000007_00000007\.parquet: Failed to parse"):
+        compare_files([tmp_path, tmp_path])
+    pq.write_table(pa.table({"score": [1.0]}), damaged)
+    with pytest.raises(DataError, match=r"cannot read .*heldout_00000007_00000007\.parquet"):
+        compare_files([tmp_path])
+    damaged.write_text("damaged")
     with pytest.raises(DataError, match=r"cannot read .*heldout_00000007_00000007\.parquet"):
         compare_files([tmp_path, tmp_path])
 

@@ -78,8 +78,8 @@ def _files(run: Path) -> list[Path]:
 def _steps(file: Path) -> list[int]:
     """The steps whose evaluations are in a file."""
     try:
-        return np.unique(pq.read_table(file, columns=["step"])["step"].to_numpy()).tolist()
-    except (pa.ArrowException, OSError) as error:
+        return np.unique(pq.read_table(file, columns=["step"])["step"].cast(pa.int64()).to_numpy()).tolist()
+    except (pa.ArrowException, OSError, KeyError) as error:
         raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error
 
 
