@@ -65,6 +65,12 @@ def test_an_unreadable_run_is_listed_as_such(tmp_path, config):
     assert (run.state, run.step, run.checkpoints, run.resume) == ("unreadable", 2, (2,), None)
 
 
+def test_a_configuration_of_another_shape_names_no_tasks(tmp_path):
+    path = make_run(tmp_path / "run")
+    (path / "config.toml").write_text("tasks = 3\nrun = 4\nmodel = 5\n")
+    assert (status_of(path).tasks, status_of(path).model, status_of(path).steps) == ((), None, None)
+
+
 def test_runs_are_found_below_a_directory_and_not_through_links(tmp_path):
     runs = [make_run(tmp_path / name) for name in ("a", "b/c/d")]
     (tmp_path / "link").symlink_to(runs[0])

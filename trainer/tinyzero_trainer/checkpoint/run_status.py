@@ -81,7 +81,7 @@ def status_of(path: Path) -> RunStatus:
     with suppress(SettingsError):
         config = read_toml(run.config)
     is_readable, config = config is not None, config or {}
-    steps, model = get(config, "run.steps"), get(config, "model.path")
+    steps, model, tasks = (get(config, key) for key in ("run.steps", "model.path", "tasks"))
     step, evaluated, accuracy = _progress(run.metrics)
     saved = sorted(step for step, _ in store.sealed(run.checkpoints)) if run.checkpoints.is_dir() else []
     files = [file for file in (run.metrics, run.config) if file.exists()]
@@ -99,7 +99,7 @@ def status_of(path: Path) -> RunStatus:
     return RunStatus(
         path=path,
         state=state,
-        tasks=tuple(get(config, "tasks") or ()),
+        tasks=tuple(tasks) if isinstance(tasks, Mapping) else (),
         model=model if isinstance(model, str) else None,
         step=step,
         steps=steps if isinstance(steps, int) else None,
