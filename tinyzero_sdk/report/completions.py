@@ -424,6 +424,8 @@ def _find(row: Mapping[str, Any], name: str) -> Any:
 
 def _plain(name: str, value: Any) -> Any:
     """As a column can hold it: where the structure may differ from row to row, JSON."""
+    if name == "parts":
+        return value if isinstance(value, Mapping) else None
     is_text = name in ("prompt", "completion", "ground_truth", "answer", "problem")
     return json.dumps(value, ensure_ascii=False) if is_text and not isinstance(value, (str, type(None))) else value
 

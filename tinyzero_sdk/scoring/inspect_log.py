@@ -108,8 +108,6 @@ def _task(row: Row) -> str:
 def _object(row: Row, name: str) -> dict[str, Any]:
     """A column's object; empty for anything else, which other tools may have written."""
     value = row.get(name)
-    if isinstance(value, list) and all(isinstance(one, tuple) for one in value):  # a map of Arrow
-        return dict(value)
     return value if isinstance(value, dict) else {}
 
 

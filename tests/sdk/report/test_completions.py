@@ -155,6 +155,21 @@ def test_numbers_too_large_for_a_float_are_unknown(tmp_path):
     assert (lengths[0], lengths[2:]) == (None, [2, None, 9])
 
 
+@pytest.mark.parametrize(("parts", "shown"), [({"format": 0.1}, {"format": 0.1}), ("none", {}), ([1], {})])
+def test_parts_are_shown_where_there_are_any(tmp_path, parts, shown):
+    path = tmp_path / "scored.jsonl"
+    path.write_text(json.dumps(ROW | {"parts": parts}))
+    assert read_completions([path]).texts(["scored:0"])[0]["parts"] == shown
+
+
+def test_parts_of_a_table_some_of_whose_rows_have_no_score(tmp_path):
+    parts = pa.array([[("format", 0.1)]] * 2, pa.map_(pa.string(), pa.float64()))
+    table = pa.Table.from_pylist([ROW, ROW | {"score": None}]).append_column("parts", parts)
+    pq.write_table(table, tmp_path / "scored.parquet")
+    found = read_completions([tmp_path / "scored.parquet"])
+    assert [row["parts"] for row in found.texts(["scored:0"])] == [{"format": 0.1}]
+
+
 def test_files_of_one_run_may_hold_their_scores_as_different_numbers(tmp_path):
     paths = [tmp_path / f"{kind}.parquet" for kind in (pa.float32(), pa.float64())]
     for path, kind in zip(paths, (pa.float32(), pa.float64()), strict=True):
