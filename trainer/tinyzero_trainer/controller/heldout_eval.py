@@ -13,7 +13,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor, learning_signal
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.tasks import RunTask
-from tinyzero_trainer.monitoring.metrics_log import held_out_key, pass_at_key, size_key
+from tinyzero_trainer.monitoring.metrics_log import greedy_key, held_out_key, pass_at_key, size_key
 from tinyzero_trainer.rewards.reward_pool import RewardPool
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
@@ -60,6 +60,8 @@ class HeldOutEvaluation:
         self.workers.display.end_phase()
         samples = self.config.eval.samples
         self.workers.display.held_out(step, {name: metrics[held_out_key(name, samples)] for name in self.prompts})
+        if greedy := {name: metrics[key] for name in self.prompts if (key := greedy_key(name)) in metrics}:
+            self.workers.display.held_out(step, greedy, of="accuracy, greedily,")
         for k in self.config.eval.pass_at:
             found = {name: metrics[pass_at_key(name, k, samples)] for name in self.prompts}
             self.workers.display.held_out(step, found, of=f"pass@{k}")
@@ -75,7 +77,7 @@ class HeldOutEvaluation:
         of_task = "" if len(self.prompts) == 1 else f" of {name}"
         modes = {held_out_key(name, config.samples): config.temperature}
         if thorough and config.greedy:
-            modes[f"val-aux/{name}/acc_greedy/mean@1"] = 0.0
+            modes[greedy_key(name)] = 0.0
         metrics = {size_key(name): float(len(prompts))}
         for key, temperature in modes.items():
             how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"

@@ -43,6 +43,11 @@ def held_out_accuracies(row: Mapping[str, Any]) -> dict[str, float]:
 _HELD_OUT = re.compile(r"val-core/(.+)/acc/mean@\d+")
 
 
+def greedy_key(task: str) -> str:
+    """Accuracy on held-out problems, greedily."""
+    return f"val-aux/{task}/acc_greedy/mean@1"
+
+
 def pass_at_key(task: str, k: int, samples: int) -> str:
     """pass@k; of the largest k, which is the number of samples, verl counts it among the core metrics."""
     return f"val-{'core' if k == samples else 'aux'}/{task}/acc/best@{k}/mean"
