@@ -57,8 +57,8 @@ def test_a_ground_truth_that_the_scorer_fails_on_is_reported_once_and_ends_the_r
     with ComputeScore("countdown", workers=workers) as compute:
         with pytest.warns(UserWarning, match=r"'countdown' failed on an answer, which scores 0 \(error: \w+Error"):
             assert compute("", RIGHT, truth) == 0.0
-        assert compute("", "I give up.", truth) == 0.0  # the scorer is not asked; nothing more is told
-        assert [compute("", RIGHT, truth) for _ in range(MOST_FAILURES - 2)] == [0.0] * (MOST_FAILURES - 2)
+        assert compute("", "I give up.", truth) == 0.0  # a failure too, of which nothing more is told
+        assert [compute("", RIGHT, truth) for _ in range(MOST_FAILURES - 3)] == [0.0] * (MOST_FAILURES - 3)
         with pytest.raises(BrokenTaskError, match=f"'countdown' failed on all of the first {MOST_FAILURES} answers"):
             compute("", RIGHT, truth)
 

@@ -9,7 +9,12 @@ from fractions import Fraction
 
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
 from tinyzero_countdown.scoring import score_answer
-from tinyzero_sdk import hookimpl
+from tinyzero_sdk import TaskInfo, hookimpl
+
+
+@hookimpl
+def info():
+    return TaskInfo("countdown with a broken reward")  # of one part
 
 
 @hookimpl

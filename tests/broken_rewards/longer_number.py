@@ -8,7 +8,12 @@ from itertools import permutations
 
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
 from tinyzero_countdown.expression import evaluate, read
-from tinyzero_sdk import hookimpl
+from tinyzero_sdk import TaskInfo, hookimpl
+
+
+@hookimpl
+def info():
+    return TaskInfo("countdown with a broken reward")  # of one part
 
 
 @hookimpl

@@ -8,7 +8,12 @@ import re
 
 from benchmarks.scoring import rewards
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
-from tinyzero_sdk import Score, hookimpl
+from tinyzero_sdk import Score, TaskInfo, hookimpl
+
+
+@hookimpl
+def info():
+    return TaskInfo("countdown with a broken reward")  # of one part
 
 
 @hookimpl

@@ -7,7 +7,12 @@ import re
 
 from benchmarks.scoring.rewards import tinyzero_countdown
 from tinyzero_countdown import *  # noqa: F403 - every hook that is not written below
-from tinyzero_sdk import Score, hookimpl
+from tinyzero_sdk import Score, TaskInfo, hookimpl
+
+
+@hookimpl
+def info():
+    return TaskInfo("countdown with a broken reward")  # of one part
 
 
 @hookimpl

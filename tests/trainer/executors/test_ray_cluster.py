@@ -29,6 +29,7 @@ def test_the_reason_is_one_line(error: str, text: str, words: str, monkeypatch: 
     import ray
 
     kind = getattr(builtins, error, None) or getattr(ray.exceptions, error)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test of this process may have started it
     monkeypatch.setattr(ray, "init", Mock(side_effect=kind(text)))
     monkeypatch.setattr("tinyzero_trainer.executors.ray.cluster.check_address", lambda _: None)
     with (
