@@ -140,7 +140,7 @@ class ScoreGuard:
         if not isinstance(score, Score):
             raise self._refusal("", score, "a Score")
         value, correct, reason, parts = score.value, score.correct, score.reason, score.parts
-        if parts and math.isnan(value):
+        if answer is not None and parts and math.isnan(value):  # of the task itself, not of wrappers
             raise self._refusal("parts that info() does not declare: ", dict(parts), "TaskInfo(parts={…})")
         if type(value) is not float or not bounds[0] <= value <= bounds[1]:  # the same test, without a call
             value = self._check_value(value, bounds)
