@@ -89,10 +89,12 @@ class SftEvaluation(HeldOutEvaluation):
 
 
 def accuracy_of(examples: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict[str, float]:
-    """The fraction of each task's examples that are right."""
+    """The fraction of each task's examples that are right, where its scorer may run here."""
     right: dict[str, list[bool]] = {}
     for example in examples:
         item, task = example.prompt.item, example.prompt.task
+        if tasks[task].info.unsafe_scorer:  # it scores in worker processes only
+            continue
         score = tasks[task].score_completion(example.text, item.ground_truth)
         right.setdefault(task, []).append(score.correct)
     return {task: fmean(of_task) for task, of_task in right.items()}
