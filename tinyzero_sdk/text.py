@@ -120,10 +120,13 @@ def _later(one: _Span | None, other: _Span | None) -> _Span | None:
 
 
 def _find_tagged(text: str, tag: str) -> _Span | None:
-    opening, closing = f"<{tag}>", f"</{tag}>"
     # From the last closing tag back to the nearest opening one, then forward: `<a>1</a></a>` holds 1.
+    closing = f"</{tag}>"
     end = text.rfind(closing)
-    start = text.rfind(opening, 0, end) if end >= 0 else -1
+    if end < 0:
+        return None
+    opening = f"<{tag}>"
+    start = text.rfind(opening, 0, end)
     if start < 0 or text.find("</think>", start) >= 0:
         return None
     start += len(opening)

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 # numpy and pyarrow are imported where puzzles are made: who only scores answers does not wait for them.
 
 
-_INTEGERS = frozenset({int})
-
-
 @hookimpl
 def info() -> TaskInfo:
     form = RewardPart(weight=0.0, description="an expression, whatever its value")
@@ -106,8 +103,12 @@ def grammar(item: Item) -> dict[str, list[str]]:
 def is_valid(ground_truth: Json) -> bool:
     try:
         numbers, target = ground_truth["numbers"], ground_truth["target"]
-        if type(target) is int and _INTEGERS.issuperset(map(type, numbers)):  # nearly always
-            return bool(numbers) and min(numbers) >= 0
+        for number in numbers:  # faster than `min` and a set of types, for so few
+            if type(number) is not int or number < 0:
+                break
+        else:
+            if type(target) is int:  # nearly always
+                return len(numbers) > 0
         whole = [index(value) for value in (target, *numbers) if type(value) is not bool]
         return 1 < len(whole) == len(numbers) + 1 and min(whole[1:]) >= 0  # a target may be below zero, no number is
     except (KeyError, TypeError):
