@@ -1,6 +1,7 @@
 """`tinyzero compare`: what differs between scored files, with intervals."""
 
 import dataclasses
+import os
 from json import dumps as to_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,9 +62,25 @@ def compare(
     if json:
         print_json(dataclasses.asdict(report))
     else:
-        _show(report, limit)
+        _show(_with_short_names(report), limit)
     if any(file.ignored for file in report.files):
         raise typer.Exit(1)
+
+
+def _with_short_names(report: "ComparisonReport") -> "ComparisonReport":
+    """The same with the part of the paths in which they differ."""
+    paths = [os.path.abspath(file.file) for file in report.files]
+    shared = os.path.commonpath([os.path.dirname(path) for path in paths])
+    names = [os.path.relpath(path, shared) for path in paths]
+    if len({*names}) < len(names):
+        return report
+    return dataclasses.replace(
+        report,
+        files=[dataclasses.replace(file, file=name) for file, name in zip(report.files, names, strict=True)],
+        comparisons=[
+            dataclasses.replace(each, file=name) for each, name in zip(report.comparisons, names[1:], strict=True)
+        ],
+    )
 
 
 def _show(report: "ComparisonReport", limit: int) -> None:
@@ -85,10 +102,12 @@ def _show(report: "ComparisonReport", limit: int) -> None:
     if left_out:
         stdout.print(Text(f"not compared: {'; '.join(left_out)}"), style="yellow", soft_wrap=True)
     known = {name: values for name, values in report.differing.items() if None not in values}
+    if all(Path(file.file).name.startswith("step_") for file in report.files):
+        known.pop("evaluation.step", None)  # their names say it
     if known:
         differing = [f"{name} {' → '.join(_values(each or []) for each in values)}" for name, values in known.items()]
         stdout.print(Text(f"settings that differ: {' · '.join(differing)}"), style="yellow", soft_wrap=True)
-    unknown = dict.fromkeys(name.partition(".")[0] for name in report.differing if name not in known)
+    unknown = dict.fromkeys(name.partition(".")[0] for name, values in report.differing.items() if None in values)
     if unknown:
         stdout.print(Text(f"settings that not all files state: {', '.join(unknown)}"), style="yellow", soft_wrap=True)
     for comparison in report.comparisons:

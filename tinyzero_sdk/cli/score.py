@@ -98,8 +98,13 @@ def score(
             show_default=False,
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File for the scored rows, .jsonl or .parquet.")],
     overrides: TaskOverrides = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File for the scored rows, .jsonl or .parquet.", show_default="the summary only"
+        ),
+    ] = None,
     task: TaskName = None,
     format: Annotated[
         str | None,
@@ -121,7 +126,7 @@ def score(
     overwrite: Overwrite = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Score a file of outputs: add score, correct, reason, answer and their provenance to every row.
+    """Score a file of outputs: a summary, and with --output every row with its score, reason, answer and provenance.
 
     A row needs `completion` and `ground_truth` (or all columns of a data file). Rows that cannot be scored are listed
     instead of written, and the exit code is then 1.
@@ -142,10 +147,13 @@ def score(
     if json:
         print_json(as_json(report))
     else:
-        written = f"{plural(report.rows, 'row')} scored in {report.seconds:.1f} s, written to {output}"
-        if not report.rows:
-            written = f"no row of {file} can be scored, so {output} is empty"
-        stdout.print(Text(written), soft_wrap=True)
+        done = (
+            f"{plural(report.rows, 'row')} scored in {report.seconds:.1f} s"
+            if report.rows
+            else f"no row of {file} can be scored"
+        )
+        written = "" if output is None else f", written to {output}" if report.rows else f", so {output} is empty"
+        stdout.print(Text(done + written), soft_wrap=True)
         show_summary(report)
     if not report.is_clean:
         raise typer.Exit(1)

@@ -64,7 +64,8 @@ class Comparison:
     file: str
     accuracy: Difference
     metrics: list[Difference]
-    """Mean score, pass@k, and, where both files have them, the fraction that is cut off and the number of tokens."""
+    """Mean score, pass@k, and, where both files have them, greedy accuracy, the fraction that is cut off and the number
+    of tokens."""
 
     by_reason: list[Difference]
     """Fraction of the completions with each reason."""
@@ -274,7 +275,7 @@ def _compare(
     pairs = {"mean score": both(lambda side: side.mean(side.columns["score"]))}
     for k in _values_of_k(baseline, other, options.pass_at):
         pairs[f"pass@{k}"] = both(partial(_Side.pass_at, k=k))
-    for name in ("cut off", "tokens"):
+    for name in ("greedy accuracy", "cut off", "tokens"):
         pair = both(lambda side, name=name: side.mean(side.columns[name]))  # type: ignore[misc]
         if np.isfinite(pair[0] + pair[1]).any():
             pairs[name] = pair

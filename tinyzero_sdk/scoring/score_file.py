@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -137,15 +137,15 @@ class ScoringOptions:
 
 
 def score_file(
-    task: Task, source: Path, output: Path, options: ScoringOptions | None = None, *, format: str | None = None
+    task: Task, source: Path, output: Path | None, options: ScoringOptions | None = None, *, format: str | None = None
 ) -> ScoreReport:
-    """Score every row of `source` and write it to `output`, with `RESULT_COLUMNS`.
+    """Score every row of `source`, and write it to `output` with `RESULT_COLUMNS`.
 
     Args:
         task: from `load_task`.
         source: `.jsonl`, `.csv` or `.parquet` with the columns of `docs/tasks/data-format.md`, or what
             `format` names.
-        output: `.jsonl` or `.parquet`; appears only once it is complete.
+        output: `.jsonl` or `.parquet`; appears only once it is complete. None = write nothing.
         options: processes, limits and checks.
         format: name of a reader (`tinyzero_sdk.scoring.readers`); None = by the ending.
 
@@ -156,12 +156,14 @@ def score_file(
     started = time.perf_counter()
     reader = find_reader(format, source)
     options = options or ScoringOptions()
-    check_output(source, output, overwrite=options.overwrite)
+    if output is not None:
+        check_output(source, output, overwrite=options.overwrite)
     check = accept_any if options.allow_version_mismatch else scoring_check(task)
     report = ScoreReport(provenance=provenance_of(task))
-    schema = find_schema(task, reader, source, output, check)
+    schema = None if output is None else find_schema(task, reader, source, output, check)
+    writer = nullcontext(lambda batch, scores: None) if output is None else writing(task, source, output)
     with (
-        writing(task, source, output) as write,
+        writer as write,
         scored_batches(task, reader, source, check, options, report, schema) as batches,
     ):
         for batch, scores in batches:

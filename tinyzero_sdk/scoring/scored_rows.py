@@ -35,7 +35,7 @@ from tinyzero_sdk.tasks.score_guard import describe_value
 _TRUTHS = ("ground_truth", "reward_model.ground_truth")  # identify a problem where they are lists or objects
 _SETTINGS = ("data_source", "extra_info.task_version", "extra_info.split", "sampling", "evaluation")
 SCORES = ("score", "correct", "reason")  # what every row of a scored file has
-_READ = (*_SETTINGS, *Provenance._fields, *LENGTH_COLUMNS, "extra_info.difficulty", "finished")
+_READ = (*_SETTINGS, *Provenance._fields, *LENGTH_COLUMNS, "extra_info.difficulty", "finished", "greedy_accuracy")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ScoredRows:
 
     columns: dict[str, np.ndarray]
     """[n] each: `score`, `reason` (index of REASONS), `task` (index into all that are read together), and `difficulty`,
-    `tokens` and `cut off`, NaN where unknown."""
+    `tokens`, `cut off` and `greedy accuracy` (of the problem), NaN where unknown."""
 
     settings: dict[str, list[Json]]
     """What the rows depend on, by column, with all its values: the scorer, its options, the sampling."""
@@ -201,6 +201,7 @@ def _arrays(block: Block, key: str, problems: dict[str, int], tasks: dict[str | 
         "task": np.array([tasks.setdefault(name, len(tasks)) for name in names]),
         "difficulty": as_numbers(column(block, "extra_info.difficulty"), size),
         "tokens": np.where(np.isfinite(lengths[0]), *lengths),
+        "greedy accuracy": as_numbers(column(block, "greedy_accuracy"), size),
         "cut off": np.where(finished == UNKNOWN_FLAG, np.nan, finished == 0),
     }
 

@@ -41,13 +41,19 @@ from tinyzero_sdk.tasks.reward_parts import check_parts, check_range, weighted
 from tinyzero_sdk.tasks.task import Task
 
 GROUP = "tinyzero.tasks"
+_LONGEST_KEY = 80  # characters of a ground truth that is a key
 
 
 @hookimpl
 def item_key(item: Item) -> str:
-    """The default: items with the same ground truth are the same problem."""
+    """The default: items with the same ground truth are the same problem.
+
+    The ground truth itself, so that people recognize the problem; a long one is cut, with a hash of all of it.
+    """
     text = json.dumps(item.ground_truth, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    if len(text) <= _LONGEST_KEY:
+        return text
+    return f"{text[: _LONGEST_KEY // 2]}… {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
 @hookimpl

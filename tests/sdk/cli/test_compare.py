@@ -43,6 +43,15 @@ def test_table_json_and_exit_codes(run, files, monkeypatch):
     assert run("compare", names[0])[::2] == (2, COMPARE_TWO)
 
 
+def test_files_are_named_by_what_tells_them_apart(run, files, tmp_path):
+    for place, path in enumerate(files):
+        (folder := tmp_path / "runs" / f"step_{place}").mkdir(parents=True)
+        path.rename(folder / "rows.jsonl")
+    out = run("compare", *(tmp_path / f"runs/step_{place}/rows.jsonl" for place in (0, 1)))[1]
+    assert "step_1/rows.jsonl against step_0/rows.jsonl" in out
+    assert str(tmp_path) not in out
+
+
 COMPARE_TWO = (
     "error: a.jsonl is one file; compare needs something to compare with: tinyzero compare BASELINE OTHER...\n"
 )

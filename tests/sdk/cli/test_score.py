@@ -55,6 +55,16 @@ def score(run, write_task, source, tmp_path):
     return score
 
 
+def test_without_an_output_there_is_the_summary_alone(run, write_task, source, tmp_path):
+    source.write_text(json.dumps(GOOD) + "\n")
+    code, out, err = run("score", source, "-t", write_task(), "--workers", 1)
+    assert (code, err) == (0, "")
+    assert out.startswith("1 row scored in ")
+    assert "written" not in out.splitlines()[0]
+    assert "accuracy 100.0%" in out
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "say.py"}
+
+
 @pytest.mark.usefixtures("real_workers")
 def test_clean_file_ends_with_zero_and_a_summary(run, write_task, source, tmp_path):
     source.write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | {"ground_truth": 2}))

@@ -106,7 +106,12 @@ def test_hook_oracle(write_task):
 def test_hook_item_key(write_task):
     task = load_task(write_task())
     assert task.item_key(Item({"a": 1, "b": "\ud800"})) == task.item_key(Item({"b": "\ud800", "a": 1}, {"other": 0}))
+    assert task.item_key(Item({"b": [2], "a": 1})) == '{"a":1,"b":[2]}'  # readable
     assert task.item_key(Item({"a": 1})) != task.item_key(Item({"a": "1"}))
+    long, other = (task.item_key(Item("x" * 1000 + end)) for end in "ab")
+    assert long[:40] == other[:40] == f'"{"x" * 39}'
+    assert len(long) < 80
+    assert long != other
     code = "@hookimpl\ndef item_key(item): return 'same'"
     assert load_task(write_task(extra=code)).item_key(ITEM) == "same"
 

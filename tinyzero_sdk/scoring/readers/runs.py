@@ -36,7 +36,8 @@ def first_and_last(path: Path) -> tuple[Path, Path]:
 
 
 def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
-    """One evaluation during training: the sampled completions, not the greedy ones, where there are any.
+    """One evaluation during training: the sampled completions where there are any, with `greedy_accuracy` of their
+    problem where that is known, and otherwise the greedy ones.
 
     Args:
         path: a run directory, for its last evaluation; or one of its checkpoints, for the evaluation at that step.
@@ -58,9 +59,21 @@ def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
         table = table.append_column("number", pa.array(range(1, len(table) + 1)))
         table = table.filter(pc.equal(table["step"], step))
         sampled = pc.equal(table["decoding"].cast(pa.string()), "sampled")
-        yield _block((table.filter(sampled) if pc.any(sampled).as_py() else table).combine_chunks())
+        if pc.any(sampled).as_py():
+            greedily = table.filter(pc.invert(sampled))
+            table = table.filter(sampled)
+            if len(greedily) and "correct" in columns:
+                table = table.append_column("greedy_accuracy", _accuracies(greedily, table["problem"]))
+        yield _block(table.combine_chunks())
     except (pa.ArrowException, OSError, KeyError) as error:
         raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+
+
+def _accuracies(table: pa.Table, problems: pa.ChunkedArray) -> pa.Array:
+    """The fraction of right completions in the table of each of these problems."""
+    right = table.select(["problem"]).append_column("correct", table["correct"].cast(pa.float64()))
+    means = right.group_by("problem").aggregate([("correct", "mean")])
+    return means["correct_mean"].combine_chunks().take(pc.index_in(problems, means["problem"]).combine_chunks())
 
 
 def run_and_step(path: Path) -> tuple[Path, int | None]:

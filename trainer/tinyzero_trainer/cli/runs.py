@@ -105,7 +105,8 @@ def _accuracy(run: "RunStatus") -> str:
 
 
 def _change(run: "RunStatus", first: float, last: float) -> str:
-    return f"{percent(first)} -> {percent(last)}" if run.evaluated else percent(last)
+    # A warm start may be evaluated once, at its end.
+    return f"{percent(first)} -> {percent(last)}" if run.evaluated and first != last else percent(last)
 
 
 def _show_all(statuses: list["RunStatus"]) -> None:

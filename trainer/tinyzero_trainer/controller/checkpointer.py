@@ -3,7 +3,7 @@
 Atomic directories and their checksums are in checkpoint/.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 
@@ -53,6 +53,7 @@ class Checkpointer:
             model = self.workers.language_model
             sizes = {"parameters": model.parameters, "trained_parameters": model.trained_parameters}
             return TrainerState(pending_metrics={f"model/{name}": float(size) for name, size in sizes.items()}), None
+        self._compare_tasks(checkpoint.meta.get("tasks", {}))
         directory = checkpoint.path / STATE_DIRECTORY
         with catch_out_of_memory("the checkpoint was loaded"):
             self.policy.load(directory)
@@ -62,6 +63,16 @@ class Checkpointer:
         self._saved_step = state.step
         self.workers.display.log(f"resuming from step {state.step:,}")
         return state, load_batch(directory)
+
+    def _compare_tasks(self, saved: Mapping[str, str]) -> None:
+        """Warn of tasks that have changed: a corrected reward is a good reason to resume, a slip is not."""
+        for name, running in self.workers.tasks.items():
+            before, now = saved.get(name), running.task.version
+            if before not in (None, now):
+                self.workers.display.warn(
+                    f"task {name} has changed since the checkpoint (version {before}, now {now}): rewards and "
+                    "accuracies before and after it may not be comparable"
+                )
 
     def save(self, state: TrainerState, prefetched: RolloutBatch | None) -> None:
         """Save a checkpoint of the present step, unless there is one."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Protocol, TypeVar
 
 from rich import filesize
@@ -200,7 +201,8 @@ class Session:
         except TinyZeroError as error:  # a picture must not cost the result
             curve = f"no curve: {error}"
         kept = f"completions: {run.completions} ({filesize.decimal(self.completions.size())})"
-        workers.display.done(*outcomes, curve, kept, f"model: {run.checkpoints / f'step_{last}'}")
+        model = f"model: {run.checkpoints / f'step_{last}'}"
+        workers.display.done(*outcomes, curve, kept, model, f"look: tinyzero report {quote(str(run.path))}")
         return TrainResult(run.path, accuracy)
 
 
