@@ -37,7 +37,7 @@ def train(steps: int = 40, prompts_per_step: int = 32) -> list[float]:
         for step in range(1, steps + 1):
             prompts = list(islice(stream, prompts_per_step))
             generated = generate(model, engine, prompts, GROUP_SIZE, PARAMS, seed=derive_seed("rollout", step))
-            rollouts = score(generated, model.tokenizer, {task.name: pool})
+            rollouts = score(generated, model.tokenizer, {task.name: pool}, group_size=GROUP_SIZE)
             batch = TrainingBatch.of(rollouts, GROUP_SIZE)
             batch.old_logprobs = policy.logprobs(rollouts, temperature=1.0)  # [tokens]
             batch.advantages = grpo(batch)  # [tokens]

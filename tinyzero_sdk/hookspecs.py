@@ -57,6 +57,17 @@ def difficulty(item: Item) -> float:
 
 
 @hookspec(firstresult=True)
+def score_group(
+    answers: list[str], ground_truth: Json, scores: list[Score], options: Any
+) -> "Sequence[float] | Sequence[Mapping[str, float]]":
+    """Optional: the rewards of one problem's answers, in their order, where these are compared with one another.
+
+    `scores` are what `score` gave. The result is a number for each answer in place of its reward; where `info` declares
+    parts, a mapping with those that change. Completions without an answer, or on which `score` failed, are left out.
+    """
+
+
+@hookspec(firstresult=True)
 def difficulties(items: ItemColumns) -> "Any":
     """Optional: `difficulty` of a whole batch, [n] floats, equal to it for each item."""
 

@@ -98,7 +98,12 @@ def test_no_command_hides_from_the_tests(document: Path) -> None:
     assert re.findall(r"\n\n    \S.*", re.sub(r"^( *)([-*]|\d+\.) .*?\n\n(?=\S)", "", prose, flags=re.M | re.S)) == []
 
 
-COMPLETE = ("docs/reference/hooks.md", "docs/tasks/symbolic.md", "docs/tasks/reward-parts.md")
+COMPLETE = (
+    "docs/reference/hooks.md",
+    "docs/tasks/symbolic.md",
+    "docs/tasks/reward-parts.md",
+    "docs/tasks/group-rewards.md",
+)
 
 
 @pytest.mark.slow

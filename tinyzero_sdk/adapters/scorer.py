@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from tinyzero_sdk.errors import BrokenTaskError, DataError
+from tinyzero_sdk.errors import BrokenTaskError, DataError, SettingsError
 from tinyzero_sdk.records import Completion, Json, Score
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.registry import load_task
@@ -41,9 +41,15 @@ class Scorer(ClosesOnExit):
 
         Raises:
             UnsafeScorerError: the scorer is unsafe and the task was loaded without `allow_unsafe_scorers`.
+            SettingsError: the task compares completions, and another trainer's groups may come in pieces.
         """
         self.task = load_task(task) if isinstance(task, str) else task
         self.task.check_scoring_allowed()
+        if self.task.compares_completions:
+            raise SettingsError(
+                f"task {self.task.name!r} compares the completions of a problem (score_group), which an adapter cannot "
+                "pass together; train on it with tinyzero train"
+            )
         self._workers = max(workers, 1 if self.task.info.unsafe_scorer else 0)
         self._timeout = timeout
         self._pool: ScoringPool | None = None

@@ -4,7 +4,7 @@ This module does not import pyarrow, so that the replacement of a killed worker 
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -46,12 +46,26 @@ class ScoreBatch(NamedTuple):
     careful: bool = False
     """Whether to send each score before the next completion, since one of them may break the connection."""
 
-    def completions(self) -> Iterable[Completion | str]:
+    groups: Sequence[int] = ()
+    """Numbers of completions of each problem, whose `scores` are to be compared; () = to be scored."""
+
+    scores: Sequence[Score] = ()
+    """[n] what `Task.score_alone` gave."""
+
+    def completions(self) -> Sequence[Completion | str]:
         """[n] completions to score."""
         texts = unpacked(self.texts)
         if self.details is None:
             return texts
         return [Completion(text, *details) for text, details in zip(texts, self.details, strict=True)]
+
+    def numbered_groups(self) -> Iterator[tuple[int, tuple[Sequence[Completion | str], Json, Sequence[Score]]]]:
+        """Each group's first row, and its arguments of `Task.compare`."""
+        completions, truths, start = self.completions(), unpacked(self.ground_truths), 0
+        for size in self.groups:
+            rows = slice(start, start + size)
+            yield start, (completions[rows], truths[start], self.scores[rows])
+            start += size
 
 
 def unpacked(column: Column) -> Sequence[Any]:
@@ -63,6 +77,11 @@ class Batch(Protocol):
     """Completions that are scored together."""
 
     def __len__(self) -> int: ...
+
+    @property
+    def groups(self) -> Sequence[int]:
+        """Numbers of completions of each problem, in order, for a task that compares them; else not read."""
+        ...
 
     def pack(self, start: int, stop: int) -> ScoreBatch:
         """Completions `start` to `stop` - 1."""
@@ -83,6 +102,7 @@ class CompletionBatch:
 
     completions: Sequence[Completion]
     ground_truths: Sequence[Json]
+    groups: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.completions)

@@ -114,6 +114,9 @@ class OutputBatch:
     weight: int
     """Approximate bytes in memory."""
 
+    groups: Sequence[int] = ()
+    """Numbers of completions of each problem, in order, for a task that compares them."""
+
     def __len__(self) -> int:
         return len(self.block.numbers)
 

@@ -1,7 +1,8 @@
 """Score in worker processes, with time and memory limits for every single completion.
 
 A scorer may hang, die, leak or print: the pool kills and replaces the worker, that completion scores 0 with the reason
-`timeout` or `error`, and all others get their score.
+`timeout` or `error`, and all others get their score. A task that compares the completions of a problem is asked twice:
+first for each completion by itself, then for each group, which fails as a whole.
 """
 
 import math
@@ -11,11 +12,13 @@ import resource
 import sys
 import threading
 import time
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from multiprocessing.connection import Connection, wait
 from typing import Generic, cast
 
@@ -71,6 +74,7 @@ class ScoringPool(ClosesOnExit):
         """The traceback of the first exception that the task raised in a worker."""
 
         self._task_name = task.name
+        self._compares = task.compares_completions
         self._task_bytes = pickle.dumps(task)
         self._timeout = timeout
         self._service = partial(score_answers, memory_limit=int(min(memory_limit_gb * 2**30, sys.maxsize)))
@@ -86,18 +90,26 @@ class ScoringPool(ClosesOnExit):
         while self._workers:
             self._remove(self._workers[-1])
 
-    def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
+    def score(
+        self, completions: Sequence[Completion], ground_truths: Sequence[Json], groups: Sequence[int] = ()
+    ) -> list[Score]:
         """The scores, in the order given.
+
+        Args:
+            groups: how many completions each problem has, those of one problem being adjacent; needed where the task
+                compares them. Then the limits are those of a completion, and again of a group's comparison.
 
         Raises:
             TinyZeroError: the workers cannot load the task, or keep dying between completions.
         """
         if len(completions) != len(ground_truths):
             raise ValueError(f"got {len(completions)} completions and {len(ground_truths)} ground truths")
+        if self._compares and sum(groups) != len(completions):
+            raise ValueError(f"got {len(completions)} completions in groups {list(groups)}, which are to be compared")
         if not completions:
             return []
         largest = -(-len(completions) // (4 * self._size))
-        with closing(self.stream([CompletionBatch(completions, ground_truths)], largest_job=largest)) as stream:
+        with closing(self.stream([CompletionBatch(completions, ground_truths, groups)], largest_job=largest)) as stream:
             ((_, scores),) = stream
         return list(scores)
 
@@ -121,6 +133,8 @@ class ScoringPool(ClosesOnExit):
             queue: _Queue[AnyBatch] = _Queue()
             try:
                 while self._admit(source, queue):
+                    if self._compares:
+                        queue.compare()
                     yield from self._finished(queue)
                     if queue.batches:
                         self._work(queue.jobs, largest_job)
@@ -215,11 +229,12 @@ class ScoringPool(ClosesOnExit):
             )
         # Between our look and the kill a late worker may have gone on to another answer, which is not to blame.
         if worker.job is not None and running is not None and (late or (worker.ended and caught)):
-            failed = ScoreColumns()
-            failed.add(Score(0.0, False, reason))
+            failed, stop = ScoreColumns(), worker.job.owner.end_of(running)
+            for _ in range(running, stop):
+                failed.add(Score(0.0, False, reason))
             worker.job.owner.put(running, failed)
             self._useless = 0
-            return worker.job.without(running)
+            return worker.job.without(running, stop)
         if worker.job is None or worker.job.careful:
             self._useless += not worker.answered
         if self._useless > _MAX_USELESS:
@@ -243,9 +258,26 @@ class _Open:
     pieces: list[tuple[int, ScoreColumns]] = field(default_factory=list)
     """Scores, each with the row of its first."""
 
+    ends: Sequence[int] = ()
+    """Once groups are compared: the row after each."""
+
+    alone: Sequence[Score] = ()
+    """Their scores before that."""
+
+    def end_of(self, row: int) -> int:
+        """The row after what is scored together with this one."""
+        return self.ends[bisect_right(self.ends, row)] if self.ends else row + 1
+
     def put(self, start: int, scores: ScoreColumns) -> None:
         self.pieces.append((start, scores))
         self.left -= len(scores)
+
+    def pack(self, start: int, stop: int) -> ScoreBatch:
+        packed = self.batch.pack(start, stop)
+        if not self.ends:
+            return packed
+        first, last = bisect_right(self.ends, start), bisect_right(self.ends, stop - 1)
+        return packed._replace(groups=self.batch.groups[first : last + 1], scores=self.alone[start:stop])
 
     def scores(self) -> ScoreColumns:
         self.pieces.sort(key=lambda piece: piece[0])
@@ -267,9 +299,9 @@ class _Job:
     careful: bool = False
     """Whether to find out which answer ends its worker (see `ScoreBatch.careful`)."""
 
-    def without(self, place: int) -> list["_Job"]:
-        """The remaining jobs without the answer at `place`."""
-        parts = (replace(self, stop=place), replace(self, start=place + 1))
+    def without(self, start: int, stop: int) -> list["_Job"]:
+        """The remaining jobs without the answers `start` to `stop` - 1."""
+        parts = (replace(self, stop=start), replace(self, start=stop))
         return [part for part in parts if part.start < part.stop]
 
 
@@ -288,6 +320,14 @@ class _Queue(Generic[AnyBatch]):
         if opened.left:
             self.jobs.append(_Job(opened, 0, opened.left))
 
+    def compare(self) -> None:
+        """Make jobs of the groups of batches whose completions all have a score by themselves."""
+        for opened in self.batches:
+            if not opened.left and not opened.ends and len(opened.batch):
+                opened.alone, opened.pieces = list(opened.scores()), []
+                opened.ends, opened.left = [*accumulate(opened.batch.groups)], len(opened.alone)
+                self.jobs.append(_Job(opened, 0, opened.left))
+
     def pop(self) -> _Open:
         done = self.batches.popleft()
         self.weight -= done.batch.weight
@@ -295,12 +335,12 @@ class _Queue(Generic[AnyBatch]):
 
 
 def _cut(jobs: deque[_Job], size: int) -> _Job:
-    """The next job, of at most `size` answers."""
+    """The next job, of at most `size` answers, or one group of more."""
     job = jobs.popleft()
-    if job.stop - job.start <= size:
-        return job
-    jobs.appendleft(replace(job, start=job.start + size))
-    return replace(job, stop=job.start + size)
+    stop = job.owner.end_of(job.start + size - 1) if job.start + size < job.stop else job.stop
+    if stop < job.stop:
+        jobs.appendleft(replace(job, start=stop))
+    return replace(job, stop=stop)
 
 
 class _Worker:
@@ -320,7 +360,7 @@ class _Worker:
         """Send it a job."""
         self.job, self.answered_in_job, self._given = job, 0, time.monotonic()
         try:
-            self.process.connection.send(job.owner.batch.pack(job.start, job.stop)._replace(careful=job.careful))
+            self.process.connection.send(job.owner.pack(job.start, job.stop)._replace(careful=job.careful))
         except OSError:  # it died while it had nothing to do
             self.ended = True
 
@@ -373,8 +413,9 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
     A leaking scorer would fail on a later, innocent completion, so a fresh worker takes over in time.
     """
     scores, flushed, pid = ScoreColumns(), time.monotonic(), os.getpid()
-    pairs = zip(batch.completions(), unpacked(batch.ground_truths), strict=True)
-    for index, (completion, ground_truth) in enumerate(pairs):
+    score = task.score_alone if task.compares_completions else task.score_completion
+    pairs = enumerate(zip(batch.completions(), unpacked(batch.ground_truths), strict=True))
+    for index, arguments in batch.numbered_groups() if batch.groups else pairs:
         if timer.start(index) - flushed > _FLUSH_SECONDS:
             timer.stop()
             if len(scores):
@@ -382,7 +423,11 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
                 if _address_space() > enough:
                     return False
             scores, flushed = ScoreColumns(), timer.start(index)
-        scores.add(task.score_completion(completion, ground_truth))
+        if batch.groups:
+            for compared in task.compare(*arguments):
+                scores.add(compared)
+        else:
+            scores.add(score(*arguments))
         if os.getpid() != pid:
             os._exit(0)  # the scorer forked, and this is the copy: it must not answer too
         if batch.careful:

@@ -21,6 +21,7 @@ from tinyzero_sdk.data.arrow import Row, check_json_types, infer_schema, to_rows
 from tinyzero_sdk.data.files import BadRow, Block, JsonLinesWriter, ParquetWriter, check_ending, ending_of, replacing
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.scoring.batches import ScoreColumns, unpacked
+from tinyzero_sdk.scoring.groups import whole_groups
 from tinyzero_sdk.scoring.outputs import (
     PARTS,
     RESULT_COLUMNS,
@@ -118,7 +119,8 @@ class ScoringOptions:
     """Address space of a worker, in GiB."""
 
     group_by: str | None = None
-    """Column that identifies a prompt in the summary; None = the usual ones."""
+    """Column that identifies a prompt in the summary, and for a task that compares its completions; None = the usual
+    ones."""
 
     pass_at: tuple[int, ...] = ()
     """Values of k for pass@k, majority@k and best@k in the summary; () = powers of two."""
@@ -186,7 +188,8 @@ def scored_batches(
     """The batches of a file with their scores, in order, counted in `report`.
 
     Raises:
-        DataError: the file cannot be read, or has no rows.
+        DataError: the file cannot be read, or has no rows, or a task that compares completions cannot tell of which
+            problem they are (see `whole_groups`).
         VersionMismatchError: the check finds a problem with a row.
     """
     with ExitStack() as stack:
@@ -194,6 +197,8 @@ def scored_batches(
         limits = {"timeout": options.timeout, "memory_limit_gb": options.memory_limit_gb}
         pool = stack.enter_context(ScoringPool(task, workers=options.workers, **limits))
         batches = read_outputs(_blocks(task, reader, source), source, check, schema=schema, wrappers=task.wrappers)
+        if task.compares_completions:
+            batches = whole_groups(batches, source, options.group_by)
         if reader.gives_tables(source):  # Arrow works without the interpreter's lock; Python would only wait for it
             batches = stack.enter_context(closing(_prefetch(batches)))
         stream = stack.enter_context(closing(pool.stream(batches)))

@@ -17,6 +17,7 @@ from tinyzero_sdk.data.column_hash import hash_array
 from tinyzero_sdk.data.files import BadRow, Block, read_blocks
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS, Json
+from tinyzero_sdk.scoring.groups import PROMPT_COLUMNS
 from tinyzero_sdk.scoring.outputs import (
     LENGTH_COLUMNS,
     UNKNOWN_FLAG,
@@ -29,7 +30,6 @@ from tinyzero_sdk.scoring.outputs import (
 )
 from tinyzero_sdk.scoring.readers import find_reader
 from tinyzero_sdk.scoring.readers.runs import is_evaluation, read_held_out
-from tinyzero_sdk.scoring.summary import PROMPT_COLUMNS
 from tinyzero_sdk.tasks.score_guard import describe_value
 
 _TRUTHS = ("ground_truth", "reward_model.ground_truth")  # identify a problem where they are lists or objects

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tinyzero_sdk.data.column_hash import hash_array, hash_numbers, hash_values
-from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.data.column_hash import hash_numbers, hash_values
 from tinyzero_sdk.records import REASONS, Json
 from tinyzero_sdk.scoring.batches import ScoreColumns
+from tinyzero_sdk.scoring.groups import PROMPT_COLUMNS, find_prompt_column, prompt_keys
 from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
 from tinyzero_sdk.scoring.outputs import (
     LENGTH_COLUMNS,
@@ -35,9 +35,6 @@ from tinyzero_sdk.scoring.statistics import (
     quantile_edges,
     standard_error,
 )
-
-PROMPT_COLUMNS = ("extra_info.key", "prompt", "extra_info.index")
-"""Rows with equal values in the first of these columns that a file has are completions of one prompt."""
 
 MOST_DRAWN = 1024  # greatest k of pass@k, majority@k and best@k
 _NO_LENGTH = int(np.iinfo(np.uint32).max)
@@ -185,34 +182,17 @@ class SummaryBuilder:
 
     def _choose(self, batch: OutputBatch) -> None:
         """Choose the columns that identify prompts and give lengths, from the first rows."""
-        wanted = [self._group_by] if self._group_by else PROMPT_COLUMNS
-        found = [name for name in wanted if has_values(column(batch.block, name))]
-        if self._group_by and not found:
-            raise DataError(f"no row at the start of the file has {self._group_by!r}, which should identify prompts")
-        is_structured = (
-            pa.types.is_nested(batch.truths.type)
-            if isinstance(batch.truths, pa.Array)
-            else all(isinstance(truth, dict | list) for truth in batch.truths)
-        )
-        self.prompts_by = found[0] if found else "ground_truth" if is_structured else "row"
+        self.prompts_by = find_prompt_column(batch, self._group_by)
         lengths = [name for name in LENGTH_COLUMNS if has_values(column(batch.block, name))]
         self._length_column = lengths[0] if lengths else ""
         self.length_unit = "tokens" if lengths else "characters"
 
     def _keys(self, batch: OutputBatch) -> np.ndarray:
         alone = hash_numbers(np.arange(self.rows, self.rows + len(batch)))
-        if self.prompts_by == "row":
-            return alone
-        values = batch.truths if self.prompts_by == "ground_truth" else column(batch.block, self.prompts_by)
-        if values is None:
-            self.alone += len(batch)
-            return alone
-        if isinstance(values, pa.Array):
-            self.alone += values.null_count
-            return np.where(np.asarray(values.is_valid()), hash_array(values), alone)
-        known = np.array([value is not None for value in values], bool)
-        self.alone += len(known) - int(known.sum())
-        return np.where(known, hash_values(values), alone)
+        keys, known = prompt_keys(batch, self.prompts_by)
+        if self.prompts_by != "row":
+            self.alone += len(known) - int(known.sum())
+        return np.where(known, keys, alone)
 
     def _votes(self, scores: ScoreColumns) -> np.ndarray:
         """[n] the answers as numbers, -1 for none."""

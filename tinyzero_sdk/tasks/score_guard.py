@@ -49,6 +49,7 @@ class ScoreGuard:
         self._no_answer = Score(0.0, False, "no_answer", parts=dict.fromkeys(self._parts, 0.0))
         self._valid_truth: Json = self  # the latest ground truth that was valid: those of a group are one object
         self._is_wrapped = False
+        self._hook = "score"  # whose result is being checked
 
     @hookimpl
     def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
@@ -108,6 +109,8 @@ class ScoreGuard:
             known, score = self._sums.get(id(result), (None, None))
             if score is None or known is not result:
                 score = self._add_up(result)
+                if len(self._sums) < _MOST_SUMS:
+                    self._sums[id(result)] = result, score
             return Score(score.value, score.correct, score.reason, answer, score.parts, score.masked)
         if isinstance(result, Score):
             return self._check_score(result, answer, self._range)
@@ -131,10 +134,7 @@ class ScoreGuard:
             parts[name] = self._check_value(score.parts.get(name, 0.0), part.range, f"{name}=")
             value += part.weight * parts[name]
         low, high = self._range  # rounding may lead out of it
-        summed = self._check_score(replace(score, value=min(max(value, low), high), parts=parts), None, self._range)
-        if len(self._sums) < _MOST_SUMS:
-            self._sums[id(score)] = score, summed
-        return summed
+        return self._check_score(replace(score, value=min(max(value, low), high), parts=parts), None, self._range)
 
     def _check_score(self, score: Any, answer: str | None, bounds: tuple[float, float]) -> Score:
         if not isinstance(score, Score):
@@ -172,7 +172,7 @@ class ScoreGuard:
 
     def _refusal(self, what: str, value: Any, expected: str) -> BrokenTaskError:
         return BrokenTaskError(
-            f"task {self.task_name!r}: score returned {what}{describe_value(value)}; expected {expected}"
+            f"task {self.task_name!r}: {self._hook} returned {what}{describe_value(value)}; expected {expected}"
         )
 
     def _failure(self, error: BaseException) -> Score:

@@ -17,6 +17,7 @@ from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Completion, Item, Json, Score, Split, TaskInfo
 from tinyzero_sdk.records_arrow import ItemColumns
+from tinyzero_sdk.tasks.group_guard import GroupGuard
 from tinyzero_sdk.tasks.score_guard import ScoreGuard, describe_value
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION, iterate_split
 from tinyzero_sdk.tasks.unsafe_scorers import check_allowed, check_place
@@ -104,11 +105,17 @@ class Task:
 
         is_valid = self._is_valid if hook.is_valid.get_hookimpls() else None
         extract_answer = bind(hook.extract_answer, options)
-        self._guard = ScoreGuard(name, extract_answer, self._score, info.score_range, is_valid, info.parts)
+        checked = (name, extract_answer, self._score, info.score_range, is_valid, info.parts)
+        self._group_guard = None
+        if hook.score_group.get_hookimpls():
+            self._group_guard = GroupGuard(*checked, score_group=bind(hook.score_group, options))
+        self._guard = self._group_guard or ScoreGuard(*checked)
         plugin_manager.register(self._guard, name="score guard")
         shaped = len(hook.score_completion.get_hookimpls()) > 1
         scorer = bind(hook.score_completion, options)
         self._score_completion = self._guard.around(scorer) if shaped else self._guard.score_completion
+        if self._group_guard:
+            self._score_completion = self._score_group_of_one
         if info.unsafe_scorer:  # wrapped here, so that a safe task's calls do not pay for it
             self._score, self._score_completion = self._in_place(self._score), self._in_place(self._score_completion)
 
@@ -123,14 +130,22 @@ class Task:
         """
         check_allowed(self.name, self.info.unsafe_scorer, self.allow_unsafe_scorers)
 
+    @property
+    def compares_completions(self) -> bool:
+        """Whether it has the hook `score_group`, so that a reward depends on the problem's other completions."""
+        return self._group_guard is not None
+
     def _in_place(self, scorer: Callable[..., Any]) -> Callable[..., Any]:
         """The scorer, refusing to run where an unsafe one may not."""
 
         def score(text: Any, ground_truth: Json) -> Any:
-            check_place(self.name, self.info.unsafe_scorer, self.allow_unsafe_scorers)
+            self._check_place()
             return scorer(text, ground_truth)
 
         return score
+
+    def _check_place(self) -> None:
+        check_place(self.name, self.info.unsafe_scorer, self.allow_unsafe_scorers)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -206,7 +221,8 @@ class Task:
             BrokenTaskError: the task returned no valid score.
             UnsafeScorerError: the scorer is unsafe, and not allowed or not in a worker process.
         """
-        return self._guard.check(self._score(answer, ground_truth), answer)
+        score = self._guard.check(self._score(answer, ground_truth), answer)
+        return score if self._group_guard is None else self._group_guard.compare_answers(ground_truth, [score])[0]
 
     def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
         """The score of a completion: extract, score, check.
@@ -219,6 +235,29 @@ class Task:
             UnsafeScorerError: the scorer is unsafe, and not allowed or not in a worker process.
         """
         return self._score_completion(completion, ground_truth)
+
+    def score_group(self, completions: Sequence[Completion | str], ground_truth: Json) -> list[Score]:
+        """The scores of one problem's completions, compared where the task has the hook; else as `score_completion`."""
+        if self._group_guard is None:
+            return [self.score_completion(completion, ground_truth) for completion in completions]
+        return self.compare(completions, ground_truth, [self.score_alone(text, ground_truth) for text in completions])
+
+    def score_alone(self, completion: Completion | str, ground_truth: Json) -> Score:
+        """The first half of `score_group`, of a task with the hook: the score before it is compared with others."""
+        assert self._group_guard is not None
+        self._check_place()
+        return self._group_guard.score_alone(completion, ground_truth)
+
+    def compare(
+        self, completions: Sequence[Completion | str], ground_truth: Json, scores: Sequence[Score]
+    ) -> list[Score]:
+        """The second half: the scores by `score_alone` become those of `score_group`."""
+        assert self._group_guard is not None
+        self._check_place()
+        return self._group_guard.compare(completions, ground_truth, scores)
+
+    def _score_group_of_one(self, completion: Completion | str, ground_truth: Json) -> Score:
+        return self.score_group([completion], ground_truth)[0]
 
     def difficulty(self, item: Item) -> float:
         value = self._call("difficulty", self._difficulty, item)

@@ -20,10 +20,10 @@ SCORES = [
 
 def test_a_completion_whose_scorer_failed_is_masked_and_keeps_its_score() -> None:
     """Its 0 would be a good score where shaping makes those of wrong answers negative."""
-    pool = SimpleNamespace(score=lambda completions, truths: SCORES, first_error=None)
+    pool = SimpleNamespace(score=lambda completions, truths, groups: SCORES, first_error=None)
     tokenizer = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [""] * len(ids))
     rollouts = [(Prompt(Item(None), "", [1], "toy"), Generation([2], None, True)) for _ in SCORES]
-    samples = score(rollouts, tokenizer, {"toy": pool})  # type: ignore[arg-type]
+    samples = score(rollouts, tokenizer, {"toy": pool}, group_size=6)  # type: ignore[arg-type]
     assert [sample.score.masked for sample in samples] == [True, True, False, False, False, True]
     assert [sample.score.value for sample in samples] == pytest.approx([found.value for found in SCORES])
     assert [sample.score.reason for sample in samples] == [found.reason for found in SCORES]

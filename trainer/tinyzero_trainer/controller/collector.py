@@ -131,7 +131,7 @@ class RolloutCollector:
             seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
             generated = self._generate(prompts, params, samples=group_size, seed=seed, stop=stop)
             self._timer.record("gen")
-            scored = self._score(generated)
+            scored = self._score(generated, group_size)
             self._timer.record("reward")
             rollouts += scored
             kept += _informative(scored, group_size, parts) if refills else scored
@@ -151,7 +151,7 @@ class RolloutCollector:
         config = self.config
         params = SamplingParams(config.rollout.max_completion_tokens, temperature=0.0)
         prompts = [rollout.prompt for rollout in kept[:: config.rollout.group_size]]
-        greedy = self._score(self._generate(prompts, params, samples=1, seed=0, stop=stop))
+        greedy = self._score(self._generate(prompts, params, samples=1, seed=0, stop=stop), group_size=1)
         self._timer.record("gen_greedy")
         return [rollout.score.value for rollout in greedy]
 
@@ -163,10 +163,11 @@ class RolloutCollector:
         with workers.display.activity("sampling completions", total) as advance:
             return generate(model, engine, prompts, samples, params, seed=seed, on_progress=advance, stop=stop)
 
-    def _score(self, generated: list[tuple[Prompt, Generation]]) -> list[Rollout]:
+    def _score(self, generated: list[tuple[Prompt, Generation]], group_size: int) -> list[Rollout]:
         workers, limit = self.workers, self.config.reward.max_failure_rate
+        tokenizer, pools = workers.language_model.tokenizer, workers.pools
         with workers.display.activity("scoring completions"):
-            return score(generated, workers.language_model.tokenizer, workers.pools, max_failure_rate=limit)
+            return score(generated, tokenizer, pools, group_size=group_size, max_failure_rate=limit)
 
 
 def _informative(rollouts: list[Rollout], group_size: int, parts: Mapping[str, Sequence[str]]) -> list[Rollout]:

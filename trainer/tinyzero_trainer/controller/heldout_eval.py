@@ -119,4 +119,4 @@ def evaluate(
     """Sample and score completions of each prompt; raises `StopRequested` if a signal comes meanwhile."""
     model, advance = workers.language_model, workers.display.advance
     generated = generate(model, workers.engine, prompts, samples, params, seed=seed, on_progress=advance, stop=stop)
-    return score(generated, model.tokenizer, pools)
+    return score(generated, model.tokenizer, pools, group_size=samples)

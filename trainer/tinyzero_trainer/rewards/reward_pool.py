@@ -15,8 +15,10 @@ class RewardPool(Protocol):
     first_error: str | None
     """The traceback of the first exception that the task raised."""
 
-    def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
-        """The scores, in the order of the completions."""
+    def score(
+        self, completions: Sequence[Completion], ground_truths: Sequence[Json], groups: Sequence[int] = ()
+    ) -> list[Score]:
+        """The scores, in the order of the completions; `groups` are the numbers of completions of each problem."""
 
     def close(self) -> None:
         """End the processes."""

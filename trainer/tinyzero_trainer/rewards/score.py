@@ -21,6 +21,7 @@ def score(
     tokenizer: PreTrainedTokenizerBase,
     pools: Mapping[str, RewardPool],
     *,
+    group_size: int,
     max_failure_rate: float = 1.0,
 ) -> list[Rollout]:
     """Score completions, in the order given.
@@ -29,6 +30,7 @@ def score(
 
     Args:
         pools: by the prompts' task.
+        group_size: completions of each problem, which are adjacent and which a task may compare.
         max_failure_rate: largest fraction of a task's completions whose scorer may fail.
 
     Raises:
@@ -42,7 +44,8 @@ def score(
             Completion(texts[index], len(generated[index][1].token_ids), generated[index][1].finished)
             for index in indices
         ]
-        scores = pool.score(completions, [generated[index][0].item.ground_truth for index in indices])
+        truths, groups = [generated[index][0].item.ground_truth for index in indices], len(indices) // group_size
+        scores = pool.score(completions, truths, [group_size] * groups)
         failed = sum(score.reason in SCORER_FAILURES for score in scores)
         if failed > max_failure_rate * len(scores):
             cause = f" ({pool.first_error.splitlines()[-1]})" if pool.first_error else ""

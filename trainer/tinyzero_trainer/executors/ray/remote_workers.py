@@ -179,10 +179,12 @@ class RemotePool:
         with suppress(Exception):  # it may have died
             gather([(self._scorer.worker, self._scorer.worker.handle.close.remote())])
 
-    def score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
+    def score(
+        self, completions: Sequence[Completion], ground_truths: Sequence[Json], groups: Sequence[int] = ()
+    ) -> list[Score]:
 
         def work(actor: ActorHandle) -> tuple[list[Score], str | None]:
-            call = (actor, actor.handle.score.remote(list(completions), list(ground_truths)))
+            call = (actor, actor.handle.score.remote(list(completions), list(ground_truths), list(groups)))
             result: tuple[list[Score], str | None]
             (result,) = gather([call], policy_intact=True)
             return result

@@ -46,9 +46,11 @@ class RewardActor(BaseActor):
         """Start them. Unpickling has loaded the task by name, which fails if its version differs."""
         self._pool = scoring_pool(config, task)
 
-    def score(self, completions: list[Completion], ground_truths: list[Json]) -> tuple[list[Score], str | None]:
+    def score(
+        self, completions: list[Completion], ground_truths: list[Json], groups: list[int]
+    ) -> tuple[list[Score], str | None]:
         """The scores in order, and the pool's first error so far."""
-        return self._pool.score(completions, ground_truths), self._pool.first_error
+        return self._pool.score(completions, ground_truths, groups), self._pool.first_error
 
     def close(self) -> None:
         self._pool.close()
