@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import table
 from tinyzero_sdk.cli.task_options import TaskName, TaskOverrides, Workers, one_task
-from tinyzero_sdk.console import print_json, stdout
+from tinyzero_sdk.console import plural, print_json, stdout
 from tinyzero_sdk.data.rows import as_messages
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.records import Item, Split
@@ -109,37 +109,42 @@ def sample(
     template: Template = "base",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a few problems of a task: prompt, ground truth, gold completion and its score."""
+    """Show a few problems of a task: prompt, ground truth, gold completion and demonstration with their scores."""
     opened = load_task_with_overrides(*one_task(task, overrides))
     items = iterate_split(opened, split, size=count, seed=seed, test_fraction=test_fraction)
-    problems = [_describe(opened, item, template) for item in items]
+    problems = [_describe(opened, item, template, seed + place) for place, item in enumerate(items)]
     if json:
         print_json(problems)
     else:
         for number, problem in enumerate(problems, 1):
             _show_problem(f"{opened.name} · {split} {number}", problem)
-    if any(problem["error"] for problem in problems):
+        if shown := [each["demonstration"] for each in problems if each["demonstration"]]:
+            right = sum(each["reason"] == "ok" for each in shown)
+            stdout.print(f"{right:,} of {plural(len(shown), 'demonstration')} right")
+    if any(each["error"] for problem in problems for each in (problem, problem["demonstration"] or problem)):
         raise typer.Exit(1)
 
 
-def _describe(task: Task, item: Item, template: str) -> dict[str, Any]:
-    solution = task.solve(item)
-    # An unsafe scorer does not run in this process.
-    score = error = None
-    if solution is not None and not task.info.unsafe_scorer:
-        score = task.score_completion(solution, item.ground_truth)
-        if score.reason == "error" and task.first_error is not None:
-            error = task.first_error.splitlines()[-1]
+def _describe(task: Task, item: Item, template: str, seed: int) -> dict[str, Any]:
+    solution, demonstration = task.solve(item), task.demonstrate(item, seed)
     return {
         "key": task.item_key(item),
         "difficulty": task.difficulty(item),
         "prompt": task.make_prompt(item, template),
         "ground_truth": item.ground_truth,
         "solution": solution,
-        "score": None if score is None else score.value,
-        "reason": None if score is None else score.reason,
-        "error": error,
+        **_scored(task, item, solution),
+        "demonstration": demonstration and {"text": demonstration, **_scored(task, item, demonstration)},
     }
+
+
+def _scored(task: Task, item: Item, completion: str | None) -> dict[str, Any]:
+    if completion is None or task.info.unsafe_scorer:  # which does not run in this process
+        return {"score": None, "reason": None, "error": None}
+    score, error = task.score_completion(completion, item.ground_truth), None
+    if score.reason == "error" and task.first_error is not None:
+        error = task.first_error.splitlines()[-1]
+    return {"score": score.value, "reason": score.reason, "error": error}
 
 
 def _show_problem(title: str, problem: dict[str, Any]) -> None:
@@ -149,13 +154,20 @@ def _show_problem(title: str, problem: dict[str, Any]) -> None:
     _show_part("ground truth", json.dumps(problem["ground_truth"], ensure_ascii=False))
     _show_part("difficulty", f"{problem['difficulty']:.3g}")
     if problem["solution"] is not None:
-        score = "not scored: its scorer is unsafe"
-        if problem["error"]:
-            score = f"the scorer failed on it: {problem['error']}"
-        elif problem["score"] is not None:
-            score = f"scores {problem['score']:g} ({problem['reason']})"
-        _show_part(f"gold completion, {score}", problem["solution"])
+        _show_part(f"gold completion, {_outcome(problem)}", problem["solution"])
+    if demonstration := problem["demonstration"]:
+        _show_part(f"demonstration, {_outcome(demonstration)}", demonstration["text"])
     stdout.print()
+
+
+def _outcome(scored: dict[str, Any]) -> str:
+    if scored["error"]:
+        return f"the scorer failed on it: {scored['error']}"
+    return (
+        "not scored: its scorer is unsafe"
+        if scored["score"] is None
+        else f"scores {scored['score']:g} ({scored['reason']})"
+    )
 
 
 def _show_part(title: str, text: str) -> None:

@@ -113,6 +113,19 @@ def test_sample_shows_why_the_scorer_fails_on_a_gold_completion(run, write_task)
     assert re.search(r"say\.py:\d+\)$", json.loads(out)[0]["error"])
 
 
+def test_sample_shows_demonstrations_and_how_many_are_right(run, write_task):
+    demonstrate = (
+        "@hookimpl\ndef demonstrate(item, seed):\n    return f'<answer>{item.ground_truth + seed % 2}</answer>'"
+    )
+    path = write_task(extra=demonstrate)
+    code, out, _ = run("sample", "--task", path, "-n", 4)
+    assert code == 0
+    assert (out.count("demonstration, scores 1 (ok)"), out.count("demonstration, scores 0 (wrong)")) == (2, 2)
+    assert out.splitlines()[-1] == "2 of 4 demonstrations right"
+    first = json.loads(run("sample", "--task", path, "-n", 1, "--json")[1])[0]["demonstration"]
+    assert (first["score"], first["reason"]) == (1.0, "ok")
+
+
 def test_sample_prints_json(run, task):
     code, out, _ = run("sample", "--task", task, "-n", 3, "--split", "test", "--json", "task.step=5")
     problems = json.loads(out)
