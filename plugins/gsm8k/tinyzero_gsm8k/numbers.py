@@ -32,7 +32,7 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-_PLAIN = re.compile(rf"(-?)\$?({_WHOLE})(?:\.0*)?")
+_PLAIN = re.compile(rf"(-?)\$?({_WHOLE})(?:\.([0-9]*))?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Mn", "Me"})  # of Unicode's categories
 
@@ -53,7 +53,8 @@ def read_number(text: str) -> int | Fraction | None:
     text = text.strip()
     plain = _PLAIN.fullmatch(text)
     if plain and len(text) <= MOST_DIGITS:  # nearly all others
-        return int(plain[1] + plain[2].replace(",", ""))
+        whole, decimals = plain[1] + plain[2].replace(",", ""), (plain[3] or "").rstrip("0")
+        return Fraction(int(whole + decimals), 10 ** len(decimals)) if decimals else int(whole)
     if not text or len(text) > LONGEST or _is_deceptive(text):
         return None
     text = undress(text)
