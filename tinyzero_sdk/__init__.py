@@ -4,7 +4,7 @@ from importlib.metadata import version as _version
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.hookspecs import hookimpl
-from tinyzero_sdk.records import Completion, Item, RewardPart, Score, TaskInfo
+from tinyzero_sdk.records import Completion, Item, RewardPart, Score, ScorerLimits, TaskInfo
 from tinyzero_sdk.records_arrow import ItemColumns
 from tinyzero_sdk.tasks.registry import list_tasks, load_task
 from tinyzero_sdk.tasks.task import Task
@@ -16,6 +16,7 @@ __all__ = [
     "ItemColumns",
     "RewardPart",
     "Score",
+    "ScorerLimits",
     "Task",
     "TaskInfo",
     "TinyZeroError",

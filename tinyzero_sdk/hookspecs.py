@@ -47,6 +47,7 @@ def extract_answer(completion: str) -> str | None:
 def score(answer: str, ground_truth: Json, options: Any) -> "Score | float":
     """The score: pure, deterministic, without I/O, and never running the answer as code.
 
+    It may be `async def` where it has to wait: then it may do I/O, and what it returns is kept on disk.
     A float x means `Score(x, correct=x == the greatest reward)`. Not called where there is no answer.
     """
 

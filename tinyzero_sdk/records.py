@@ -6,7 +6,9 @@ Everything in an `Item` is plain JSON, so that it survives Parquet, JSON Lines a
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
+
+from annotated_types import Ge, Gt, Lt
 
 Json = Any
 """Plain JSON: dict with str keys, list, str, int, float, bool or None."""
@@ -127,6 +129,23 @@ class RewardPart:
 
 
 @dataclass(frozen=True, slots=True)
+class ScorerLimits:
+    """Limits of a task whose `score` is `async def`; users change them by `task.limits.NAME=…`."""
+
+    concurrency: Annotated[int, Ge(1)] = 16
+    """Calls of `score` in progress at a time."""
+
+    requests_per_minute: Annotated[float, Gt(0)] | None = None
+    """Calls of `score` begun in a minute, retries included; none = as many as there are."""
+
+    deadline: Annotated[float, Gt(0), Lt(math.inf)] = 60.0
+    """Seconds for one answer, with all retries."""
+
+    retries: Annotated[int, Ge(0)] = 3
+    """Further calls after one that raised, with a growing pause."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskInfo:
     """Description of a task."""
 
@@ -147,3 +166,6 @@ class TaskInfo:
 
     unsafe_scorer: str = ""
     """Why the scorer is unsafe for a model's text, such as "evaluates it"; empty = it is safe."""
+
+    limits: ScorerLimits = ScorerLimits()
+    """Limits of an asynchronous `score`."""

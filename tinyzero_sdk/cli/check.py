@@ -28,8 +28,15 @@ def check(
         typer.Option("--only", help="Run only this check. Repeatable.", metavar="CHECK", show_default="all"),
     ] = None,
     examples: Annotated[
-        int, typer.Option("--examples", min=1, metavar="N", help="Completions sampled for each check.")
-    ] = 200,
+        int | None,
+        typer.Option(
+            "--examples",
+            min=1,
+            metavar="N",
+            help="Completions sampled for each check.",
+            show_default="200, or 10 if score is async",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of the items and of all choices.")] = 0,
     cases: Annotated[
         Path | None,
@@ -52,9 +59,11 @@ def check(
         _list_checks(json)
         return
     from tinyzero_sdk.testing import known_cases
+    from tinyzero_sdk.testing.checker import ASYNC_EXAMPLES, DEFAULT_EXAMPLES
 
     opened = load_task_with_overrides(*one_task(task, words), allow_unsafe_scorers=allow_unsafe_scorers)
     known = known_cases(opened, *([cases] if cases else []))
+    examples = examples or (ASYNC_EXAMPLES if opened.is_async else DEFAULT_EXAMPLES)
     report = _run(opened, prop or [], examples, seed, known, replay, quiet=json)
     if json:
         print_json(report.as_json())

@@ -13,6 +13,7 @@ from tinyzero_sdk.cli.task_options import TaskName
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.errors import TaskNotFoundError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin, family_tasks, load_plugins
+from tinyzero_sdk.records import ScorerLimits
 from tinyzero_sdk.settings import describe, format_value
 from tinyzero_sdk.tasks.registry import TaskEntry, list_tasks, load_task
 from tinyzero_sdk.tasks.task import Task
@@ -118,11 +119,16 @@ def _show_rows(rows: list[dict[str, Any]], nothing: str) -> None:
 
 def _details(task: Task) -> dict[str, Any]:
     """The output of `tinyzero tasks NAME`."""
-    fields = describe(type(task.options), prefix="task.") if task.options is not None else ()
+    fields = list(describe(type(task.options), prefix="task.")) if task.options is not None else []
+    described = dataclasses.asdict(task.info)
+    limits = described.pop("limits")
+    if task.is_async:
+        for field in describe(ScorerLimits, prefix="task.limits."):
+            fields.append(dataclasses.replace(field, default=limits[field.key.rpartition(".")[2]]))
     return {
         "name": task.name,
         "version": task.version,
-        **dataclasses.asdict(task.info),
+        **described,
         "options": [
             {
                 "key": field.key,

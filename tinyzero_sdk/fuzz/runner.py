@@ -85,6 +85,8 @@ def fuzz(
             f"got seed={seed}, traced={traced}, stop_after={stop_after}; "
             "expected a seed from 0, a fraction from 0 to 1, and at least 1 finding or None"
         )
+    if task.is_async:
+        timeout = max(timeout, 1.5 * task.info.limits.deadline)  # which ends a call by itself
     settings = SearchSettings(seed, int(min(memory_limit_gb * 2**30, sys.maxsize)), traced, stop_after)
     run = _FuzzRun(task, settings, timeout, workers)
     report, started = run.report, time.monotonic()

@@ -65,6 +65,9 @@ def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
         raise BrokenTaskError(
             f"lacks the hook{'s' * (len(missing) > 1)} {', '.join(missing)}; see docs/reference/hooks.md"
         )
+    for name in own.keys() - {"score"}:
+        if any(inspect.iscoroutinefunction(implementation.function) for implementation in own[name]):
+            raise BrokenTaskError(f"{name} is async; only score may be")
     for implementation in own.get("score_completion", []):
         if not (implementation.wrapper or implementation.hookwrapper):
             raise BrokenTaskError(

@@ -78,12 +78,13 @@ class ScoringPool(ClosesOnExit):
         self._task_bytes = pickle.dumps(task)
         self._timeout = timeout
         self._service = partial(score_answers, memory_limit=int(min(memory_limit_gb * 2**30, sys.maxsize)))
-        self._size = workers
+        self._size = 1 if task.is_async else workers  # the limits of an asynchronous scorer are those of one process
+        self._is_async = task.is_async
         self._workers: list[_Worker] = []
         self._useless = 0
         self._job_rows = _FIRST_JOB
         self._lock = threading.Lock()
-        self._fill(workers)
+        self._fill(self._size)
 
     def close(self) -> None:
         """End the workers."""
@@ -169,7 +170,7 @@ class ScoringPool(ClosesOnExit):
             self._fill(self._size + len(suspects))
         for worker in self._workers:
             if jobs and worker.ready and worker.job is None and busy < self._size:
-                worker.give(_cut(jobs, min(self._job_rows, largest_job)))
+                worker.give(_cut(jobs, _LARGEST_JOB if self._is_async else min(self._job_rows, largest_job)))
                 busy += 1
         watched = {worker.process.connection: worker for worker in self._workers if worker.job or not worker.ready}
         left = (self._timeout - worker.process.timer.seconds for worker in watched.values())
@@ -301,7 +302,8 @@ class _Job:
 
     def without(self, start: int, stop: int) -> list["_Job"]:
         """The remaining jobs without the answers `start` to `stop` - 1."""
-        parts = (replace(self, stop=start), replace(self, start=stop))
+        found = replace(self, careful=False)
+        parts = (replace(found, stop=start), replace(found, start=stop))
         return [part for part in parts if part.start < part.stop]
 
 
@@ -414,7 +416,12 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
     """
     scores, flushed, pid = ScoreColumns(), time.monotonic(), os.getpid()
     score = task.score_alone if task.compares_completions else task.score_completion
-    pairs = enumerate(zip(batch.completions(), unpacked(batch.ground_truths), strict=True))
+    completions, ground_truths = batch.completions(), unpacked(batch.ground_truths)
+    is_async = task.is_async and not batch.groups
+    if is_async and not batch.careful:
+        # The timer is at none of the answers: if one blocks the others, they are tried again one by one.
+        task.prefetch(completions, ground_truths, lambda: timer.start(len(ground_truths)))
+    pairs = enumerate(zip(completions, ground_truths, strict=True))
     for index, arguments in batch.numbered_groups() if batch.groups else pairs:
         if timer.start(index) - flushed > _FLUSH_SECONDS:
             timer.stop()
@@ -423,6 +430,8 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
                 if _address_space() > enough:
                     return False
             scores, flushed = ScoreColumns(), timer.start(index)
+        if is_async and batch.careful:
+            task.prefetch([arguments[0]], [arguments[1]], partial(timer.start, index))
         if batch.groups:
             for compared in task.compare(*arguments):
                 scores.add(compared)

@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -33,12 +33,12 @@ from tinyzero_sdk.errors import (
 from tinyzero_sdk.hookspecs import hookimpl
 from tinyzero_sdk.plugins.registry import Plugin, family_tasks
 from tinyzero_sdk.plugins.validation import check_hooks, check_sdk_version, register
-from tinyzero_sdk.records import Item, TaskInfo
+from tinyzero_sdk.records import Item, ScorerLimits, TaskInfo
 from tinyzero_sdk.rewards.wrappers import make_wrapper, term_of
 from tinyzero_sdk.settings import build, parse_overrides, unknown_key_message
 from tinyzero_sdk.tasks import local_packages as packages
 from tinyzero_sdk.tasks.reward_parts import check_parts, check_range, weighted
-from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.tasks.task import Task, is_async
 
 GROUP = "tinyzero.tasks"
 _LONGEST_KEY = 80  # characters of a ground truth that is a key
@@ -261,6 +261,8 @@ def _assemble(
                 "leave the wrapper out"
             )
         described = weighted(described, options.pop("weights", {}))
+    if is_async(manager):
+        described = _limited(described, options.pop("limits", {}))
     return Task(
         candidate.name,
         candidate.version,
@@ -283,6 +285,15 @@ def _info(manager: pluggy.PluginManager) -> TaskInfo:
     return info
 
 
+def _limited(info: TaskInfo, limits: Any) -> TaskInfo:
+    """With the limits of an asynchronous scorer that the options set."""
+    if not isinstance(info.limits, ScorerLimits):
+        raise BrokenTaskError(f"info() has limits {info.limits!r}, expected ScorerLimits")
+    if not isinstance(limits, Mapping):
+        raise SettingsError(f"task.limits: got {limits!r}, expected names and values: task.limits.concurrency=4")
+    return replace(info, limits=build(ScorerLimits, asdict(info.limits) | dict(limits), prefix="task.limits."))
+
+
 def _options(task_name: str, manager: pluggy.PluginManager, values: Mapping[str, Any], info: TaskInfo) -> Any:
     cls = _call_plugin(manager.hook.options, "cannot be used: options()")
     if cls is None:
@@ -292,6 +303,8 @@ def _options(task_name: str, manager: pluggy.PluginManager, values: Mapping[str,
         return None
     if not (is_dataclass(cls) and isinstance(cls, type) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise BrokenTaskError(f"options() returned {cls!r}, expected a frozen dataclass type")
+    if is_async(manager) and "limits" in cls.__dataclass_fields__:
+        raise BrokenTaskError("options() has a field limits, by which users limit an asynchronous scorer; rename it")
     if info.parts and "weights" in cls.__dataclass_fields__:
         raise BrokenTaskError("options() has a field weights, by which users weight the parts of the reward; rename it")
     return build(cls, values, prefix="task.")

@@ -56,7 +56,7 @@ class ScoreGuard:
         """The score of a completion (plain text counts as a finished one)."""
         try:
             if self._is_valid is not None and ground_truth is not self._valid_truth:
-                self._check_truth(ground_truth)
+                self.check_truth(ground_truth)
             answer = self.extract_answer(completion if isinstance(completion, str) else completion.text)
             score = self._no_answer if answer is None else self.check(self._score(answer, ground_truth), answer)
         except KeyboardInterrupt:
@@ -117,10 +117,9 @@ class ScoreGuard:
         value = self._check_value(result, self._range)
         return Score(value, True, "ok", answer) if value == self._range[1] else Score(value, False, "wrong", answer)
 
-    def _check_truth(self, ground_truth: Json) -> None:
+    def check_truth(self, ground_truth: Json) -> None:
         """Refuse a ground truth that no answer could be judged by, whatever the completion says."""
-        assert self._is_valid is not None
-        if not self._is_valid(ground_truth):
+        if self._is_valid is not None and not self._is_valid(ground_truth):
             raise BrokenTaskError(f"task {self.task_name!r} has no such ground truth: {describe_value(ground_truth)}")
         self._valid_truth = ground_truth
 

@@ -8,6 +8,7 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from inspect import iscoroutinefunction
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -81,9 +82,19 @@ class Task:
         self.allow_unsafe_scorers = allow_unsafe_scorers
 
         hook = plugin_manager.hook
+        self.is_async = is_async(plugin_manager)
+        """Whether `score` is a coroutine function: then `prefetch` scores a batch at once."""
+
         self._generate = bind(hook.generate_dataset, options)
         self._make_prompt = bind(hook.make_prompt, options)
         self._score = bind(hook.score, options)
+        if self.is_async:
+            from tinyzero_sdk.tasks.async_scorer import AsyncScorer, identity_of
+
+            function = hook.score.get_hookimpls()[-1].function
+            identity = identity_of(name, version, options, function)
+            self._async_scorer = AsyncScorer(self._score, info.limits, identity)
+            self._score = self._async_scorer.score
         self._difficulty = bind(hook.difficulty, options)
         self._difficulties = bind(hook.difficulties, options)
         self._solve = bind(hook.solve, options)
@@ -259,6 +270,31 @@ class Task:
     def _score_group_of_one(self, completion: Completion | str, ground_truth: Json) -> Score:
         return self.score_group([completion], ground_truth)[0]
 
+    def prefetch(
+        self,
+        completions: Sequence[Completion | str],
+        ground_truths: Sequence[Json],
+        beat: Callable[[], object] = lambda: None,
+    ) -> None:
+        """If `score` is asynchronous, score these at once: the same calls of `score_completion` then find their scores.
+
+        Args:
+            completions: to be scored next.
+            ground_truths: one for each.
+            beat: called for each completion, and several times a second as long as none of them blocks the others.
+        """
+        if not self.is_async:
+            return
+        answers = []
+        for completion, ground_truth in zip(completions, ground_truths, strict=True):
+            beat()
+            with suppress(Exception, SystemExit):  # `score_completion` meets and counts it
+                self._guard.check_truth(ground_truth)
+                answer = self.extract_answer(completion if isinstance(completion, str) else completion.text)
+                if answer is not None:
+                    answers.append((answer, ground_truth))
+        self._async_scorer.prefetch(answers, beat)
+
     def difficulty(self, item: Item) -> float:
         value = self._call("difficulty", self._difficulty, item)
         if isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -352,6 +388,11 @@ def _is_rule(rule: tuple[Any, Any]) -> bool:
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"role", "content"} and all(map(_is_text, value.values()))
+
+
+def is_async(plugin_manager: PluginManager) -> bool:
+    """Whether the task's `score` is a coroutine function."""
+    return any(iscoroutinefunction(score.function) for score in plugin_manager.hook.score.get_hookimpls())
 
 
 def bind(hook: HookCaller, options: Any) -> Callable[..., Any]:

@@ -16,6 +16,8 @@ from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 from tinyzero_sdk.workers.process import ClosesOnExit
 
 DEFAULT_EXAMPLES = 200
+ASYNC_EXAMPLES = 10
+"""The default of `tinyzero check` for an asynchronous scorer, whose calls may cost money."""
 
 
 def check_task(
@@ -79,6 +81,8 @@ class Checker(ClosesOnExit):
             for hook in prop.needs:
                 if not getattr(self.task.plugin_manager.hook, hook).get_hookimpls():
                     raise NotChecked(f"no {hook}; add the hook `{hook}`")
+            if prop.watches_calls and self.task.is_async:
+                raise NotChecked("score is async, and its calls overlap")
             try:
                 return prop.examine(self._subject) if prop.examine else self._subject.search(prop)
             except BrokenTaskError as error:

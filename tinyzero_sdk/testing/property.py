@@ -58,6 +58,9 @@ class Property:
     with_repeats: bool = False
     """The test reads further outcomes of the same completion."""
 
+    watches_calls: bool = False
+    """It looks at the process during a call: calls of an asynchronous scorer overlap."""
+
     needs_label: bool = False
     """The test reads whether the completion is right."""
 

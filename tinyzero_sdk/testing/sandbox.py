@@ -41,7 +41,7 @@ class Sandbox(ClosesOnExit):
             hash_seed: `PYTHONHASHSEED` of the child, which orders sets of text.
             warm_up: completions to score first, unwatched.
         """
-        self.patience = 1.5 * TIMEOUT
+        self.patience = 1.5 * (task.info.limits.deadline if task.is_async else TIMEOUT)
         """Seconds for one completion after which a child counts as hung."""
         self.kills = 0
         self._name = task.name

@@ -213,6 +213,8 @@ class _SandboxServer:
 
     def observe(self, samples: Sequence[TestCompletion], oracle: bool, memory: bool) -> list[Outcome]:
         """Score completions; the timer shows twice the sample's place, plus 1 during the oracle's call."""
+        texts, truths = [sample.completion for sample in samples], [sample.ground_truth for sample in samples]
+        self._task.prefetch(texts, deepcopy(truths), lambda: self._timer.start(0))
         return [self._observe(place, sample, oracle, memory) for place, sample in enumerate(samples)]
 
     def _observe(self, place: int, sample: TestCompletion, oracle: bool, measure_memory: bool) -> Outcome:

@@ -150,6 +150,7 @@ _KEYS = [
     "the answer", "The answer is", "correct", "right", "unknown", "?", "...", "-", ".", ".*", "[]", "{}", "()", "\\d+",
 ]  # fmt: skip
 _KEY_GOLDS = 16
+_ASYNC_KEY_GOLDS = 4  # each key is tried on all of them, and a call may cost money
 _KEY_ENOUGH = 8  # with this many different golds, no gold may open everything
 
 
@@ -160,8 +161,9 @@ def _locks(subject: TaskUnderTest) -> list[Json]:
     else:
         golds = [(json.dumps(item.ground_truth, sort_keys=True), item.ground_truth) for item in subject.items]
     locks: dict[str, Json] = {}
+    most = _ASYNC_KEY_GOLDS if subject.task.is_async else _KEY_GOLDS
     for gold, truth in golds:
-        if len(locks) < _KEY_GOLDS:
+        if len(locks) < most:
             locks.setdefault(gold, truth)
     return [*locks.values()]
 

@@ -67,6 +67,7 @@ def _takes_too_long(subject: TaskUnderTest, sample: TestCompletion, outcome: Out
 
 BOUNDED_TIME = Property(
     name="bounded-time",
+    watches_calls=True,
     text=f"No text of up to a megabyte takes the scorer more than {TIMEOUT:g} s.",
     reason="One `9**9**9`, or a pattern that backtracks, stalls a training run: the step waits for the slowest answer.",
     test=_takes_too_long,
@@ -119,6 +120,7 @@ def _sizes_between_calls(subject: TaskUnderTest) -> list[int] | None:
 
 BOUNDED_MEMORY: Property = Property(
     name="bounded-memory",
+    watches_calls=True,
     text=f"No text of up to a megabyte takes the scorer more than {MEMORY_LIMIT >> 20} MiB, and no call leaks memory.",
     reason="A number with a billion digits takes ten characters to write; the machine that scores has other work too.",
     test=_takes_too_much,
@@ -181,6 +183,7 @@ def _acts(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> F
 
 RUNS_NO_CODE = _of_any_text(
     name="runs-no-code",
+    watches_calls=True,
     text="Scoring compiles, runs and imports no code, opens no file, and starts or connects to nothing (after a first"
     " call to warm up).",
     reason="Model text that is evaluated can do anything: one completion can forge every later reward of its process.",
@@ -195,6 +198,7 @@ def _changes_truth(subject: TaskUnderTest, sample: TestCompletion, outcome: Outc
 
 KEEPS_GROUND_TRUTH = _of_any_text(
     name="keeps-ground-truth",
+    watches_calls=True,
     text="Scoring does not change the ground truth.",
     reason="The SDK does not copy it: the next completion of the same prompt would be scored against what is left.",
     test=_changes_truth,
