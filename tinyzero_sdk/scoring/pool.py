@@ -431,7 +431,7 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
                     return False
             scores, flushed = ScoreColumns(), timer.start(index)
         if is_async and batch.careful:
-            task.prefetch([arguments[0]], [arguments[1]], partial(timer.start, index))
+            task.prefetch(completions[index : index + 1], ground_truths[index : index + 1], partial(timer.start, index))
         if batch.groups:
             for compared in task.compare(*arguments):
                 scores.add(compared)
