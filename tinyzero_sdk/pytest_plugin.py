@@ -47,13 +47,13 @@ class TaskCollector(pytest.Collector):
         from tinyzero_sdk.errors import TinyZeroError
 
         try:
-            from tinyzero_sdk.testing import PROPERTIES
+            from tinyzero_sdk.testing import find_properties
 
             self.checker = self._open()
         except TinyZeroError as error:
             raise self.CollectError(str(error)) from None
         self.config.add_cleanup(self.checker.close)
-        for prop in PROPERTIES:
+        for prop in find_properties([], self.checker.task):
             yield PropertyItem.from_parent(self, name=prop.name, prop=prop)
 
     def _open(self) -> "Checker":

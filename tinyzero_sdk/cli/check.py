@@ -86,7 +86,7 @@ def _run(
     from tinyzero_sdk.testing import Checker, Report, find_properties
     from tinyzero_sdk.testing.report import parse_replay
 
-    properties = find_properties(names)
+    properties = find_properties(names, task)
     if replay is not None and len(properties) != 1:
         raise SettingsError("--replay tests a completion with one check; name it with --only")
     results = []

@@ -51,7 +51,7 @@ def check_task(
     """
     results = []
     with Checker(task, examples=examples, seed=seed, cases=cases) as checker:
-        for prop in find_properties(properties):
+        for prop in find_properties(properties, task):
             results.append(checker.check(prop))
             on_result(results[-1])
     return Report(task.name, task.version, seed, tuple(results))

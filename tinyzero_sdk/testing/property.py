@@ -39,6 +39,9 @@ class Property:
     needs: tuple[str, ...] = ()
     """Optional hooks without which it cannot be checked."""
 
+    about_needs: bool = False
+    """It is about these hooks, so that a task without them lacks nothing."""
+
     test: Callable[[Any, TestCompletion, Any], Failure | None] | None = None
     """What is wrong with a completion, given its `Outcome`; None if nothing."""
 

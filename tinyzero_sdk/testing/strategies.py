@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.tasks.task import Task
@@ -24,6 +24,9 @@ try:
     from hypothesis.strategies import SearchStrategy
 except ImportError as error:
     raise TinyZeroError("the conformance kit needs hypothesis: pip install 'tinyzero-sdk[testing]'") from error
+
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -45,14 +48,14 @@ def nothing_stored() -> Iterator[None]:
 
 
 def find_completion(
-    strategy: SearchStrategy[TestCompletion],
-    condition: Callable[[TestCompletion], bool],
+    strategy: SearchStrategy[T],
+    condition: Callable[[T], bool],
     *,
     examples: int,
     seed: int,
     shrink: bool,
-) -> TestCompletion | None:
-    """The completion that hypothesis finds among `examples`; the same ones are drawn each time."""
+) -> T | None:
+    """The completion, or group of them, that hypothesis finds among `examples`; the same ones are drawn each time."""
     quiet = settings(
         max_examples=examples,
         database=None,
@@ -63,14 +66,14 @@ def find_completion(
     )
     try:
         with nothing_stored():
-            found: TestCompletion = find(strategy, condition, settings=quiet, random=Random(seed))
+            found: T = find(strategy, condition, settings=quiet, random=Random(seed))
     except NoSuchExample:
         return None
     return found
 
 
 @st.composite
-def made_by(draw: Callable[[Any], Any], make: Callable[[Choose], TestCompletion]) -> TestCompletion:
+def made_by(draw: Callable[[Any], Any], make: Callable[[Choose], T]) -> T:
     """What `make` returns, with hypothesis making the choices.
 
     Example:
@@ -127,6 +130,27 @@ def hostile(golds: Sequence[Gold], *, huge: bool = False) -> SearchStrategy[Test
         return gold.sample(completions.place(text, gold, choose))
 
     return _from_gold(golds, make)
+
+
+def group(golds: Sequence[Gold]) -> SearchStrategy[list[TestCompletion]]:
+    """One to six completions of one problem: gold, near misses, malformed, hostile, and repeated ones."""
+    others = [gold.answer for gold in golds]
+
+    def make(choose: Choose) -> list[TestCompletion]:
+        gold = golds[choose(len(golds))]
+        kinds: list[Callable[[], str]] = [
+            lambda: gold.completion,
+            lambda: gold.with_answer(completions.near_miss(gold.answer, others, choose)),
+            lambda: completions.malformed(gold, choose),
+            lambda: completions.place(completions.hostile_text(choose), gold, choose),
+        ]
+        texts: list[str] = []
+        for _ in range(1 + choose(6)):
+            kind = choose(len(kinds) + len(texts))
+            texts.append(kinds[kind]() if kind < len(kinds) else texts[kind - len(kinds)])
+        return [gold.sample(text) for text in texts]
+
+    return made_by(make)
 
 
 def grammatical(task: Task, golds: Sequence[Gold]) -> SearchStrategy[TestCompletion]:

@@ -17,12 +17,13 @@ from typing import Any
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Item
+from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.cases import Case
 from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
 from tinyzero_sdk.testing.ground_truth_mutation import redraw, values_in
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
-from tinyzero_sdk.testing.sandbox import Sandbox
+from tinyzero_sdk.testing.sandbox import TIMEOUT, Sandbox
 from tinyzero_sdk.testing.sandbox_child import Outcome
 from tinyzero_sdk.testing.shrinking import minimize
 from tinyzero_sdk.testing.strategies import find_completion
@@ -65,7 +66,7 @@ class TaskUnderTest(ClosesOnExit):
 
     def close(self) -> None:
         """End its processes; the next request starts others."""
-        for name in ("sandbox", "other_sandbox"):
+        for name in ("sandbox", "other_sandbox", "group_pool"):
             if name in self.__dict__:
                 self.__dict__[name].close()
 
@@ -80,6 +81,11 @@ class TaskUnderTest(ClosesOnExit):
     def other_sandbox(self) -> Sandbox:
         """Another one, which orders sets of text differently."""
         return Sandbox(self.task, hash_seed=2)
+
+    @cached_property
+    def group_pool(self) -> ScoringPool:
+        """A process that compares the completions of a problem."""
+        return ScoringPool(self.task, timeout=TIMEOUT)
 
     @cached_property
     def items(self) -> list[Item]:

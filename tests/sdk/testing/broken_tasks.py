@@ -34,6 +34,12 @@ def extracts(answer, **hooks):
     return {"extract_answer": f"{HOOK}extract_answer(completion): return {answer}", **hooks}
 
 
+def compares(expression):
+    """A comparison that gives each answer an expression."""
+    rewards = f"{expression} for place, (answer, score) in enumerate(zip(answers, scores))"
+    return {"score_group": f"{HOOK}score_group(answers, scores): return [{rewards}]"}
+
+
 def generates(seed='derive_seed("sum", split, seed, number)', numbers="[{}, {}]"):
     """`generate_dataset` with another seed of an item, or other brackets around its numbers."""
     pair = numbers.format(*2 * ["chance.randrange(10, 1000)"])
@@ -140,6 +146,9 @@ def score(answer, ground_truth):
 """,
         "oracle": None,
     },
+    "groups-are-scored": compares("score.value / (len(answers) - 1)"),
+    "order-of-group-is-free": compares("score.value / (1 + answers.index(answer))"),
+    "ties-are-fair": compares("score.value * (place == sorted(range(len(answers)), key=answers.__getitem__)[0])"),
 }
 
 
@@ -171,6 +180,11 @@ MORE_BREAKERS: dict[str, tuple[str, dict[str, str | None]]] = {
         scores("if answer == str(ground_truth['numbers'][0]): return 1.0", oracle=None),
     ),
     "the beginning alone": ("only-the-answer-counts", extracts("last_tagged(completion[:4000])")),
+    "a comparison of equal answers": (
+        "groups-are-scored",
+        compares("score.value / (len({*answers}) > 1 or len(answers) == 1)"),
+    ),
+    "the last wins": ("ties-are-fair", compares("score.value * (place + 1 == len(answers))")),
     "the end alone": ("only-the-answer-counts", extracts("last_tagged(completion[-300:])")),
 }
 """More ways to lack some of them: the property and the hooks."""

@@ -156,10 +156,40 @@ def test_a_good_task_passes_all_checks(write_sum):
     assert report.passed
 
 
+RARE = """
+@hookimpl
+def score_group(answers, scores):
+    return [score.value / answers.count(answer) for answer, score in zip(answers, scores)]
+"""
+RANKS = """
+@hookimpl
+def score_group(answers, scores):
+    shorter = [sum(len(other) < len(answer) for other in answers) for answer in answers]
+    return [score.value / (1 + rank) for rank, score in zip(shorter, scores)]
+"""
+PAIRS = """
+@hookimpl
+def score_group(answers, scores):
+    wins = [sum(score.value >= other.value for other in scores) for score in scores]
+    return [score.value * won / len(scores) for won, score in zip(wins, scores)]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [RARE, RANKS, PAIRS], ids=["rare", "ranks", "pairs"])
+def test_sound_comparisons_pass_the_checks_of_groups(write_sum, code):
+    names = [prop.name for prop in PROPERTIES if prop.about_needs]
+    report = check_task(load_task(write_sum(score_group=code)), properties=names, cases=[], examples=50)
+    assert {result.prop.name: (result.status, result.failure) for result in report.results} == dict.fromkeys(
+        names, ("passed", None)
+    )
+
+
 @pytest.mark.slow
 def test_a_task_without_optional_hooks_learns_what_to_add(write_sum):
     report = check_task(load_task(write_sum(solve=None, oracle=None, grammar=None)), cases=[], examples=50)
     assert report.passed
-    skipped = [prop.name for prop in PROPERTIES if prop.needs or prop.name == "labelled-cases"]
+    common = [prop for prop in PROPERTIES if not prop.about_needs]
+    skipped = [prop.name for prop in common if prop.needs or prop.name == "labelled-cases"]
     assert [result.prop.name for result in report.results if result.status == "not checked"] == skipped
     assert report["correct-means-right"].why == "no oracle; add the hook `oracle`"

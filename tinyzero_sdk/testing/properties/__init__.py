@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from tinyzero_sdk.errors import SettingsError, did_you_mean
-from tinyzero_sdk.testing.properties import data, gold_answers, oracle_agreement, reward_hacking, robustness
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.testing.properties import data, gold_answers, groups, oracle_agreement, reward_hacking, robustness
 from tinyzero_sdk.testing.property import Property
 
 PROPERTIES: tuple[Property, ...] = (
@@ -36,19 +37,25 @@ PROPERTIES: tuple[Property, ...] = (
     reward_hacking.EMPTINESS_PAYS_NOTHING,
     reward_hacking.LEAKS_PAY_NOTHING,
     reward_hacking.NO_SKELETON_KEY,
+    groups.GROUPS_ARE_SCORED,
+    groups.ORDER_IS_FREE,
+    groups.TIES_ARE_FAIR,
 )
 
 __all__ = ["PROPERTIES", "check_names", "find_properties"]
 
 
-def find_properties(names: Sequence[str]) -> list[Property]:
-    """The properties of these names, in the order of checking; all for none.
+def find_properties(names: Sequence[str], task: Task) -> list[Property]:
+    """The properties of these names, in the order of checking; for none all that are about this task's hooks.
 
     Raises:
         SettingsError: a name is unknown.
     """
     check_names(names, "")
-    return [prop for prop in PROPERTIES if not names or prop.name in names]
+    hooks = task.plugin_manager.hook
+    has_hooks = {prop.name: all(getattr(hooks, hook).get_hookimpls() for hook in prop.needs) for prop in PROPERTIES}
+    about = [prop.name for prop in PROPERTIES if has_hooks[prop.name] or not prop.about_needs]
+    return [prop for prop in PROPERTIES if prop.name in (names or about)]
 
 
 def check_names(names: Sequence[str], what: str) -> None:

@@ -1,0 +1,124 @@
+"""Properties of a task that compares the completions of a problem; groups are scored in a worker process."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+from tinyzero_sdk.records import Completion, Score
+from tinyzero_sdk.scoring.pool import ScoringPool
+from tinyzero_sdk.testing import strategies
+from tinyzero_sdk.testing.gold import TestCompletion
+from tinyzero_sdk.testing.properties.messages import short
+from tinyzero_sdk.testing.property import Failure, Property
+from tinyzero_sdk.testing.strategies import find_completion
+from tinyzero_sdk.testing.task_under_test import SEARCH_SECONDS, TaskUnderTest
+
+_FAILED = ("error", "timeout")
+_property = partial(Property, needs=("score_group",), about_needs=True)
+
+
+def _search(
+    test: Callable[[TaskUnderTest, Sequence[TestCompletion]], Failure | None],
+) -> Callable[[TaskUnderTest], Failure | None]:
+    """Looks for the smallest group of completions of one problem on which the test fails."""
+
+    def examine(subject: TaskUnderTest) -> Failure | None:
+        known: dict[object, Failure | None] = {}
+        until = time.monotonic() + SEARCH_SECONDS
+
+        def failure_of(group: Sequence[TestCompletion]) -> Failure | None:
+            key = tuple(sample.key for sample in group)
+            if key not in known:
+                subject.tried += len(group)
+                known[key] = None if time.monotonic() > until else test(subject, group)
+            return known[key]
+
+        found = find_completion(
+            strategies.group(subject.presentations),
+            lambda group: failure_of(group) is not None,
+            examples=subject.examples,
+            seed=subject.seed,
+            shrink=True,
+        )
+        if found is None or (failure := failure_of(found)) is None:
+            return None
+        texts = ", ".join(short(sample.completion) for sample in found)
+        return replace(failure, got=f"{failure.got}: completions {texts}, ground truth {found[0].key[1]}")
+
+    return examine
+
+
+def _score(pool: ScoringPool, samples: Sequence[TestCompletion], *, alone: bool = False) -> list[Score]:
+    completions = [Completion(sample.completion) for sample in samples]
+    groups = [1] * len(samples) if alone else [len(samples)]
+    return pool.score(completions, [sample.ground_truth for sample in samples], groups)
+
+
+def _cannot_be_compared(subject: TaskUnderTest, group: Sequence[TestCompletion]) -> Failure | None:
+    ones = _score(subject.group_pool, group, alone=True)
+    golds = {gold.completion for gold in subject.golds}
+    able = [sample for sample, one in zip(group, ones, strict=True) if one.reason not in _FAILED]
+    failing = [[sample] for sample in group if sample not in able and sample.completion in golds]
+    if able and any(score.reason in _FAILED for score in _score(subject.group_pool, able)):
+        failing.append(able)
+    if not failing:  # what fails alone, and is not gold, fails other checks
+        return None
+    with ScoringPool(subject.task) as pool:  # whose first error is this one
+        reason = _score(pool, failing[0])[0].reason
+        cause = f": {pool.first_error.splitlines()[-1]}" if pool.first_error else ""
+    return Failure(f"{reason} for a group of {len(failing[0])}{cause}", "a score for each completion")
+
+
+GROUPS_ARE_SCORED = _property(
+    name="groups-are-scored",
+    text="`score_group` compares any answers that `score` accepts: one alone, many, equal ones, all of them wrong.",
+    reason="A ranking of one, or a deviation of equal rewards, divides by zero, and then the whole group is an error.",
+    examine=_search(_cannot_be_compared),
+)
+
+
+def _depends_on_order(subject: TaskUnderTest, group: Sequence[TestCompletion]) -> Failure | None:
+    order = list(range(len(group)))
+    first = _score(subject.group_pool, group)
+    for places in (order, order[::-1], Random(subject.seed).sample(order, len(order))):
+        again = _score(subject.group_pool, [group[place] for place in places])
+        for place, new in zip(places, again, strict=True):
+            if not _is_same(first[place], new):
+                got = f"{first[place].value:g} and in another order {new.value:g} for {short(group[place].completion)}"
+                return Failure(got, "the same score in any order")
+    return None
+
+
+ORDER_IS_FREE = _property(
+    name="order-of-group-is-free",
+    text="The scores of a group are the same in any order of its completions, and each time.",
+    reason="The order of completions is chance; what it pays for is noise in every advantage.",
+    examine=_search(_depends_on_order),
+)
+
+
+def _ties_differ(subject: TaskUnderTest, group: Sequence[TestCompletion]) -> Failure | None:
+    firsts: dict[str | None, Score] = {}
+    for score in _score(subject.group_pool, group):
+        other = firsts.setdefault(score.answer, score)
+        if score.answer is not None and not _is_same(score, other):
+            return Failure(f"{other.value:g} and {score.value:g} for the answer {short(score.answer)}", "one score")
+    return None
+
+
+TIES_ARE_FAIR = _property(
+    name="ties-are-fair",
+    text="Equal answers of a group get equal scores.",
+    reason="A ranking that breaks ties by place prefers one of two equal texts, and that is what is trained on.",
+    examine=_search(_ties_differ),
+)
+
+
+def _is_same(first: Score, second: Score) -> bool:
+    """Up to rounding, as sums in another order differ."""
+    return math.isclose(first.value, second.value, rel_tol=1e-6, abs_tol=1e-9) or (
+        first.reason in _FAILED or second.reason in _FAILED
+    )
