@@ -32,6 +32,10 @@ def fuzz(
         Path | None,
         typer.Option("--cases", help="File to which findings are added.", show_default="./TASK.cases.jsonl"),
     ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option("--corpus", help="Labelled cases to start from, such as those of a run's audit."),
+    ] = None,
     first: Annotated[bool, typer.Option("--first", help="Stop at the first finding.")] = False,
     timeout: Timeout = 1.0,
     memory_limit: MemoryLimit = 4.0,
@@ -65,6 +69,7 @@ def fuzz(
             timeout=timeout,
             memory_limit_gb=memory_limit,
             stop_after=1 if first else None,
+            corpus=read_cases(corpus) if corpus else (),
             on_progress=lambda report: progress.update(report.tried, _progress_line(report, time)),
         )
     labelled = [case for case in (finding.to_case() for finding in report.findings) if case]

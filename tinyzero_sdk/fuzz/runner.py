@@ -5,7 +5,7 @@ import pickle
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -19,6 +19,7 @@ from tinyzero_sdk.fuzz.findings import IN_ORACLE, Finding, FindingSet, traits_of
 from tinyzero_sdk.fuzz.search import BATCH_MARK, AttemptBatch, SearchProgress, SearchSettings, run_search
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.testing.cases import Case
 from tinyzero_sdk.workers.process import WorkerProcess
 
 _TICK_SECONDS = 0.05
@@ -55,6 +56,7 @@ def fuzz(
     memory_limit_gb: float = 4.0,
     stop_after: int | None = None,
     traced: float = DEFAULT_FRACTION,
+    corpus: Iterable[Case] = (),
     on_progress: Callable[[FuzzReport], object] = lambda report: None,
 ) -> FuzzReport:
     """Search for completions that the task scores wrongly, or does not survive.
@@ -68,6 +70,7 @@ def fuzz(
         memory_limit_gb: address space of a worker, in GiB.
         stop_after: end after this many findings; None = never.
         traced: fraction of the attempts that are traced through the task's code.
+        corpus: completions to try first and to start from; their problems must be valid (`is_valid`, `solve`).
         on_progress: called several times a second.
 
     Raises:
@@ -87,7 +90,9 @@ def fuzz(
         )
     if task.is_async:
         timeout = max(timeout, 1.5 * task.info.limits.deadline)  # which ends a call by itself
-    settings = SearchSettings(seed, int(min(memory_limit_gb * 2**30, sys.maxsize)), traced, stop_after)
+    first = tuple((case.completion, case.ground_truth) for case in corpus)
+    memory_limit = int(min(memory_limit_gb * 2**30, sys.maxsize))
+    settings = SearchSettings(seed, memory_limit, traced, stop_after, corpus=first)
     run = _FuzzRun(task, settings, timeout, workers)
     report, started = run.report, time.monotonic()
     try:
@@ -211,6 +216,8 @@ class _FuzzRun:
             self._settings,
             seed=derive_seed("worker", self._settings.seed, number, generation) >> 33,
             known=tuple((finding.kind, frozenset(finding.traits)) for finding in self.found),
+            # Once: a completion that hangs must not end every worker that follows.
+            corpus=() if number or generation else self._settings.corpus,
             avoided=tuple(traits for traits, count in self._slow.items() if count > 1 and traits),
         )
         process = WorkerProcess(self._task_bytes, partial(run_search, settings=settings))

@@ -84,6 +84,9 @@ class SearchSettings:
     avoided: tuple[frozenset[str], ...] = ()
     """Answers with all these traits took too long twice, and are skipped."""
 
+    corpus: tuple[tuple[str, Json], ...] = ()
+    """Completions, each with its ground truth, that are tried first, and whose answers are mutated."""
+
 
 def run_search(task: Task, connection: Connection, timer: SharedTimer, *, settings: SearchSettings) -> None:
     """Search until the parent ends the process."""
@@ -120,15 +123,24 @@ class _FuzzSearch:
         self._reducer = Reducer(self.differential, self.rng, self.usual, self._announce)
 
     def run(self) -> None:
+        for completion, truth in self.settings.corpus:
+            item = check_variant(self.differential, self._pool[0].original, truth, self.rng)
+            if item is not None:
+                if answer := self.differential.task.extract_answer(completion):
+                    item.keep(answer)
+                self._pool[int(self.rng.random() * len(self._pool))] = item
+                self._try_all(item, [Attempt(completion)])
         while True:
             item = self._choose_item()
-            attempts = self._make_batch(item)
-            self._batch = (item.truth, attempts)
-            self._announce(*self._batch)
-            for place, attempt in enumerate(attempts):
-                self._try(item, attempt, place)
-            self._timer.stop()
-            self._report()
+            self._try_all(item, self._make_batch(item))
+
+    def _try_all(self, item: FuzzItem, attempts: list[Attempt]) -> None:
+        self._batch = (item.truth, attempts)
+        self._announce(*self._batch)
+        for place, attempt in enumerate(attempts):
+            self._try(item, attempt, place)
+        self._timer.stop()
+        self._report()
 
     # Items
 

@@ -16,6 +16,7 @@ from tinyzero_sdk.fuzz.confirm import Confirmation
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
 from tinyzero_sdk.fuzz.findings import MOST_GROUPS
 from tinyzero_sdk.fuzz.presentations import Attempt
+from tinyzero_sdk.testing.cases import Case
 
 SOLVE = """
 @hookimpl
@@ -54,6 +55,18 @@ def until(is_enough):
 def only(report):
     (found,) = report.findings
     return found
+
+
+def test_a_corpus_is_tried_first_and_mutated(make):
+    """A hole that no search finds by itself, such as one that a model found in training."""
+    condition = "answer == str(ground_truth) or answer.startswith('I am quite sure it is right')"
+    valid = "@hookimpl\ndef is_valid(ground_truth):\n    return True\n"
+    task = make(score=scorer(condition) + valid)
+    truth = next(task.dataset("train")).ground_truth
+    case = Case("<answer>I am quite sure it is right, as always</answer>", truth, correct=False)
+    report = fuzz(task, seconds=60, corpus=[case], on_progress=until(lambda report: report.findings))
+    assert len(only(report).completion) < len(case.completion)
+    assert "I am quite sure" in only(report).completion
 
 
 def test_a_hole_is_found_shrunk_and_replayed(make):

@@ -15,6 +15,7 @@ HOLES = {
     "last_line_only": ("right_unrewarded", lambda text: "\n" in text),
     "longer_number": ("wrong_rewarded", lambda text: True),
     "float_tolerance": ("wrong_rewarded", lambda text: "/" in text or "÷" in text),
+    "any_numbers": ("wrong_rewarded", lambda text: True),
     "first_of_two": ("wrong_rewarded", lambda text: text.count("<answer>") > 1),
     "tinyzero": ("wrong_rewarded", lambda text: True),
     "reasoning_gym": ("wrong_rewarded", lambda text: True),

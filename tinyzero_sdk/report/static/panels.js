@@ -7,6 +7,7 @@ const PANELS = {
     { title: "Held-out pass@k", unit: "%", dots: true, series: [[/^val-(?:core|aux)\/(.+)\/acc\/best@(\d+)\/mean$/, "$1, pass@$2"]] },
     { title: "Training accuracy", unit: "%", series: [["completion/acc_mean", "all completions"], [/^task\/(.+)\/acc$/, "$1"]] },
     { title: "Reward", unit: "", distinct: true, series: [["critic/score/mean", "score"], ["critic/rewards/mean", "with penalties, trained on"], [/^task\/(.+)\/score$/, "$1"], [/^reward\/part\/(.+)$/, "$1"]] },
+    { title: "Audit: falsely rewarded, falsely not", unit: "%", series: [["audit/false_positive_rate", "rewarded, and wrong"], ["audit/false_negative_rate", "not rewarded, and right"], [/^audit\/([^/]+)\/false_positive_rate$/, "$1, rewarded and wrong"]] },
     { title: "Accuracy by difficulty, training", unit: "%", series: [[/^train\/acc_by_difficulty\/(.+)$/, "level $1"]] },
     { title: "Loss", unit: "", series: [["train/loss", "training"], ["val/loss", "held-out"]] },
   ],

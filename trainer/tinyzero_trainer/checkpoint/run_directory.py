@@ -3,6 +3,7 @@
 config.toml          the resolved configuration, and the versions of packages and tasks
 metrics.jsonl        one line per step
 completions/         completions that are kept to be read
+audit/               completions whose score the oracle contradicts, as labelled cases
 checkpoints/step_N/  what the run can resume from, and what transformers and vLLM load
 curve.png            the plot at the end
 """
@@ -39,6 +40,7 @@ class RunDirectory:
         self.path, self.config = path, path / "config.toml"
         self.metrics, self.curve = path / "metrics.jsonl", path / "curve.png"
         self.completions, self.checkpoints = path / "completions", path / "checkpoints"
+        self.audit = path / "audit"
 
     @classmethod
     @contextmanager

@@ -19,7 +19,7 @@ from tinyzero_sdk.settings import get, read_toml
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import LOCK, OWNER, RunDirectory, RunDirectoryError, errors_in_one_line
 from tinyzero_trainer.config.resume import is_sft
-from tinyzero_trainer.monitoring.metrics_log import held_out_accuracies
+from tinyzero_trainer.monitoring.metrics_log import audit_alarms, false_positive_rates, held_out_accuracies
 
 DEPTH = 4  # of runs below the directory that is searched
 
@@ -46,6 +46,12 @@ class RunStatus:
 
     evaluated: int | None
     """The step of the last one."""
+
+    false_positive_rate: Mapping[str, float]
+    """Of the audit's last samples, by task; the name of the only one is empty."""
+
+    alarms: int
+    """Of the audit."""
 
     checkpoints: tuple[int, ...]
     bytes: Mapping[str, int]
@@ -82,7 +88,7 @@ def status_of(path: Path) -> RunStatus:
         config = read_toml(run.config)
     is_readable, config = config is not None, config or {}
     steps, model, tasks = (get(config, key) for key in ("run.steps", "model.path", "tasks"))
-    step, evaluated, accuracy = _progress(run.metrics)
+    newest, evaluated, accuracy = _progress(run.metrics)
     saved = sorted(step for step, _ in store.sealed(run.checkpoints)) if run.checkpoints.is_dir() else []
     files = [file for file in (run.metrics, run.config) if file.exists()]
     times = {file: file.stat().st_mtime for file in (*files, run.curve) if file.exists()}
@@ -101,10 +107,12 @@ def status_of(path: Path) -> RunStatus:
         state=state,
         tasks=tuple(tasks) if isinstance(tasks, Mapping) else (),
         model=model if isinstance(model, str) else None,
-        step=step,
+        step=newest.get("step"),
         steps=steps if isinstance(steps, int) else None,
         accuracy=accuracy,
         evaluated=evaluated,
+        false_positive_rate=false_positive_rates(newest),
+        alarms=audit_alarms(newest),
         checkpoints=tuple(saved),
         bytes={entry.name: _bytes(entry) for entry in sorted(path.iterdir())},
         changed=max(times[file] for file in files),
@@ -167,19 +175,19 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _progress(metrics: Path) -> tuple[int | None, int | None, dict[str, tuple[float, float]]]:
-    """The last step, the last evaluated one, and the first and the last accuracy on each task; parses few lines."""
+def _progress(metrics: Path) -> tuple[dict[str, Any], int | None, dict[str, tuple[float, float]]]:
+    """The last line, the last evaluated step, and the first and the last accuracy on each task; parses few lines."""
     try:
         lines = metrics.read_bytes().splitlines()
     except OSError:
-        return None, None, {}
+        return {}, None, {}
     evaluated = [line for line in lines if b'"val-core/' in line]
     first = next(filter(None, map(_row, evaluated)), {})
     last = next(filter(None, map(_row, reversed(evaluated))), {})
     before = held_out_accuracies(first)
     accuracy = {task: (before.get(task, value), value) for task, value in held_out_accuracies(last).items()}
     newest = next(filter(None, map(_row, reversed(lines))), {})
-    return newest.get("step"), last.get("step"), accuracy
+    return newest, last.get("step"), accuracy
 
 
 def _row(line: bytes) -> dict[str, Any]:

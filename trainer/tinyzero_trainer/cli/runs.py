@@ -109,10 +109,18 @@ def _change(run: "RunStatus", first: float, last: float) -> str:
     return f"{percent(first)} -> {percent(last)}" if run.evaluated and first != last else percent(last)
 
 
+def _audit(run: "RunStatus") -> str:
+    rates = ", ".join(f"{task} {percent(rate)}".strip() for task, rate in run.false_positive_rate.items())
+    return f"{rates} of what was rewarded is wrong" * bool(rates) + (
+        f"; {plural(run.alarms, 'alarm')}: {run.path}/audit" if run.alarms else ""
+    )
+
+
 def _show_all(statuses: list["RunStatus"]) -> None:
     shown = table("run", "state", "step", "accuracy", "size")
     for run in statuses:
-        shown.add_row(str(run.path), run.state, _steps(run), _accuracy(run), filesize.decimal(run.size))
+        state = run.state + ", audit alarm" * bool(run.alarms)
+        shown.add_row(str(run.path), state, _steps(run), _accuracy(run), filesize.decimal(run.size))
     stdout.print(shown)
     total = filesize.decimal(sum(run.size for run in statuses))
     stdout.print(f"\n{plural(len(statuses), 'run')}, {total}; more of one: tinyzero runs RUN", soft_wrap=True)
@@ -135,6 +143,7 @@ def _show(run: "RunStatus") -> None:
         "model": run.model or "",
         "step": _steps(run),
         "accuracy": ", ".join(f"{task} {_change(run, first, last)}" for task, (first, last) in run.accuracy.items()),
+        "audit": _audit(run),
         "size": f"{filesize.decimal(run.size)} ({parts})",
         "checkpoints": f"of step {steps}" if run.checkpoints else steps,
         "resume": run.resume or "",

@@ -18,6 +18,7 @@ from tinyzero_trainer.config.rollout import LengthControlConfig as LengthControl
 from tinyzero_trainer.config.rollout import RolloutConfig as RolloutConfig
 from tinyzero_trainer.config.rollout import RolloutCorrectionConfig as RolloutCorrectionConfig
 from tinyzero_trainer.config.rollout import VllmConfig as VllmConfig
+from tinyzero_trainer.config.run import AuditConfig as AuditConfig
 from tinyzero_trainer.config.run import CheckpointConfig as CheckpointConfig
 from tinyzero_trainer.config.run import DefaultModelConfig as DefaultModelConfig
 from tinyzero_trainer.config.run import EvalConfig as EvalConfig

@@ -28,6 +28,7 @@ _RESUMABLE = {
     "vllm": "gpu_memory_gb sleep_mode tensor_parallel separate_process cuda_graphs max_restarts timeout verify_weights",
     "optimizer": "micro_batch_tokens packing",
     "reward": "num_workers memory_limit_gb",
+    "audit": "every completions window max_false_positive_rate action timeout",
     "data": "path test_path num_workers",
     "eval": "every num_problems_during pass_at",
     "checkpoint": "every keep",

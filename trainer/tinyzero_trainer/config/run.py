@@ -231,6 +231,32 @@ class RewardConfig:
 
 
 @dataclass(frozen=True)
+class AuditConfig:
+    """A sample of the completions is judged by the task's oracle, beside training.
+
+    Of a task without an oracle, statistical signs are shown.
+    """
+
+    every: NonNegativeInt = 1
+    """Steps between samples; 0 = no audit."""
+
+    completions: Annotated[int, Ge(2)] = 128
+    """Completions judged in such a step, of each task: half of them from those that were rewarded."""
+
+    window: PositiveInt = 16
+    """Samples that the rates and the alarm look back on."""
+
+    max_false_positive_rate: Fraction = 0.01
+    """Largest fraction of the rewarded completions that may be wrong; above it the alarm is raised."""
+
+    action: Literal["warn", "stop"] = "warn"
+    """At an alarm: warn, or save a checkpoint and stop."""
+
+    timeout: PositiveFloat = 2.0
+    """Seconds of the oracle for one completion, after which it counts as not judged."""
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     """Evaluation on held-out problems, before, during and after training."""
 

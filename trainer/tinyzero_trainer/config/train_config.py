@@ -18,6 +18,7 @@ from tinyzero_trainer.config.rollout import (
     VllmConfig,
 )
 from tinyzero_trainer.config.run import (
+    AuditConfig,
     CheckpointConfig,
     DefaultModelConfig,
     EvalConfig,
@@ -60,6 +61,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)

@@ -96,6 +96,8 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
      "with 1 the rate stays at the peak, whatever optimizer.lr_schedule"),
     ("optimizer", "lr_schedule", lambda c: c.optimizer.warmup_steps >= c.run.steps,
      "optimizer.warmup_steps={optimizer.warmup_steps} takes all of run.steps={run.steps}"),
+    ("audit", "completions window max_false_positive_rate action timeout", lambda c: not c.audit.every,
+     "audit.every=0 judges nothing"),
     ("eval", "num_problems_during", lambda c: not c.eval.every,
      "eval.every=0 evaluates before and after training only"),
     ("log", "project", lambda c: not {"wandb", "trackio"} & {*c.log.trackers},

@@ -37,6 +37,7 @@ from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
 from tinyzero_trainer.plan.auto import left_open, resolve_auto
+from tinyzero_trainer.rewards.audit import Audit, AuditAlarm
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.signals import Interrupted, StopFlag, StopRequested, catch_signals
 
@@ -106,6 +107,8 @@ class Session:
     log: MetricsLog
     completions: CompletionLog
     trackers: Trackers
+    audit: Audit | None = None
+    """Of reinforcement learning."""
 
     def train(self, training_step: Step, evaluation: HeldOutEvaluation) -> TrainResult:
         """Take all steps to the last, and report; a signal or a dead worker ends them earlier, with a checkpoint."""
@@ -121,12 +124,16 @@ class Session:
                 if (fitting := _as_it_fits(self.recorded, self.workers)) != self.recorded:
                     self.recorded = fitting
                     self.run.save_config(fitting, _task_versions(self.workers))
+                if self.audit is not None:
+                    metrics |= self.audit.step(step, rollouts)
                 metrics |= state.add_totals(rollouts, metrics["timing_s/step"]) | self.checkpointer.timing()
                 state.step, state.pending_metrics = step, metrics
                 self.completions.train(step, rollouts)
                 if training_step.failure is not None:
                     raise training_step.failure
                 self._evaluate_and_log(training_step, evaluation)
+                if self.audit is not None and self.audit.alarm is not None:
+                    raise self.audit.alarm
                 if self.stop.requested:
                     raise StopRequested
                 if checkpoint.every and step % checkpoint.every == 0:
@@ -143,6 +150,10 @@ class Session:
             self._save(step)
             assert self.stop.signal is not None
             raise Interrupted(self.stop.signal, self.state.step, resume_command(self.recorded)) from None
+        except AuditAlarm as alarm:
+            self._save(step)
+            command = resume_command(self.recorded)
+            raise AuditAlarm(f"{alarm}; step {self.state.step:,} is saved; resume with: {command}") from None
         except WorkerDiedError as died:
             if died.policy_intact:
                 self._save(step)
@@ -155,7 +166,9 @@ class Session:
             raise
 
     def _save(self, step: Step) -> None:
-        """Save a checkpoint, and before it the completions up to it."""
+        """Save a checkpoint, and before it the completions up to it and what the audit says of them."""
+        if self.audit is not None:
+            self.audit.drain()
         self.completions.write()
         self.checkpointer.save(self.state, step.prefetched)
 
@@ -202,7 +215,9 @@ class Session:
             curve = f"no curve: {error}"
         kept = f"completions: {run.completions} ({filesize.decimal(self.completions.size())})"
         model = f"model: {run.checkpoints / f'step_{last}'}"
-        workers.display.done(*outcomes, curve, kept, model, f"look: tinyzero report {quote(str(run.path))}")
+        audited = [] if self.audit is None else self.audit.summary()
+        look = f"look: tinyzero report {quote(str(run.path))}"
+        workers.display.done(*outcomes, *audited, curve, kept, model, look)
         return TrainResult(run.path, accuracy)
 
 
@@ -270,7 +285,12 @@ def train(
         evaluation = HeldOutEvaluation(config, workers, session.evaluated, stop, signal)
         kept, prefetched = session.completions, session.prefetched
         step = TrainingStep(config, workers, session.state, stop, kept, prefetched, signal)
-        return session.train(step, evaluation)
+        audited = {name: task.task for name, task in workers.tasks.items()}
+        with Audit(config, audited, session.state.audit, session.run.audit, display.warn) as session.audit:
+            result = session.train(step, evaluation)
+            if session.audit.alarm is not None:  # of the last step
+                raise session.audit.alarm
+            return result
 
 
 def _task_versions(workers: Workers) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.rewards.audit import AuditState
 from tinyzero_trainer.types import Rollout
 
 STATE_FILE = "state.json"
@@ -46,6 +47,9 @@ class TrainerState:
     """Adaptive KL coefficient; None before the first adaptation."""
 
     length_control: Annotated[LengthControlState, Field(alias="window")] = field(default_factory=LengthControlState)
+
+    audit: dict[str, AuditState] = field(default_factory=dict)
+    """What the audit has found, by task."""
 
     def add_totals(self, rollouts: Sequence[Rollout], seconds: float) -> dict[str, float]:
         """Add a step's completions and wall-clock seconds; the totals as metrics."""

@@ -27,6 +27,7 @@ THROUGHPUT = "perf/throughput"
 NO_ANSWER = "reward/no_answer_frac"
 TRUNCATED = "completion/truncated_frac"
 ZERO_STD = "group/zero_std_frac"
+FALSE_POSITIVES = "audit/false_positive_rate"
 
 
 def held_out_key(task: str, samples: int = 1) -> str:
@@ -61,6 +62,20 @@ def size_key(task: str) -> str:
 def task_key(task: str, what: str) -> str:
     """A metric of one task in a training step, where there are several tasks; `acc` is what `ACCURACY` is of all."""
     return f"task/{task}/{what}"
+
+
+def false_positive_rates(row: Mapping[str, Any]) -> dict[str, float]:
+    """Fraction of the rewarded completions that the oracle calls wrong, by task; a run's only task has the name ""."""
+    found = ((_FALSE_POSITIVES.fullmatch(name), value) for name, value in row.items() if name.startswith("audit/"))
+    return {match[1] or "": value for match, value in found if match and isinstance(value, float)}
+
+
+def audit_alarms(row: Mapping[str, Any]) -> int:
+    """Alarms of the audit so far, of all tasks."""
+    return int(sum(row[name] for name in row if name.startswith("audit/") and name.endswith("/alarms")))
+
+
+_FALSE_POSITIVES = re.compile(r"audit/(?:(.+)/)?false_positive_rate")
 
 
 class MetricsError(TinyZeroError):

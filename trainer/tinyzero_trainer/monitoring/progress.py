@@ -17,6 +17,7 @@ from tinyzero_sdk import progress
 from tinyzero_sdk.console import percent, plural
 from tinyzero_trainer.monitoring.metrics_log import (
     ACCURACY,
+    FALSE_POSITIVES,
     LENGTH,
     LOSS,
     NO_ANSWER,
@@ -166,8 +167,9 @@ def _step_line(count: str, metrics: Mapping[str, Any]) -> str:
 
 
 def _signal(metrics: Mapping[str, Any]) -> str:
-    """The fractions of completions and groups from which nothing can be learnt."""
+    """The fractions of completions and groups from which nothing can be learnt, or nothing good."""
     shown = {NO_ANSWER: "no answer", TRUNCATED: "cut off", ZERO_STD: "zero-variance groups"}
+    shown[FALSE_POSITIVES] = "falsely rewarded"
     found = ((name, metrics.get(key)) for key, name in shown.items())
     return "  ".join(f"{name} {percent(value)}" for name, value in found if value is not None)
 

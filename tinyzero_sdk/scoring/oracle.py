@@ -1,0 +1,40 @@
+"""A task's oracle in place of its scorer, so that a `ScoringPool` runs it in worker processes under limits."""
+
+from tinyzero_sdk.errors import describe_error
+from tinyzero_sdk.records import Completion, Json, Score
+from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.text import last_answer, strip_special_tokens
+
+
+def has_oracle(task: Task) -> bool:
+    return bool(task.plugin_manager.hook.oracle.get_hookimpls())
+
+
+class OracleScorer:
+    """Scores a completion by the task's oracle; its pickle is the task's.
+
+    The oracle judges the answer that the task extracts, and the last one that is marked as the SDK reads completions
+    (`text.last_answer`), where that is another: a hole in `extract_answer` is no better than one in `score`.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.name = task, task.name
+        self.first_error: str | None = None
+
+    def check_scoring_allowed(self) -> None:
+        self.task.check_scoring_allowed()
+
+    def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
+        """The fraction of the answers that are right, 0 without an answer; `no_answer` = the oracle cannot tell."""
+        text = completion if isinstance(completion, str) else completion.text
+        try:
+            readings = {self.task.extract_answer(text), last_answer(strip_special_tokens(text))} - {None}
+            found = [self.task.oracle(reading, ground_truth) for reading in sorted(filter(None, readings))]
+        except Exception as error:  # of the task's code
+            self.first_error = self.first_error or describe_error(error)
+            return Score(0.0, False, "error")
+        verdicts = [bool(right) for right in found if right is not None]
+        if readings and not verdicts:
+            return Score(0.0, False, "no_answer")
+        value = sum(verdicts) / max(1, len(verdicts))
+        return Score(value, value == 1, "ok" if value == 1 else "wrong")

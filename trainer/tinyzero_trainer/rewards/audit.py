@@ -1,0 +1,335 @@
+"""The audit of a run: a sample of its completions is judged by the task's oracle, in a process beside training.
+
+`step` hands in the completions of a step and takes what has been judged since; nothing waits for the oracle but
+`drain`, before a checkpoint. A task without an oracle has the signs of signs.py alone.
+"""
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tinyzero_sdk import Completion, Score, Task
+from tinyzero_sdk.console import percent
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.records import Reason
+from tinyzero_sdk.scoring.batches import CompletionBatch
+from tinyzero_sdk.scoring.oracle import OracleScorer, has_oracle
+from tinyzero_sdk.scoring.pool import ScoringPool
+from tinyzero_sdk.scoring.statistics import effective_size, interval_of_rate, wilson
+from tinyzero_sdk.seeds import derive_seed
+from tinyzero_sdk.workers.process import ClosesOnExit
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.rewards.score import SCORER_FAILURES
+from tinyzero_trainer.rewards.signs import SIGNS, StepStatistics, signs
+from tinyzero_trainer.types import Rollout
+
+ALARM_Z = 3.0
+"""Quantile of the alarm's interval, 99.7%: it is looked at hundreds of times in a run."""
+
+FEWEST_FALSE = 4
+"""Problems with a false reward that an alarm takes: one problem that the oracle misjudges is none."""
+
+SAMPLE_SECONDS = 10.0
+"""For a sample; what is not judged by then counts as not judged, so that an oracle that hangs costs no more."""
+
+MOST_BYTES = 4 << 20
+"""Of a task's file of findings; what is found later is counted only."""
+
+_CHUNK = 8  # completions sent to the oracle's process at a time
+_UNJUDGED: tuple[Reason, ...] = ("no_answer", "error", "timeout")
+
+Side = Literal["positive", "negative"]
+"""Rewarded, or not."""
+
+Problems = list[tuple[int, int]]
+"""Of each problem, the completions that were judged, and those of them whose score the oracle contradicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedSample:
+    """What the oracle said about a sample of one task."""
+
+    step: int
+    positive: Problems
+    negative: Problems
+
+
+@dataclass(slots=True)
+class AuditState:
+    """Of one task; saved with the trainer's state."""
+
+    window: list[JudgedSample] = field(default_factory=list)
+    """The last samples, the newest at the end."""
+
+    judged: dict[Side, int] = field(default_factory=lambda: {"positive": 0, "negative": 0})
+    """Completions since the run began."""
+
+    false: dict[Side, int] = field(default_factory=lambda: {"positive": 0, "negative": 0})
+    unjudged: int = 0
+    alarms: int = 0
+    last_alarm: int = 0
+    """The last sample's step."""
+
+    steps: list[StepStatistics] = field(default_factory=list)
+    """Of the last steps."""
+
+    reported: list[str] = field(default_factory=list)
+    """Signs that have been reported."""
+
+
+class AuditAlarm(TinyZeroError):
+    """More of the rewarded completions are wrong than `audit.max_false_positive_rate`."""
+
+    exit_code = 1
+
+
+def is_rewarded(score: Score, task: Task) -> bool:
+    """Whether a completion was paid as right: it is `correct`, or got the greatest reward before wrappers."""
+    return score.correct or score.unshaped >= task.info.score_range[1]
+
+
+def alarming(window: Sequence[JudgedSample], limit: float) -> list[JudgedSample]:
+    """The shortest end of the window, of 1, 2, 4, … samples, that shows a rate above the limit; empty if none does."""
+    size = 1
+    while True:
+        end = list(window[-size:])
+        judged, false = _counts([problem for sample in end for problem in sample.positive])
+        if np.count_nonzero(false) >= FEWEST_FALSE:
+            rate, size_of_evidence = false.sum() / judged.sum(), effective_size(false, judged)
+            if wilson(rate, size_of_evidence, ALARM_Z)[0] > limit:
+                return end
+        if size >= len(window):
+            return []
+        size *= 2
+
+
+def _counts(problems: Problems) -> tuple[np.ndarray, np.ndarray]:
+    judged, false = np.array(problems or [(0, 0)]).T
+    return judged, false
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A sample on its way."""
+
+    step: int
+    sides: dict[str, dict[Side, list[Rollout]]]
+    scores: "Future[dict[str, list[Score] | TinyZeroError]]"
+
+
+class Audit(ClosesOnExit):
+    """Draws samples, has them judged, counts, and raises the alarm."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        tasks: Mapping[str, Task],
+        states: dict[str, AuditState],
+        directory: Path,
+        warn: Callable[[str], None],
+    ) -> None:
+        """`states` are the trainer's and are kept up to date; findings go into files in `directory`."""
+        self.config, self.tasks, self.directory, self.warn = config.audit, tasks, directory, warn
+        self._seed, self._memory_limit_gb = config.run.seed, config.reward.memory_limit_gb
+        self._judged = {name: task for name, task in tasks.items() if has_oracle(task)}
+        self._states = states
+        for name in tasks:
+            states.setdefault(name, AuditState())
+        self._pools: dict[str, ScoringPool] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
+        self._drawn: _Drawn | None = None
+        self._is_closing = False
+        self.alarm: AuditAlarm | None = None
+        """What ends the run, with `audit.action=stop`."""
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._thread.shutdown()
+        for pool in self._pools.values():
+            pool.close()
+
+    def step(self, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Take what has been judged, hand in a sample of a step, and return the metrics."""
+        if not self.config.every:
+            return {}
+        started = time.perf_counter()
+        self._collect(wait=False)
+        if step % self.config.every == 0 and self._drawn is None:
+            self._submit(step, rollouts)
+        metrics: dict[str, float] = {}
+        for name in self.tasks:
+            prefix = "audit/" if len(self.tasks) == 1 else f"audit/{name}/"
+            found = self._signs(name, step, rollouts) | self._rates(name)
+            metrics |= {prefix + metric: value for metric, value in found.items()}
+        return {**metrics, "timing_s/audit": time.perf_counter() - started}
+
+    def drain(self) -> None:
+        """Wait for the sample that is being judged: its counts belong to the checkpoint."""
+        self._collect(wait=True)
+
+    def summary(self) -> list[str]:
+        """What the audit has found, a line for each task."""
+        lines = []
+        for name in self._judged:
+            state, several = self._states[name], f" of {name}" if len(self.tasks) > 1 else ""
+            counts = {side: f"{state.false[side]:,} of {state.judged[side]:,}" for side in state.judged}
+            shown = f"{counts['positive']} rewarded completions wrong, {counts['negative']} others right"
+            found = f"; findings: {self._file(name)}" if self._file(name).exists() else ""
+            alarms = f"; {state.alarms:,} alarms, the last at step {state.last_alarm:,}" if state.alarms else ""
+            unjudged = f", {state.unjudged:,} not judged" if state.unjudged else ""
+            if sum(state.judged.values()) or state.unjudged:
+                lines.append(f"audit{several}: by the oracle {shown}{unjudged}{alarms}{found}")
+        return lines
+
+    def _submit(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        chance, sides = random.Random(derive_seed("audit", self._seed, step)), {}
+        for name, task in self._judged.items():
+            groups: dict[Side, list[Rollout]] = {"positive": [], "negative": []}
+            for rollout in rollouts:
+                if rollout.prompt.task == name and rollout.score.reason not in SCORER_FAILURES:
+                    groups["positive" if is_rewarded(rollout.score, task) else "negative"].append(rollout)
+            most = self.config.completions // 2
+            sides[name] = {side: chance.sample(group, min(most, len(group))) for side, group in groups.items()}
+        if sides:
+            work = {name: [rollout for group in each.values() for rollout in group] for name, each in sides.items()}
+            self._drawn = _Drawn(step, sides, self._thread.submit(self._judge, work))
+
+    def _judge(self, work: Mapping[str, Sequence[Rollout]]) -> dict[str, list[Score] | TinyZeroError]:
+        """In the thread: the oracle's scores, as far as there was time, or why there are none."""
+        return {name: self._scores(name, rollouts) for name, rollouts in work.items()}
+
+    def _scores(self, name: str, rollouts: Sequence[Rollout]) -> list[Score] | TinyZeroError:
+        try:
+            if name not in self._pools:
+                oracle, timeout = OracleScorer(self._judged[name]), self.config.timeout
+                self._pools[name] = ScoringPool(oracle, timeout=timeout, memory_limit_gb=self._memory_limit_gb)
+            until = time.monotonic() + SAMPLE_SECONDS
+            chunks = (rollouts[start : start + _CHUNK] for start in range(0, len(rollouts), _CHUNK))
+            in_time = takewhile(lambda _: time.monotonic() < until and not self._is_closing, chunks)
+            batches = (
+                CompletionBatch(
+                    [Completion(rollout.text) for rollout in chunk],
+                    [rollout.prompt.item.ground_truth for rollout in chunk],
+                )
+                for chunk in in_time
+            )
+            with closing(self._pools[name].stream(batches)) as stream:
+                return [score for _, scores in stream for score in scores]
+        except TinyZeroError as error:
+            return error
+
+    def _collect(self, *, wait: bool) -> None:
+        if self._drawn is None or not (wait or self._drawn.scores.done()):
+            return
+        drawn, self._drawn = self._drawn, None
+        for name, scores in drawn.scores.result().items():
+            if isinstance(scores, TinyZeroError):
+                self.warn(f"the audit of {name} ends: {scores}")
+                del self._judged[name]
+            else:
+                self._count(name, drawn.step, drawn.sides[name], scores)
+
+    def _count(self, name: str, step: int, sides: Mapping[Side, Sequence[Rollout]], scores: Sequence[Score]) -> None:
+        """Add what the oracle said about a sample; the last of it may not have been judged."""
+        state, findings = self._states[name], list[tuple[Side, Rollout]]()
+        problems: dict[Side, dict[int, list[bool]]] = {"positive": defaultdict(list), "negative": defaultdict(list)}
+        drawn = [(side, rollout) for side, group in sides.items() for rollout in group]
+        for (side, rollout), score in zip(drawn, scores, strict=False):
+            if score.reason not in _UNJUDGED:
+                is_false = score.value < 1 if side == "positive" else score.value > 0
+                problems[side][id(rollout.prompt)].append(is_false)
+                if is_false:
+                    findings.append((side, rollout))
+        counts = {side: [(len(each), sum(each)) for each in found.values()] for side, found in problems.items()}
+        for side, found in counts.items():
+            state.judged[side] += sum(judged for judged, _ in found)
+            state.false[side] += sum(false for _, false in found)
+        state.unjudged += len(drawn) - sum(judged for found in counts.values() for judged, _ in found)
+        state.window = [*state.window, JudgedSample(step, **counts)][-self.config.window :]
+        self._keep(name, step, findings)
+        self._raise_alarm(name, step, [rollout for side, rollout in findings if side == "positive"])
+
+    def _keep(self, name: str, step: int, findings: Sequence[tuple[Side, Rollout]]) -> None:
+        """Add findings to the task's file as labelled cases; one that cannot be written costs them, not the run."""
+        from tinyzero_sdk.testing.cases import Case, add_cases
+
+        file = self._file(name)
+        if not findings or (file.exists() and file.stat().st_size > MOST_BYTES):
+            return
+        cases = []
+        for side, rollout in findings:
+            score, correct = rollout.score, side == "negative"
+            verdict = f"score {score.value:g} ({score.reason}), {'right' if correct else 'wrong'} by the oracle"
+            cases.append(Case(rollout.text, rollout.prompt.item.ground_truth, correct, f"step {step}: {verdict}"))
+        try:
+            file.parent.mkdir(exist_ok=True)
+            add_cases(file, cases)
+        except (OSError, TinyZeroError) as error:
+            self.warn(f"{error}; findings of the audit at step {step:,} are not kept")
+
+    def _file(self, name: str) -> Path:
+        return self.directory / f"{name}.cases.jsonl"
+
+    def _raise_alarm(self, name: str, step: int, false: Sequence[Rollout]) -> None:
+        """Warn, or have the run stopped, if what was judged since the last alarm shows a rate above the limit."""
+        state, config = self._states[name], self.config
+        fresh = [sample for sample in state.window if sample.step > state.last_alarm]
+        end = alarming(fresh, config.max_false_positive_rate)
+        is_repeated = state.alarms and step - state.last_alarm < config.window * config.every
+        if not end or (config.action == "warn" and is_repeated):
+            return
+        state.alarms, state.last_alarm = state.alarms + 1, step
+        judged, wrong = _counts([problem for sample in end for problem in sample.positive])
+        low, high = wilson(wrong.sum() / judged.sum(), effective_size(wrong, judged), ALARM_Z)
+        steps = f"step {step:,}" if len(end) == 1 else f"steps {end[0].step:,} to {step:,}"
+        example = f", such as {false[-1].text[-100:]!r} for {false[-1].prompt.item.ground_truth!r:.100}" * bool(false)
+        self.alarm = AuditAlarm(
+            f"the reward of {name} pays for wrong answers: by its oracle, {wrong.sum():,} of {judged.sum():,} rewarded "
+            f"completions judged at {steps} are wrong ({percent(wrong.sum() / judged.sum())}, interval {percent(low)} "
+            f"to {percent(high)}; audit.max_false_positive_rate={config.max_false_positive_rate:g}){example}; "
+            f"findings: {self._file(name)}"
+        )
+        if config.action == "warn":
+            self.warn(str(self.alarm))
+            self.alarm = None
+
+    def _rates(self, name: str) -> dict[str, float]:
+        state, metrics = self._states[name], dict[str, float]()
+        for side in ("positive", "negative") if name in self._judged else ():
+            judged, false = _counts([problem for sample in state.window for problem in getattr(sample, side)])
+            if judged.sum():
+                low, high = interval_of_rate(false, judged)
+                rate = f"false_{side}_rate"
+                metrics |= {rate: float(false.sum() / judged.sum()), f"{rate}/low": low, f"{rate}/high": high}
+        if name in self._judged:
+            counts = {"judged": sum(state.judged.values()), "unjudged": state.unjudged, "alarms": state.alarms}
+            metrics |= {metric: float(count) for metric, count in counts.items()}
+        return metrics
+
+    def _signs(self, name: str, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """The signs; each is reported once, where no oracle tells more."""
+        state, task = self._states[name], self.tasks[name]
+        own = [rollout for rollout in rollouts if rollout.prompt.task == name]
+        if not own:
+            return {}
+        rewarded = [rollout for rollout in own if is_rewarded(rollout.score, task)]
+        now = StepStatistics.of(own, rewarded)
+        found = signs(now, state.steps, rewarded)
+        state.steps = [*state.steps, now][-self.config.window :]
+        for sign, value in found.items():
+            limit, text = SIGNS[sign]
+            if value >= limit and name not in self._judged and sign not in state.reported:
+                state.reported.append(sign)
+                self.warn(
+                    f"step {step:,}, a sign and no proof that the reward of {name} is gamed: {text.format(value)}"
+                )
+        return {f"sign/{sign}": value for sign, value in found.items()}
