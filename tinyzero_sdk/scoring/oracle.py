@@ -1,7 +1,10 @@
 """A task's oracle in place of its scorer, so that a `ScoringPool` runs it in worker processes under limits."""
 
+from typing import cast
+
 from tinyzero_sdk.errors import describe_error
 from tinyzero_sdk.records import Completion, Json, Score
+from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.text import last_answer, strip_special_tokens
 
@@ -10,12 +13,19 @@ def has_oracle(task: Task) -> bool:
     return bool(task.plugin_manager.hook.oracle.get_hookimpls())
 
 
+def oracle_pool(task: Task, *, timeout: float, memory_limit_gb: float) -> ScoringPool:
+    """A pool of one worker, in which the oracle scores."""
+    return ScoringPool(cast(Task, OracleScorer(task)), timeout=timeout, memory_limit_gb=memory_limit_gb)
+
+
 class OracleScorer:
-    """Scores a completion by the task's oracle; its pickle is the task's.
+    """Scores completions by the task's oracle; it has what a pool uses of a `Task`.
 
     The oracle judges the answer that the task extracts, and the last one that is marked as the SDK reads completions
     (`text.last_answer`), where that is another: a hole in `extract_answer` is no better than one in `score`.
     """
+
+    is_async = compares_completions = False
 
     def __init__(self, task: Task) -> None:
         self.task, self.name = task, task.name

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from multiprocessing.connection import Connection, wait
-from typing import Generic, Protocol, cast
+from typing import Generic, cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.records import Completion, Json, Reason, Score
 from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, ScoreColumns, unpacked
+from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import ClosesOnExit, SharedTimer, WorkerProcess
 
 _FIRST_JOB = 64  # answers sent to a worker at a time, until it is known how long they take
@@ -35,19 +36,6 @@ _TICK_SECONDS = 0.2  # how soon the end of a worker is noticed where its socket 
 _START_SECONDS = 120.0  # for the start of Python and the task's imports
 _MAX_USELESS = 3  # workers in a row that ended before they answered anything, and no answer explains it
 _MOST_WAITING = 192 << 20  # bytes of answers held while one that hangs keeps those behind it from being passed on
-
-
-class Scorer(Protocol):
-    """What the workers run: a `Task`, or its oracle (`oracle.OracleScorer`). It is pickled."""
-
-    name: str
-
-    @property
-    def first_error(self) -> str | None: ...
-
-    def check_scoring_allowed(self) -> None: ...
-
-    def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score: ...
 
 
 class ScoringPool(ClosesOnExit):
@@ -62,7 +50,7 @@ class ScoringPool(ClosesOnExit):
         1.0
     """
 
-    def __init__(self, task: Scorer, *, workers: int = 1, timeout: float = 5.0, memory_limit_gb: float = 4.0) -> None:
+    def __init__(self, task: Task, *, workers: int = 1, timeout: float = 5.0, memory_limit_gb: float = 4.0) -> None:
         """
         Args:
             task: from `load_task`; each worker loads it again.
@@ -401,7 +389,7 @@ class _Worker:
         return place if self.job.start <= place < self.job.stop else None
 
 
-def score_answers(task: Scorer, connection: Connection, timer: SharedTimer, *, memory_limit: int) -> None:
+def score_answers(task: Task, connection: Connection, timer: SharedTimer, *, memory_limit: int) -> None:
     """What a scoring worker does (see `workers.process.Service`): batches in, their scores out."""
     at_start = _address_space()
     if at_start >= memory_limit:
@@ -421,7 +409,7 @@ def score_answers(task: Scorer, connection: Connection, timer: SharedTimer, *, m
         os._exit(1)
 
 
-def _answer(batch: ScoreBatch, task: Scorer, connection: Connection, timer: SharedTimer, enough: int) -> bool:
+def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: SharedTimer, enough: int) -> bool:
     """Score a batch; False as soon as the process has grown to `enough` bytes.
 
     A leaking scorer would fail on a later, innocent completion, so a fresh worker takes over in time.

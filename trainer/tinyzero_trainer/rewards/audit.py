@@ -22,7 +22,7 @@ from tinyzero_sdk.console import percent
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Reason
 from tinyzero_sdk.scoring.batches import CompletionBatch
-from tinyzero_sdk.scoring.oracle import OracleScorer, has_oracle
+from tinyzero_sdk.scoring.oracle import has_oracle, oracle_pool
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.scoring.statistics import effective_size, interval_of_rate, wilson
 from tinyzero_sdk.seeds import derive_seed
@@ -93,8 +93,8 @@ class AuditAlarm(TinyZeroError):
 
 
 def is_rewarded(score: Score, task: Task) -> bool:
-    """Whether a completion was paid as right: it is `correct`, or got the greatest reward before wrappers."""
-    return score.correct or score.unshaped >= task.info.score_range[1]
+    """Whether a completion was paid as right: it is `correct`, or got the greatest reward by itself."""
+    return score.correct or (not task.compares_completions and score.unshaped >= task.info.score_range[1])
 
 
 def alarming(window: Sequence[JudgedSample], limit: float) -> list[JudgedSample]:
@@ -210,8 +210,8 @@ class Audit(ClosesOnExit):
     def _scores(self, name: str, rollouts: Sequence[Rollout]) -> list[Score] | TinyZeroError:
         try:
             if name not in self._pools:
-                oracle, timeout = OracleScorer(self._judged[name]), self.config.timeout
-                self._pools[name] = ScoringPool(oracle, timeout=timeout, memory_limit_gb=self._memory_limit_gb)
+                limits = {"timeout": self.config.timeout, "memory_limit_gb": self._memory_limit_gb}
+                self._pools[name] = oracle_pool(self._judged[name], **limits)
             until = time.monotonic() + SAMPLE_SECONDS
             chunks = (rollouts[start : start + _CHUNK] for start in range(0, len(rollouts), _CHUNK))
             in_time = takewhile(lambda _: time.monotonic() < until and not self._is_closing, chunks)
