@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,9 +18,21 @@ from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin
 
 if TYPE_CHECKING:
+    from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions
     from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationResult, LocalModels
     from tinyzero_sdk.progress import Progress
 
+
+_ENDPOINT_ONLY = [
+    "concurrency",
+    "retries",
+    "timeout",
+    "api_key_env",
+    "system",
+    "stop",
+    "extra_body",
+    "max_completion_tokens",
+]
 
 Overrides = Annotated[
     list[str] | None,
@@ -66,6 +79,26 @@ Output = Annotated[
 ApiKeyVariable = Annotated[
     str, typer.Option("--api-key-env", metavar="NAME", help="Environment variable that holds the API key.")
 ]
+System = Annotated[
+    str, typer.Option("--system", metavar="TEXT", help="System prompt, before the problem's own.", show_default=False)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", metavar="TEXT", help="Text that ends a completion. Repeatable.", show_default="none"),
+]
+ExtraBody = Annotated[
+    str | None,
+    typer.Option("--extra-body", metavar="JSON", help="Further parameters of a request.", show_default="none"),
+]
+MaxCompletionTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-completion-tokens",
+        min=1,
+        metavar="N",
+        help="--max-tokens under the name that reasoning models take; used by itself where a server says so.",
+    ),
+]
 
 
 def register(app: typer.Typer, plugins: Sequence[Plugin]) -> None:
@@ -96,6 +129,10 @@ def evaluate(
     retries: Annotated[int, typer.Option("--retries", min=0, metavar="N", help="Retries of a failed request.")] = 6,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, metavar="N", help="Seconds for one request.")] = 600.0,
     api_key_env: ApiKeyVariable = "OPENAI_API_KEY",
+    system: System = "",
+    stop: Stop = None,
+    extra_body: ExtraBody = None,
+    max_completion_tokens: MaxCompletionTokens = None,
     allow_unsafe_scorers: AllowUnsafe = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -105,11 +142,11 @@ def evaluate(
     the same --output resumes where the last one stopped.
     """
     from tinyzero_sdk.evaluation import evaluate as evaluation
-    from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
+    from tinyzero_sdk.evaluation.openai_endpoint import plan_endpoint
     from tinyzero_sdk.evaluation.protocol import EvaluationRequest
 
     if endpoint is None:
-        for name in ("concurrency", "retries", "timeout", "api_key_env"):
+        for name in _ENDPOINT_ONLY:
             source = context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
                 raise SettingsError(f"--{name.replace('_', '-')} has no effect without --endpoint; leave it out")
@@ -128,7 +165,7 @@ def evaluate(
         samples=samples,
         temperature=temperature,
         top_p=top_p,
-        max_tokens=max_tokens,
+        max_tokens=max_tokens or max_completion_tokens,
         seed=seed,
         allow_unsafe_scorers=allow_unsafe_scorers,
     )
@@ -138,7 +175,7 @@ def evaluate(
             raise TinyZeroError("'tinyzero eval' needs the trainer: pip install 'tinyzero-sdk[train]'")
         plan = models.plan(request)
     else:
-        plan = plan_endpoint(request, EndpointOptions(endpoint, api_key_env, concurrency, retries, timeout))
+        plan = plan_endpoint(request, _endpoint_options(endpoint, context))
     if output is None and endpoint is not None:
         raise SettingsError("an evaluation at an endpoint needs --output FILE, so that it can resume if it is stopped")
     with _observer(output) as observer:
@@ -161,6 +198,33 @@ def _remark(plan: "EvaluationPlan", model: str | None, result: "EvaluationResult
     text = hint(result.signal) if result.signal.fault is None else f"warning: {warning(result.signal, situation)}"
     if text:
         stderr.print(Text(text, "yellow"), soft_wrap=True)
+
+
+def _endpoint_options(url: str, context: typer.Context) -> "EndpointOptions":
+    from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions
+
+    given = context.params
+    try:
+        extra_body = loads(given["extra_body"] or "{}")
+    except ValueError:
+        extra_body = None
+    if not isinstance(extra_body, dict):
+        raise SettingsError(
+            f"got --extra-body {given['extra_body']}; expected a JSON object, such as '{{\"top_k\": 20}}'"
+        )
+    if given["max_tokens"] and given["max_completion_tokens"]:
+        raise SettingsError("--max-tokens and --max-completion-tokens are two names of one limit; give one")
+    return EndpointOptions(
+        url,
+        given["api_key_env"],
+        given["concurrency"],
+        given["retries"],
+        given["timeout"],
+        system=given["system"],
+        stop=given["stop"] or (),
+        extra_body=extra_body,
+        is_completion_limit=given["max_completion_tokens"] is not None,
+    )
 
 
 class _EvalCommand(TyperCommand):

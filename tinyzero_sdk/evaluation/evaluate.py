@@ -20,12 +20,13 @@ from tinyzero_sdk.evaluation.protocol import (
     Problem,
 )
 from tinyzero_sdk.evaluation.sample_log import SampleFile, missing
+from tinyzero_sdk.openai_client import SampledCompletion
 from tinyzero_sdk.records import Completion, Item
 
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.score_file import ScoreReport
 
-_OWN_COLUMNS = ("completion", "token_count", "finished", "sample", "sampling")
+_OWN_COLUMNS = ("completion", "token_count", "finished", "reasoning_content", "sample", "sampling")
 
 
 def evaluate(
@@ -81,7 +82,10 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
             row = item_to_row(plan.task, problem.item, index=problem.index, split=plan.split, template=sampler.template)
             text = completion.text.encode("utf-8", "replace").decode()  # UTF-8 has no lone surrogates
             row |= {"completion": text, "token_count": completion.token_count}
-            if file.append((problem.index, sample), row | {"finished": completion.finished}):
+            row |= {"finished": completion.finished}
+            if isinstance(completion, SampledCompletion) and completion.reasoning_content is not None:
+                row["reasoning_content"] = completion.reasoning_content.encode("utf-8", "replace").decode()
+            if file.append((problem.index, sample), row):
                 tokens += completion.token_count or 0
                 finished = max(0, finished - 1)
                 observer.sampling(len(file), finished, total)

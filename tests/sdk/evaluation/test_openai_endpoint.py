@@ -8,7 +8,6 @@ import pytest
 
 from tests.sdk.evaluation.conftest import rows_of
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.evaluation import openai_endpoint as endpoint_module
 from tinyzero_sdk.evaluation.evaluate import evaluate
 from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions, plan_endpoint
 from tinyzero_sdk.evaluation.protocol import EvaluationRequest
@@ -18,7 +17,7 @@ from tinyzero_sdk.evaluation.protocol import EvaluationRequest
 def sample(server, task, tmp_path, monkeypatch):
     """Sample three problems, without the command line and without scoring."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
-    monkeypatch.setattr(endpoint_module, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tinyzero_sdk.openai_client.FIRST_PAUSE", 0.001)
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate._score", lambda *_: None)
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate._sum_up", lambda *_: None)
 
@@ -126,7 +125,7 @@ def test_a_wrong_key_is_named_and_never_shown(server, sample, monkeypatch):
 
 def test_a_slow_server_times_out(server, sample):
     server.delay = 0.5
-    with pytest.raises(TinyZeroError, match=r"did not answer within 0\.1 s, 1 time; raise --timeout"):
+    with pytest.raises(TinyZeroError, match=r"did not answer within 0\.1 s, 1 time; raise the timeout"):
         sample(size=1, samples=1, timeout=0.1, retries=0)
 
 
@@ -164,3 +163,38 @@ def test_problems_of_a_file_are_asked_as_they_stand(server, task, sample, tmp_pa
         request = EvaluationRequest(task=task, model="m", overrides=[word], template=template)
         with pytest.raises(TinyZeroError, match=message):
             plan_endpoint(request, EndpointOptions(server.url))
+
+
+def test_what_a_reasoning_model_takes_and_gives(server, task, sample, run):
+    def intervene(number, request):
+        request["max_tokens"] = request["max_completion_tokens"]
+        message = {"content": "<answer>1</answer>", "reasoning_content": f"hm {number}"}
+        return 200, {"id": "x", "choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
+
+    server.intervene = intervene
+    rows = sample(
+        size=1, system="Be brief.", stop=["END"], extra_body={"top_k": 20, "chat": {"a": 1}}, is_completion_limit=True
+    )
+    assert [row["reasoning_content"] for row in rows] == ["hm 1", "hm 2"]
+    request = server.requests[0]
+    assert [message["role"] for message in request["messages"]] == ["system", "user"]
+    assert request["messages"][0]["content"] == "Be brief."
+    assert (request["stop"], request["top_k"], request["chat"]) == (["END"], 20, {"a": 1})
+    with pytest.raises(TinyZeroError, match=r"with system=Be brief\., not system=Be long"):
+        sample(size=1, system="Be long.")
+
+
+def test_options_of_an_endpoint_that_cannot_be(server, task, run, tmp_path):
+    words = ("eval", task, "--endpoint", server.url, "--model", "m", "--output", tmp_path / "out.jsonl")
+    for more, message in (
+        (("--extra-body", "[1]"), "expected a JSON object"),
+        (("--max-tokens", 5, "--max-completion-tokens", 6), "two names of one limit"),
+        (("--system", "Be brief.", "--template", "base"), "give --template chat"),
+    ):
+        code, _, err = run(*words, *more)
+        assert code
+        assert message in " ".join(err.split())
+    code, _, err = run("eval", task, "--model", "m", "--stop", "END")
+    assert code
+    assert "--stop has no effect without --endpoint" in err
+    assert not server.requests
