@@ -122,7 +122,7 @@ def _values(values: list) -> str:
 
 def _change(difference: "Difference") -> tuple[str, str]:
     """The difference and its interval; of shares in percentage points."""
-    number = _FORMATS.get(difference.name)
+    number = _format(difference)
 
     def signed(value: float) -> str:
         return f"{value:+{number}}" if number else f"{100 * value:+.1f}"
@@ -131,7 +131,11 @@ def _change(difference: "Difference") -> tuple[str, str]:
     return f"{signed(difference.difference)}{'' if number else ' pp'}", interval
 
 
-_FORMATS = {"mean score": ".3f", "tokens": ",.1f"}  # of metrics that are not shares
+def _format(difference: "Difference") -> str:
+    """That of a number that is no fraction; empty for a fraction."""
+    from tinyzero_sdk.scoring.compare import is_fraction
+
+    return "" if is_fraction(difference.name) else ",.1f" if difference.name == "tokens" else ".3f"
 
 
 def _show_comparison(report: "ComparisonReport", comparison: "Comparison", limit: int) -> None:
@@ -144,7 +148,7 @@ def _show_comparison(report: "ComparisonReport", comparison: "Comparison", limit
         if group and differences:
             shown.add_row(Text(group, "bold"))
         for difference in differences:
-            number = _FORMATS.get(difference.name, ".1%")
+            number = _format(difference) or ".1%"
             sides = (f"{side:{number}}" for side in (difference.baseline, difference.other))
             name = f"  {difference.name}" if group else difference.name
             shown.add_row(name, *sides, *_change(difference), f"{difference.problems:,}")

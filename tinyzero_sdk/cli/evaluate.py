@@ -314,6 +314,7 @@ def _as_json(result: "EvaluationResult") -> dict[str, Any]:
 def _show(plan: "EvaluationPlan", result: "EvaluationResult") -> None:
     how = "greedy" if plan.temperature == 0 else f"sampled at T={plan.temperature:g}"
     where = "held out" if plan.split == "test" else "of the training split"
+    parts = {} if result.report is None or result.report.summary is None else result.report.summary.parts
     signal = {
         "no answer": result.signal.no_answer_frac,
         "cut off": result.signal.truncated_frac,
@@ -325,6 +326,7 @@ def _show(plan: "EvaluationPlan", result: "EvaluationResult") -> None:
         "problems": f"{result.problems:,} {where}, {plural(result.samples, 'sample')} each, {how}",
         "accuracy": f"{percent(result.accuracy)} ± {percent(result.standard_error)} (one standard error)",
         "mean score": f"{result.mean_score:.3f}",
+        "parts": " · ".join(f"{name} {mean:.4g}" for name, mean in parts.items()) or None,
         "mean length": None if result.mean_length is None else f"{result.mean_length:,.1f} tokens",
         "reasons": " · ".join(f"{reason} {rows:,}" for reason, rows in sorted(result.by_reason.items())),
         "signal": " · ".join(f"{name} {percent(part)}" for name, part in signal.items() if part is not None),

@@ -65,7 +65,7 @@ def rescore(
         print_json(_as_json(report))
     else:
         _show(report, limit, output)
-    if report.changed or any(part.rose or part.fell for part in report.parts.values()) or not report.scored.is_clean:
+    if report.changed or not report.scored.is_clean:
         raise typer.Exit(1)
 
 
@@ -153,6 +153,9 @@ def _show_change(change: "ScoreChange") -> None:
     if change.new.answer != change.old.answer:
         answers += f" → {_quoted(change.new.answer)}"
     stdout.print(Text(f"  {answers}"), soft_wrap=True)
+    if change.parts:
+        parts = " · ".join(f"{name} {old:.4g} → {new:.4g}" for name, (old, new) in change.parts.items())
+        stdout.print(Text(f"  parts: {parts}"), soft_wrap=True)
     stdout.print(Text(f"  …{change.completion_end[-60:]!r}"), soft_wrap=True)
 
 

@@ -41,7 +41,9 @@ class Difference:
     not 0, or there is only one."""
 
 
-NOT_FRACTIONS = ("mean score", "tokens")  # what else is compared is a fraction
+def is_fraction(name: str) -> bool:
+    """Whether what is compared under this name is from 0 to 1."""
+    return name not in ("mean score", "tokens") and not name.startswith("part ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ class Comparison:
     file: str
     accuracy: Difference
     metrics: list[Difference]
-    """Mean score, pass@k, and, where both files have them, greedy accuracy, the fraction that is cut off and the number
-    of tokens."""
+    """Mean score, pass@k, and, where both files have them, the parts of the reward as `part NAME`, greedy accuracy, the
+    fraction that is cut off and the number of tokens."""
 
     by_reason: list[Difference]
     """Fraction of the completions with each reason."""
@@ -251,7 +253,7 @@ def differences(
     by_t = map(interval_of_mean, columns)
     intervals = bootstrap_intervals(columns, resamples, on_progress=on_progress) if resamples else by_t
     for place, interval in zip(vary, intervals, strict=True):
-        if interval and found[place].name not in NOT_FRACTIONS:
+        if interval and is_fraction(found[place].name):
             interval = max(-1.0, interval[0]), min(1.0, interval[1])
         found[place] = replace(found[place], interval=interval)
     return found
@@ -275,7 +277,8 @@ def _compare(
     pairs = {"mean score": both(lambda side: side.mean(side.columns["score"]))}
     for k in _values_of_k(baseline, other, options.pass_at):
         pairs[f"pass@{k}"] = both(partial(_Side.pass_at, k=k))
-    for name in ("greedy accuracy", "cut off", "tokens"):
+    parts = [name for name in baseline.columns if name.startswith("part ") and name in other.columns]
+    for name in (*parts, "greedy accuracy", "cut off", "tokens"):
         pair = both(lambda side, name=name: side.mean(side.columns[name]))  # type: ignore[misc]
         if np.isfinite(pair[0] + pair[1]).any():
             pairs[name] = pair

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +67,8 @@ class ScoreChange:
     old: RowScore
     new: RowScore
     completion_end: str
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By name: the parts of the reward that changed, before and now."""
 
     @property
     def is_flip(self) -> bool:
@@ -111,7 +113,7 @@ class RescoreReport:
     old_correct: int = 0
     new_correct: int = 0
     changed: int = 0
-    """Rows whose score, correctness or reason changed."""
+    """Rows whose score, a part of it, correctness or reason changed."""
 
     flipped: int = 0
     """Rows whose correctness changed."""
@@ -243,16 +245,21 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
         report.compared += 1
         report.old_correct += old_correct
         report.new_correct += new_cells[1]
-        if parts := scores.parts.get(place):
-            before = read_parts(old_parts[place])
-            for name in [name for name in parts if name in before]:
-                report.parts[name].add(before[name], parts[name])
-        if old_cells[:3] != new_cells[:3]:
+        moved = _moved(read_parts(old_parts[place]), scores.parts.get(place, {}), report)
+        if moved or old_cells[:3] != new_cells[:3]:
             texts = batch.texts
             text = texts[place] if isinstance(texts, list) else texts[place].as_py()
-            report.add(ScoreChange(number, RowScore(*old_cells), RowScore(*new_cells), text[-_END:]))
+            report.add(ScoreChange(number, RowScore(*old_cells), RowScore(*new_cells), text[-_END:], moved))
         elif old_answer != new_cells[3]:
             report.other_answer += 1
+
+
+def _moved(old: dict[str, float], new: Mapping[str, float], report: RescoreReport) -> dict[str, tuple[float, float]]:
+    """The parts of a row that changed, counted in the report."""
+    pairs = {name: (old[name], value) for name, value in new.items() if name in old}
+    for name, pair in pairs.items():
+        report.parts[name].add(*pair)
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _old(source: Path, block: Block) -> Iterator[tuple]:

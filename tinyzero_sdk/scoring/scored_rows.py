@@ -20,6 +20,7 @@ from tinyzero_sdk.records import REASONS, Json
 from tinyzero_sdk.scoring.groups import PROMPT_COLUMNS
 from tinyzero_sdk.scoring.outputs import (
     LENGTH_COLUMNS,
+    PARTS,
     UNKNOWN_FLAG,
     Cells,
     Provenance,
@@ -27,6 +28,7 @@ from tinyzero_sdk.scoring.outputs import (
     as_numbers,
     column,
     has_values,
+    read_parts,
 )
 from tinyzero_sdk.scoring.readers import find_reader
 from tinyzero_sdk.scoring.readers.runs import is_evaluation, read_held_out
@@ -35,7 +37,15 @@ from tinyzero_sdk.tasks.score_guard import describe_value
 _TRUTHS = ("ground_truth", "reward_model.ground_truth")  # identify a problem where they are lists or objects
 _SETTINGS = ("data_source", "extra_info.task_version", "extra_info.split", "sampling", "evaluation")
 SCORES = ("score", "correct", "reason")  # what every row of a scored file has
-_READ = (*_SETTINGS, *Provenance._fields, *LENGTH_COLUMNS, "extra_info.difficulty", "finished", "greedy_accuracy")
+_READ = (
+    *_SETTINGS,
+    *Provenance._fields,
+    *LENGTH_COLUMNS,
+    "extra_info.difficulty",
+    "finished",
+    "greedy_accuracy",
+    PARTS,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,8 @@ class ScoredRows:
 
     columns: dict[str, np.ndarray]
     """[n] each: `score`, `reason` (index of REASONS), `task` (index into all that are read together), and `difficulty`,
-    `tokens`, `cut off` and `greedy accuracy` (of the problem), NaN where unknown."""
+    `tokens`, `cut off`, `greedy accuracy` (of the problem) and `part NAME` of each part of the reward, NaN where
+    unknown."""
 
     settings: dict[str, list[Json]]
     """What the rows depend on, by column, with all its values: the scorer, its options, the sampling."""
@@ -167,16 +178,18 @@ def read_scored_rows(
     Raises:
         DataError: the file cannot be read, or is not a scored one.
     """
-    parts: dict[str, list[np.ndarray]] = {}
+    blocks: list[dict[str, np.ndarray]] = []
     seen: dict[str, Json] = {}
     ignored: Counter[str] = Counter()
     for block in read_scored_blocks(path, (*_READ, key), ignored):
         if block.numbers:
-            for name, values in _arrays(block, key, problems, tasks).items():
-                parts.setdefault(name, []).append(values)
+            blocks.append(_arrays(block, key, problems, tasks))
             _add_settings(block, seen)
         on_progress(block.progress)
-    columns = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    columns = {
+        name: np.concatenate([block.get(name, np.full(len(block["number"]), np.nan)) for block in blocks])
+        for name in dict.fromkeys(name for block in blocks for name in block)
+    }
     has_problem = columns["problem"] >= 0
     ignored[f"without {key}"] = int((~has_problem).sum())
     if not has_problem.any():
@@ -192,17 +205,31 @@ def _arrays(block: Block, key: str, problems: dict[str, int], tasks: dict[str | 
     indices = [-1 if text is None else problems.setdefault(text, len(problems)) for text in keys]
     lengths = [as_numbers(column(block, name), size) for name in LENGTH_COLUMNS]
     finished = as_flags(column(block, "finished"), size)
+    reasons = _texts(column(block, "reason"), size)
     return {
+        **_parts(column(block, PARTS), reasons),
         "number": np.array(block.numbers),
         "problem": np.array(indices, np.int64),
         "correct": as_flags(column(block, "correct"), size) == 1,
         "score": as_numbers(column(block, "score"), size),
-        "reason": np.array([_REASON[name] for name in _texts(column(block, "reason"), size)], np.int8),
+        "reason": np.array([_REASON[name] for name in reasons], np.int8),
         "task": np.array([tasks.setdefault(name, len(tasks)) for name in names]),
         "difficulty": as_numbers(column(block, "extra_info.difficulty"), size),
         "tokens": np.where(np.isfinite(lengths[0]), *lengths),
         "greedy accuracy": as_numbers(column(block, "greedy_accuracy"), size),
         "cut off": np.where(finished == UNKNOWN_FLAG, np.nan, finished == 0),
+    }
+
+
+def _parts(cells: Cells | None, reasons: Sequence[str | None]) -> dict[str, np.ndarray]:
+    """Each part of the reward: 0 where a row has others alone, unknown where it has none or the scorer failed."""
+    if not has_values(cells):
+        return {}
+    every = [read_parts(cell) for cell in (to_list(cells) if isinstance(cells, pa.Array) else cells or ())]
+    known = np.array([reason not in ("error", "timeout") for reason in reasons])
+    return {
+        f"part {name}": np.where(known, [parts.get(name, 0.0) for parts in every], np.nan)
+        for name in dict.fromkeys(name for parts in every for name in parts)
     }
 
 

@@ -255,10 +255,11 @@ def _assemble(
         register(manager, make_wrapper(name), f"wrapper {name}")
     described, options = _info(manager), dict(values)
     if described.parts:
-        if clash := described.parts.keys() & set(map(term_of, wrappers)):
+        if clash := [spec for spec in wrappers if term_of(spec) in described.parts]:
             raise SettingsError(
-                f"the score wrapper {min(clash)} has the name of a part of the reward of task {candidate.name!r}; "
-                "leave the wrapper out"
+                f"the score wrapper {clash[0]} adds a part named {term_of(clash[0])}, which the reward of task "
+                f"{candidate.name!r} has already; leave the wrapper out (it is for all tasks of a run), or rename the "
+                "task's part"
             )
         described = weighted(described, options.pop("weights", {}))
     if is_async(manager):

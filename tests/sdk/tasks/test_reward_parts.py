@@ -165,7 +165,7 @@ def test_wrappers_add_to_the_sum_and_may_not_take_the_name_of_a_part(write_task)
     assert task.score_completion("1 1 <answer>1</answer>", 1).parts["repetition"] < 0
     assert shaped.score_completion(Completion("<answer>1</answer>", 4), 1).parts == {"task": 1.0, "overlong": -1.0}
     named = INFO.replace("digits", "overlong")
-    with pytest.raises(SettingsError, match="the score wrapper overlong has the name of a part of the reward"):
+    with pytest.raises(SettingsError, match=r"overlong\(limit=10\) adds a part named overlong, which the"):
         load_task(write_task(info=named, score=SCORE), wrappers=["overlong(limit=10)"])
 
 
@@ -186,11 +186,29 @@ def test_parts_are_in_scored_files_summaries_and_comparisons(run, path, tmp_path
     columns = pq.read_table(rescored).column_names if ending == "parquet" else list(next(read_rows(rescored)))
     assert "parts" not in columns  # those were another scorer's
     looser = write_task(info=INFO, score=SCORE.replace("answer.isdigit()", "answer[:1].isdigit()"))
-    code, out, _ = run("rescore", scored, "--task", looser)
+    now = tmp_path / f"now.{ending}"
+    code, out, _ = run("rescore", scored, "--task", looser, "-o", now)
     assert code == 1
     lines = {words[0]: words[1:] for line in out.splitlines() if (words := line.split())}
     assert lines["right"] == ["0.25", "0.25", "0", "0"]
     assert lines["digits"] == ["0.25", "0.5", "1", "0"]
+    assert "\n  parts: digits 0 → 1\n" in out
+    code, out, _ = run("compare", scored, now, "--by", "ground_truth")
+    lines = {words[1]: words[2:5] for line in out.splitlines() if (words := line.split())[:1] == ["part"]}
+    assert (code, lines) == (0, {"right": ["0.250", "0.250", "+0.000"], "digits": ["0.250", "0.500", "+0.250"]})
+
+
+@pytest.mark.usefixtures("scored_in_process")
+def test_a_part_that_changes_is_a_change_where_the_score_stays(run, path, write_task, tmp_path):
+    scored = tmp_path / "scored.jsonl"
+    (tmp_path / "rows.jsonl").write_text('{"completion": "<answer>2x</answer>", "ground_truth": 2}\n')
+    words = ("task.weights.right=0.5", "task.weights.digits=0.5")
+    assert run("score", tmp_path / "rows.jsonl", path, *words, "-o", scored)[0] == 0
+    other = write_task(info=INFO, score=SCORE.replace("answer.isdigit()", "True").replace("float(right)", "-0.0"))
+    code, out, _ = run("rescore", scored, other, *words[:1], "task.weights.digits=0", "--allow-version-mismatch")
+    assert (code, "1 score changed, 0 of them flipped" in out) == (1, True)
+    assert "row 1: wrong 0 → wrong 0" in out
+    assert "parts: digits 0 → 1" in out
 
 
 def test_tasks_lists_the_weights(run, path):

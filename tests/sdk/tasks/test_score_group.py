@@ -79,6 +79,17 @@ def test_hook_score_group(rare):
     assert pickle.loads(pickle.dumps(rare)).score_group(tagged("3", "3"), 3) == scores[:2]
 
 
+@pytest.mark.usefixtures("scored_in_process")
+def test_scorers_may_be_asynchronous_and_comparisons_may_not(write_task, tmp_path, monkeypatch):
+    monkeypatch.setenv("TINYZERO_CACHE_DIR", str(tmp_path / "cache"))
+    task = load_task(write_task("later", score=SCORE.replace("def score(", "async def score("), score_group=RARE))
+    with ScoringPool(task) as pool:
+        scores = pool.score(tagged("3", "3", "4"), [3] * 3, [3])
+    assert [(score.value, score.reason) for score in scores] == [(0.5, "ok"), (0.5, "ok"), (0.0, "wrong")]
+    with pytest.raises(BrokenTaskError, match="score_group is async; only score may be"):
+        load_task(write_task("never", score_group=RARE.replace("def score_group(", "async def score_group(")))
+
+
 def test_a_task_without_the_hook_scores_each_by_itself(write_task):
     task = load_task(write_task("alone"))
     assert not task.compares_completions
@@ -185,7 +196,7 @@ def write_rows(path, rows):
 @pytest.mark.usefixtures("scored_in_process")
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_groups_of_files_are_those_of_the_prompt_wherever_blocks_end(rare, tmp_path, ending):
-    sizes = [3, 1, *[7] * 200, 1500, 2]  # blocks of JSON Lines have 1,024 rows
+    sizes = [3, 1, *[7] * 60, 700, 2]  # blocks of JSON Lines have 1,024 rows
     source, output = tmp_path / f"rows.{ending}", tmp_path / f"scored.{ending}"
     write_rows(source, rows_of(sizes))
     report = score_file(rare, source, output, ScoringOptions(pass_at=(1,)))

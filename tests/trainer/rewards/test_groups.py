@@ -3,10 +3,9 @@
 from collections import Counter
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
-from tests.trainer.runs import lines, short_run
+from tests.trainer.runs import completions, lines, short_run
 from tinyzero_trainer.controller.loop import train
 
 RARE = """
@@ -34,24 +33,29 @@ def test_grpo_trains_on_what_each_group_gives(toy_task: str, warm_model: Path, t
     text = Path(toy_task).read_text()
     start, end = text.index("@hookimpl\ndef score"), text.index("@hookimpl\ndef difficulty")
     (tmp_path / "rare.py").write_text(text[:start] + RARE + text[end:])
+    tasks = {"rare": {"task": str(tmp_path / "rare.py"), "options": {"limit": 5}}, "toy": {"task": toy_task}}
     config = short_run(
         warm_model,
         tmp_path / "run",
-        run__task=str(tmp_path / "rare.py"),
         run__steps=2,
-        task__limit=5,
-        log__rollouts_every=1,
+        tasks=tasks,
+        data__prompts_per_step=6,
+        log={"rollouts_every": 1, "rollouts_count": 6},
     )
     train(config)
-    for row in lines(tmp_path / "run")[1:]:
-        assert row["critic/score/mean"] == pytest.approx(row["reward/part/right"] + 0.5 * row["reward/part/rare"])
-        assert row["critic/advantages/max"] > 0
-    files = sorted((tmp_path / "run" / "completions").glob("train_*.parquet"))
-    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
-    groups = {(row["step"], row["problem"]) for row in rows}
-    assert len(rows) > len(groups)
-    for group in groups:
-        own = [row for row in rows if (row["step"], row["problem"]) == group]
-        times = Counter(row["answer"] for row in own)
+    first, *steps = lines(tmp_path / "run")
+    assert 0 < first["val-aux/rare/part/rare"] <= 1
+    assert [name for name in first if name.startswith("val-aux/toy/part/")] == []
+    rows = completions(tmp_path / "run")
+    for number, step in enumerate(steps, start=1):
+        assert step["task/rare/score"] == pytest.approx(
+            step["task/rare/part/right"] + 0.5 * step["task/rare/part/rare"]
+        )
+        groups: dict[str, list[str | None]] = {}
+        own = [row for row in rows if (row["step"], row["task"]) == (number, "rare")]
         for row in own:
-            assert dict(row["parts"])["rare"] == (1 / times[row["answer"]] if row["answer"] is not None else 0.0)
+            groups.setdefault(row["problem"], []).append(row["answer"])
+        assert max(map(len, groups.values())) > 1
+        for row in own:
+            times = Counter(groups[row["problem"]])
+            assert dict(row["parts"])["rare"] == (0.0 if row["answer"] is None else 1 / times[row["answer"]])

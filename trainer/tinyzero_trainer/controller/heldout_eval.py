@@ -11,6 +11,7 @@ from tinyzero_sdk.scoring.statistics import pass_at_k
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor, learning_signal
+from tinyzero_trainer.controller.step_metrics import part_means
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.tasks import RunTask
 from tinyzero_trainer.monitoring.metrics_log import greedy_key, held_out_key, pass_at_key, size_key
@@ -92,6 +93,7 @@ class HeldOutEvaluation:
             metrics[key] = fmean(rollout.score.correct for rollout in rollouts)
             if temperature:
                 metrics |= pass_at_metrics(name, rollouts, config.pass_at)
+                metrics |= {f"val-aux/{name}/part/{part}": mean for part, mean in part_means(rollouts).items()}
                 signal = signals[name] = learning_signal(rollouts, count)
                 metrics[f"val-aux/{name}/no_answer_frac"] = signal.no_answer_frac
                 metrics[f"val-aux/{name}/truncated_frac"] = signal.truncated_frac or 0.0

@@ -56,7 +56,7 @@ def batch_metrics(
         "group/sampled": len(samples) / group_size,
         "group/kept": len(batch.lengths) / group_size,
         **{f"reward/{reason}_frac": reasons.count(reason) / len(reasons) for reason in FAILURES},
-        **_parts(samples),
+        **{f"reward/part/{name}": mean for name, mean in part_means(samples).items()},
         **_completions(samples),
         **_by_task(tasks, samples, group_size),
     }
@@ -103,13 +103,13 @@ def _completions(samples: Sequence[Rollout]) -> dict[str, float]:
     return metrics | {f"completion/{name}": fmean(values) for name, values in means.items() if values}
 
 
-def _parts(samples: Sequence[Rollout]) -> dict[str, float]:
+def part_means(samples: Sequence[Rollout]) -> dict[str, float]:
     """Mean over all completions of each part of the score; a completion without it counts as 0."""
     sums: dict[str, float] = defaultdict(float)
     for sample in samples:
         for name, value in sample.score.parts.items():
             sums[name] += value
-    return {f"reward/part/{name}": total / len(samples) for name, total in sums.items()}
+    return {name: total / len(samples) for name, total in sums.items()}
 
 
 def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: int) -> dict[str, float]:
@@ -124,6 +124,7 @@ def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: 
         if own:
             metrics[task_key(name, "acc")] = fmean(sample.score.correct for sample in own)
             metrics[task_key(name, "score")] = fmean(sample.score.value for sample in own)
+            metrics |= {task_key(name, f"part/{part}"): mean for part, mean in part_means(own).items()}
             signal = learning_signal(own, group_size)
             fractions = {part: getattr(signal, part) for part in ("no_answer_frac", "truncated_frac", "zero_std_frac")}
             metrics |= {task_key(name, part): value for part, value in fractions.items() if value is not None}
