@@ -141,7 +141,7 @@ def test_the_evaluations_of_runs_and_checkpoints_are_compared(log, tmp_path):
     report = compare_files([*steps, tmp_path])
     assert report.comparisons[0].accuracy.baseline == 0
     assert [one.accuracy.other for one in report.comparisons] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
-    assert [one.name for one in report.comparisons[0].metrics] == ["mean score", "cut off", "tokens"]
+    assert [one.name for one in report.comparisons[0].metrics] == ["mean score", "part format", "cut off", "tokens"]
     assert [change.rows for change in report.comparisons[0].gains] == [(2, 5), (3, 6)]
     assert report.differing["evaluation.step"] == [[2], [4], [6], [6]]
     with pytest.raises(DataError, match=r"is not a run; expected a scored file, a run directory, or RUN/check"):
