@@ -73,8 +73,8 @@ def drift(value: float | None, before: Sequence[float]) -> float | None:
     """How far a value is from those before it, in their robust standard deviations.
 
     Example:
-        >>> drift(30.0, [10, 11, 9, 10, 12, 10, 9, 11])
-        13.490...
+        >>> round(drift(30.0, [10, 11, 9, 10, 12, 10, 9, 11]), 1)
+        13.5
     """
     if value is None or len(before) < FEWEST_STEPS:
         return None
