@@ -135,6 +135,7 @@ def test_an_alarm_names_what_it_rests_on(tmp_path: Path) -> None:
     with watched.audit:
         for step in range(1, 4):
             watched.judge(step, [rollout(5, "15", paid=True) for _ in range(8)])
+        watched.judge(40, [rollout(5, "5", paid=True)])  # what is old news by then
     (warning,) = watched.warnings  # once, as long as it is the same
     for part in ("8 of 8 rewarded", "at step 1 ", "(100.0%, interval ", "<answer>15</answer>", "toy.cases.jsonl"):
         assert part in warning

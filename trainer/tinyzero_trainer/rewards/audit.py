@@ -280,22 +280,25 @@ class Audit(ClosesOnExit):
         return self.directory / f"{name}.cases.jsonl"
 
     def _raise_alarm(self, name: str, step: int, false: Sequence[Rollout]) -> None:
-        """Warn, or have the run stopped, if what was judged since the last alarm shows a rate above the limit."""
+        """Warn, or have the run stopped, if what was judged since the last alarm shows a rate above the limit.
+
+        `false` are the sample's own; without any it shows nothing new.
+        """
         state, config = self._states[name], self.config
         fresh = [sample for sample in state.window if sample.step > state.last_alarm]
         end = alarming(fresh, config.max_false_positive_rate)
         is_repeated = state.alarms and step - state.last_alarm < config.window * config.every
-        if not end or (config.action == "warn" and is_repeated):
+        if not false or not end or (config.action == "warn" and is_repeated):
             return
         state.alarms, state.last_alarm = state.alarms + 1, step
         judged, wrong = _counts([problem for sample in end for problem in sample.positive])
         low, high = wilson(wrong.sum() / judged.sum(), effective_size(wrong, judged), ALARM_Z)
         steps = f"step {step:,}" if len(end) == 1 else f"steps {end[0].step:,} to {step:,}"
-        example = f", such as {false[-1].text[-100:]!r} for {false[-1].prompt.item.ground_truth!r:.100}" * bool(false)
+        example = f"such as {false[-1].text[-100:]!r} for {false[-1].prompt.item.ground_truth!r:.100}"
         self.alarm = AuditAlarm(
             f"the reward of {name} pays for wrong answers: by its oracle, {wrong.sum():,} of {judged.sum():,} rewarded "
             f"completions judged at {steps} are wrong ({percent(wrong.sum() / judged.sum())}, interval {percent(low)} "
-            f"to {percent(high)}; audit.max_false_positive_rate={config.max_false_positive_rate:g}){example}; "
+            f"to {percent(high)}; audit.max_false_positive_rate={config.max_false_positive_rate:g}), {example}; "
             f"findings: {self._file(name)}"
         )
         if config.action == "warn":
