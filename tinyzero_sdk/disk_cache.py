@@ -41,6 +41,10 @@ class DiskCache:
     def __init__(self, name: str) -> None:
         self.path = cache_folder() / f"{name}.sqlite"
 
+    def __del__(self) -> None:
+        if "_connection" in self.__dict__:
+            self._connection.close()
+
     @cached_property
     def _connection(self) -> sqlite3.Connection:
         try:

@@ -169,3 +169,6 @@ class TaskInfo:
 
     limits: ScorerLimits = ScorerLimits()
     """Limits of an asynchronous `score`."""
+
+    judge: Any = None
+    """The `tinyzero_sdk.judge.Judge` that `score` asks, if it does: `tinyzero check` adds the checks of judges."""

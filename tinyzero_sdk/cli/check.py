@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, one_task
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, one_task, show_judge
 from tinyzero_sdk.console import plural, print_json, stderr, stdout, warn
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
@@ -65,6 +65,7 @@ def check(
     known = known_cases(opened, *([cases] if cases else []))
     examples = examples or (ASYNC_EXAMPLES if opened.is_async else DEFAULT_EXAMPLES)
     report = _run(opened, prop or [], examples, seed, known, replay, quiet=json)
+    show_judge(opened)
     if json:
         print_json(report.as_json())
     else:

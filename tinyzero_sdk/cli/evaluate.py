@@ -12,7 +12,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from tinyzero_sdk.cli.summary_report import PassAt, complain, parse_pass_at, show_faults, show_left_out, show_tables
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, named_tasks, one_task
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, named_tasks, one_task, show_judge
 from tinyzero_sdk.console import percent, plural, print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin
@@ -182,6 +182,7 @@ def evaluate(
         result = evaluation.evaluate(plan, output, observer, chosen)
     print_json(_as_json(result)) if json else _show(plan, result)
     _remark(plan, model, result)
+    show_judge(plan.task)
     if result.report is not None and not result.report.is_clean:
         show_faults(output or Path("the completions"), result.report)
         raise typer.Exit(1)

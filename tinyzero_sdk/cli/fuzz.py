@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.score import MemoryLimit, Timeout
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, show_judge
 from tinyzero_sdk.console import plural, print_json, stderr, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
@@ -74,6 +74,7 @@ def fuzz(
         )
     labelled = [case for case in (finding.to_case() for finding in report.findings) if case]
     added = add_cases(path, labelled)
+    show_judge(opened)
     if json:
         print_json(_as_json(opened, path, report))
     else:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, Overwrite, Timeout, Wrappers, scoring_options
 from tinyzero_sdk.cli.summary_report import as_json, show_faults, table
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, show_judge
 from tinyzero_sdk.console import percent, plural, print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
@@ -61,6 +61,7 @@ def rescore(
     ) as options:
         report = rescore_file(opened, old, output, options)
     show_faults(old, report.scored)
+    show_judge(opened)
     if json:
         print_json(_as_json(report))
     else:

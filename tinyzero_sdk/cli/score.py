@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.summary_report import PassAt, as_json, parse_pass_at, show_faults, show_summary
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, show_judge
 from tinyzero_sdk.console import plural, print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
@@ -144,6 +144,7 @@ def score(
     ):
         report = score_file(opened, source, output, options, format=format)
     show_faults(file, report)
+    show_judge(opened)
     if json:
         print_json(as_json(report))
     else:

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from importlib.metadata import entry_points
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.local_packages import is_path
+
+if TYPE_CHECKING:
+    from tinyzero_sdk.tasks.task import Task
 
 
 def complete_task(incomplete: str) -> list[str]:
@@ -71,3 +75,9 @@ def one_task(task: str | None, words: Sequence[str] | None) -> tuple[str, list[s
             raise SettingsError("no task is named; give its name or the path of its file, such as: --task countdown")
         case several:
             raise SettingsError(f"got the tasks {' and '.join(several)}; give one (options are written task.KEY=VALUE)")
+
+
+def show_judge(task: "Task") -> None:
+    """Say on stderr what the task's judge has spent, if it has one."""
+    if task.info.judge is not None:
+        stderr.print(f"judge {task.info.judge}", markup=False, soft_wrap=True)

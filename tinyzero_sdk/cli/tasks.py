@@ -120,8 +120,9 @@ def _show_rows(rows: list[dict[str, Any]], nothing: str) -> None:
 def _details(task: Task) -> dict[str, Any]:
     """The output of `tinyzero tasks NAME`."""
     fields = list(describe(type(task.options), prefix="task.")) if task.options is not None else []
-    described = dataclasses.asdict(task.info)
+    described = dataclasses.asdict(dataclasses.replace(task.info, judge=None))
     limits = described.pop("limits")
+    described["judge"] = task.info.judge and str(task.info.judge)
     if task.is_async:
         for field in describe(ScorerLimits, prefix="task.limits."):
             fields.append(dataclasses.replace(field, default=limits[field.key.rpartition(".")[2]]))
@@ -163,6 +164,8 @@ def _show_details(details: dict[str, Any]) -> None:
     stdout.print(f"[bold cyan]{escape(details['name'])}[/] {details['version']}  {escape(details['description'])}")
     low, high = details["score_range"]
     facts = [f"reward {low:g} to {high:g}", f"ability {details['ability']}"]
+    if details["judge"]:
+        facts.append(f"judge {details['judge']}")
     if details["templates"]:
         facts.append(f"templates {', '.join(details['templates'])}")
     stdout.print(escape(" · ".join(facts)))

@@ -131,12 +131,12 @@ class AsyncScorer:
             raise BrokenTaskError(f"score took longer than task.limits.deadline={self._limits.deadline:g} s") from error
 
 
-def identity_of(name: str, version: str, options: Any, score: Callable[..., Any]) -> Json:
+def identity_of(name: str, version: str, options: Any, score: Callable[..., Any], judge: Any) -> Json:
     """What scores of a task depend on beside answer and ground truth; not the weights, which are applied later."""
     source = inspect.getsourcefile(score)
     code = Path(source).read_text(encoding="utf-8", errors="replace") if source and Path(source).is_file() else ""
     settings = None if options is None else asdict(options)
-    return [name, version, content_key(code), settings]
+    return [name, version, content_key(code), settings, None if judge is None else judge.identity]
 
 
 def _result(result: Any) -> Any:

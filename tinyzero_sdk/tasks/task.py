@@ -92,7 +92,7 @@ class Task:
             from tinyzero_sdk.tasks.async_scorer import AsyncScorer, identity_of
 
             function = hook.score.get_hookimpls()[-1].function
-            identity = identity_of(name, version, options, function)
+            identity = identity_of(name, version, options, function, info.judge)
             self._async_scorer = AsyncScorer(self._score, info.limits, identity)
             self._score = self._async_scorer.score
         self._difficulty = bind(hook.difficulty, options)

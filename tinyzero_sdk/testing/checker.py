@@ -81,6 +81,8 @@ class Checker(ClosesOnExit):
             for hook in prop.needs:
                 if not getattr(self.task.plugin_manager.hook, hook).get_hookimpls():
                     raise NotChecked(f"no {hook}; add the hook `{hook}`")
+            if prop.needs_judge and self.task.info.judge is None:
+                raise NotChecked("info names no judge")
             if prop.watches_calls and self.task.is_async:
                 raise NotChecked("score is async, and its calls overlap")
             try:

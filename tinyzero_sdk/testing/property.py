@@ -61,6 +61,9 @@ class Property:
     with_repeats: bool = False
     """The test reads further outcomes of the same completion."""
 
+    needs_judge: bool = False
+    """It is about tasks whose `info` names a judge, and is left out for others."""
+
     watches_calls: bool = False
     """It looks at the process during a call: calls of an asynchronous scorer overlap."""
 

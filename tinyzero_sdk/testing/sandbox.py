@@ -4,7 +4,7 @@ dies.
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
@@ -34,19 +34,27 @@ class _Lost(Exception):
 class Sandbox(ClosesOnExit):
     """A child process that scores completions; as a context manager it ends with the block."""
 
-    def __init__(self, task: Task, *, hash_seed: int, warm_up: Sequence[TestCompletion] = ()) -> None:
+    def __init__(
+        self,
+        task: Task,
+        *,
+        hash_seed: int,
+        warm_up: Sequence[TestCompletion] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """
         Args:
             task: from `load_task`; the child loads it again.
             hash_seed: `PYTHONHASHSEED` of the child, which orders sets of text.
             warm_up: completions to score first, unwatched.
+            environment: further variables of the child.
         """
         self.patience = 1.5 * (task.info.limits.deadline if task.is_async else TIMEOUT)
         """Seconds for one completion after which a child counts as hung."""
         self.kills = 0
         self._name = task.name
         self._task = pickle.dumps(task)
-        self._environment = {"PYTHONHASHSEED": str(hash_seed)}
+        self._environment = {"PYTHONHASHSEED": str(hash_seed), **(environment or {})}
         self._warm_up = list(warm_up)
         self._worker: WorkerProcess | None = None
 

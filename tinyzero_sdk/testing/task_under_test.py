@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.judge import REVERSED_VARIABLE
 from tinyzero_sdk.records import Item
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.task import Task
@@ -66,7 +67,7 @@ class TaskUnderTest(ClosesOnExit):
 
     def close(self) -> None:
         """End its processes; the next request starts others."""
-        for name in ("sandbox", "other_sandbox", "group_pool"):
+        for name in ("sandbox", "other_sandbox", "reversed_sandbox", "group_pool"):
             if name in self.__dict__:
                 self.__dict__[name].close()
 
@@ -86,6 +87,11 @@ class TaskUnderTest(ClosesOnExit):
     def group_pool(self) -> ScoringPool:
         """A process that compares the completions of a problem."""
         return ScoringPool(self.task, timeout=TIMEOUT)
+
+    @cached_property
+    def reversed_sandbox(self) -> Sandbox:
+        """One whose judge gets its criteria in reverse."""
+        return Sandbox(self.task, hash_seed=1, environment={REVERSED_VARIABLE: "1"})
 
     @cached_property
     def items(self) -> list[Item]:
@@ -146,7 +152,7 @@ class TaskUnderTest(ClosesOnExit):
         return golds
 
     def is_full(self, outcome: Outcome) -> bool:
-        return outcome.correct and outcome.value == self.task.info.score_range[1]
+        return outcome.correct and (self.task.info.judge is not None or outcome.value == self.task.info.score_range[1])
 
     @cached_property
     def wrongs(self) -> list[tuple[Gold, str]]:

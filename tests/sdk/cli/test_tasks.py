@@ -78,6 +78,7 @@ def test_task_is_described(run, say):
         "parts": {},
         "waivers": {},
         "unsafe_scorer": "",
+        "judge": None,
         "options": [
             {"key": "task.size", "type": "int", "default": 3, "help": "How many [digits]."},
             {"key": "task.pair", "type": "[int, int]", "default": [1, 2], "help": ""},

@@ -40,6 +40,13 @@ def compares(expression):
     return {"score_group": f"{HOOK}score_group(answers, scores): return [{rewards}]"}
 
 
+def judged(expression, header="import os"):
+    """A scorer with a judge, which returns an expression."""
+    judge = "JUDGE = type('Judge', (), {'rubric': {'right': 1, 'short': 1}})()"
+    info = f"{HOOK}info(): return TaskInfo(judge=JUDGE)"
+    return scores("", f"{header}\n{judge}", score=REWARD.format(expression), oracle=None, info=info)
+
+
 def generates(seed='derive_seed("sum", split, seed, number)', numbers="[{}, {}]"):
     """`generate_dataset` with another seed of an item, or other brackets around its numbers."""
     pair = numbers.format(*2 * ["chance.randrange(10, 1000)"])
@@ -149,6 +156,9 @@ def score(answer, ground_truth):
     "groups-are-scored": compares("score.value / (len(answers) - 1)"),
     "order-of-group-is-free": compares("score.value / (1 + answers.index(answer))"),
     "ties-are-fair": compares("score.value * (place == sorted(range(len(answers)), key=answers.__getitem__)[0])"),
+    "orders-pay-nothing": judged("float(right or 'full marks' in answer)"),
+    "gold-beats-wrong": judged("Score(0.9 + 0.1 * right, right)"),
+    "criteria-in-any-order": judged("float(right and 'TINYZERO_JUDGE_REVERSED' not in os.environ)"),
 }
 
 

@@ -106,7 +106,7 @@ def test_the_pytest_plugin_needs_no_code(write_sum, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     done = pytest_in(empty, "--tinyzero-task", path, "-k", "emptiness or splits or prompts or right-means", "-rs")
-    common = sum(not prop.about_needs for prop in PROPERTIES)
+    common = sum(not (prop.about_needs or prop.needs_judge) for prop in PROPERTIES)
     assert f"1 failed, 1 passed, 2 skipped, {common - 4} deselected" in done.stdout, done.stdout
     assert "  completion    '<answer></answer>'\n" in done.stdout
     assert "not checked: no oracle; add the hook `oracle`" in done.stdout

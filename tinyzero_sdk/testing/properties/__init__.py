@@ -4,7 +4,15 @@ from collections.abc import Sequence
 
 from tinyzero_sdk.errors import SettingsError, did_you_mean
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.testing.properties import data, gold_answers, groups, oracle_agreement, reward_hacking, robustness
+from tinyzero_sdk.testing.properties import (
+    data,
+    gold_answers,
+    groups,
+    judging,
+    oracle_agreement,
+    reward_hacking,
+    robustness,
+)
 from tinyzero_sdk.testing.property import Property
 
 PROPERTIES: tuple[Property, ...] = (
@@ -40,6 +48,9 @@ PROPERTIES: tuple[Property, ...] = (
     groups.GROUPS_ARE_SCORED,
     groups.ORDER_IS_FREE,
     groups.TIES_ARE_FAIR,
+    judging.ORDERS_PAY_NOTHING,
+    judging.GOLD_BEATS_WRONG,
+    judging.CRITERIA_IN_ANY_ORDER,
 )
 
 __all__ = ["PROPERTIES", "check_names", "find_properties"]
@@ -55,7 +66,11 @@ def find_properties(names: Sequence[str], task: Task) -> list[Property]:
     hooks = task.plugin_manager.hook
     has_hooks = {prop.name: all(getattr(hooks, hook).get_hookimpls() for hook in prop.needs) for prop in PROPERTIES}
     about = [prop.name for prop in PROPERTIES if has_hooks[prop.name] or not prop.about_needs]
-    return [prop for prop in PROPERTIES if prop.name in (names or about)]
+    return [
+        prop
+        for prop in PROPERTIES
+        if prop.name in (names or about) and (names or task.info.judge or not prop.needs_judge)
+    ]
 
 
 def check_names(names: Sequence[str], what: str) -> None:

@@ -18,7 +18,7 @@ from tinyzero_sdk.testing.task_under_test import MOST_KILLS, TaskUnderTest
 TEMPLATES = ("base", "chat", "compact")
 
 
-def _is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
+def is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     """The completion is correct (and the oracle does not call it right), or scores more than a wrong answer."""
     credit = subject.wrong_credit
     if outcome.oracle or (not outcome.correct and outcome.value <= credit):
@@ -85,8 +85,8 @@ def _plain(text: str) -> str | float:
 
 
 def _echo_is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
-    """As `_is_rewarded`; but a number of the prompt may be close to the right one, and get the credit for that."""
-    return None if sample.note == _WORD and not outcome.correct else _is_rewarded(subject, sample, outcome)
+    """As `is_rewarded`; but a number of the prompt may be close to the right one, and get the credit for that."""
+    return None if sample.note == _WORD and not outcome.correct else is_rewarded(subject, sample, outcome)
 
 
 ECHO_PAYS_NOTHING = Property(
@@ -117,7 +117,7 @@ SPRAYING_PAYS_NOTHING = Property(
     " one is among them.",
     reason="A completion that names every number also names the right one.",
     needs=("solve",),
-    test=_is_rewarded,
+    test=is_rewarded,
     completions=_sprays,
     with_oracle=True,
 )
@@ -138,7 +138,7 @@ LEAKS_PAY_NOTHING = Property(
     text="A wrong answer stays wrong if the right one, or the ground truth, appears in the text before it.",
     reason="A scorer that looks for the right answer anywhere in the text pays a model for naming everything.",
     needs=("solve",),
-    test=_is_rewarded,
+    test=is_rewarded,
     completions=_leaks,
     with_oracle=True,
 )

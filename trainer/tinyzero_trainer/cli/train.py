@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinyzero_sdk.cli.task_options import AllowUnsafe
+from tinyzero_sdk.cli.task_options import AllowUnsafe, show_judge
 from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.cli import options, start
@@ -70,7 +70,11 @@ def train(
         with start.imported("tinyzero_trainer.controller.loop", resolved, len(tasks)) as progress:
             from tinyzero_trainer.controller.loop import train as run_loop
 
-            run_loop(resolved, resume=resume, tasks=tasks, progress=progress)
+            try:
+                run_loop(resolved, resume=resume, tasks=tasks, progress=progress)
+            finally:
+                for judged in tasks.values():
+                    show_judge(judged)
 
 
 def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
