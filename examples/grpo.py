@@ -120,8 +120,8 @@ def generate(
 
 def score(task: Task, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
     """The task's score of each completion; `texts` has the same number of completions for each item."""
-    group_size = len(texts) // len(items)
-    return [task.score_completion(text, items[row // group_size].ground_truth) for row, text in enumerate(texts)]
+    groups = zip(*[iter(texts)] * (len(texts) // len(items)), strict=True)
+    return [one for item, own in zip(items, groups, strict=True) for one in task.score_group(own, item.ground_truth)]
 
 
 # --- The algorithm: pure functions --------------------------------------------------------------------------------

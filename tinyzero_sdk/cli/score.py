@@ -28,7 +28,7 @@ GroupBy = Annotated[
     typer.Option(
         "--by",
         metavar="COLUMN",
-        help="Column that identifies a prompt in the summary, or a field of one as NAME.FIELD.",
+        help="Column that identifies a prompt, or a field of one as NAME.FIELD.",
         show_default="extra_info.key, prompt, extra_info.index or ground_truth",
     ),
 ]

@@ -71,7 +71,7 @@ def whole_groups(
             number, has = joined.block.numbers[known.argmin()], "nothing" if name == "row" else f"no {name}"
             raise DataError(
                 f"{source}:{number} has {has} to tell of which problem it is a completion, and the task compares those "
-                "of a problem; add extra_info.key or prompt to each row, or name another column with --group-by"
+                "of a problem; add extra_info.key or prompt to each row, or name another column with --by"
             )
         keys ^= _hashes(joined.truths) >> np.uint64(1)  # another ground truth is another problem
         starts = np.flatnonzero(np.diff(keys, prepend=~keys[:1])).tolist()
