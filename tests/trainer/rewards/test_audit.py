@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_the_alarm_takes_the_shortest_window_that_shows_it(window: list[JudgedSa
 def test_an_oracle_that_errs_now_and_then_raises_no_alarm() -> None:
     """At a fifth of the limit, in 300 steps."""
     chance = random.Random(0)
-    for _ in range(5):
+    for _ in range(2):
         samples = [sample(step, 48, sum(chance.random() < 0.002 for _ in range(48))) for step in range(300)]
         assert not any(alarming(samples[max(0, step - 15) : step + 1], 0.01) for step in range(300))
 
@@ -119,6 +120,29 @@ def test_what_is_counted_and_kept(tmp_path: Path) -> None:
     assert sorted(labels) == [("<answer>15</answer>", False), ("<answer>5</answer>", True), (two, False)]
     assert all(case.note.startswith("step 1: score ") for case in cases)
     assert "4 of 6 rewarded completions wrong, 2 of 6 others right, 2 not judged" in watched.audit.summary()[0]
+
+
+def test_each_of_several_tasks_is_audited_by_itself(tmp_path: Path) -> None:
+    names = ("honest", "broken")
+    tasks = {name: load_task(write_task(tmp_path)) for name in names} | {"mute": load_task(TOY)}
+    config = make_config({"run": {"output": "x"}, "tasks": {name: {"task": TOY} for name in tasks}})
+    warnings: list[str] = []
+    with Audit(config, tasks, {}, tmp_path / "audit", warnings.append) as audit:
+        for name in tasks:
+            paid = [rollout(5, "5" if name == "honest" else "15", paid=True) for _ in range(9)]
+            rollouts = [replace(each, prompt=replace(each.prompt, task=name)) for each in paid]
+            audit.step(1, rollouts)
+            audit.drain()
+        metrics = audit.step(2, [])
+        audit.drain()
+    assert [metrics[f"audit/{name}/false_positive_rate"] for name in names] == [0, 1]
+    assert "audit/mute/judged" not in metrics
+    (warning,) = warnings
+    assert warning.startswith("the reward of broken pays for wrong answers: by its oracle, 9 of 9 ")
+    assert [line.partition(" rewarded")[0] for line in audit.summary()] == [
+        "audit of honest: by the oracle 0 of 9",
+        "audit of broken: by the oracle 9 of 9",
+    ]
 
 
 def test_the_file_of_findings_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
