@@ -33,7 +33,7 @@ def test_hook_is_documented_with_its_arguments_and_tested(name):
     assert any(f"\ndef test_hook_{name}(" in path.read_text(encoding="utf-8") for path in files)
 
 
-@pytest.mark.parametrize("hook", ["solve", "oracle", "grammar"])
+@pytest.mark.parametrize("hook", ["solve", "oracle", "score_group", "grammar"])
 def test_the_checks_that_need_a_hook_are_listed_with_it(hook):
     [properties] = re.findall(rf"^\| `{hook}` \| (.*?) \|", DOCUMENT, re.MULTILINE)
     needing = [prop.name for prop in PROPERTIES if hook in prop.needs]

@@ -52,7 +52,7 @@ class GroupGuard(ScoreGuard):
             raise
         except BaseException as error:  # see `score_completion`
             failure = self._failure(error)
-            self.error_count += len(scores) - 1
+            self.error_count += sum(score.reason != "error" for score in scores) - 1  # others are counted already
             return [failure] * len(scores)
         own = [score if score.answer is None else next(compared) for score in scores]
         if self._shaped is None:

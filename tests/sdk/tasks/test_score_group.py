@@ -123,10 +123,11 @@ def test_what_scores_by_itself_failed_takes_no_part_in_the_comparison(rare):
 
 
 def test_a_comparison_that_fails_is_an_error_of_the_whole_group(rare):
-    scores = rare.score_group(tagged("3", "compare and raise", None), 3)
-    assert [score.reason for score in scores] == ["error"] * 3
-    assert rare.error_count == 3
-    assert "ValueError: 2" in rare.first_error
+    scores = rare.score_group(tagged("3", "compare and raise", None, "raise"), 3)
+    assert [score.reason for score in scores] == ["error"] * 4
+    assert rare.error_count == 4
+    rare.score_group(tagged("3", "3"), 3)
+    assert rare.error_count == 4
 
 
 @pytest.mark.parametrize(
