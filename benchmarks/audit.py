@@ -1,8 +1,9 @@
 """Whether the audit warns before a model lives off a broken reward, and stays silent on the shipped tasks.
 
     python benchmarks/audit.py [--output DIR] [--only NAME]… [--steps 100] [--honest-steps 300] [--jobs N] [KEY=VALUE …]
+    python benchmarks/audit.py --model default       with the models that `tinyzero train` makes on a GPU
 
-GRPO of the tiny model on each broken reward of tests/broken_rewards that is countdown's own but for one hole, and on
+GRPO of the tiny model, or another, on each broken reward of tests/broken_rewards that is countdown's own but for one hole, and on
 the shipped tasks. Every completion is kept and scored again by countdown itself, so the table knows the step of the
 first false reward, and the fraction of the rewarded completions that were false when the audit warned. Runs are kept
 in DIR, by name: one that is there is resumed, or read. KEY=VALUE overrides settings of the runs. The one reward that
@@ -47,7 +48,7 @@ EXPLOITED = 0.1
 SMOOTHED = 5
 
 
-def train(name: str, output: Path, steps: int, overrides: Sequence[str]) -> str:
+def train(name: str, output: Path, model: str, steps: int, overrides: Sequence[str]) -> str:
     """Train, or finish what was begun; what is wrong, or nothing."""
     run = output / name
     if (run / "checkpoints" / f"step_{steps}").exists():
@@ -57,7 +58,8 @@ def train(name: str, output: Path, steps: int, overrides: Sequence[str]) -> str:
     else:
         task, options = (name, SHIPPED[name]) if name in SHIPPED else (str(BROKEN / f"{name}.py"), PUZZLES)
         settings = [*options, *SETTINGS, f"run.steps={steps}", *overrides]
-        command = [*TINYZERO, "train", task, "--model", "tiny", "--output", str(run), *settings]
+        named = [] if model == "default" else ["--model", model]
+        command = [*TINYZERO, "train", task, *named, "--output", str(run), *settings]
     done = commands.run(command, on_line=lambda seconds, line: print(f"{name}: {line}", file=sys.stderr, flush=True))
     return f"exit code {done.code}: {done.lines[-1][1]}" if done.code else ""
 
@@ -106,6 +108,7 @@ def result(name: str, run: Path) -> dict[str, str]:
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     output: Annotated[Path, typer.Option(help="where the runs are kept")] = Path("build/audit"),
+    model: Annotated[str, typer.Option(help="of all runs; default = what a run takes without --model")] = "tiny",
     only: Annotated[list[str] | None, typer.Option(help="a broken reward or shipped task; repeatable")] = None,
     steps: Annotated[int, typer.Option(help="of each broken reward")] = 100,
     honest_steps: Annotated[int, typer.Option(help="of each shipped task")] = 300,
@@ -116,7 +119,7 @@ def main(
     names = only or [*PLANTED, *SHIPPED]
     with ThreadPoolExecutor(jobs) as pool:
         futures = {
-            name: pool.submit(train, name, output, honest_steps if name in SHIPPED else steps, overrides or [])
+            name: pool.submit(train, name, output, model, honest_steps if name in SHIPPED else steps, overrides or [])
             for name in names
         }
     for title, group in (("broken reward", PLANTED), ("shipped task", SHIPPED)):

@@ -154,6 +154,14 @@ def test_the_file_of_findings_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     assert 0 < watched.cases.stat().st_size < 2000
 
 
+def test_what_there_is_no_time_for_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "SAMPLE_SECONDS", 0.0)
+    watched = Watched(tmp_path, write_task(tmp_path))
+    with watched.audit:
+        metrics = watched.judge(1, [rollout(5, "5", paid=True) for _ in range(9)])
+    assert (metrics["audit/judged"], metrics["audit/unjudged"], watched.warnings) == (0, 9, [])
+
+
 def test_an_alarm_names_what_it_rests_on(tmp_path: Path) -> None:
     watched = Watched(tmp_path, write_task(tmp_path))
     with watched.audit:
@@ -161,7 +169,7 @@ def test_an_alarm_names_what_it_rests_on(tmp_path: Path) -> None:
             watched.judge(step, [rollout(5, "15", paid=True) for _ in range(8)])
         watched.judge(40, [rollout(5, "5", paid=True)])  # what is old news by then
     (warning,) = watched.warnings  # once, as long as it is the same
-    for part in ("8 of 8 rewarded", "at step 1 ", "(100.0%, interval ", "<answer>15</answer>", "toy.cases.jsonl"):
+    for part in ("8 of 8 rewarded", "at step 1 ", "(100.0%, 99.7% interval ", "<answer>15</answer>", "toy.cases.jsonl"):
         assert part in warning
     assert watched.state["toy"].alarms == 1
 

@@ -122,8 +122,10 @@ class _Drawn:
     """A sample on its way."""
 
     step: int
-    sides: dict[str, dict[Side, list[Rollout]]]
-    scores: "Future[dict[str, list[Score] | TinyZeroError]]"
+    completions: dict[str, list[tuple[Side, Rollout]]]
+    """Of each task, in random order: of both sides some are judged, however little time there is."""
+
+    scores: "Future[dict[str, list[Score] | Exception]]"
 
 
 class Audit(ClosesOnExit):
@@ -191,23 +193,25 @@ class Audit(ClosesOnExit):
         return lines
 
     def _submit(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        chance, sides = random.Random(derive_seed("audit", self._seed, step)), {}
+        chance, drawn = random.Random(derive_seed("audit", self._seed, step)), dict[str, list[tuple[Side, Rollout]]]()
         for name, task in self._judged.items():
             groups: dict[Side, list[Rollout]] = {"positive": [], "negative": []}
             for rollout in rollouts:
                 if rollout.prompt.task == name and rollout.score.reason not in SCORER_FAILURES:
                     groups["positive" if is_rewarded(rollout.score, task) else "negative"].append(rollout)
-            most = self.config.completions // 2
-            sides[name] = {side: chance.sample(group, min(most, len(group))) for side, group in groups.items()}
-        if sides:
-            work = {name: [rollout for group in each.values() for rollout in group] for name, each in sides.items()}
-            self._drawn = _Drawn(step, sides, self._thread.submit(self._judge, work))
+            most, drawn[name] = self.config.completions // 2, []
+            for side, group in groups.items():
+                drawn[name] += [(side, rollout) for rollout in chance.sample(group, min(most, len(group)))]
+            chance.shuffle(drawn[name])
+        if drawn:
+            work = {name: [rollout for _, rollout in some] for name, some in drawn.items()}
+            self._drawn = _Drawn(step, drawn, self._thread.submit(self._judge, work))
 
-    def _judge(self, work: Mapping[str, Sequence[Rollout]]) -> dict[str, list[Score] | TinyZeroError]:
+    def _judge(self, work: Mapping[str, Sequence[Rollout]]) -> dict[str, list[Score] | Exception]:
         """In the thread: the oracle's scores, as far as there was time, or why there are none."""
         return {name: self._scores(name, rollouts) for name, rollouts in work.items()}
 
-    def _scores(self, name: str, rollouts: Sequence[Rollout]) -> list[Score] | TinyZeroError:
+    def _scores(self, name: str, rollouts: Sequence[Rollout]) -> list[Score] | Exception:
         try:
             if name not in self._pools:
                 limits = {"timeout": self.config.timeout, "memory_limit_gb": self._memory_limit_gb}
@@ -224,7 +228,7 @@ class Audit(ClosesOnExit):
             )
             with closing(self._pools[name].stream(batches)) as stream:
                 return [score for _, scores in stream for score in scores]
-        except TinyZeroError as error:
+        except (TinyZeroError, OSError) as error:  # the task cannot be loaded there, or no process started
             return error
 
     def _collect(self, *, wait: bool) -> None:
@@ -232,17 +236,16 @@ class Audit(ClosesOnExit):
             return
         drawn, self._drawn = self._drawn, None
         for name, scores in drawn.scores.result().items():
-            if isinstance(scores, TinyZeroError):
+            if isinstance(scores, Exception):
                 self.warn(f"the audit of {name} ends: {scores}")
                 del self._judged[name]
             else:
-                self._count(name, drawn.step, drawn.sides[name], scores)
+                self._count(name, drawn.step, drawn.completions[name], scores)
 
-    def _count(self, name: str, step: int, sides: Mapping[Side, Sequence[Rollout]], scores: Sequence[Score]) -> None:
+    def _count(self, name: str, step: int, drawn: Sequence[tuple[Side, Rollout]], scores: Sequence[Score]) -> None:
         """Add what the oracle said about a sample; the last of it may not have been judged."""
         state, findings = self._states[name], list[tuple[Side, Rollout]]()
         problems: dict[Side, dict[int, list[bool]]] = {"positive": defaultdict(list), "negative": defaultdict(list)}
-        drawn = [(side, rollout) for side, group in sides.items() for rollout in group]
         for (side, rollout), score in zip(drawn, scores, strict=False):
             if score.reason not in _UNJUDGED:
                 is_false = score.value < 1 if side == "positive" else score.value > 0
@@ -294,12 +297,12 @@ class Audit(ClosesOnExit):
         judged, wrong = _counts([problem for sample in end for problem in sample.positive])
         low, high = wilson(wrong.sum() / judged.sum(), effective_size(wrong, judged), ALARM_Z)
         steps = f"step {step:,}" if len(end) == 1 else f"steps {end[0].step:,} to {step:,}"
+        rate = f"{percent(wrong.sum() / judged.sum())}, 99.7% interval {percent(low)} to {percent(high)}"
         example = f"such as {false[-1].text[-100:]!r} for {false[-1].prompt.item.ground_truth!r:.100}"
         self.alarm = AuditAlarm(
             f"the reward of {name} pays for wrong answers: by its oracle, {wrong.sum():,} of {judged.sum():,} rewarded "
-            f"completions judged at {steps} are wrong ({percent(wrong.sum() / judged.sum())}, interval {percent(low)} "
-            f"to {percent(high)}; audit.max_false_positive_rate={config.max_false_positive_rate:g}), {example}; "
-            f"findings: {self._file(name)}"
+            f"completions judged at {steps} are wrong ({rate}; audit.max_false_positive_rate="
+            f"{config.max_false_positive_rate:g}), {example}; findings: {self._file(name)}"
         )
         if config.action == "warn":
             self.warn(str(self.alarm))
