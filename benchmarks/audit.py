@@ -3,11 +3,11 @@
     python benchmarks/audit.py [--output DIR] [--only NAME]… [--steps 100] [--honest-steps 300] [--jobs N] [KEY=VALUE …]
     python benchmarks/audit.py --model default       with the models that `tinyzero train` makes on a GPU
 
-GRPO of the tiny model, or another, on each broken reward of tests/broken_rewards that is countdown's own but for one hole, and on
-the shipped tasks. Every completion is kept and scored again by countdown itself, so the table knows the step of the
-first false reward, and the fraction of the rewarded completions that were false when the audit warned. Runs are kept
-in DIR, by name: one that is there is resumed, or read. KEY=VALUE overrides settings of the runs. The one reward that
-evaluates text (`eval_power`) does so in the scoring processes, on what the tiny model wrote.
+GRPO of the tiny model, or another, on each broken reward of tests/broken_rewards that is countdown's own but for one
+hole, and on the shipped tasks. Every completion is kept and scored again by countdown itself, so the table knows the
+step of the first false reward, and the fraction of the rewarded completions that were false when the audit warned.
+Runs are kept in DIR, by name: one that is there is resumed, or read. KEY=VALUE overrides settings of the runs. The one
+reward that evaluates text (`eval_power`) does so in the scoring processes, on what the model wrote.
 """
 
 import json
