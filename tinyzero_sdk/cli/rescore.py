@@ -94,7 +94,7 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
     _show_provenance(report)
     if report.compared < scored.rows:
         compared = f"{report.compared:,}" if report.compared else "none"
-        stdout.print(f"{compared} of these rows compared; the others have no old score")
+        stdout.print(f"{compared} of these rows compared; the others have no old or no new score")
     if report.old_accuracy is not None and report.new_accuracy is not None:
         stdout.print(f"accuracy {percent(report.old_accuracy)} before, {percent(report.new_accuracy)} now")
     other = f"; {report.other_answer:,} more have another answer" if report.other_answer else ""

@@ -61,6 +61,7 @@ def as_json(report: "ScoreReport") -> dict[str, Any]:
         "reasons": dict(report.reasons),
         "summary": summary,
         **(report.provenance._asdict() if report.provenance else {}),
+        "unknown": report.unknown,
         "bad_rows": report.bad_rows,
         "bad": [dataclasses.asdict(row) for row in report.bad],
         "first_error": report.first_error,
@@ -77,6 +78,9 @@ def show_summary(report: "ScoreReport") -> None:
 
 def show_left_out(report: "ScoreReport") -> None:
     """Print how many rows are in no number above, and what they could change."""
+    if report.unknown:
+        again = "in no number above; the same command asks for their scores again"
+        stdout.print(f"\n[red]{plural(report.unknown, 'row')} without a score, {again}[/]", soft_wrap=True)
     if report.bad_rows and report.accuracy_of_all is not None:
         left_out = f"{plural(report.bad_rows, 'bad row')} not scored"
         if report.rows:

@@ -5,7 +5,7 @@ This module does not import pyarrow, so that the replacement of a killed worker 
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tinyzero_sdk.records import Completion, Json, Reason, Score
@@ -124,7 +124,9 @@ class CompletionBatch:
 class ScoreColumns:
     """The scores of n completions as columns, in order."""
 
-    values: list[float] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    """Floats; None where there is no score, see `without_failures`."""
+
     correct: list[bool] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     answers: list[str | None] = field(default_factory=list)
@@ -155,6 +157,12 @@ class ScoreColumns:
         self.correct += others.correct
         self.reasons += others.reasons
         self.answers += others.answers
+
+    def without_failures(self) -> "ScoreColumns":
+        """With no value where the scorer failed: that says nothing of the completion, and may pass."""
+        failed = ("error", "timeout")
+        values = [None if reason in failed else value for value, reason in zip(self.values, self.reasons, strict=True)]
+        return replace(self, values=values)
 
     def __iter__(self) -> Iterator[Score]:
         columns = zip(self.values, self.correct, self.reasons, self.answers, strict=True)

@@ -242,6 +242,8 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
         if not is_score or type(old_correct) is not bool or not isinstance(old_reason, str):
             report.scored.note_bad([BadRow(number, "no old score in the columns score, correct and reason")])
             continue
+        if new_cells[0] is None:  # the scorer failed, which is counted
+            continue
         report.compared += 1
         report.old_correct += old_correct
         report.new_correct += new_cells[1]

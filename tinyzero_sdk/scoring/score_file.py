@@ -58,6 +58,9 @@ class ScoreReport:
     correct: int = 0
     score_sum: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
+    unknown: int = 0
+    """Rows without a score, since the scorer of an asynchronous task failed; they are in no number."""
+
     bad_rows: int = 0
     """Rows that were not written: unreadable, or without a completion or ground truth."""
 
@@ -76,17 +79,17 @@ class ScoreReport:
     @property
     def accuracy(self) -> float | None:
         """Fraction of the scored rows that are correct, or None."""
-        return self.correct / self.rows if self.rows else None
+        return self.correct / (self.rows - self.unknown) if self.rows > self.unknown else None
 
     @property
     def accuracy_of_all(self) -> float | None:
-        """The same of all rows, with the bad ones as wrong, or None."""
+        """The same of all rows, with bad ones and those without a score as wrong, or None."""
         return self.correct / (self.rows + self.bad_rows) if self.rows or self.bad_rows else None
 
     @property
     def mean_score(self) -> float | None:
         """Mean score, or None."""
-        return self.score_sum / self.rows if self.rows else None
+        return self.score_sum / (self.rows - self.unknown) if self.rows > self.unknown else None
 
     @property
     def is_clean(self) -> bool:
@@ -97,7 +100,9 @@ class ScoreReport:
         """Count the scores and bad rows of a block."""
         self.rows += len(scores)
         self.correct += sum(scores.correct)
-        self.score_sum += sum(scores.values)
+        known = [value for value in scores.values if value is not None]
+        self.unknown += len(scores) - len(known)
+        self.score_sum += sum(known)
         self.reasons.update(scores.reasons)
         self.note_bad(bad)
 
@@ -208,6 +213,8 @@ def scored_batches(
 
         def counted() -> Iterator[tuple[OutputBatch, ScoreColumns]]:
             for batch, scores in stream:
+                if task.is_async and ("error" in scores.reasons or "timeout" in scores.reasons):
+                    scores = scores.without_failures()
                 if reader is not OWN and not report.rows:
                     _check_usable(task, batch, scores, pool.first_error)
                 if "error" in scores.reasons and not sample:

@@ -167,7 +167,7 @@ class SummaryBuilder:
         arrays = {
             "key": self._keys(batch),
             "answer": self._votes(scores),
-            "score": np.array(scores.values, np.float64),
+            "score": np.array(scores.values, np.float64),  # NaN for None
             "correct": np.array(scores.correct, bool),
             "reason": np.array([_CODES[reason] for reason in scores.reasons], np.uint8),
             "difficulty": difficulty,  # infinite or NaN where unknown
@@ -218,8 +218,12 @@ class SummaryBuilder:
         if not self.rows:
             return None
         columns = {name: np.concatenate(self._columns.pop(name)) for name in list(self._columns)}
+        if (unknown := np.isnan(columns["score"])).all():
+            return None
+        if unknown.any():
+            columns = {name: values[~unknown] for name, values in columns.items()}
         summary = summarise(columns, self.prompts_by, self.length_unit, self._pass_at, greedy=self._greedy)
-        parts = {name: total / self.rows for name, total in self._parts.items()}
+        parts = {name: total / len(columns["score"]) for name, total in self._parts.items()}
         return replace(summary, alone=self.alone, late=self.late, parts=parts)
 
 

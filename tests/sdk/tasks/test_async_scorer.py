@@ -2,12 +2,16 @@
 
 import json
 import sys
+from collections import Counter
 
 import pytest
 
 from tinyzero_sdk import Completion, ScorerLimits, TinyZeroError, load_task
 from tinyzero_sdk.records import Score
 from tinyzero_sdk.scoring.pool import ScoringPool
+from tinyzero_sdk.scoring.rescore import rescore_file
+from tinyzero_sdk.scoring.score_file import score_file
+from tinyzero_sdk.scoring.scored_rows import read_scored_blocks
 from tinyzero_sdk.tasks import async_scorer
 
 SCORE = """
@@ -139,3 +143,23 @@ def test_a_cache_that_cannot_be_written_is_named(load, monkeypatch, tmp_path):
     task = load()
     assert task.score_completion(texts(1)[0], 1).reason == "error"
     assert "name a folder that can be written in TINYZERO_CACHE_DIR" in task.first_error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_row_whose_scorer_failed_has_no_score_and_is_in_no_number(load, tmp_path, ending, run):
+    rows = [{"completion": text, "ground_truth": 1} for text in texts(1, 1, 2, "raises")]
+    source, output = tmp_path / "rows.jsonl", tmp_path / f"scored.{ending}"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = load(retries=0)
+    report = score_file(task, source, output)
+    assert (report.rows, report.unknown, report.accuracy, report.accuracy_of_all) == (4, 1, 2 / 3, 1 / 2)
+    assert (report.summary.rows, report.summary.accuracy, report.is_clean) == (3, 2 / 3, False)
+    assert report.summary.parts == {"length": 1.0}
+    ignored = Counter()
+    blocks = list(read_scored_blocks(output, ignored=ignored))
+    assert ([len(block.numbers) for block in blocks], ignored) == ([3], {"without a score": 1})
+    assert rescore_file(task, output).compared == 3
+    code, out, err = run("score", output, task.source)
+    assert (code, "1 row without a score, in no number above" in " ".join(out.split())) == (1, True)
+    assert "RuntimeError: no answer" in err
