@@ -44,6 +44,17 @@ def test_one_is_explained(capsys, runs) -> None:
     assert rows["delete"] == "tinyzero runs --delete runs/countdown-2026-11-23-114711"
 
 
+def test_an_alarm_of_the_audit_is_seen(capsys, runs) -> None:
+    found = {"audit/false_positive_rate": 0.04, "audit/false_positive_rate/low": 0.03, "audit/alarms": 1.0}
+    with (runs / "second/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 11, **found}) + "\n")
+    assert "finished, audit alarm" in call(capsys, "runs")[1]
+    rows = dict(line.split(maxsplit=1) for line in call(capsys, "runs", "runs/second")[1].splitlines())
+    assert rows["audit"] == "4.0% of what was rewarded is wrong; 1 alarm: runs/second/audit"
+    json_row = json.loads(call(capsys, "runs", "runs/second", "--json")[1])[0]
+    assert (json_row["false_positive_rate"], json_row["alarms"]) == ({"": 0.04}, 1)
+
+
 def test_nothing_is_deleted_without_a_yes_and_only_runs_that_are_named(capsys, runs) -> None:
     stopped = "runs/countdown-2026-11-23-114711"
     assert "--delete asks first, which needs a terminal" in call(capsys, "runs", "--delete", stopped)[2]

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tinyzero_sdk import progress
-from tinyzero_trainer.monitoring.metrics_log import ACCURACY, LENGTH, NO_ANSWER, REWARD, THROUGHPUT, TRUNCATED, ZERO_STD
+from tinyzero_trainer.monitoring.metrics_log import (
+    ACCURACY,
+    FALSE_POSITIVES,
+    LENGTH,
+    NO_ANSWER,
+    REWARD,
+    THROUGHPUT,
+    TRUNCATED,
+    ZERO_STD,
+)
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line, sparkline
 
 METRICS = {REWARD: 0.4123, ACCURACY: 0.382, LENGTH: 57.4, THROUGHPUT: 12345.6, "actor/entropy": 1.0}
@@ -253,7 +262,11 @@ def test_what_cannot_be_learnt_from_has_a_line_of_its_own(plain, terminal, clock
     shown = "no answer 100.0%  cut off 100.0%  zero-variance groups 100.0%"
     assert printed(plain)[-1] == f"  {shown}"
     assert live(terminal)[2] == shown
-    plain.step(94, METRICS | {NO_ANSWER: 0.0, TRUNCATED: 0.0})  # groups of one have no variance to speak of
+    terminal.step(2, METRICS | {NO_ANSWER: 0.0, FALSE_POSITIVES: 0.02})
+    assert live(terminal)[2] == "no answer 0.0%  false rewards 2.0%"
+    plain.step(
+        94, METRICS | {NO_ANSWER: 0.0, TRUNCATED: 0.0, FALSE_POSITIVES: 0.0}
+    )  # groups of one have no variance to speak of
     assert printed(plain)[-1] == "  no answer 0.0%  cut off 0.0%"
 
 

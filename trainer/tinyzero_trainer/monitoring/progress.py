@@ -169,7 +169,8 @@ def _step_line(count: str, metrics: Mapping[str, Any]) -> str:
 def _signal(metrics: Mapping[str, Any]) -> str:
     """The fractions of completions and groups from which nothing can be learnt, or nothing good."""
     shown = {NO_ANSWER: "no answer", TRUNCATED: "cut off", ZERO_STD: "zero-variance groups"}
-    shown[FALSE_POSITIVES] = "falsely rewarded"
+    if metrics.get(FALSE_POSITIVES):
+        shown[FALSE_POSITIVES] = "false rewards"
     found = ((name, metrics.get(key)) for key, name in shown.items())
     return "  ".join(f"{name} {percent(value)}" for name, value in found if value is not None)
 
