@@ -89,12 +89,24 @@ def test_the_alarm_takes_the_shortest_window_that_shows_it(window: list[JudgedSa
     assert len(alarming(window, 0.01)) == alarms_after
 
 
+@pytest.mark.parametrize("doubled_after", [2, 5, pytest.param(20, marks=pytest.mark.slow)])
+def test_the_alarm_comes_before_a_tenth_of_the_rewards_is_false(doubled_after: int) -> None:
+    """With as many judged as by default, from one in a thousand on; docs/training/audit.md has the numbers."""
+    reached = []
+    for seed in range(10):
+        chance, samples, rate = random.Random(seed), list[JudgedSample](), 0.001
+        while not (samples and alarming(samples, 0.01)):
+            rate = 0.001 * 2 ** (len(samples) / doubled_after)
+            samples = [*samples, sample(len(samples), 64, sum(chance.random() < rate for _ in range(64)))]
+        reached.append(rate)
+    assert max(reached) < 0.1, reached
+
+
 def test_an_oracle_that_errs_now_and_then_raises_no_alarm() -> None:
     """At a fifth of the limit, in 300 steps."""
     chance = random.Random(0)
-    for _ in range(2):
-        samples = [sample(step, 48, sum(chance.random() < 0.002 for _ in range(48))) for step in range(300)]
-        assert not any(alarming(samples[max(0, step - 15) : step + 1], 0.01) for step in range(300))
+    samples = [sample(step, 64, sum(chance.random() < 0.002 for _ in range(64))) for step in range(300)]
+    assert not any(alarming(samples[max(0, step - 15) : step + 1], 0.01) for step in range(300))
 
 
 def test_what_is_counted_and_kept(tmp_path: Path) -> None:
