@@ -15,10 +15,9 @@ import pytest
 
 from tests.sdk import judge_server
 from tests.sdk.evaluation.fake_endpoint import serve
-from tinyzero_sdk import Completion, load_task
+from tinyzero_sdk import load_task
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.disk_cache import DiskCache
-from tinyzero_sdk.scoring.pool import ScoringPool
 
 FILE = Path(__file__).parents[2] / "examples/judged_sentences.py"
 
@@ -90,9 +89,8 @@ def test_killed_and_started_again_it_asks_nothing_twice(server, rows, tmp_path):
     assert [row["correct"] for row in scored] == [True, False] * 30
     assert scored[0]["parts"] == {"words": 1.0, "natural": 1.0}
     count = len(server.requests)
-    other_weights = load_task(str(FILE), options={"weights": {"natural": 0.5}, "limits": {"concurrency": 1}})
-    with ScoringPool(other_weights) as pool:
-        again = pool.score([Completion(row["completion"]) for row in scored], [row["ground_truth"] for row in scored])
+    other_weights = load_task(str(FILE), options={"weights": {"natural": 0.5}})
+    again = [other_weights.score_completion(row["completion"], row["ground_truth"]) for row in scored]
     assert [score.value for score in again] == [1.3, 0.0] * 30
     assert len(server.requests) == count
 
@@ -117,7 +115,7 @@ def test_what_fails_is_masked_and_counted_in_training(server, tmp_path, capfd):
     whole = FILE.read_text().replace("return last_tagged(completion)", "return completion.strip() or None")
     task.write_text(whole)
     settings = (
-        "run.steps=3 run.device=cpu data.prompts_per_step=4 rollout.group_size=8 rollout.max_completion_tokens=8 "
+        "run.steps=3 run.device=cpu data.prompts_per_step=3 rollout.group_size=8 rollout.max_completion_tokens=8 "
         "eval.every=0 eval.num_problems=4 eval.greedy=false data.prompt_template=base task.limits.retries=1 "
         "task.limits.concurrency=32"
     )

@@ -146,10 +146,9 @@ def test_a_cache_that_cannot_be_written_is_named(load, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_a_row_whose_scorer_failed_has_no_score_and_is_in_no_number(load, tmp_path, ending, run):
+def test_a_row_whose_scorer_failed_has_no_score_and_is_in_no_number(load, tmp_path):
     rows = [{"completion": text, "ground_truth": 1} for text in texts(1, 1, 2, "raises")]
-    source, output = tmp_path / "rows.jsonl", tmp_path / f"scored.{ending}"
+    source, output = tmp_path / "rows.jsonl", tmp_path / "scored.parquet"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = load(retries=0)
     report = score_file(task, source, output)
@@ -160,6 +159,3 @@ def test_a_row_whose_scorer_failed_has_no_score_and_is_in_no_number(load, tmp_pa
     blocks = list(read_scored_blocks(output, ignored=ignored))
     assert ([len(block.numbers) for block in blocks], ignored) == ([3], {"without a score": 1})
     assert rescore_file(task, output).compared == 3
-    code, out, err = run("score", output, task.source)
-    assert (code, "1 row without a score, in no number above" in " ".join(out.split())) == (1, True)
-    assert "RuntimeError: no answer" in err
