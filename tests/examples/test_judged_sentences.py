@@ -127,5 +127,6 @@ def test_what_fails_is_masked_and_counted_in_training(server, tmp_path, capfd):
     failed = [step["reward/error_frac"] for step in steps if "reward/error_frac" in step]
     assert len(failed) == 3
     assert 0.02 < sum(failed) / 3 < 0.45
+    assert "val-aux/sentences/error_frac" in steps[0]
     assert "judge strict: " in err
     assert max(asked(server).values()) == 2  # what failed, once more

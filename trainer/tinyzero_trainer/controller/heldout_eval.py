@@ -16,7 +16,7 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.tasks import RunTask
 from tinyzero_trainer.monitoring.metrics_log import greedy_key, held_out_key, pass_at_key, size_key
 from tinyzero_trainer.rewards.reward_pool import RewardPool
-from tinyzero_trainer.rewards.score import score
+from tinyzero_trainer.rewards.score import SCORER_FAILURES, score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.generate import generate
 from tinyzero_trainer.types import Prompt, Rollout
@@ -43,6 +43,7 @@ class HeldOutEvaluation:
             progress.phase("sampling held-out problems")
         self.prompts = {name: task.prompts.held_out(count) for name, task in tasks.items()}
         self._pools = {name: task.pool for name, task in tasks.items()}
+        self._asynchronous = {name for name, task in tasks.items() if task.task.is_async}
         for name, prompts in self.prompts.items():
             if len(prompts) < count:
                 progress.log(f"{name} has only {len(prompts):,} held-out problems; all of them are used")
@@ -90,7 +91,11 @@ class HeldOutEvaluation:
             seed = derive_seed("evaluation", self.config.run.seed)
             rollouts = evaluate(self.workers, self._pools, prompts, count, params, seed=seed, stop=self.stop)
             self.rollouts.append(("greedy" if temperature == 0 else "sampled", rollouts))
-            metrics[key] = fmean(rollout.score.correct for rollout in rollouts)
+            counted = rollouts
+            if name in self._asynchronous:  # what it asks may fail, which says nothing of the model
+                counted = [rollout for rollout in rollouts if rollout.score.reason not in SCORER_FAILURES]
+                metrics[f"val-aux/{name}/error_frac"] = 1 - len(counted) / len(rollouts)
+            metrics[key] = fmean(rollout.score.correct for rollout in counted or rollouts)
             if temperature:
                 metrics |= pass_at_metrics(name, rollouts, config.pass_at)
                 metrics |= {f"val-aux/{name}/part/{part}": mean for part, mean in part_means(rollouts).items()}
