@@ -5,10 +5,11 @@ checks failed, 2 usage error, 70 internal error (`EX_SOFTWARE` of sysexits.h), 1
 """
 
 import json
+import math
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,7 +47,21 @@ def percent(fraction: float) -> str:
 
 def print_json(value: Any) -> None:
     """Print `value` on stdout as JSON, in ASCII, so that any model's text survives any terminal."""
-    print(json.dumps(value, indent=2, default=str))
+    print(json.dumps(finite(value), indent=2, default=str))
+
+
+def finite(value: Any) -> Any:
+    """The same with null for NaN and infinities, which JSON does not have.
+
+    Example:
+        >>> finite({"rate": 0.5, "values": (1, float("inf"))})
+        {'rate': 0.5, 'values': [1, None]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def warn(message: str) -> None:

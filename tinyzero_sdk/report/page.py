@@ -8,7 +8,6 @@ import base64
 import gzip
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -19,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tinyzero_sdk.console import plural
+from tinyzero_sdk.console import finite
 from tinyzero_sdk.report.completions import TEXTS, Completions, read_completions
-from tinyzero_sdk.report.runs import METRICS, Run
+from tinyzero_sdk.report.runs import Run
 from tinyzero_sdk.scoring.compare import FEW, remark
 from tinyzero_sdk.scoring.statistics import EXACT_FREEDOM, student_t
 
@@ -45,17 +44,11 @@ def describe(run: Run, completions: Completions) -> dict[str, Any]:
         "curves": run.curves,
         "bands": run.bands,
         "config": run.config,
-        "leftOut": left_out(run, completions),
+        "leftOut": [*completions.left_out, *run.left_out],
         "completions": len(completions),
         "facets": completions.facets() if len(completions) else {},
         "evaluations": completions.evaluations() if len(completions) else [],
     }
-
-
-def left_out(run: Run, completions: Completions) -> list[str]:
-    """What the page lacks, since it cannot be read or has no score."""
-    lines = f"{plural(run.unreadable, 'line')} of {METRICS} unreadable"
-    return [*completions.left_out, *([lines] if run.unreadable else [])]
 
 
 def report(
@@ -77,7 +70,7 @@ def report(
     """
     every = [(run, read_completions(run.completion_files())) for run in runs]
     for run, completions in every:
-        for what in left_out(run, completions):
+        for what in (*completions.left_out, *run.left_out):
             warn(f"left out of {run.path}: {what}")
     sampled = [(run, completions, _sample(completions, most)) for run, completions in every]
     total, done = sum(len(places) for *_, places in sampled), 0
@@ -133,15 +126,7 @@ def html(
 
 def as_json(value: Any) -> str:
     """JSON that can stand within a script element; NaN and infinities become null."""
-    return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=str).replace("<", "\\u003c")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value
+    return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), default=str).replace("<", "\\u003c")
 
 
 def _sample(completions: Completions, most: int) -> np.ndarray:

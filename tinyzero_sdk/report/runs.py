@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.files import ENDINGS
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.scoring.statistics import wilson
@@ -49,8 +51,8 @@ class Run:
     config: Mapping[str, str] = field(default_factory=dict)
     """Values as JSON, by dotted key."""
 
-    unreadable: int = 0
-    """Damaged lines of the metrics."""
+    left_out: tuple[str, ...] = ()
+    """What of metrics and configuration cannot be read."""
 
     def completion_files(self) -> list[Path]:
         """Its files of completions, in a fixed order; those of old runs where there are no others."""
@@ -73,13 +75,22 @@ def open_run(path: Path, name: str = "") -> Run:
         raise DataError(
             f"{path} is not a run or a scored file; expected a directory with {METRICS}, or a .jsonl or .parquet file"
         )
-    return _read_run(name, path, metrics.stat().st_mtime_ns, metrics.stat().st_size)
+    return _read_run(name, path, (modified(metrics), metrics.stat().st_size, modified(path / CONFIG)))
+
+
+def modified(path: Path) -> int:
+    """When a file was last written, in ns since 1970; 0 where there is none."""
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
 
 
 @lru_cache(maxsize=32)
-def _read_run(name: str, path: Path, modified: int, size: int) -> Run:
-    """`modified` and `size` are of the metrics, so that a file that grows is read again."""
+def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
+    """`version` is that of its files, so that those that change are read again."""
     rows, unreadable = _read_metrics(path / METRICS)
+    config, fault = _read_config(path / CONFIG)
+    lines = f"{plural(unreadable, 'line')} of {METRICS} unreadable" if unreadable else ""
     steps = [row["step"] for row in rows]
     names = sorted(set().union(*rows) - {"step"})
     values = {key: np.array([_number(row.get(key)) for row in rows]) for key in names}
@@ -103,8 +114,8 @@ def _read_run(name: str, path: Path, modified: int, size: int) -> Run:
             if column
         },
         bands=bands,
-        config=_read_config(path / CONFIG),
-        unreadable=unreadable,
+        config=config,
+        left_out=tuple(filter(None, (lines, fault))),
     )
 
 
@@ -134,11 +145,12 @@ def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     return rows, damaged
 
 
-def _read_config(path: Path) -> dict[str, str]:
+def _read_config(path: Path) -> tuple[dict[str, str], str]:
+    """Its values by dotted key, and why there are none."""
     try:
-        return dict(_flatten(read_toml(path))) if path.exists() else {}
-    except (SettingsError, RecursionError):  # half written, or by hand: the curves are worth showing without it
-        return {}
+        return dict(_flatten(read_toml(path))) if path.exists() else {}, ""
+    except (SettingsError, RecursionError) as error:  # half written, or by hand: curves are worth showing without it
+        return {}, f"{path.name}, which cannot be read: {error.__cause__ or error}"
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:

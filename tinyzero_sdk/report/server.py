@@ -21,7 +21,7 @@ from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.report.comparison import compare
 from tinyzero_sdk.report.completions import Completions, read_completions
 from tinyzero_sdk.report.page import as_json, describe, html
-from tinyzero_sdk.report.runs import CONFIG, METRICS, Run, open_run
+from tinyzero_sdk.report.runs import CONFIG, METRICS, Run, modified, open_run
 
 POLL_SECONDS = 3.0
 _DEPTH = 4  # of the directories searched for runs
@@ -66,7 +66,7 @@ class Library:
         rows = []
         for name, path in self.paths().items():
             run = Run(name, path, is_run=path.is_dir())  # unread: there may be many, and long ones
-            times = [_modified(one) for one in (path, path / METRICS, path / CONFIG, *run.completion_files())]
+            times = [modified(one) for one in (path, path / METRICS, path / CONFIG, *run.completion_files())]
             written = max(times[1:3]) if run.is_run else times[0]  # as `tinyzero runs` sorts them
             rows.append((written, {"name": name, "isRun": run.is_run, "modified": str(max(times))}))
         return [row for _, row in sorted(rows, key=lambda entry: entry[0], reverse=True)]
@@ -112,12 +112,6 @@ class Library:
             rows = completions.rows(places[offset : offset + limit].astype(np.int64))
             return {"total": len(places), "rows": rows, "left": left}
         raise DataError(f"there is no {path}")
-
-
-def _modified(path: Path) -> int:
-    with suppress(OSError):
-        return path.stat().st_mtime_ns
-    return 0
 
 
 def _is_scored(path: Path) -> bool:

@@ -40,7 +40,8 @@ def test_a_stopped_run_says_how_far_it_came_and_how_to_resume_it(tmp_path):
 
 
 def test_the_states_of_a_run(tmp_path):
-    assert status_of(make_run(tmp_path / "aborted", steps=2)).state == "aborted"
+    aborted = status_of(make_run(tmp_path / "aborted", steps=2))
+    assert (aborted.state, aborted.resume) == ("aborted", f"tinyzero train --output {aborted.path} --resume")
     assert status_of(make_run(tmp_path / "finished", steps=10, checkpoints=(10,))).state == "finished"
     with RunDirectory.open(make_run(tmp_path / "running", checkpoints=(4,)), resume=True) as run:
         status = status_of(run.path)
@@ -60,9 +61,10 @@ def test_an_unreadable_run_is_listed_as_such(tmp_path, config):
     path = make_run(tmp_path / "run", steps=2, checkpoints=(2,))
     (path / "config.toml").write_text(config, encoding="latin-1")
     with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "val-core/' + "[" * 100_000 + "\n" + "[" * 100_000 + "\n")
+        file.write('{"step": 3, "val-core/' + "[" * 100_000 + "\n" + "[" * 100_000 + '\n{"step": Infinity}\n')
     run = status_of(path)
     assert (run.state, run.step, run.checkpoints, run.resume) == ("unreadable", 2, (2,), None)
+    assert run.fault.startswith(f"{path}/config.toml is not valid TOML: ")
 
 
 def test_a_configuration_of_another_shape_names_no_tasks(tmp_path):

@@ -55,6 +55,20 @@ def test_an_alarm_of_the_audit_is_seen(capsys, runs) -> None:
     assert (json_row["false_positive_rate"], json_row["alarms"]) == ({"": 0.04}, 1)
 
 
+def test_a_damaged_run_says_why_and_an_aborted_one_how_to_start_it_again(capsys, runs) -> None:
+    make_run(runs / "aborted")
+    (runs / "second/config.toml").write_text("x = [")
+    (runs / "second/metrics.jsonl").write_text('{"step": 4, "val-core/countdown/acc/mean@1": NaN}\n')
+    fault = "runs/second/config.toml is not valid TOML: Invalid value (at end of document)"
+    _, out, _ = call(capsys, "runs")
+    assert f"\nunreadable: {fault}\n" in out
+    assert "resume: tinyzero train --output runs/aborted" not in out
+    assert f"state        unreadable: {fault}\n" in call(capsys, "runs", "runs/second")[1]
+    command = "tinyzero train --output runs/aborted --resume"
+    assert f"resume       {command}  # from the start\n" in call(capsys, "runs", "runs/aborted")[1]
+    assert "NaN" not in call(capsys, "runs", "--json")[1]
+
+
 def test_nothing_is_deleted_without_a_yes_and_only_runs_that_are_named(capsys, runs) -> None:
     stopped = "runs/countdown-2026-11-23-114711"
     assert "--delete asks first, which needs a terminal" in call(capsys, "runs", "--delete", stopped)[2]

@@ -61,7 +61,10 @@ class RunStatus:
     """When metrics or configuration were last written, in seconds since 1970."""
 
     resume: str | None
-    """The command that resumes it, if it is stopped."""
+    """The command that resumes it, if it is stopped, or starts it again, if it is aborted."""
+
+    fault: str | None
+    """Why its configuration cannot be read."""
 
     @property
     def size(self) -> int:
@@ -83,10 +86,12 @@ def find_runs(directory: Path, depth: int = DEPTH) -> list[Path]:
 def status_of(path: Path) -> RunStatus:
     """What a run directory holds now."""
     run = RunDirectory(path)
-    config: Mapping[str, Any] | None = None
-    with suppress(SettingsError):
+    config: Mapping[str, Any] = {}
+    fault = None
+    try:
         config = read_toml(run.config)
-    is_readable, config = config is not None, config or {}
+    except SettingsError as error:
+        fault = str(error)
     steps, model, tasks = (get(config, key) for key in ("run.steps", "model.path", "tasks"))
     newest, evaluated, accuracy = _progress(run.metrics)
     saved = sorted(step for step, _ in store.sealed(run.checkpoints)) if run.checkpoints.is_dir() else []
@@ -97,7 +102,7 @@ def status_of(path: Path) -> RunStatus:
     else:  # the plot is drawn at the end of a session
         is_finished = bool(saved) and times.get(run.curve, 0.0) >= max(times[file] for file in files)
     state: State = "finished" if is_finished else "stopped" if saved else "aborted"
-    if not is_readable:
+    if fault:
         state = "unreadable"
     if _is_locked(path):
         state = "running"
@@ -116,7 +121,8 @@ def status_of(path: Path) -> RunStatus:
         checkpoints=tuple(saved),
         bytes={entry.name: _bytes(entry) for entry in sorted(path.iterdir())},
         changed=max(times[file] for file in files),
-        resume=command if state == "stopped" else None,
+        resume=command if state in ("stopped", "aborted") else None,
+        fault=fault,
     )
 
 
@@ -191,10 +197,10 @@ def _progress(metrics: Path) -> tuple[dict[str, Any], int | None, dict[str, tupl
 
 
 def _row(line: bytes) -> dict[str, Any]:
-    """A line's object; empty if it is still being written."""
+    """A line's object; empty if it is damaged, or still being written."""
     with suppress(ValueError, RecursionError):
         row = json.loads(line)
-        return row if isinstance(row, dict) else {}
+        return row if isinstance(row, dict) and isinstance(row.get("step"), int) else {}
     return {}
 
 

@@ -33,7 +33,8 @@ def runs(
 ) -> None:
     """List runs: state, steps, held-out accuracy, size on the disk, and how to resume or delete them.
 
-    A stopped run can be resumed; an aborted one ended before its first checkpoint. A run in progress is never deleted.
+    A stopped run can be resumed; an aborted one ended before its first checkpoint, and --resume starts it again. A run
+    in progress is never deleted.
     """
     from tinyzero_trainer.checkpoint import run_status
 
@@ -124,7 +125,10 @@ def _show_all(statuses: list["RunStatus"]) -> None:
     stdout.print(shown)
     total = filesize.decimal(sum(run.size for run in statuses))
     stdout.print(f"\n{plural(len(statuses), 'run')}, {total}; more of one: tinyzero runs RUN", soft_wrap=True)
-    commands = [run.resume for run in statuses if run.resume]
+    for run in statuses:
+        if run.fault:
+            stdout.print(Text(f"unreadable: {run.fault}"), soft_wrap=True)
+    commands = [run.resume for run in statuses if run.resume and run.state == "stopped"]
     for command in commands[:3]:
         stdout.print(Text(f"resume: {command}"), soft_wrap=True)
     if len(commands) > 3:
@@ -138,7 +142,7 @@ def _show(run: "RunStatus") -> None:
     parts = ", ".join(f"{name} {filesize.decimal(size)}" for name, size in large)
     rows = {
         "run": str(run.path),
-        "state": run.state,
+        "state": f"{run.state}: {run.fault}" if run.fault else run.state,
         "task": ", ".join(run.tasks),
         "model": run.model or "",
         "step": _steps(run),
@@ -146,7 +150,7 @@ def _show(run: "RunStatus") -> None:
         "audit": _audit(run),
         "size": f"{filesize.decimal(run.size)} ({parts})",
         "checkpoints": f"of step {steps}" if run.checkpoints else steps,
-        "resume": run.resume or "",
+        "resume": f"{run.resume or ''}{'  # from the start' * (run.state == 'aborted')}",
         "look": f"tinyzero report {where}",
         "prune": f"tinyzero runs --prune {where}" if len(run.checkpoints) > 1 and run.state != "running" else "",
         "delete": _delete_command(run) if run.state != "running" else "",
