@@ -69,7 +69,7 @@ class Judge:
         most_characters: int = 20_000,
         temperature: float | None = 0.0,
         extra_body: Mapping[str, Json] | None = None,
-        timeout: float = 60.0,
+        timeout: float = 30.0,
     ) -> None:
         """What is not given comes from the environment when it is needed: `TINYZERO_JUDGE_MODEL`, `…_BASE_URL`,
         `…_API_KEY` (or `OPENAI_API_KEY`), `…_MAX_CALLS`, `…_MAX_TOKENS`.

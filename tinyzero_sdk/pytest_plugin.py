@@ -21,9 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="'TASK [task.KEY=VALUE ...]'",
         help="Check a task, by name or path, with the conformance kit. Repeatable.",
     )
-    group.addoption(
-        "--tinyzero-examples", type=int, default=200, metavar="N", help="Completions sampled for each check."
-    )
+    group.addoption("--tinyzero-examples", type=int, metavar="N", help="Completions sampled for each check.")
     group.addoption("--tinyzero-seed", type=int, default=0, metavar="N", help="Seed of the items and of all choices.")
     group.addoption(
         "--tinyzero-allow-unsafe-scorers", action="store_true", help="Check a scorer that its task marks as unsafe."

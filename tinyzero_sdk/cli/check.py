@@ -59,11 +59,9 @@ def check(
         _list_checks(json)
         return
     from tinyzero_sdk.testing import known_cases
-    from tinyzero_sdk.testing.checker import ASYNC_EXAMPLES, DEFAULT_EXAMPLES
 
     opened = load_task_with_overrides(*one_task(task, words), allow_unsafe_scorers=allow_unsafe_scorers)
     known = known_cases(opened, *([cases] if cases else []))
-    examples = examples or (ASYNC_EXAMPLES if opened.is_async else DEFAULT_EXAMPLES)
     report = _run(opened, prop or [], examples, seed, known, replay, quiet=json)
     show_judge(opened)
     if json:
@@ -82,7 +80,14 @@ def check(
 
 
 def _run(
-    task: "Task", names: list[str], examples: int, seed: int, cases: "list[Case]", replay: str | None, *, quiet: bool
+    task: "Task",
+    names: list[str],
+    examples: int | None,
+    seed: int,
+    cases: "list[Case]",
+    replay: str | None,
+    *,
+    quiet: bool,
 ) -> "Report":
     from tinyzero_sdk.testing import Checker, Report, find_properties
     from tinyzero_sdk.testing.report import parse_replay

@@ -17,14 +17,14 @@ from tinyzero_sdk.workers.process import ClosesOnExit
 
 DEFAULT_EXAMPLES = 200
 ASYNC_EXAMPLES = 10
-"""The default of `tinyzero check` for an asynchronous scorer, whose calls may cost money."""
+"""For an asynchronous scorer, whose calls may cost money."""
 
 
 def check_task(
     task: Task,
     *,
     properties: Sequence[str] = (),
-    examples: int = DEFAULT_EXAMPLES,
+    examples: int | None = None,
     seed: int = 0,
     cases: Sequence[Case] | None = None,
     on_result: Callable[[Result], object] = lambda result: None,
@@ -34,8 +34,8 @@ def check_task(
     Args:
         task: from `load_task`.
         properties: their names; all for none.
-        examples: completions sampled for each property; the bulk search takes `BULK_FACTOR` times as many, for
-            `BULK_SECONDS` at most.
+        examples: completions sampled for each property; None = 200, or 10 if `score` is asynchronous. The bulk search
+            takes `BULK_FACTOR` times as many, for `BULK_SECONDS` at most.
         seed: of the items and of all choices.
         cases: labelled completions; None = those that the task ships, and those in `./TASK.cases.jsonl`.
         on_result: called after each property.
@@ -61,9 +61,11 @@ class Checker(ClosesOnExit):
     """Checks one task; as a context manager it ends its processes with the block."""
 
     def __init__(
-        self, task: Task, *, examples: int = DEFAULT_EXAMPLES, seed: int = 0, cases: Sequence[Case] | None = None
+        self, task: Task, *, examples: int | None = None, seed: int = 0, cases: Sequence[Case] | None = None
     ) -> None:
         """As `check_task`."""
+        if examples is None:
+            examples = ASYNC_EXAMPLES if task.is_async else DEFAULT_EXAMPLES
         if examples < 1 or seed < 0:
             raise SettingsError(f"got examples={examples}, seed={seed}; expected at least 1 example, a seed from 0")
         task.check_scoring_allowed()
