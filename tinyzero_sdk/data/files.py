@@ -370,6 +370,20 @@ def finite_only(value: Json) -> Json:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _has_empty_struct(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) and (not kind.num_fields or any(_has_empty_struct(field.type) for field in kind))
+
+
+def _without_empty_structs(values: pa.Array) -> pa.Array:
+    """Null for `{}` where no row has a field, which Parquet has no type for."""
+    if not pa.types.is_struct(values.type):
+        return values
+    if not values.type.num_fields:
+        return pa.nulls(len(values))
+    parts = [_without_empty_structs(part) for part in values.flatten()]
+    return pa.StructArray.from_arrays(parts, [field.name for field in values.type], mask=values.is_null())
+
+
 class ParquetWriter:
     """Writes tables to a Parquet file in row groups of one size, so that its bytes do not depend on the tables."""
 
@@ -390,6 +404,9 @@ class ParquetWriter:
         Raises:
             DataError: Parquet has no such type, or the types are not those of the first table.
         """
+        for place, name in enumerate(table.schema.names):
+            if _has_empty_struct(table.schema.field(place).type):
+                table = table.set_column(place, name, _without_empty_structs(table.column(place).combine_chunks()))
         if self._writer is None or self._waiting is None:
             self._writer, self._waiting = self._open(table.schema), table
         else:

@@ -198,10 +198,29 @@ def test_columns_that_json_cannot_hold_are_refused(kind):
         check_json_types(Path("a"), fine.append(pa.field("when", kind)))
 
 
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {}, optional={"a": st.integers(0, 9), "b": st.just({}), "c": st.none() | st.just({"d": {}})}
+        ),
+        min_size=1,
+    )
+)
+def test_objects_without_any_field_are_null_in_parquet(tmp_path_factory, cells):
+    path = tmp_path_factory.mktemp("empty") / "a.parquet"
+    table = pa.table({"cell": pa.array([*cells, None])})
+    with ParquetWriter(path) as writer:
+        writer.write(table)
+        writer.write(table)
+    found = pq.read_table(path)["cell"].to_pylist()
+    assert len(found) == 2 * len(cells) + 2
+    assert [(cell or {}).get("a") for cell in found] == 2 * [*[cell.get("a") for cell in cells], None]
+
+
 def test_what_parquet_cannot_hold_is_reported(tmp_path):
     with ParquetWriter(tmp_path / "a.parquet") as writer:
         with pytest.raises(DataError, match=r"write \.jsonl instead"):
-            writer.write(pa.table({"a": pa.array([{}, {}])}))
+            writer.write(pa.table({"a": pa.array([[{}], [{}]])}))
         writer.write(pa.table({"a": [1]}))
         with pytest.raises(DataError, match="changes its type"):
             writer.write(pa.table({"a": ["x"]}))

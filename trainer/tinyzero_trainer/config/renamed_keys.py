@@ -101,21 +101,24 @@ RENAMED_WARM_START_KEYS = {
 """The same for `tinyzero warmstart`, whose keys were its own."""
 
 FOREIGN_KEYS = {
-    "run.output": "output_dir default_local_dir",
+    "run.output": "output_dir default_local_dir run_name experiment_name",
     "run.steps": "max_steps total_training_steps training_steps num_steps",
     "run.epochs run.steps": "num_train_epochs total_epochs epochs num_epochs",
     "run.seed": "data_seed",
+    "parallel.world_size": "nnodes num_nodes num_machines num_processes",
+    "parallel.dp_replicate": "deepspeed fsdp fsdp_config fsdp_size",
     "parallel.sequence_parallel": "ulysses_sequence_parallel_size sp_size",
     "ray.gpus": "n_gpus_per_node num_gpus",
     "model.path": "model_name_or_path model_name model_id",
     "model.dtype": "torch_dtype bf16 fp16 model_dtype",
     "memory.activation_checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
     "memory.cpu_offload": "param_offload optimizer_offload",
-    "lora.rank": "lora_rank lora_r lora.r",
+    "lora.rank": "lora_rank lora_r lora.r use_peft peft_config",
     "lora.alpha": "lora_alpha",
     "data.path": "train_files dataset_name dataset",
     "data.test_path": "val_files",
-    "data.prompts_per_step data.batch_size": "train_batch_size batch_size per_device_train_batch_size",
+    "data.prompts_per_step data.batch_size": "train_batch_size batch_size per_device_train_batch_size"
+    " generation_batch_size gen_batch_size",
     "data.max_prompt_tokens data.max_length": "max_prompt_length max_seq_length max_length",
     "rollout.engine": "use_vllm rollout.name",
     "rollout.group_size": "num_generations rollout.n n_samples_per_prompt group_size",
@@ -134,7 +137,7 @@ FOREIGN_KEYS = {
     "algorithm.kl_placement": "use_kl_in_reward use_kl_loss",
     "algorithm.entropy_coefficient": "entropy_coeff entropy_coef",
     "optimizer.learning_rate": "lr",
-    "optimizer.warmup_steps": "lr_warmup_steps",
+    "optimizer.warmup_steps": "lr_warmup_steps warmup_ratio lr_warmup_steps_ratio",
     "optimizer.lr_schedule": "lr_scheduler_type warmup_style",
     "optimizer.beta1": "adam_beta1",
     "optimizer.beta2": "adam_beta2",
@@ -146,10 +149,21 @@ FOREIGN_KEYS = {
     "eval.every": "eval_steps test_freq",
     "checkpoint.every": "save_steps save_freq",
     "checkpoint.keep": "save_total_limit max_actor_ckpt_to_keep",
-    "log.trackers": "report_to logger",
+    "log.trackers": "report_to logger wandb use_wandb",
     "log.project": "project_name",
 }
 """Names in TRL, transformers, PEFT and verl, by the key here that answers them; of several keys, the first there is."""
+
+FOREIGN_WORDS = {
+    "the option --resume": "resume resume_from_checkpoint resume_mode",
+    "the option --gpus": "gpus num_devices",
+    "the option --task, with a reward of your own in a task file": "reward_funcs reward_function reward_fn"
+    " custom_reward_function.path custom_reward_function.name",
+    "the wrapper reward.wrappers=[mask_truncated]": "mask_truncated_completions overlong_filter",
+    "reward.wrappers=['overlong(limit=N)']": "overlong_buffer overlong_buffer.enable soft_max_length",
+    "nothing to set, since every step is in metrics.jsonl": "logging_steps logging_first_step log_every",
+}
+"""Names that something other than a key answers."""
 
 
 def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -> None:
@@ -201,11 +215,15 @@ def foreign_names(cls: type) -> Mapping[str, list[str]]:
 def _check_foreign(cls: type, values: Mapping[str, Any]) -> None:
     """Answer the name of another trainer, in any table or none, with the key here and its meaning, which may differ."""
     known = {field.key: field for field in describe(cls)}
+    words = {name: words for words, names in FOREIGN_WORDS.items() for name in names.split()}
     tables = tuple(f"{key}." for key, field in known.items() if field.type == settings.TABLE)
     for key, _ in flatten(values):
         for here, names in foreign_names(cls).items() if key not in known and not key.startswith(tables) else ():
             if any(f".{key}".endswith(f".{name}") for name in names):
                 raise SettingsError(f"unknown key {key!r}; here it is {here}: {known[here].help}")
+        if key not in known and not key.startswith(tables):
+            for name in (name for name in words if f".{key}".endswith(f".{name}")):
+                raise SettingsError(f"unknown key {key!r}; here it is {words[name]}")
 
 
 def with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
