@@ -83,9 +83,11 @@ def _rows_of(file: Path) -> Iterator[Path]:
         yield file
         return
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "stdin.jsonl"
-        with copy.open("wb") as lines:
-            shutil.copyfileobj(sys.stdin.buffer, lines)
+        start = sys.stdin.buffer.read(1 << 16)
+        copy = Path(folder) / ("stdin.csv" if start.lstrip()[:1] not in (b"{", b"") else "stdin.jsonl")
+        with copy.open("wb") as rows:
+            rows.write(start)
+            shutil.copyfileobj(sys.stdin.buffer, rows)
         yield copy
 
 
@@ -94,7 +96,7 @@ def score(
         Path,
         typer.Argument(
             help="Model outputs: .jsonl, .csv, either of them with .gz, .parquet, or as --format says; "
-            "- = JSON Lines from stdin.",
+            "- = JSON Lines or CSV from stdin.",
             show_default=False,
         ),
     ],

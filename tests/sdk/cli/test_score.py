@@ -294,13 +294,16 @@ def test_csv_compressed_files_and_stdin_are_scored_like_json_lines(score, tmp_pa
     for name, content in {"in.csv": table, "in.csv.gz": table, "in.jsonl.gz": lines}.items():
         packed = gzip.compress(content.encode()) if name.endswith("gz") else content.encode()
         (tmp_path / name).write_bytes(packed)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
     results = []
-    for file in (Path("-"), *map(tmp_path.joinpath, ("in.csv", "in.csv.gz", "in.jsonl.gz"))):
-        assert score(file)[0] == 0
+    for name in ("in.csv", "in.csv.gz", "in.jsonl.gz"):
+        assert score(tmp_path / name)[0] == 0
+        results.append(rows_of(tmp_path / "out.jsonl"))
+    for typed in (lines, table):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        assert score(Path("-"))[0] == 0
         results.append(rows_of(tmp_path / "out.jsonl"))
     assert [row["correct"] for row in results[0]] == [True, False]
-    assert results[1:] == results[:1] * 3
+    assert results[1:] == results[:1] * 4
 
 
 def test_what_csv_cannot_be_is_said_by_row(score, tmp_path):
