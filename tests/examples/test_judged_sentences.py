@@ -55,7 +55,7 @@ def asked(server):
     return Counter((blocks["question"], blocks["answer"]) for blocks in found)
 
 
-@pytest.mark.nightly("half a minute; each check has a fast test of its own")
+@pytest.mark.nightly(reason="half a minute; each check has a fast test of its own")
 def test_it_passes_its_checks(server):
     done = tinyzero("check", FILE, "--json", "--examples", 5)
     results = {check["check"]: check["status"] for check in json.loads(done.stdout)["checks"]}
