@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.score import Overwrite
-from tinyzero_sdk.console import plural, stdout
+from tinyzero_sdk.console import plural, stdout, warn
 from tinyzero_sdk.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def view(
     The page is for this machine alone (127.0.0.1) and changes nothing. On another machine, forward the port:
     `ssh -L 8020:127.0.0.1:8020 HOST`.
     """
-    from tinyzero_sdk.report.server import make_server
+    from tinyzero_sdk.report.server import Library, make_server
 
     if not directory.exists():
         raise DataError(f"{directory} does not exist; expected a run, a scored file, or a directory with some")
@@ -129,6 +129,9 @@ def view(
         if port is not None:
             raise SettingsError(f"port {port} cannot be used: {error.strerror}; give another --port") from error
         server = make_server(directory, 0)
+    if unreadable := Library(directory).unreadable():
+        names = ", ".join(str(path.relative_to(directory.resolve())) for path in unreadable[:5])
+        warn(f"left out, since they cannot be read ({len(unreadable):,}): {names}{', …' if unreadable[5:] else ''}")
     address = f"http://127.0.0.1:{server.server_port}/"
     stdout.print(Text(f"{directory.resolve()} at {address} (Ctrl-C ends)"), soft_wrap=True)
     if open:

@@ -19,7 +19,7 @@ MOST_FLIPS = 100
 
 def compare(sides: list[tuple[Completions, Mapping[str, Any]]]) -> dict[str, Any]:
     """The differences from the first to the second of two selections, and the problems that changed."""
-    old, new = (_Side.of(completions.index, completions.select(filters)) for completions, filters in sides)
+    old, new = (_Side.of(completions, filters) for completions, filters in sides)
     places = {problem: place for place, problem in enumerate(new.problems)}
     shared = [(place, places[problem]) for place, problem in enumerate(old.problems) if problem in places]
     if not shared:
@@ -62,9 +62,10 @@ class _Side:
     """[problems] by what is compared; NaN where unknown."""
 
     @classmethod
-    def of(cls, index: pa.Table, places: np.ndarray) -> "_Side":
-        places = places[np.asarray(index["problem"].is_valid())[places]]
-        chosen = index.take(pa.array(places))
+    def of(cls, completions: Completions, filters: Mapping[str, Any]) -> "_Side":
+        places = completions.select(filters)
+        places = places[np.asarray(completions.index["problem"].is_valid())[places]]
+        chosen = completions.index.take(pa.array(places))
         column = chosen["problem"].combine_chunks()
         codes, first, which = np.unique(column.indices.to_numpy(), return_index=True, return_inverse=True)
         order = np.argsort(first)
@@ -80,10 +81,15 @@ class _Side:
         numbers = {
             name: chosen[name].cast(pa.float64()).to_numpy() for name in ("correct", "score", "finished", "num_tokens")
         }
+        greedily = dict[str, float]()
+        if filters.get("decoding") == ["sampled"]:
+            greedy = cls.of(completions, {**filters, "decoding": ["greedy"]})
+            greedily = dict(zip(greedy.problems, greedy.means["accuracy"].tolist(), strict=True))
         reasons = np.array(chosen["reason"].cast(pa.string()).to_pylist(), object)
         values: dict[str, np.ndarray] = {
             "accuracy": np.nan_to_num(numbers["correct"]),
             "mean score": numbers["score"],
+            "greedy accuracy": np.array([greedily.get(name, np.nan) for name in chosen["problem"].to_pylist()], float),
             "cut off": 1 - numbers["finished"],
             "tokens": numbers["num_tokens"],
             **{reason: (reasons == reason).astype(float) for reason in REASONS},

@@ -29,7 +29,7 @@ from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS
 from tinyzero_sdk.scoring.outputs import as_numbers
 from tinyzero_sdk.scoring.scored_rows import SCORES, read_scored_blocks
-from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, interval_of_rate, pass_at_k
+from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, interval_of_rate, named_ranges, pass_at_k
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 INDEX = pa.schema(
@@ -229,7 +229,8 @@ class Completions:
         starts = np.unique(which[chosen], return_index=True)[1]
         columns = self.index.select(["step", "split", "decoding", "task", "correct", "reason"]).take(pa.array(chosen))
         every_problem, finished = self._codes("problem"), self._numbers("finished")
-        every_level, found = np.floor(self._numbers("difficulty")), []
+        names, every_level = self._levels(codes.get("task", np.zeros(len(self))), mask)
+        found = []
         for start, end in pairwise([*starts.tolist(), len(chosen)]):
             places, part = chosen[start:end], columns.slice(start, end - start)
             correct = np.asarray(part["correct"].fill_null(False))
@@ -243,12 +244,24 @@ class Completions:
                     "reasons": {entry["values"] or "unknown": entry["counts"] for entry in reasons},
                     "cut_off": int((finished[places] == 0).sum()),
                     "levels": {
-                        f"{one:g}": _accuracy(correct[level == one], problems[level == one])
-                        for one in np.unique(level[np.isfinite(level)])
+                        names[one]: _accuracy(correct[level == one], problems[level == one])
+                        for one in np.unique(level[level >= 0])
                     },
                 }
             )
         return found
+
+    def _levels(self, tasks: np.ndarray, mask: np.ndarray) -> tuple[list[str], np.ndarray]:
+        """Names of the ranges of difficulty, formed of a task's problems as in `tinyzero compare`; [n] which, or -1."""
+        problems, difficulty = self._codes("problem"), self._numbers("difficulty")
+        names, levels = list[str](), np.full(len(self), -1)
+        for task in np.unique(tasks[mask]):
+            rows = np.flatnonzero(mask & (tasks == task))
+            _, first, which = np.unique(problems[rows], return_index=True, return_inverse=True)
+            for name, chosen in named_ranges(difficulty[rows][first]):
+                levels[rows[chosen[which]]] = len(names)
+                names.append(name)
+        return names, levels
 
     def _equal(self, name: str, values: Sequence[str]) -> np.ndarray:
         column = self.index[name].combine_chunks()

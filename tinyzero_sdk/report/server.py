@@ -43,22 +43,34 @@ class Library:
         """What there is now, by name, in the order of names."""
         if self.root.is_file() or (self.root / METRICS).is_file():
             return {self.root.name: self.root}
-        found = {path.relative_to(self.root).as_posix(): path for path in self._search(self.root, _DEPTH)}
+        found = {path.relative_to(self.root).as_posix(): path for path in self._search(self.root, _DEPTH, [])}
         return dict(sorted(found.items()))
 
-    def _search(self, directory: Path, depth: int) -> list[Path]:
+    def unreadable(self) -> list[Path]:
+        """What is there beside these, and might hold some."""
+        unreadable: list[Path] = []
+        if self.root.is_dir() and not (self.root / METRICS).is_file():
+            self._search(self.root, _DEPTH, unreadable)
+        return unreadable
+
+    def _search(self, directory: Path, depth: int, unreadable: list[Path]) -> list[Path]:
+        """The runs and scored files; adds to `unreadable`."""
         found: list[Path] = []
         try:
             entries = sorted(directory.iterdir())
         except OSError:
+            unreadable.append(directory)
             return []
         for path in entries:
             if path.name.startswith(".") or not Path(os.path.realpath(path)).is_relative_to(self.root):
                 continue
-            if (path / METRICS).is_file() or (path.is_file() and _is_scored(path)):
-                found.append(path)
-            elif depth > 1 and path.is_dir() and path.name not in _INSIDE_RUN:
-                found += self._search(path, depth - 1)
+            try:
+                if (path / METRICS).is_file() or (path.is_file() and _is_scored(path)):
+                    found.append(path)
+                elif depth > 1 and path.is_dir() and path.name not in _INSIDE_RUN:
+                    found += self._search(path, depth - 1, unreadable)
+            except (OSError, ValueError, RecursionError):
+                unreadable.append(path)
         return found
 
     def listed(self) -> list[dict[str, Any]]:
@@ -109,23 +121,22 @@ class Library:
             completions = self.completions(runs[0])
             places, left = completions.select_within(json.loads(query["filters"][0]), _SEARCH_SECONDS)
             offset, limit = int(query["offset"][0]), min(_MOST_ROWS, int(query["limit"][0]))
+            if min(offset, limit) < 0:
+                raise ValueError("offset and limit are at least 0")
             rows = completions.rows(places[offset : offset + limit].astype(np.int64))
             return {"total": len(places), "rows": rows, "left": left}
         raise DataError(f"there is no {path}")
 
 
 def _is_scored(path: Path) -> bool:
-    """Whether the first row of a file has a score."""
-    try:
-        if path.suffix == ".parquet":
-            return {"score", "completion"} <= set(pq.read_schema(path).names)
-        if path.suffix != ".jsonl":
-            return False
-        with path.open("rb") as file:
-            row = json.loads(file.readline(1 << 24))
-        return isinstance(row, dict) and {"score", "completion"} <= set(row)
-    except (OSError, ValueError, RecursionError):
+    """Whether the first row of a file has a score; raises OSError, ValueError or RecursionError if it has none."""
+    if path.suffix == ".parquet":
+        return {"score", "completion"} <= set(pq.read_schema(path).names)
+    if path.suffix != ".jsonl" or not path.stat().st_size:
         return False
+    with path.open("rb") as file:
+        row = json.loads(file.readline(1 << 24))
+    return isinstance(row, dict) and {"score", "completion"} <= set(row)
 
 
 def make_server(root: Path, port: int) -> ThreadingHTTPServer:
@@ -146,10 +157,10 @@ def make_server(root: Path, port: int) -> ThreadingHTTPServer:
                 return self._send(200, "text/html", page)
             try:
                 answer = library.answer(address.path, parse_qs(address.query, keep_blank_values=True))
-            except (DataError, OSError, ValueError, KeyError) as error:
+            except (DataError, OSError, KeyError) as error:
                 return self._send(404, "text/plain", str(error).encode())
-            except (AttributeError, TypeError):  # JSON of another shape than the page sends
-                return self._send(400, "text/plain", b"these filters are none")
+            except (ValueError, ArithmeticError, AttributeError, RecursionError, TypeError) as error:
+                return self._send(400, "text/plain", f"not a request of this page: {error}".encode())
             return self._send(200, "application/json", as_json(answer).encode())
 
         do_HEAD = do_GET

@@ -18,7 +18,7 @@ from tinyzero_sdk.records import REASONS, Json
 from tinyzero_sdk.scoring.readers.runs import first_and_last
 from tinyzero_sdk.scoring.score_file import MAX_LISTED
 from tinyzero_sdk.scoring.scored_rows import ScoredRows, find_key, read_scored_rows
-from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean, pass_at_k, quantile_edges
+from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean, named_ranges, pass_at_k
 from tinyzero_sdk.scoring.summary import MOST_DRAWN, usual_k
 
 FEW = 10
@@ -343,17 +343,7 @@ def _changes(baseline: _Side, other: _Side, texts: Sequence[str], gain: np.ndarr
 def _difficulties(baseline: _Side, other: _Side) -> list[tuple[str, np.ndarray]]:
     """At most five ranges of difficulty, each with the [G] problems in it."""
     values = baseline.mean(baseline.columns["difficulty"])
-    values = np.where(np.isfinite(values), values, other.mean(other.columns["difficulty"]))
-    known = np.isfinite(values)
-    if not known.any():
-        return []
-    places = np.where(known, np.searchsorted(quantile_edges(values[known]), values, side="right"), 0)
-    ranges = []
-    for place in np.unique(places[known]).tolist():
-        chosen = places == place
-        low, high = (f"{round(float(bound), 3):g}" for bound in (values[chosen].min(), values[chosen].max()))
-        ranges.append((low if low == high else f"{low} to {high}", chosen))
-    return ranges
+    return named_ranges(np.where(np.isfinite(values), values, other.mean(other.columns["difficulty"])))
 
 
 def differing(files: Sequence[Mapping[str, list[Json]]]) -> dict[str, list[list[Json] | None]]:

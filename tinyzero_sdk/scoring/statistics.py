@@ -279,3 +279,22 @@ def quantile_edges(values: np.ndarray, most: int = 5) -> list[float]:
         return unique.tolist()
     edges = np.quantile(values, np.arange(most) / most, method="higher")
     return np.unique(edges).tolist()
+
+
+def named_ranges(values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """At most five ranges of the values, the least first: each its name and the [n] values in it; NaN is in none.
+
+    Example:
+        >>> [(name, chosen.tolist()) for name, chosen in named_ranges(np.array([3.5, 3.0, np.nan, 3.5]))]
+        [('3', [False, True, False, False]), ('3.5', [True, False, False, True])]
+    """
+    known = np.isfinite(values)
+    if not known.any():
+        return []
+    places = np.where(known, np.searchsorted(quantile_edges(values[known]), values, side="right"), 0)
+    ranges = []
+    for place in np.unique(places[known]).tolist():
+        chosen = places == place
+        low, high = (f"{round(float(bound), 3):g}" for bound in (values[chosen].min(), values[chosen].max()))
+        ranges.append((low if low == high else f"{low} to {high}", chosen))
+    return ranges

@@ -84,7 +84,8 @@ def others(page: "Page") -> dict[str, Any]:
     page.get_by_text("From A to B").wait_for()
     found = {"comparison": page.locator("h2:text-is('From A to B') + p").inner_text()}
     found["compared"] = page.evaluate("""async () => {
-        const last = chosenRuns().map((run) => every().filter((one) => one.run === run).at(-1));
+        const sampled = every().filter((one) => one.decoding === "sampled");
+        const last = chosenRuns().map((run) => sampled.filter((one) => one.run === run).at(-1));
         const sides = last.map((one) => ({ run: one.run.name, filters: filtersOf(one) }));
         const [found, same] = [await source.compare(sides), await source.compare([sides[0], sides[0]])];
         const shown = (one) => [one.problem, one.rates, one.rows.map((row) => row.problem)];
@@ -194,6 +195,9 @@ def main(chromium: str, *paths: str) -> None:
                 page.get_by_role("button", name="found_while_it_runs").wait_for()
                 page.goto(f"{address}?newest")
                 until(page, f"document.title === '{runs[0].name} – TinyZero'")
+            page.goto(f"{start.partition('#')[0]}?absent#view=evaluations&runs=nope&a=foo")
+            page.get_by_text("There is no run “nope” here; this shows ").wait_for()
+            page.get_by_text("The chosen runs have no evaluation “foo”; A is ").wait_for()
             found[name]["broken"] = broken_addresses(page, start.partition("#")[0])
             page.close()
         browser.close()

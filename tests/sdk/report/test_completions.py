@@ -8,6 +8,7 @@ import pytest
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.report.completions import CompletionFile, read_completions
 from tinyzero_sdk.report.runs import open_run
+from tinyzero_sdk.scoring.compare import compare_files
 from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, wilson
 
 ROW = {
@@ -77,7 +78,18 @@ def test_an_evaluation_is_a_step_of_held_out_completions(completions):
     last = evaluations[-1]
     assert last["problems"] == last["completions"] == sum(last["reasons"].values()) == 64
     assert (last["low"], last["high"]) == pytest.approx(wilson(last["accuracy"], 64))
-    assert sum(level["completions"] for level in last["levels"].values()) == 64
+    assert {name: level["completions"] for name, level in last["levels"].items()} == {"3": 22, "4": 21, "5": 21}
+
+
+def test_ranges_of_difficulty_have_the_names_that_compare_gives_them(tmp_path):
+    levels = [3.09, 3.3, 3.5, 3.8, 4.0, 4.25, 4.5, 4.75, 5.0, 5.5]
+    rows = [ROW | {"task": None, "extra_info": {"key": str(level), "difficulty": level}} for level in levels]
+    path = tmp_path / "scored.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (evaluation,) = read_completions([path]).evaluations()
+    (comparison,) = compare_files([path, path]).comparisons
+    assert list(evaluation["levels"]) == [one.name for one in comparison.by_difficulty]
+    assert next(iter(evaluation["levels"])) == "3.09 to 3.3"
 
 
 def test_evaluations_of_several_samples_have_pass_at_k_and_tasks_are_apart(tmp_path):

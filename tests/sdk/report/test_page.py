@@ -181,9 +181,11 @@ def test_the_server_answers_about_runs_below_its_directory_only(ask):
 
 
 def test_filters_of_another_shape_are_refused(ask):
-    for filters in ("[]", "null", '{"problem": {}}'):
-        query = urlencode({"run": "first", "filters": filters, "offset": 0, "limit": 1})
-        assert ask(f"/completions?{query}")[0] == 400
+    huge = '{"step": [1' + "0" * 400 + ", null]}"
+    for filters in ("[]", "null", "{", '{"problem": {}}', '{"problem": ' + "[" * 20_000, huge):
+        assert ask("/completions", run="first", filters=filters, offset=0, limit=1)[0] == 400
+    for offset, limit in ((-1, 5), (0, -5), ("x", 5)):
+        assert ask("/completions", run="first", filters="{}", offset=offset, limit=limit)[0] == 400
 
 
 def test_the_server_answers_to_names_of_this_machine_alone(ask):
@@ -209,15 +211,25 @@ def test_the_server_answers_with_pages_of_completions(ask):
     assert len(found["rows"]) == 5 < found["total"]
     _, body = ask("/texts", run="first", id=found["rows"][0]["id"])
     assert json.loads(body)[0]["reason"] == "ok"
-    assert ask("/completions", run="first", filters="{", offset=0, limit=5)[0] == 404
 
 
-def test_one_damaged_entry_hides_no_other(tmp_path):
+def test_one_damaged_entry_hides_no_other_and_is_named(tmp_path, capsys, monkeypatch):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.jsonl").touch()
     (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "run/completions").mkdir()
+    (tmp_path / "run/completions/damaged.parquet").touch()  # the page says so
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/cut.parquet").write_bytes(b"PAR1")
+    (tmp_path / "fresh.jsonl").touch()
+    (tmp_path / "else.jsonl").write_text('{"prompt": 1}')
     assert [*Library(tmp_path).paths()] == ["run"]
+    monkeypatch.setattr("tinyzero_sdk.report.server.ThreadingHTTPServer.serve_forever", lambda server: None)
+    with pytest.raises(SystemExit):
+        main(["view", str(tmp_path), "--no-open", "--port", "0"])
+    warning = "warning: left out, since they cannot be read (2): below/cut.parquet, deep.jsonl\n"
+    assert capsys.readouterr().err == warning
 
 
 @pytest.mark.parametrize("command", ["report", "compare", "export --output log.eval"])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from itertools import combinations
 
 import numpy as np
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from tests.dummy_runs import write_run
 from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.report.comparison import compare as on_the_page
+from tinyzero_sdk.report.completions import read_completions
 from tinyzero_sdk.scoring import scored_rows
 from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
 from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean
@@ -295,3 +298,6 @@ def test_greedy_completions_of_a_run_are_compared_beside_the_sampled_ones(tmp_pa
     assert [m.name for m in sampled_only.comparisons[0].metrics] == [
         m.name for m in with_greedy.comparisons[0].metrics if m is not found
     ]
+    completions = read_completions([file])
+    sides = [(completions, {"step": [step, step], "decoding": ["sampled"]}) for step in (0, 4)]
+    assert asdict(found) in on_the_page(sides)["metrics"]

@@ -27,7 +27,9 @@ function evaluationsView() {
       h("td", { className: "number" }, percent(one.accuracy)), h("td", { className: "number" }, interval(one)), h("td", {}, rangeBar(one)), samples && h("td", { className: "number", title: one.pass_at ? `95% interval ${interval({ low: one.passed_interval[0], high: one.passed_interval[1] })}` : "" }, one.pass_at ? `${percent(one.passed)} @${one.pass_at}` : "–"), h("td", { className: "number" }, count(one.problems)), h("td", { className: "number" }, count(one.completions)), h("td", {}, shares(one)), h("td", { className: "number" }, percent(one.cut_off / one.completions)));
     const head = [...(all.length > 1 ? ["A", "B"] : []), "Run", "Step", "Set", ...(severalTasks ? ["Task"] : []), "Accuracy", "95% interval", "", ...(samples ? ["pass@k"] : []), "Problems", "Completions", "Results", "Cut off"];
     const legend = inOrder([...new Set(all.flatMap((one) => Object.keys(one.reasons)))]);
-    replace(table, h("p", { className: "hint" }, legend.map(badge)), h("div", { className: "scroll tall" }, h("table", { className: "evaluations" }, h("thead", {}, h("tr", {}, head.map((label) => h("th", { className: ["Step", "Accuracy", "95% interval", "pass@k", "Problems", "Completions", "Cut off"].includes(label) ? "number" : "" }, label)))), h("tbody", {}, all.map(line)))));
+    const absent = ["a", "b"].filter((side) => state[side] && !all.some((one) => nameOf(one) === state[side]));
+    const remark = (side) => h("p", { className: "note" }, `The chosen runs have no evaluation “${state[side]}”; ${side.toUpperCase()} is ${titleOf(pair[side === "a" ? 0 : 1], severalTasks)}.`);
+    replace(table, absent.map(remark), h("p", { className: "hint" }, legend.map(badge)), h("div", { className: "scroll tall" }, h("table", { className: "evaluations" }, h("thead", {}, h("tr", {}, head.map((label) => h("th", { className: ["Step", "Accuracy", "95% interval", "pass@k", "Problems", "Completions", "Cut off"].includes(label) ? "number" : "" }, label)))), h("tbody", {}, all.map(line)))));
   }
 
   async function drawComparison(a, b, severalTasks) {
@@ -76,7 +78,7 @@ const rangeBar = (one) => h("span", { className: "range-bar", title: `${percent(
 const shares = (one) => h("span", { className: "shares" }, Object.keys(REASONS).filter((reason) => one.reasons[reason]).map((reason) => h("i", { title: `${REASONS[reason].label}: ${percent(one.reasons[reason] / one.completions)}`, style: { width: `${(100 * one.reasons[reason]) / one.completions}%`, background: `var(--${reason})` } })));
 
 function levels(some) {
-  const names = [...new Set(some.flatMap((one) => Object.keys(one.levels)))].sort((a, b) => a - b);
+  const names = [...new Set(some.flatMap((one) => Object.keys(one.levels)))].sort((a, b) => parseFloat(a) - parseFloat(b));
   if (!names.length) return [];
   const cells = (level) => (level ? [h("td", { className: "number" }, percent(level.accuracy)), h("td", { className: "number" }, interval(level)), h("td", {}, rangeBar(level)), h("td", { className: "number" }, count(level.problems))] : [1, 2, 3, 4].map(() => h("td", {})));
   const head = some.map((one, place) => [some.length > 1 ? `Accuracy of ${"AB"[place]}` : "Accuracy", "95% interval", "", "Problems"].map((label) => h("th", { className: label ? "number" : "" }, label)));

@@ -16,9 +16,10 @@ function assignColors(names) {
 const swatch = (run) => h("i", { className: "swatch", style: { background: `var(--${runColor(run)})` } });
 const empty = (what, why) => h("div", { className: "empty" }, h("p", {}, what), why && h("p", {}, why));
 
+const wantedNames = () => state.runs.split(",").map(decodeURIComponent);
 function chosenNames() {
   const listed = source.listed().map((run) => run.name);
-  const wanted = new Set(state.runs.split(",").map(decodeURIComponent).filter((name) => listed.includes(name)));
+  const wanted = new Set(wantedNames().filter((name) => listed.includes(name)));
   return wanted.size ? [...wanted].slice(0, MOST_RUNS) : listed.slice(0, page.live ? 1 : MOST_RUNS);
 }
 const chosenRuns = () => loaded.filter((run) => chosenNames().includes(run.name));
@@ -61,7 +62,7 @@ async function load(changed) {
 }
 
 async function update(changed) {
-  if (changed.has("runs") || changed.has("data")) {
+  if (["runs", "run", "data"].some((name) => changed.has(name))) {
     try {
       await load(changed);
       status.textContent = page.live ? "live" : "";
@@ -70,7 +71,8 @@ async function update(changed) {
     }
     assignColors(chosenNames());
     drawRuns();
-    replace(leftOut, chosenRuns().map((run) => run.leftOut.length && h("p", {}, `Left out of ${run.name}: ${run.leftOut.join("; ")}.`)));
+    const absent = [...wantedNames(), state.run].filter((name) => name && !source.listed().some((run) => run.name === name));
+    replace(leftOut, absent.map((name) => h("p", {}, `There is no run “${name}” here; this shows ${chosenNames().length === 1 ? chosenNames()[0] : plural(chosenNames().length, "run")}.`)), chosenRuns().map((run) => run.leftOut.length && h("p", {}, `Left out of ${run.name}: ${run.leftOut.join("; ")}.`)));
   }
   for (const tab of tabs.children) tab.setAttribute("aria-current", tab.value === state.view ? "page" : "false");
   const name = state.view;

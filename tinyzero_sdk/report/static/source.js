@@ -131,7 +131,13 @@ class FileSource {
 
   // As tinyzero_sdk/report/comparison.py does, and equal to it.
   async compare(sides) {
-    const [first, second] = await Promise.all(sides.map(async ({ run, filters }) => byProblem((await this.query(run, filters, 0, Infinity)).rows)));
+    const [first, second] = await Promise.all(sides.map(async ({ run, filters }) => {
+      const problems = byProblem((await this.query(run, filters, 0, Infinity)).rows);
+      if (String(filters.decoding) !== "sampled") return problems;
+      const greedy = byProblem((await this.query(run, { ...filters, decoding: ["greedy"] }, 0, Infinity)).rows);
+      for (const [problem, rows] of problems) for (const row of rows) row.greedy = meanOf(greedy.get(problem) ?? [], QUANTITIES.accuracy);
+      return problems;
+    }));
     const shared = [...first.keys()].filter((problem) => problem !== null && second.has(problem)).map((problem) => [problem, first.get(problem), second.get(problem)]);
     if (!shared.length) return { problems: 0 };
     const metrics = Object.entries(QUANTITIES).map(([name, of]) => this.difference(name, shared.map(([, a, b]) => [meanOf(a, of), meanOf(b, of)])));
@@ -171,6 +177,7 @@ class FileSource {
 const QUANTITIES = {
   accuracy: (row) => row.correct === true,
   "mean score": (row) => row.score,
+  "greedy accuracy": (row) => row.greedy,
   "cut off": (row) => row.finished === null ? null : !row.finished,
   tokens: (row) => row.num_tokens,
   ...Object.fromEntries(["ok", "wrong", "no_answer", "malformed", "error", "timeout"].map((reason) => [reason, (row) => row.reason === reason])),
