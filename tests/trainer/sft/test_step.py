@@ -128,7 +128,11 @@ def test_an_engine_that_slept_during_the_loss_has_the_weights_before_it_generate
     ignored = SimpleNamespace(phase=lambda *_: None, held_out=lambda *_: None, activity=nullcontext)
     engine = SimpleNamespace(**{name: partial(calls.append, name) for name in ("sleep", "load_weights")})
     tasks: Any = {
-        "countdown": SimpleNamespace(prompts=SimpleNamespace(held_out=lambda count: [None] * count), pool=None)
+        "countdown": SimpleNamespace(
+            task=SimpleNamespace(is_async=False),
+            prompts=SimpleNamespace(held_out=lambda count: [None] * count),
+            pool=None,
+        )
     }
     workers: Any = SimpleNamespace(policy=policy_of(toy_model, config), engine=engine, display=ignored)
     SftEvaluation(config.as_train_config(), workers, tasks, StopFlag(), mixed_lengths()).run(step, last=4)

@@ -144,7 +144,9 @@ class CompletionLog:
         if rollout.score is not EXAMPLE:
             return True
         task, item = self.tasks.get(rollout.prompt.task), rollout.prompt.item
-        return task is not None and not task.info.unsafe_scorer and item.ground_truth is not None
+        if task is None or task.info.unsafe_scorer or task.is_async:
+            return False
+        return item.ground_truth is not None
 
     def _row(self, split: Split, step: int, decoding: str, number: int, rollout: Rollout) -> dict[str, Any]:
         prompt, generation, score = rollout.prompt, rollout.generation, rollout.score

@@ -93,7 +93,7 @@ def accuracy_of(examples: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict[
     right: dict[str, list[bool]] = {}
     for example in examples:
         item, task = example.prompt.item, example.prompt.task
-        if tasks[task].info.unsafe_scorer:  # it scores in worker processes only
+        if tasks[task].info.unsafe_scorer or tasks[task].is_async:  # in worker processes only; one by one, and paid for
             continue
         score = tasks[task].score_completion(example.text, item.ground_truth)
         right.setdefault(task, []).append(score.correct)
