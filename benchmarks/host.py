@@ -97,7 +97,7 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
                 prompts = [next(stream) for _ in range(load.prompts)]
             generations = random_generations(prompts, load, tokenizer.eos_token_id, step)
             with timed("decoding and scoring"):
-                rollouts = score(generations, tokenizer, pools)
+                rollouts = score(generations, tokenizer, pools, group_size=load.samples)
             with timed("advantages and batch"):
                 batch = TrainingBatch.of(rollouts, load.samples)
                 batch.old_logprobs = batch.engine_logprobs

@@ -46,7 +46,10 @@ def test_expert_iteration_raises_the_accuracy(warm_model: Path, tmp_path: Path) 
     assert after > before + 0.06  # five standard errors of a thousand completions
 
 
-@pytest.mark.parametrize("rank", [0, 8])
+ADAPTER = pytest.mark.nightly(reason="trains a second time; every change tests adapters with other losses")
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(8, marks=ADAPTER)])
 def test_a_student_approaches_its_teacher(rank: int, warm_model: Path, tmp_path: Path) -> None:
     """The teacher with noise on its weights, trained whole or with an adapter."""
     warm = load_model(str(warm_model), torch.device("cpu"))

@@ -127,8 +127,6 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
         configure = partial(make_config, folder, ray__address=cluster.address, **RANKS)
         found: dict[str, Any] = {"address": cluster.address, "accuracy": train(configure("ray", **CRITIC)).accuracy}
         train(configure("ray async", model__teacher=str(folder / "teacher"), **TAUGHT, **ASYNC))
-        on_ray = {"run": {"executor": "ray"}, "ray": {"address": cluster.address}, "parallel": {"world_size": 2}}
-        fine_tune(make_sft_config(folder, "ray sft", **on_ray))
         found["gpus"] = gpus_there(RayConfig(address=cluster.address))
         room.RESOURCES_SECONDS = 1.0
         with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
@@ -144,6 +142,19 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
     finally:
         cluster.shutdown()
     return found
+
+
+def fine_tuning_on_two_nodes(folder: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    given: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 2**28}
+    cluster = Cluster(initialize_head=True, head_node_args=given | {"include_dashboard": False})
+    try:
+        cluster.add_node(**given)
+        on_ray = {"run": {"executor": "ray"}, "ray": {"address": cluster.address}, "parallel": {"world_size": 2}}
+        fine_tune(make_sft_config(folder, "ray sft", **on_ray))
+    finally:
+        cluster.shutdown()
 
 
 def gpus_there(ray: RayConfig) -> list[TargetGpu | None]:
@@ -178,9 +189,11 @@ def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found
     assert [row["step"] for row in lines(folder / "ray")] == list(range(STEPS + 2))
 
 
-def test_three_steps_of_fine_tuning_over_two_nodes_are_those_of_one_process(
-    folder: Path, found: dict[str, Any]
-) -> None:
+@pytest.mark.nightly(
+    reason="starts Ray once more; training over two nodes is tested with every change, and sft on ranks"
+)
+def test_three_steps_of_fine_tuning_over_two_nodes_are_those_of_one_process(folder: Path) -> None:
+    in_own_process(fine_tuning_on_two_nodes, folder, folder)
     together, alone = lines(folder / "ray sft"), lines(fine_tune(make_sft_config(folder, "local sft")).output)
     assert together[STEPS]["train/loss"] < together[1]["train/loss"]
     for ours, theirs in zip(together, alone, strict=True):
