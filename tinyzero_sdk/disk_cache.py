@@ -10,7 +10,9 @@ import json
 import os
 import sqlite3
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.records import Json
@@ -31,8 +33,19 @@ def cache_folder() -> Path:
 
 
 def content_key(content: Json) -> str:
-    text = json.dumps(content, sort_keys=True, default=str)
+    text = json.dumps(content, sort_keys=True, default=_plain)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _plain(value: Any) -> Json:
+    """What JSON does not know: numpy's as its Python value, in full, and others with their type."""
+    return value.tolist() if hasattr(value, "tolist") else [type(value).__name__, str(value)]
+
+
+def _float(value: Any) -> float:
+    if not isinstance(value, Real):  # as numpy's numbers are
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
 
 
 class DiskCache:
@@ -68,7 +81,8 @@ class DiskCache:
         return None if row is None else json.loads(row[0])
 
     def put(self, key: str, value: Json) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", (key, json.dumps(value)))
+        text = json.dumps(value, default=_float)
+        self._connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", (key, text))
 
     def spend(self, name: str, *, calls: int = 0, tokens: int = 0) -> tuple[int, int]:
         """Add to what `name` has spent; returns the sums, of all processes since the file was made."""

@@ -6,7 +6,6 @@ Imported only for such tasks. A batch is scored by `prefetch`; what then asks fo
 
 import asyncio
 import inspect
-import numbers
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -38,14 +37,21 @@ _backoff = tenacity.wait_random_exponential(multiplier=0.5, max=30)
 class AsyncScorer:
     """Calls a coroutine function from code that waits for it, from one thread at a time."""
 
-    def __init__(self, score: Callable[[str, Json], Awaitable[Any]], limits: ScorerLimits, identity: Json) -> None:
+    def __init__(
+        self,
+        score: Callable[[str, Json], Awaitable[Any]],
+        check: Callable[[Any, str], Score],
+        limits: ScorerLimits,
+        identity: Json,
+    ) -> None:
         """
         Args:
             score: of an answer and a ground truth.
+            check: raises `BrokenTaskError` if what it returned for an answer is no valid score.
             limits: of all calls.
             identity: what else a score depends on.
         """
-        self._score = score
+        self._score, self._check = score, check
         self._limits = limits
         self._identity = content_key(identity)
         self._cache = DiskCache("scores")
@@ -98,15 +104,15 @@ class AsyncScorer:
                 return Score(**stored) if isinstance(stored, dict) else stored
             async with self._slots:
                 result = await self._try_repeatedly(answer, ground_truth)
-        except asyncio.CancelledError:
-            raise
+            with suppress(BrokenTaskError, TypeError):  # what is no valid score is refused later, and not kept
+                if self._check(result, answer).reason not in ("error", "timeout"):
+                    self._cache.put(key, asdict(result) if isinstance(result, Score) else result)
+            return result
         except BaseException as error:  # whatever it is: the others go on, and the guard counts it
+            this = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and this is not None and this.cancelling():
+                raise  # the batch is cancelled, not something within the scorer
             return error.with_traceback(_frames_of_task(error.__traceback__))
-        failed = isinstance(result, Score) and result.reason in ("error", "timeout")
-        if isinstance(result, Score | numbers.Real) and not failed:
-            with suppress(TypeError, ValueError):  # what is no valid score is refused later, and not kept
-                self._cache.put(key, asdict(result) if isinstance(result, Score) else result)
-        return result
 
     async def _try_repeatedly(self, answer: str, ground_truth: Json) -> Any:
         async def call() -> Any:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from tinyzero_sdk import Completion, ScorerLimits, TinyZeroError, load_task
@@ -16,6 +17,7 @@ from tinyzero_sdk.tasks import async_scorer
 
 SCORE = """
 import asyncio, json, pathlib, time
+import numpy as np
 BUSY = 0
 
 @hookimpl
@@ -34,6 +36,14 @@ async def score(answer, ground_truth):
         raise TinyZeroError("no money left")
     if answer == "late":
         await asyncio.sleep(100)
+    if answer == "cancelled":
+        raise asyncio.CancelledError
+    if answer in ("nan", "inf", "99"):
+        return float(answer)
+    if answer in ("float32", "int64"):
+        return getattr(np, answer)(1)
+    if answer == "part":
+        return Score(1.0, True, parts={"length": np.float32(0.5)})
     return Score(float(answer == str(ground_truth)), answer == str(ground_truth), parts={"length": float(len(answer))})
 """
 
@@ -102,6 +112,42 @@ def test_what_fails_is_an_error_of_the_task_and_is_asked_again(load, calls):
     assert task.first_error.splitlines()[-1].startswith("RuntimeError: no answer (")
     assert "say.py" in task.first_error.splitlines()[-1]
     assert "tenacity" not in task.first_error
+
+
+def test_a_call_that_is_cancelled_from_within_costs_no_other(load, calls):
+    task = load()
+    given = texts("cancelled", 1, 2)
+    task.prefetch(given, [1] * 3)
+    scores = [task.score_completion(text, 1) for text in given]
+    assert [score.reason for score in scores] == ["error", "ok", "wrong"]
+    assert len(calls()) == 3
+    assert task.first_error.splitlines()[-1].startswith("CancelledError")
+
+
+def test_numbers_of_numpy_are_kept(load, calls):
+    for _ in range(2):
+        assert load().score_completion(texts("float32")[0], 1).correct
+        assert load().score_completion(texts("int64")[0], 1).correct
+        assert load().score_completion(texts("part")[0], 1).parts == {"length": 0.5}
+    assert len(calls()) == 3
+
+
+@pytest.mark.parametrize("answer", ["nan", "inf", "99"])
+def test_what_is_no_valid_score_is_asked_again(load, calls, answer):
+    for _ in range(2):
+        assert load().score_completion(texts(answer)[0], 1).reason == "error"
+    assert len(calls()) == 2
+
+
+def test_ground_truths_of_numpy_are_told_apart(load, calls):
+    long = np.arange(2000)
+    other = long.copy()
+    other[1000] = 7
+    for truth in (long, other, np.array([0.123456789]), np.array([0.1234567888]), {"0", "1"}, "{'0', '1'}"):
+        load().score_completion(texts(3)[0], {"numbers": truth})
+    assert len(calls()) == 6
+    load().score_completion(texts(3)[0], {"numbers": long.tolist()})  # as read from JSON Lines
+    assert len(calls()) == 6
 
 
 def test_the_rate_is_kept(load, calls):
