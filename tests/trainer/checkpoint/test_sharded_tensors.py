@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_policy, synthetic_batch
 from tests.trainer.distributed.test_ranks import OPTIMIZER, copies
 from tests.trainer.processes import on_ranks
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.checkpoint.sharded_tensors import load_sharded, save_sharded, shapes
+from tinyzero_trainer.checkpoint.sharded_tensors import check_sharded, load_sharded, load_whole, save_sharded
+from tinyzero_trainer.checkpoint.store import DamagedCheckpointError
 from tinyzero_trainer.config import AlgorithmConfig, CriticConfig, LoraConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group, shard
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
@@ -33,11 +34,41 @@ def test_one_rank_writes_and_reads_shards_too_and_nothing_is_pickled(tmp_path: P
     with process_group(CPU):
         save_sharded(tmp_path / "shards", tensors)
     assert {path.suffix for path in (tmp_path / "shards").iterdir()} == {".safetensors"}
-    assert shapes(tmp_path / "shards") == {name: tensor.shape for name, tensor in tensors.items()}
+    check_sharded(tmp_path / "shards", {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
     found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     load_sharded(tmp_path / "shards", found)  # without a process group
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-    assert shapes(tmp_path / "nothing") == {}
+
+
+@pytest.mark.parametrize(
+    ("expected", "fault"),
+    [
+        ({"matrix": ((3, 2), torch.float32)}, "of count it has float32, expected none"),
+        (
+            {"matrix": ((3, 3), torch.float32), "count": ((), torch.float32)},
+            "has 3 × 2 float32, expected 3 × 3 float32",
+        ),
+        ({"matrix": ((3, 2), torch.int64), "count": ((), torch.float32)}, "has 3 × 2 float32, expected 3 × 2 int64"),
+        ({"bias": ((3, 2), torch.float32)}, "of bias it has none, expected 3 × 2 float32"),
+    ],
+)
+def test_tensors_that_the_model_has_not_are_refused_sharded_or_not(expected, fault, tmp_path: Path) -> None:
+    tensors = {"matrix": torch.randn(3, 2), "count": torch.tensor(7.0)}
+    save_file(tensors, tmp_path / "whole.safetensors")
+    with process_group(CPU):
+        save_sharded(tmp_path / "shards", tensors)
+    for load, path in ((load_whole, "whole.safetensors"), (check_sharded, "shards")):
+        with pytest.raises(DamagedCheckpointError, match=rf"{path} does not fit the model: .*{fault}"):
+            load(tmp_path / path, expected)
+
+
+def test_shards_that_are_missing_or_no_safetensors_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DamagedCheckpointError, match=r"shards\.safetensors is missing"):
+        check_sharded(tmp_path / "shards", {})
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/model.safetensors").write_bytes(b"junk" * 99)
+    with pytest.raises(DamagedCheckpointError, match=r"shards cannot be read"):
+        check_sharded(tmp_path / "shards", {})
 
 
 def test_what_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:

@@ -126,7 +126,12 @@ def test_any_changed_byte_is_found(root, name):
 
 @pytest.mark.parametrize(
     ("manifest", "fault"),
-    [("[]", "cannot be read"), ("{}", "cannot be read"), ("\0", "cannot be read"), ('{"sha256": ""}', "format None")],
+    [
+        ("[]", "is wrong at the whole"),
+        ("{}", "format None"),
+        ("\0", "cannot be read"),
+        ('{"sha256": ""}', "format None"),
+    ],
 )
 def test_a_foreign_manifest_is_refused(root, manifest, fault):
     (root / "step_20" / "manifest.json").write_text(manifest)

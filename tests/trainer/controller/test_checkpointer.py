@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.checkpoint.store import Checkpoint
-from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY, Checkpointer
+from tinyzero_trainer.controller.checkpointer import Checkpointer, Meta, SavedRun
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, from_json, to_json
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.data.prompts import StreamState
@@ -95,8 +95,6 @@ def test_the_state_of_version_0_1_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("saved", [{"toy": "1"}, {"toy": "2"}, {}])
 def test_a_task_that_has_changed_is_told_when_a_run_is_resumed(saved: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / STATE_DIRECTORY).mkdir()
-    TrainerState(3).save(tmp_path / STATE_DIRECTORY)
     said: list[str] = []
     workers = SimpleNamespace(
         policy=SimpleNamespace(load=lambda directory: None),
@@ -105,6 +103,6 @@ def test_a_task_that_has_changed_is_told_when_a_run_is_resumed(saved: dict[str, 
         display=SimpleNamespace(warn=said.append, log=lambda line: None),
     )
     checkpointer = Checkpointer(None, None, workers)  # type: ignore[arg-type]
-    state, _ = checkpointer.restore(Checkpoint(3, tmp_path, {"tasks": saved}))
+    state, _ = checkpointer.restore(SavedRun(Checkpoint(3, tmp_path, {}), Meta("", saved), TrainerState(3), None))
     assert state.step == 3
     assert ["version 1, now 2" in line for line in said] == ([True] if saved == {"toy": "1"} else [])

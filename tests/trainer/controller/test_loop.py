@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from tests.trainer import preloaded
+from tests.trainer.controller.test_damaged_checkpoints import seal
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, read_toml, to_mapping
@@ -185,6 +187,20 @@ def test_a_full_disk_while_saving_stops_with_one_line_and_keeps_the_last_checkpo
     with on_call(monkeypatch, Policy, "export", 2, full), pytest.raises(TinyZeroError, match="No space left on device"):
         train(run)
     assert [path.name for path in (Path(run.run.output) / "checkpoints").iterdir()] == ["step_2"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_newest_checkpoint_lacks_its_optimizer_resumes_from_the_one_before_it(config, whole, capsys):
+    run = config()
+    shutil.copytree(whole.output, run.run.output)
+    newest = Path(run.run.output) / f"checkpoints/step_{STEPS}"
+    (newest / "training_state/optimizer.safetensors").unlink()
+    seal(newest)
+    train(run, resume=True)
+    assert (
+        f"step_{STEPS}/training_state/optimizer.safetensors is missing\nresuming from step 4" in capsys.readouterr().err
+    )
+    assert lines(run.run.output) == lines(whole.output)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, PositiveInt
 
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import LengthControlConfig
@@ -50,7 +50,7 @@ class LengthControlState:
     The aliases are the names in checkpoints of version 0.1.
     """
 
-    max_tokens: Annotated[int | None, Field(validation_alias=AliasChoices("max_tokens", "tokens"))] = None
+    max_tokens: Annotated[PositiveInt | None, Field(validation_alias=AliasChoices("max_tokens", "tokens"))] = None
     """The limit; None = the full length, during warm-up."""
 
     success_rate: float | None = None

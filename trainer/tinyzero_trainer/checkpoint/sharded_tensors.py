@@ -1,7 +1,8 @@
-"""Sharded tensors on the disk, a file for each rank: written by some number of ranks, read by any other.
+"""Tensors of a checkpoint on the disk: sharded, a file for each rank, written by some number of ranks and read by any
+other; a single rank writes one plain safetensors file. What is read must have the names, shapes and types expected.
 
-torch.distributed.checkpoint writes them, as safetensors with their index: its default format keeps the index as a
-pickle, which may hold any code. A single rank writes one plain safetensors file, without this module. The safetensors
+torch.distributed.checkpoint writes shards, as safetensors with their index: its default format keeps the index as a
+pickle, which may hold any code. The safetensors
 classes need torch 2.9, which the extra `ray` requires; they are imported late, since one rank does without them.
 """
 
@@ -12,11 +13,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+
+from tinyzero_trainer.checkpoint.store import DamagedCheckpointError, damage_in_one_line
+from tinyzero_trainer.errors import first_line
+
+Kind = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a tensor."""
 
 
 def save_sharded(directory: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -39,14 +47,39 @@ def load_sharded(directory: Path, tensors: Mapping[str, Tensor]) -> None:
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=not dist.is_initialized())
 
 
-def shapes(directory: Path) -> dict[str, torch.Size]:
-    """Shapes of the tensors that `save_sharded` wrote, by name."""
+def load_whole(file: Path, expected: Mapping[str, Kind]) -> dict[str, Tensor]:
+    """The tensors of a plain safetensors file; a DamagedCheckpointError if they are others than expected."""
+    with damage_in_one_line(file):
+        tensors = load_file(file)
+        _require(file, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}, expected)
+    return tensors
+
+
+def check_sharded(directory: Path, expected: Mapping[str, Kind]) -> None:
+    """Raise a DamagedCheckpointError unless `save_sharded` wrote these tensors; reads headers alone, the same on all
+    ranks.
+    """
     if not any(directory.glob("*.safetensors")):
-        return {}
+        raise DamagedCheckpointError(f"{directory.with_suffix('.safetensors')} is missing")
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-    found = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
-    return {name: tensor.size for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
+    try:
+        found = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
+    except Exception as error:  # the border to torch: broken files raise anything there
+        raise DamagedCheckpointError(f"{directory} cannot be read ({first_line(error)})") from error
+    tensors = {name: tensor for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
+    _require(directory, {name: (tuple(one.size), one.properties.dtype) for name, one in tensors.items()}, expected)
+
+
+def _require(path: Path, found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None:
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            has, needs = (_describe(kinds.get(name)) for kinds in (found, expected))
+            raise DamagedCheckpointError(f"{path} does not fit the model: of {name} it has {has}, expected {needs}")
+
+
+def _describe(kind: Kind | None) -> str:
+    return "none" if kind is None else f"{' × '.join(map(str, kind[0]))} {str(kind[1]).removeprefix('torch.')}".strip()
 
 
 @contextmanager

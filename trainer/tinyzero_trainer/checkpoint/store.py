@@ -15,15 +15,17 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from pydantic import Field, StrictInt, StrictStr, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
+from tinyzero_trainer.errors import first_line
 
 PIECE_BYTES, BLOCK_BYTES = 2**28, 2**20
 """What a thread hashes of a file, and what it reads at a time."""
@@ -37,13 +39,34 @@ MIN_KEEP = 2
 _SEALED = re.compile(r"step_(\d+)")
 _TEMPORARY = re.compile(r"step_\d+\.tmp-[0-9a-f]{32}")
 
+Content = TypeVar("Content")
+
 
 class CheckpointError(TinyZeroError):
     """A checkpoint cannot be written, or none of those that exist is intact."""
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint is not what its manifest says."""
+    """A checkpoint is not what its manifest says, or does not hold what the run needs."""
+
+
+@dataclass(frozen=True)
+class _File:
+    bytes: StrictInt
+    sha256: StrictStr
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    format: StrictInt
+    step: Annotated[StrictInt, Field(ge=0)]
+    meta: dict[str, Any]
+    files: dict[str, _File]
+    sha256: StrictStr
+    """Of all the rest."""
+
+
+_MANIFEST = TypeAdapter(_Manifest)
 
 
 @dataclass(frozen=True)
@@ -112,7 +135,16 @@ def save(
 
 
 def latest(root: Path) -> Checkpoint | None:
-    """The newest intact checkpoint under `root`, or None if there has never been one.
+    """The newest intact checkpoint under `root`; see `read_latest`."""
+    return read_latest(root, lambda checkpoint: checkpoint)
+
+
+def read_latest(root: Path, read: Callable[[Checkpoint], Content]) -> Content | None:
+    """The newest intact checkpoint under `root` as `read` gives it, or None if there has never been one.
+
+    Args:
+        root: directory of all checkpoints.
+        read: reads its content; raises a DamagedCheckpointError for one that cannot be used.
 
     Raises:
         CheckpointError: there are checkpoints, and all are damaged; each is named with its fault.
@@ -120,7 +152,7 @@ def latest(root: Path) -> Checkpoint | None:
     skipped: list[str] = []
     for step, path in sorted(sealed(root), reverse=True):
         try:
-            return Checkpoint(step, path, verify(path), tuple(skipped))
+            return read(Checkpoint(step, path, verify(path), tuple(skipped)))
         except DamagedCheckpointError as error:
             skipped.append(str(error))
     if skipped:
@@ -136,26 +168,39 @@ def verify(path: Path) -> Mapping[str, Json]:
     Raises:
         DamagedCheckpointError: names the file and what is wrong with it.
     """
-    file = path / MANIFEST
-    try:
+    file, root = path / MANIFEST, path.resolve()
+    with damage_in_one_line(file):
         body = json.loads(file.read_text(encoding="utf-8"))
-        recorded = body.pop("sha256")
-        if body.get("format") != FORMAT:
+        if isinstance(body, dict) and body.get("format") != FORMAT:
             raise DamagedCheckpointError(f"{file} has format {body.get('format')!r}, expected {FORMAT}")
-        if recorded != _digest(body):
+        manifest = _MANIFEST.validate_python(body)
+        if manifest.sha256 != _digest({key: value for key, value in body.items() if key != "sha256"}):
             raise DamagedCheckpointError(f"{file} has changed since it was written")
-        if path.name != f"step_{body['step']}":
-            raise DamagedCheckpointError(f"{path} holds step {body['step']}; rename it back")
-        for name, fingerprint in body["files"].items():
-            file = path / name
-            if _fingerprint(file) != fingerprint:
+        if path.name != f"step_{manifest.step}":
+            raise DamagedCheckpointError(f"{path} holds step {manifest.step}; rename it back")
+    for name, recorded in manifest.files.items():
+        file = path / name
+        with damage_in_one_line(file):
+            if not file.resolve().is_relative_to(root):
+                raise DamagedCheckpointError(f"{file} leads out of the checkpoint; put the file itself in its place")
+            if _fingerprint(file) != {"bytes": recorded.bytes, "sha256": recorded.sha256}:
                 raise DamagedCheckpointError(f"{file} has changed since it was written")
+    return manifest.meta
+
+
+@contextmanager
+def damage_in_one_line(file: Path) -> Iterator[None]:
+    """A DamagedCheckpointError, which names the file, for whatever else reading it ends in."""
+    try:
+        yield
     except OSError as error:
-        raise DamagedCheckpointError(f"{file}: {error.strerror}") from error
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise DamagedCheckpointError(f"{file} cannot be read") from error
-    meta: Mapping[str, Json] = body["meta"]
-    return meta
+        raise DamagedCheckpointError(f"{file}: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise DamagedCheckpointError(f"{file} is wrong at {place}: {first['msg']}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise DamagedCheckpointError(f"{file} cannot be read ({first_line(error)})") from error
 
 
 def sealed(root: Path) -> Iterator[tuple[int, Path]]:

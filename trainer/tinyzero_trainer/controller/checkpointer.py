@@ -3,12 +3,14 @@
 Atomic directories and their checksums are in checkpoint/.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
 import tomli_w
 import torch
+from pydantic import TypeAdapter
 
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
@@ -16,23 +18,61 @@ from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.model_defaults import PRESET_FILE
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, load_batch, save_batch
-from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.controller.state import STATE_FILE, TrainerState
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 STATE_DIRECTORY = "training_state"
 
 
+@dataclass(frozen=True)
+class Meta:
+    """What a manifest says of the run."""
+
+    config: str
+    """Fingerprint of the configuration."""
+
+    tasks: dict[str, str] = field(default_factory=dict)
+    """Their versions, by name."""
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A checkpoint whose content the run can use, as far as it is read before the workers are built."""
+
+    checkpoint: store.Checkpoint
+    meta: Meta
+    state: TrainerState
+    prefetched: RolloutBatch | None
+
+
+_META = TypeAdapter(Meta)
+
+
 def newest_checkpoint(
-    config: TrainConfig | SftConfig, run: RunDirectory, log: Callable[[str], None]
-) -> store.Checkpoint | None:
-    """The newest intact checkpoint of a run, None if it has not saved one; refuses that of another configuration."""
-    checkpoint = store.latest(run.checkpoints)
-    if checkpoint is not None:
-        check_fingerprint(config, str(checkpoint.meta["config"]))
-        for line in checkpoint.skipped:
-            log(line)
-    return checkpoint
+    config: TrainConfig | SftConfig, run: RunDirectory, unusable: Mapping[Path, str]
+) -> SavedRun | None:
+    """The newest intact checkpoint of a run, None if it has not saved one; refuses that of another configuration.
+
+    `unusable` are those that turned out to be damaged when they were loaded, and why.
+    """
+
+    def read(checkpoint: store.Checkpoint) -> SavedRun:
+        if checkpoint.path in unusable:
+            raise store.DamagedCheckpointError(unusable[checkpoint.path])
+        with store.damage_in_one_line(checkpoint.path / store.MANIFEST):
+            meta = _META.validate_python(checkpoint.meta)
+        directory = checkpoint.path / STATE_DIRECTORY
+        state = TrainerState.load(directory)
+        of_tasks = {} if isinstance(config, SftConfig) else config.tasks
+        if state.step != checkpoint.step or (state.step and of_tasks.keys() - state.progress.keys()):
+            raise store.DamagedCheckpointError(f"{directory / STATE_FILE} is not of this step and these tasks")
+        return SavedRun(checkpoint, meta, state, load_batch(directory))
+
+    saved = store.read_latest(run.checkpoints, read)
+    if saved is not None:
+        check_fingerprint(config, saved.meta.config)
+    return saved
 
 
 class Checkpointer:
@@ -44,25 +84,29 @@ class Checkpointer:
         self._saved_step: int | None = None  # of the newest checkpoint
         self._timing: dict[str, float] = {}
 
-    def restore(self, checkpoint: store.Checkpoint | None) -> tuple[TrainerState, RolloutBatch | None]:
+    def restore(self, saved: SavedRun | None) -> tuple[TrainerState, RolloutBatch | None]:
         """The state of a checkpoint or of a new run, and the prefetched batch; loads the optimizers' states too.
 
         The workers were built with the checkpoint's weights.
+
+        Raises:
+            DamagedCheckpointError: the optimizers' states are not those of the models.
         """
-        if checkpoint is None:
+        if saved is None:
             model = self.workers.language_model
             sizes = {"parameters": model.parameters, "trained_parameters": model.trained_parameters}
             return TrainerState(pending_metrics={f"model/{name}": float(size) for name, size in sizes.items()}), None
-        self._compare_tasks(checkpoint.meta.get("tasks", {}))
-        directory = checkpoint.path / STATE_DIRECTORY
+        directory = saved.checkpoint.path / STATE_DIRECTORY
         with catch_out_of_memory("the checkpoint was loaded"):
             self.policy.load(directory)
             if self.workers.critic is not None:
                 self.workers.critic.load(directory)
-        state = TrainerState.load(directory)
-        self._saved_step = state.step
-        self.workers.display.log(f"resuming from step {state.step:,}")
-        return state, load_batch(directory)
+        for line in saved.checkpoint.skipped:
+            self.workers.display.warn(line)
+        self._compare_tasks(saved.meta.tasks)
+        self._saved_step = saved.state.step
+        self.workers.display.log(f"resuming from step {saved.state.step:,}")
+        return saved.state, saved.prefetched
 
     def _compare_tasks(self, saved: Mapping[str, str]) -> None:
         """Warn of tasks that have changed: a corrected reward is a good reason to resume, a slip is not."""

@@ -5,7 +5,7 @@ Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from 
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -234,28 +234,53 @@ def open_session(
         progress.log(chosen)
     unsafe = config.reward.allow_unsafe
     other_tasks = load_tasks(config.eval.task_specs, allow_unsafe_scorers=unsafe, table="eval.tasks")
-    with RunDirectory.open(recorded.run.output, resume=resume) as run, catch_signals(progress.log) as stop:
-        checkpoint = newest_checkpoint(recorded, run, progress.log) if resume else None
-        path = None if checkpoint is None else checkpoint.path
-        with (
-            build_workers(train_config, display=progress, training=True, checkpoint=path, tasks=tasks) as workers,
-            MetricsLog(run.metrics) as log,
-            Trackers(recorded, run.path, progress.log) as trackers,
-            run_tasks(train_config, other_tasks, workers.language_model.tokenizer) as others,
-        ):
-            recorded = _as_it_fits(recorded, workers)
-            run.save_config(recorded, _task_versions(workers))  # also when resumed: run.steps may have been raised
-            checkpointer = Checkpointer(recorded, run, workers)
-            state, prefetched = checkpointer.restore(checkpoint)
-            log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
-            evaluated = {**workers.tasks, **others}
-            named = {name: task.task for name, task in evaluated.items()}
-            model = workers.language_model
-            completions = CompletionLog(run.completions, recorded.log, named, model.tokenizer, progress.warn)
-            completions.cut_after(state.step)
-            progress.log(workers.language_model.trained)
-            made = (state, prefetched, stop, checkpointer, log, completions, trackers)
-            yield Session(train_config, recorded, run, workers, evaluated, *made)
+    with (
+        RunDirectory.open(recorded.run.output, resume=resume) as run,
+        catch_signals(progress.log) as stop,
+        _restored(train_config, recorded, run, progress, resume, tasks) as (checkpointer, state, prefetched),
+        MetricsLog(run.metrics) as log,
+        Trackers(recorded, run.path, progress.log) as trackers,
+        run_tasks(train_config, other_tasks, checkpointer.workers.language_model.tokenizer) as others,
+    ):
+        workers, recorded = checkpointer.workers, checkpointer.config
+        run.save_config(recorded, _task_versions(workers))  # also when resumed: run.steps may have been raised
+        log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
+        evaluated = {**workers.tasks, **others}
+        named = {name: task.task for name, task in evaluated.items()}
+        model = workers.language_model
+        completions = CompletionLog(run.completions, recorded.log, named, model.tokenizer, progress.warn)
+        completions.cut_after(state.step)
+        progress.log(workers.language_model.trained)
+        made = (state, prefetched, stop, checkpointer, log, completions, trackers)
+        yield Session(train_config, recorded, run, workers, evaluated, *made)
+
+
+@contextmanager
+def _restored(
+    config: TrainConfig,
+    recorded: TrainConfig | SftConfig,
+    run: RunDirectory,
+    progress: Progress,
+    resume: bool,
+    tasks: Mapping[str, Task] | None,
+) -> Iterator[tuple[Checkpointer, TrainerState, RolloutBatch | None]]:
+    """The workers of a run and their state at its start, or at the newest checkpoint that can be loaded."""
+    unusable: dict[Path, str] = {}
+    while True:
+        saved = newest_checkpoint(recorded, run, unusable) if resume else None
+        path = None if saved is None else saved.checkpoint.path
+        with ExitStack() as stack:
+            built = build_workers(config, display=progress, training=True, checkpoint=path, tasks=tasks)
+            try:
+                workers = stack.enter_context(built)
+                checkpointer = Checkpointer(_as_it_fits(recorded, workers), run, workers)
+                state, prefetched = checkpointer.restore(saved)
+            except store.DamagedCheckpointError as error:
+                assert path is not None
+                unusable[path] = str(error)
+                continue
+            yield checkpointer, state, prefetched
+            return
 
 
 def train(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from tinyzero_trainer.algorithms.length_control import LengthControlState
+from tinyzero_trainer.checkpoint.store import damage_in_one_line
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Prompt, Rollout
 
@@ -91,6 +92,7 @@ def save_batch(batch: RolloutBatch, directory: Path) -> None:
 
 
 def load_batch(directory: Path) -> RolloutBatch | None:
-    """The batch of a checkpoint's state directory; None if it has none."""
+    """The batch of a checkpoint's state directory; None if it has none, a DamagedCheckpointError if it is no batch."""
     file = directory / BATCH_FILE
-    return from_json(file.read_bytes()) if file.exists() else None
+    with damage_in_one_line(file):
+        return from_json(file.read_bytes()) if file.exists() else None

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter
 
 from tinyzero_trainer.algorithms.length_control import LengthControlState
+from tinyzero_trainer.checkpoint.store import damage_in_one_line
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.rewards.audit import AuditState
 from tinyzero_trainer.types import Rollout
@@ -24,7 +25,7 @@ class TrainerState:
 
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")  # by default NaN metrics become null
 
-    step: int = 0
+    step: NonNegativeInt = 0
     """Completed steps."""
 
     pending_metrics: Annotated[dict[str, float] | None, Field(alias="pending")] = field(default_factory=dict)
@@ -73,9 +74,11 @@ class TrainerState:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read what `save` wrote, or version 0.1."""
-        values = json.loads((directory / STATE_FILE).read_bytes())
-        return _STATE.validate_python({**values, **values.pop("carried")})  # type: ignore[return-value]
+        """Read what `save` wrote, or version 0.1; a DamagedCheckpointError if it is anything else."""
+        file = directory / STATE_FILE
+        with damage_in_one_line(file):
+            values = json.loads(file.read_bytes())
+            return _STATE.validate_python({**values, **values.pop("carried")})  # type: ignore[return-value]
 
 
 _STATE = TypeAdapter(TrainerState)

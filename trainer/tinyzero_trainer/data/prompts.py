@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
-from typing import Self
+from typing import Annotated, Self
 
+from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from tinyzero_sdk import Item, Task
@@ -28,6 +29,7 @@ from tinyzero_trainer.data.curriculum import (
 from tinyzero_trainer.data.tokenization import encode_prompt
 from tinyzero_trainer.types import Prompt, Rollout
 
+Count = Annotated[int, Field(ge=0, lt=2**63)]  # what islice takes
 _LONGEST = 64  # prompts with the most text; one of them has the most tokens, or nearly so
 EVALUATION_SEED = 0
 """The held-out problems are the same in every run of a task, whatever the run's own seed."""
@@ -37,12 +39,12 @@ EVALUATION_SEED = 0
 class StreamState:
     """Position of a task's training stream; part of a checkpoint."""
 
-    taken: int = 0
-    epoch: int = 0
-    read: int = 0
+    taken: Count = 0
+    epoch: Count = 0
+    read: Count = 0
     """Problems of this epoch that were read: those handed out, and those that wait for their bucket."""
 
-    taken_from: tuple[int, ...] = (0,)
+    taken_from: tuple[Count, ...] = (0,)
     """Problems of this epoch handed out from each bucket."""
 
     pass_rates: PassRates = (None,)
@@ -138,6 +140,11 @@ class PromptStream(Iterator[Prompt]):
             raise SettingsError(
                 f"data.path or data.test_path has not the problems of task {source.name!r} that the checkpoint has; "
                 "restore the files, or start a run in another --output"
+            )
+        if not len(progress.taken_from) == len(progress.pass_rates) == count:
+            raise SettingsError(
+                f"the checkpoint has {len(progress.taken_from)} buckets of task {source.name!r}, and the run {count}; "
+                "delete the checkpoint to resume from the one before it"
             )
         self.progress = progress
         self._weights = bucket_weights(progress.pass_rates, self._sizes, curriculum)

@@ -23,6 +23,9 @@ from tinyzero_trainer.models.lora import Adapter, merged_state, merged_weights
 class ModelError(TinyZeroError):
     """A model cannot be loaded, or cannot do what is asked of it."""
 
+    reason = ""
+    """Of one that cannot be loaded, without what to do."""
+
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
@@ -81,13 +84,15 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
     except (MemoryError, torch.OutOfMemoryError, TinyZeroError):
         raise
     except Exception as error:  # the border to transformers: broken files raise anything there
-        raise ModelError(_loading_error(source, first_line(error))) from error
+        raise _loading_error(source, first_line(error)) from error
     _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
     wrong = [f"{name} is of {tuple(has)} and not of {tuple(needs)}" for name, has, needs in report["mismatched_keys"]]
     wrong += [f"{name} is missing" for name in report["missing_keys"]]
     if wrong:
         more = f", and {len(wrong) - 1} more like that" if len(wrong) > 1 else ""
-        raise ModelError(_loading_error(source, f"its weights do not fit its config.json: {min(wrong)}{more}"))
+        raise _loading_error(source, f"its weights do not fit its config.json: {min(wrong)}{more}")
+    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # transformers' own, where it has no file
+        raise _loading_error(source, "its tokenizer is missing or empty")
     model.to(device)
     return from_parts(TINY_MODEL if directory_of(path) is None else source, model, tokenizer)
 
@@ -99,7 +104,7 @@ def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
         with _quiet_transformers():
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # as in `load_model`
-        raise ModelError(_loading_error(source, first_line(error))) from error
+        raise _loading_error(source, first_line(error)) from error
     return tokenizer
 
 
@@ -115,12 +120,14 @@ def require_same_tokens(path: str | None, teacher: str) -> None:
         )
 
 
-def _loading_error(source: str, reason: str) -> str:
+def _loading_error(source: str, reason: str) -> ModelError:
     """One line: the broken file and what to do, or else the reason."""
-    if (fault := find_model(source, Path(source), hub_cache()).fault) is not None:
-        return f"cannot load the model {source!r}: {fault}"
     advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
-    return f"cannot load the model {source!r} ({reason}); {advice}"
+    error = ModelError(f"cannot load the model {source!r} ({reason}); {advice}")
+    if (fault := find_model(source, Path(source), hub_cache()).fault) is not None:
+        error, reason = ModelError(f"cannot load the model {source!r}: {fault}"), fault.what
+    error.reason = reason
+    return error
 
 
 def _refuse_adapter(source: str, is_adapter: bool) -> None:

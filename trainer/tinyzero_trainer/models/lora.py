@@ -20,6 +20,8 @@ from transformers.pytorch_utils import Conv1D
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
+from tinyzero_trainer.checkpoint.sharded_tensors import load_whole
+from tinyzero_trainer.checkpoint.store import damage_in_one_line
 from tinyzero_trainer.config import LoraConfig
 from tinyzero_trainer.distributed.dtensor import assign, full_tensor
 from tinyzero_trainer.distributed.fsdp import ranks_of
@@ -83,16 +85,19 @@ class Adapter:
         """Read what `save` wrote.
 
         Raises:
+            DamagedCheckpointError: it is not this adapter's, or cannot be read.
             LoraError: the model is not the one that the adapter was trained on.
         """
-        with safe_open(directory / WEIGHTS_FILE, framework="pt") as file, torch.no_grad():
+        path, parameters = directory / WEIGHTS_FILE, self._tensors()
+        tensors = load_whole(path, {name: (tuple(one.shape), one.dtype) for name, one in parameters.items()})
+        with damage_in_one_line(path), safe_open(path, framework="pt") as file, torch.no_grad():
             if file.metadata()["start"] != self._digest():
                 raise LoraError(
                     f"{self._start or 'the tiny model'} is not the model that the run started from; put that back, or "
                     f"start a run in another --output with --model {directory.parent}, which is merged"
                 )
-            for name, tensor in self._tensors().items():
-                assign(tensor, file.get_tensor(name))
+            for name, parameter in parameters.items():
+                assign(parameter, tensors[name])
 
     def forget_model(self) -> None:
         """Release the model; what is left only says that there is an adapter."""

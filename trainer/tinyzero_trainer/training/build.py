@@ -5,11 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from tinyzero_trainer.algorithms.schedules import settings_at
+from tinyzero_trainer.checkpoint.store import DamagedCheckpointError, damage_in_one_line
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
 from tinyzero_trainer.estimate.workload import workload_of
+from tinyzero_trainer.models.files import weight_files
 from tinyzero_trainer.models.hub import outline
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, require_same_tokens
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
@@ -76,7 +79,11 @@ def _refuse_slices(path: str | None, slices: int) -> None:
 
 
 def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoint: Path | None) -> TrainedModels:
-    """Load and shard all models that the loss needs, from a checkpoint's directory if given; needs a process group."""
+    """Load and shard all models that the loss needs, from a checkpoint's directory if given; needs a process group.
+
+    Raises:
+        DamagedCheckpointError: the checkpoint's model cannot be loaded.
+    """
     adapted = config.lora.rank > 0
     if adapted:
         import_peft(config.lora)  # fails now rather than minutes later
@@ -85,7 +92,7 @@ def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoin
     # A checkpoint holds merged weights, which cannot be separated bit for bit.
     source = str(checkpoint) if checkpoint and not adapted else config.model.path
     refuse_unsupported(config, source)
-    language_model = _load(source, options)
+    language_model = _load_saved(checkpoint, options) if checkpoint and not adapted else _load(source, options)
     critic = None
     if config.algorithm.needs_critic:  # before the adapter: all of the critic's weights are trained
         critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer, options=options)
@@ -107,6 +114,21 @@ def _load(source: str | None, options: FsdpOptions, dtype: torch.dtype = torch.f
     """A model to be sharded, with a kernel for packed sequences where there is one."""
     language_model = load_model(source, options.loading_device, dtype)
     use_kernel(language_model.model, options.dtype, options.device, or_plain=options.sequence_parallel > 1)
+    return language_model
+
+
+def _load_saved(checkpoint: Path, options: FsdpOptions) -> LanguageModel:
+    """The model of a checkpoint, to the last bit."""
+    try:
+        language_model = _load(str(checkpoint), options)
+    except ModelError as error:
+        raise DamagedCheckpointError(f"{checkpoint} holds no model to go on with: {error.reason or error}") from error
+    parameters = dict(language_model.model.named_parameters())
+    for file in weight_files(checkpoint):
+        with damage_in_one_line(file), safe_open(file, framework="pt") as tensors:
+            for name in parameters.keys() & tensors.keys():
+                if (dtype := tensors.get_slice(name).get_dtype()) != "F32":  # what `save_model` writes
+                    raise DamagedCheckpointError(f"{file} has {name} as {dtype}, expected F32")
     return language_model
 
 

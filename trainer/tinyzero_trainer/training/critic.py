@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.losses import token_weights, value_loss
-from tinyzero_trainer.checkpoint.sharded_tensors import load_sharded
+from tinyzero_trainer.checkpoint.sharded_tensors import check_sharded, load_sharded, load_whole
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.dtensor import assign
@@ -116,13 +115,15 @@ class Critic(Learner):
         self._optimizer.save(directory, OPTIMIZER)
 
     def load(self, directory: Path) -> None:
-        """Read what `save` wrote, on any number of ranks."""
+        """Read what `save` wrote, on any number of ranks; a DamagedCheckpointError if it is not this model's."""
         parameters, file = dict(self.model.named_parameters()), directory / f"{WEIGHTS}.safetensors"
+        expected = {name: (tuple(value.shape), value.dtype) for name, value in parameters.items()}
         with on_device(self.model, changed=True):
             if file.exists():
-                for name, value in load_file(file).items():
+                for name, value in load_whole(file, expected).items():
                     assign(parameters[name], value)
             else:
+                check_sharded(directory / WEIGHTS, expected)
                 load_sharded(directory / WEIGHTS, {name: value.detach() for name, value in parameters.items()})
         self._optimizer.load(directory, OPTIMIZER)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.checkpoint.sharded_tensors import load_sharded, save_sharded, shapes
+from tinyzero_trainer.checkpoint.sharded_tensors import Kind, check_sharded, load_sharded, load_whole, save_sharded
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.distributed.dtensor import as_dtensor, copy_shard, full_tensor, local_shard
 from tinyzero_trainer.distributed.fsdp import options_of, ranks_of
@@ -121,18 +121,24 @@ class Optimizer:
             save_tensors(directory / name, tensors, sharded=self._is_distributed)
 
     def load(self, directory: Path, name: str) -> None:
-        """Read what `save` wrote, on any number of ranks."""
+        """Read what `save` wrote, on any number of ranks; a DamagedCheckpointError if it is not this model's."""
         path = directory / name
         with self.on_device(changed=True):
+            moments = {
+                f"{key}/{parameter_name}": (value, self._parameters[parameter_name])
+                for parameter_name, shard in self._shards.items()
+                for key, value in self._adamw.state[shard].items()
+            }
+            expected: dict[str, Kind] = {
+                full_name: (tuple(like.shape) if value.ndim else (), value.dtype)
+                for full_name, (value, like) in moments.items()
+            }
             if (file := path.with_suffix(".safetensors")).exists():
-                for full_name, tensor in load_file(file).items():
-                    self._set(full_name, copy_shard(tensor, self._parameters[full_name.partition("/")[2]]))
+                for full_name, tensor in load_whole(file, expected).items():
+                    self._set(full_name, copy_shard(tensor, moments[full_name][1]))
                 return
-            tensors = {}
-            for full_name, shape in shapes(path).items():
-                like = self._parameters[full_name.partition("/")[2]]
-                size = local_shard(like).shape if shape == like.shape else shape
-                tensors[full_name] = as_dtensor(torch.empty(size, device=like.device), like)
+            check_sharded(path, expected)
+            tensors = {name: as_dtensor(torch.empty_like(value), like) for name, (value, like) in moments.items()}
             load_sharded(path, tensors)
             for full_name, tensor in tensors.items():
                 self._set(full_name, local_shard(tensor))
