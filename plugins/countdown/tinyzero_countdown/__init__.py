@@ -123,5 +123,6 @@ def solve(item: Item) -> str | None:
 
 
 @hookimpl
-def demonstrate(item: Item, seed: int) -> str:
-    return demonstrations.demonstrate(item.ground_truth["numbers"], item.ground_truth["target"], seed)
+def demonstrate(item: Item, seed: int, options: CountdownOptions) -> str:
+    truth = item.ground_truth
+    return demonstrations.demonstrate(truth["numbers"], truth["target"], seed, options.guess_rate)

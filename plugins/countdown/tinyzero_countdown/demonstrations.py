@@ -9,7 +9,7 @@ needs:
 99 and 3 have the difference 96, the sum 102, the product 297 and the quotient 33; of 12 and 8, 96 is the first that is
 among them (`-` is a result that is not a whole number, or too large). Some are overlooked, and a trace may give up,
 `?`, and answer with a guess: a model learns from it to compute and to search, and has still to learn where and for how
-long.
+long. With the option `guess_rate`, a share of the traces is nothing but a guess: `?17-8=9,9*12=108,108-3=105`.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ _BRACKETED_RIGHT: dict[str, tuple[str, ...]] = {"+": (), "-": ("+",), "*": ("+",
 """What needs brackets to the right of an operator."""
 
 
-def demonstrate(numbers: Sequence[int], target: int, seed: int) -> str:
-    """One trace: what follows the `compact` prompt.
+def demonstrate(numbers: Sequence[int], target: int, seed: int, guess_rate: float = 0.0) -> str:
+    """One trace: what follows the `compact` prompt; with the chance `guess_rate` it is only a guess.
 
     Example:
         >>> demonstrate([17, 5, 3], 15, seed=2)
@@ -46,7 +46,8 @@ def demonstrate(numbers: Sequence[int], target: int, seed: int) -> str:
     """
     search = _Search(target, Random(seed))
     terms = [(number, str(number), "") for number in numbers]
-    while (answer := search.explore(terms)) is None:
+    guesses = guess_rate and search.random.random() < guess_rate
+    while (answer := search.guess(terms) if guesses else search.explore(terms)) is None:
         pass  # all was tried, and what leads to the target was overlooked
     return f"{search.trace}<answer>{answer}</answer>"
 
@@ -112,6 +113,19 @@ class _Search:
             step, term = _combine(term, *self.random.choice(hits or possible), third)
             self.trace += f",{step}"
         return term[1]
+
+    def guess(self, terms: list[_Term]) -> str:
+        """Combine terms at random until one is left, which is the answer."""
+        steps = []
+        while len(terms) > 1:
+            one, other, *terms = self.random.sample(terms, len(terms))
+            results = self.results(one[0], other[0]).items()
+            possible = [(operator, value) for operator, value in results if value is not None]
+            step, term = _combine(one, *self.random.choice(possible), other)
+            steps.append(step)
+            terms.append(term)
+        self.trace += f"?{','.join(steps)}"
+        return terms[0][1]
 
     def results(self, one: int, other: int) -> dict[str, int | None]:
         """Of each operator on two values; None where it is too large or not whole."""

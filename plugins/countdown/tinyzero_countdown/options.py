@@ -34,6 +34,10 @@ class CountdownOptions:
     difficulty_range: tuple[float, float] | None = None
     """Least and greatest difficulty of a puzzle; None = all."""
 
+    guess_rate: float = 0.0
+    """Share of demonstrations that guess instead of searching. With three numbers nearly every search succeeds, and a
+    model that has seen nothing else has nothing left to choose."""
+
     def __post_init__(self) -> None:
         counts = set(self.numbers)
         if not counts or not counts <= set(range(2, MAX_NUMBERS + 1)) or len(counts) < len(self.numbers):
@@ -48,6 +52,8 @@ class CountdownOptions:
         _check_range("target_range", self.target_range, least=1)
         if self.difficulty_range is not None:
             _check_range("difficulty_range", self.difficulty_range, least=0)
+        if not 0 <= self.guess_rate <= 1:
+            raise ValueError(f"guess_rate: got {self.guess_rate}, expected a share from 0 to 1")
         for count in self.numbers:
             self._check_size(count)
             self._check_reach(count)

@@ -166,7 +166,7 @@ def test_keys_are_equal_for_permutations_only(first, second, target):
         ({"number_range": [9, 3]}, "the lesser first"), ({"target_range": [0, 9]}, "target_range: got"),
         ({"target_range": [1, 1_000_000]}, "from 1 to 100000"),
         ({"difficulty_range": [5, 4]}, "difficulty_range: got"), ({"operators": ""}, "expected some of"),
-        ({"operators": "++"}, "none twice"),
+        ({"operators": "++"}, "none twice"), ({"guess_rate": 1.5}, "a share from 0 to 1"),
         ({"operators": "+", "number_range": [50, 99]}, "expected some of 150 to 297"),
         ({"operators": "*", "number_range": [5, 9], "numbers": [3]}, "expected some of 125 to 729"),
         ({"operators": "+-", "number_range": [1, 3], "numbers": [3]}, "expected some of 0 to 9,"),

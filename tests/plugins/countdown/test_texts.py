@@ -123,3 +123,15 @@ def test_traces_try_all_steps_before_one_is_tried_again():
     assert len({found[0] for found in whole}) > 10
     assert all(set(found) == set(whole[0]) for found in whole)
     assert len(set(whole[0])) == 19
+
+
+def test_a_share_of_traces_only_guesses():
+    numbers, guessing = [17, 5, 3], load_task("countdown", options={"guess_rate": 0.6})
+    traces = [guessing.demonstrate(item, seed) for seed in range(400)]
+    guesses = [trace for trace in traces if trace.startswith("?")]
+    assert len(guesses) / len(traces) == pytest.approx(0.6, abs=0.1)
+    for trace in guesses:
+        steps = re.fullmatch(rf"\?{STEP},{STEP}<answer>.+</answer>", trace)
+        assert task.score(task.extract_answer(trace), {"target": int(steps[8]), "numbers": numbers}).correct
+    right = [task.score_completion(trace, item.ground_truth).correct for trace in traces]
+    assert 0.3 < sum(right) / len(right) < 0.5  # nearly all of the searches, and few of the guesses
