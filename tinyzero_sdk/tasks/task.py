@@ -93,9 +93,8 @@ class Task:
 
             function = hook.score.get_hookimpls()[-1].function
             identity = identity_of(name, version, options, function, info.judge)
-            self._async_scorer = AsyncScorer(
-                self._score, lambda result, answer: self._guard.check(result, answer), info.limits, identity
-            )
+            check = lambda result, answer: self._guard.check(result, answer)  # noqa: E731, PLW0108  (made below)
+            self._async_scorer = AsyncScorer(self._score, check, info.limits, identity)
             self._score = self._async_scorer.score
         self._difficulty = bind(hook.difficulty, options)
         self._difficulties = bind(hook.difficulties, options)
