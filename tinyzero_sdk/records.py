@@ -21,6 +21,8 @@ raised or returned an invalid score; the scorer ran out of time."""
 
 TASK_PART = "task"  # key of the task's own value in `Score.parts`, where wrappers change it
 REASONS: tuple[Reason, ...] = ("ok", "wrong", "no_answer", "malformed", "error", "timeout")
+SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")
+"""Reasons that are faults of the scorer, not of the model."""
 
 
 @dataclass(frozen=True, slots=True)

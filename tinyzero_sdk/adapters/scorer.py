@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinyzero_sdk.errors import BrokenTaskError, DataError, SettingsError
-from tinyzero_sdk.records import Completion, Json, Score
+from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Score
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.registry import load_task
 from tinyzero_sdk.tasks.score_guard import describe_value
@@ -113,7 +113,7 @@ class Scorer(ClosesOnExit):
             self._failures = None
         elif self._failures is not None:
             self._failures += reasons.count("error")
-        failed = next((place for place, reason in enumerate(reasons) if reason in ("error", "timeout")), None)
+        failed = next((place for place, reason in enumerate(reasons) if reason in SCORER_FAILURES), None)
         if failed is None:
             return
         reason, truth = reasons[failed], describe_value(ground_truths[failed])

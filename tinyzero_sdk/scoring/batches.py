@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tinyzero_sdk.records import Completion, Json, Reason, Score
+from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Reason, Score
 
 
 class PackedText(NamedTuple):
@@ -160,9 +160,8 @@ class ScoreColumns:
 
     def without_failures(self) -> "ScoreColumns":
         """With no value where the scorer failed: that says nothing of the completion, and may pass."""
-        failed = ("error", "timeout")
-        values = [None if reason in failed else value for value, reason in zip(self.values, self.reasons, strict=True)]
-        return replace(self, values=values)
+        pairs = zip(self.values, self.reasons, strict=True)
+        return replace(self, values=[None if reason in SCORER_FAILURES else value for value, reason in pairs])
 
     def __iter__(self) -> Iterator[Score]:
         columns = zip(self.values, self.correct, self.reasons, self.answers, strict=True)

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Generic, cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
-from tinyzero_sdk.records import Completion, Json, Reason, Score
+from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Reason, Score
 from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, ScoreColumns, unpacked
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import ClosesOnExit, SharedTimer, WorkerProcess
@@ -157,7 +157,7 @@ class ScoringPool(ClosesOnExit):
         while queue.batches and not queue.batches[0].left:
             done = queue.pop()
             scores = done.scores()
-            self.counts += Counter({reason: scores.reasons.count(reason) for reason in ("error", "timeout")})
+            self.counts += Counter({reason: scores.reasons.count(reason) for reason in SCORER_FAILURES})
             yield cast(AnyBatch, done.batch), scores
 
     def _work(self, jobs: deque["_Job"], largest_job: int) -> None:

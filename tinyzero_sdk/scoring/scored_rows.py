@@ -16,7 +16,7 @@ from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.column_hash import hash_array
 from tinyzero_sdk.data.files import BadRow, Block, read_blocks
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.records import REASONS, Json
+from tinyzero_sdk.records import REASONS, SCORER_FAILURES, Json
 from tinyzero_sdk.scoring.groups import PROMPT_COLUMNS
 from tinyzero_sdk.scoring.outputs import (
     LENGTH_COLUMNS,
@@ -226,7 +226,7 @@ def _parts(cells: Cells | None, reasons: Sequence[str | None]) -> dict[str, np.n
     if not has_values(cells):
         return {}
     every = [read_parts(cell) for cell in (to_list(cells) if isinstance(cells, pa.Array) else cells or ())]
-    known = np.array([reason not in ("error", "timeout") for reason in reasons])
+    known = np.array([reason not in SCORER_FAILURES for reason in reasons])
     return {
         f"part {name}": np.where(known, [parts.get(name, 0.0) for parts in every], np.nan)
         for name in dict.fromkeys(name for parts in every for name in parts)

@@ -17,7 +17,7 @@ from typing import Any
 
 from tinyzero_sdk.disk_cache import DiskCache, content_key
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
-from tinyzero_sdk.records import Json, Score, ScorerLimits
+from tinyzero_sdk.records import SCORER_FAILURES, Json, Score, ScorerLimits
 
 try:
     import tenacity
@@ -105,7 +105,7 @@ class AsyncScorer:
             async with self._slots:
                 result = await self._try_repeatedly(answer, ground_truth)
             with suppress(BrokenTaskError, TypeError):  # what is no valid score is refused later, and not kept
-                if self._check(result, answer).reason not in ("error", "timeout"):
+                if self._check(result, answer).reason not in SCORER_FAILURES:
                     self._cache.put(key, asdict(result) if isinstance(result, Score) else result)
             return result
         except BaseException as error:  # whatever it is: the others go on, and the guard counts it

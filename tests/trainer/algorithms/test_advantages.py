@@ -152,6 +152,30 @@ def test_a_group_of_one_keeps_its_reward() -> None:
     assert ESTIMATORS["grpo"](outcome).tolist() == [0.5, -1.0, -1.0]
 
 
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "gdpo", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("failed", [0, 4])
+def test_a_score_that_is_unknown_counts_in_no_mean(name: str, failed: int) -> None:
+    """Two groups of five, in one a scorer failed: the advantages are those of five and four completions."""
+    rewards = torch.tensor([[1.0, 0.5, 0.25, 0.0, 0.125]])
+    others = [place for place in range(5) if place != failed]
+
+    def advantages(rewards: torch.Tensor, known: torch.Tensor | None = None) -> torch.Tensor:
+        parts = torch.stack([rewards.flatten(), rewards.flatten().square()], dim=1)
+        columns = {"reward_parts": parts, "part_weights": torch.ones_like(parts), "mask": known, "known": known}
+        lengths = torch.ones(rewards.numel(), dtype=torch.long)
+        outcome = TrainingBatch(rewards.flatten(), lengths, group_size=rewards.shape[1], **columns)
+        return ESTIMATORS[name](outcome)
+
+    known = torch.tensor([place != failed for place in range(5)])
+    found, expected = advantages(rewards, known), advantages(rewards[:, others])
+    assert found[others].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    assert found[failed] == 0
+    equal = torch.ones(1, 5)
+    equal[0, failed] = 0.0  # what a failed score holds
+    assert not advantages(equal, known).any()
+    assert not advantages(rewards, torch.arange(5) == 1).any()
+
+
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline", "gae"])
 def test_masked_completions_shift_no_advantage(name: str) -> None:
     """Whitened over the tokens that count; a masked score still counts in the mean of its group."""

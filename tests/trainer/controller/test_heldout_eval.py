@@ -3,6 +3,7 @@
 import signal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tinyzero_sdk import Item
@@ -42,6 +43,17 @@ def test_shaping_changes_the_rewards_and_not_the_result(toy_task, toy_model_path
         assert [(one.score.correct, one.score.reason) for one in rollouts] == [
             (one.score.correct, one.score.reason) for one in plain
         ]
+
+
+def test_pass_at_k_leaves_out_what_could_not_be_scored():
+    correct = np.array([1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0], bool)
+    counted = np.array([1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0], bool)
+
+    def pass_at(*values: int, counted: np.ndarray = counted) -> list[float]:
+        return list(heldout_eval.pass_at_metrics("toy", correct, counted, values).values())
+
+    assert pass_at(4, 1, 2) == pytest.approx([2 / 3, (1 / 2 + 2 / 3) / 2, 1.0])  # no problem has four: all are taken
+    assert pass_at(1, 2, 4, counted=counted | True) == pytest.approx([1 / 4, (1 / 2 + 5 / 6) / 3, 2 / 3])
 
 
 def test_nothing_is_generated_once_a_stop_is_requested():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from tinyzero_sdk.records import Completion, Score
+from tinyzero_sdk.records import SCORER_FAILURES, Completion, Score
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.testing import strategies
 from tinyzero_sdk.testing.gold import TestCompletion
@@ -16,7 +16,6 @@ from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.strategies import find_completion
 from tinyzero_sdk.testing.task_under_test import SEARCH_SECONDS, TaskUnderTest
 
-_FAILED = ("error", "timeout")
 _property = partial(Property, needs=("score_group",), about_needs=True)
 
 
@@ -60,9 +59,9 @@ def _score(pool: ScoringPool, samples: Sequence[TestCompletion], *, alone: bool 
 def _cannot_be_compared(subject: TaskUnderTest, group: Sequence[TestCompletion]) -> Failure | None:
     ones = _score(subject.group_pool, group, alone=True)
     golds = {gold.completion for gold in subject.golds}
-    able = [sample for sample, one in zip(group, ones, strict=True) if one.reason not in _FAILED]
+    able = [sample for sample, one in zip(group, ones, strict=True) if one.reason not in SCORER_FAILURES]
     failing = [[sample] for sample in group if sample not in able and sample.completion in golds]
-    if able and any(score.reason in _FAILED for score in _score(subject.group_pool, able)):
+    if able and any(score.reason in SCORER_FAILURES for score in _score(subject.group_pool, able)):
         failing.append(able)
     if not failing:  # what fails alone, and is not gold, fails other checks
         return None
@@ -120,5 +119,5 @@ TIES_ARE_FAIR = _property(
 def _is_same(first: Score, second: Score) -> bool:
     """Up to rounding, as sums in another order differ."""
     return math.isclose(first.value, second.value, rel_tol=1e-6, abs_tol=1e-9) or (
-        first.reason in _FAILED or second.reason in _FAILED
+        first.reason in SCORER_FAILURES or second.reason in SCORER_FAILURES
     )

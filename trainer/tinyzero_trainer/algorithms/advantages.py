@@ -27,19 +27,24 @@ def grpo(batch: TrainingBatch) -> Tensor:
     """
     groups = batch.group_rewards()
     if batch.group_size > 1:
-        groups = _centred(groups) / (groups.std(dim=1, keepdim=True) + STD_EPSILON)
+        groups = _of_known(_normalised, groups, batch.known)
     return jagged.repeat_to_tokens(groups.flatten(), batch.lengths)
 
 
 def dr_grpo(batch: TrainingBatch) -> Tensor:
     """r − mean of the group: GRPO without its std, the advantage of Dr. GRPO (arXiv 2503.20783, §3.2)."""
-    return jagged.repeat_to_tokens(_centred(batch.group_rewards()).flatten(), batch.lengths)
+    centred = _of_known(_centred, batch.group_rewards(), batch.known)
+    return jagged.repeat_to_tokens(centred.flatten(), batch.lengths)
 
 
 def rloo(batch: TrainingBatch) -> Tensor:
     """r − mean of the *others* of the group = n/(n−1)·(r − mean) (arXiv 2402.14740, eq. 8)."""
-    size = batch.group_size
-    return dr_grpo(batch) * (size / (size - 1))
+
+    def of_groups(groups: Tensor) -> Tensor:
+        size = groups.shape[1]
+        return _centred(groups) * (size / (size - 1))
+
+    return jagged.repeat_to_tokens(_of_known(of_groups, batch.group_rewards(), batch.known).flatten(), batch.lengths)
 
 
 def gdpo(batch: TrainingBatch) -> Tensor:
@@ -53,9 +58,9 @@ def gdpo(batch: TrainingBatch) -> Tensor:
     parts, weights = (
         column.view(-1, batch.group_size, column.shape[1]) for column in (batch.reward_parts, batch.part_weights)
     )
-    normalised = _centred(parts) / (parts.std(dim=1, keepdim=True) + STD_EPSILON)
-    summed = (weights * normalised).sum(dim=2).flatten()
-    return jagged.repeat_to_tokens(summed / (summed.std() + STD_EPSILON), batch.lengths)
+    summed = (weights * _of_known(_normalised, parts, batch.known)).sum(dim=2).view(1, -1)
+    scaled = _of_known(lambda sums: sums / (sums.std() + STD_EPSILON), summed, batch.known)
+    return jagged.repeat_to_tokens(scaled.flatten(), batch.lengths)
 
 
 def reinforce_pp(batch: TrainingBatch) -> Tensor:
@@ -129,6 +134,21 @@ def whiten(values: Tensor, counted: Tensor | None = None) -> Tensor:
         return torch.zeros_like(values).masked_scatter(counted, whiten(values[counted]))
     shifted = values - values.mean()
     return shifted if len(values) < 2 else shifted * (values.var() + WHITENING_EPSILON).rsqrt()
+
+
+def _of_known(function: Callable[[Tensor], Tensor], groups: Tensor, known: Tensor | None) -> Tensor:
+    """`function` of groups, [groups, group_size, …], as if those whose score is unknown were not there; they get 0."""
+    if known is None:
+        return function(groups)
+    result = torch.zeros_like(groups)
+    for place, some in enumerate(known.view(groups.shape[:2])):
+        if some.sum() > 1:  # one alone has nothing to be compared with
+            result[place, some] = function(groups[place, some][None])[0]
+    return result
+
+
+def _normalised(groups: Tensor) -> Tensor:
+    return _centred(groups) / (groups.std(dim=1, keepdim=True) + STD_EPSILON)
 
 
 def _centred(groups: Tensor) -> Tensor:

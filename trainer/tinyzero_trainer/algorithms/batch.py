@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinyzero_sdk.records import SCORER_FAILURES
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
@@ -37,7 +38,10 @@ class TrainingBatch:
     """[completions]; for the models, not for estimators."""
 
     mask: Tensor | None = None
-    """[completions] bool: counts in the loss; every reward counts in its group's mean. None = all."""
+    """[completions] bool: counts in the loss. None = all."""
+
+    known: Tensor | None = None
+    """[completions] bool: its score is known, and counts in the mean of its group, masked or not. None = all."""
 
     old_logprobs: Tensor | None = None
     """[tokens] log π before the update; None = computed in the update's only pass."""
@@ -87,6 +91,9 @@ class TrainingBatch:
             "lengths": torch.tensor([len(rollout.generation.token_ids) for rollout in rollouts], dtype=torch.long),
             "mask": torch.tensor([not rollout.score.masked for rollout in rollouts]),
         }
+        known = [rollout.score.reason not in SCORER_FAILURES for rollout in rollouts]
+        if not all(known):
+            fields["known"] = torch.tensor(known)
         if len(engine) == len(rollouts):
             values = np.fromiter(chain.from_iterable(engine), np.float32, sum(map(len, engine)))
             fields["engine_logprobs"] = torch.from_numpy(values)
@@ -124,6 +131,7 @@ class TrainingBatch:
             rewards=self.rewards[completions],
             lengths=self.lengths[completions],
             mask=None if self.mask is None else self.mask[completions],
+            known=None if self.known is None else self.known[completions],
             **columns,
         )
 

@@ -1,11 +1,11 @@
 """Accuracy on held-out problems: the fraction that is `correct`, without partial credit or shaping."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from time import perf_counter
 
 import numpy as np
 
+from tinyzero_sdk.records import SCORER_FAILURES
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
 from tinyzero_sdk.scoring.statistics import pass_at_k
 from tinyzero_sdk.seeds import derive_seed
@@ -16,7 +16,7 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.tasks import RunTask
 from tinyzero_trainer.monitoring.metrics_log import greedy_key, held_out_key, pass_at_key, size_key
 from tinyzero_trainer.rewards.reward_pool import RewardPool
-from tinyzero_trainer.rewards.score import SCORER_FAILURES, score
+from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.generate import generate
 from tinyzero_trainer.types import Prompt, Rollout
@@ -91,13 +91,14 @@ class HeldOutEvaluation:
             seed = derive_seed("evaluation", self.config.run.seed)
             rollouts = evaluate(self.workers, self._pools, prompts, count, params, seed=seed, stop=self.stop)
             self.rollouts.append(("greedy" if temperature == 0 else "sampled", rollouts))
-            counted = rollouts
+            counted = np.full(len(rollouts), fill_value=True)
             if name in self._asynchronous:  # what it asks may fail, which says nothing of the model
-                counted = [rollout for rollout in rollouts if rollout.score.reason not in SCORER_FAILURES]
-                metrics[f"val-aux/{name}/error_frac"] = 1 - len(counted) / len(rollouts)
-            metrics[key] = fmean(rollout.score.correct for rollout in counted or rollouts)
+                counted = np.array([rollout.score.reason not in SCORER_FAILURES for rollout in rollouts])
+                metrics[f"val-aux/{name}/error_frac"] = 1 - float(counted.mean())
+            correct = np.array([rollout.score.correct for rollout in rollouts])
+            metrics[key] = float(correct[counted if counted.any() else ~counted].mean())
             if temperature:
-                metrics |= pass_at_metrics(name, rollouts, config.pass_at)
+                metrics |= pass_at_metrics(name, correct, counted, config.pass_at)
                 metrics |= {f"val-aux/{name}/part/{part}": mean for part, mean in part_means(rollouts).items()}
                 signal = signals[name] = learning_signal(rollouts, count)
                 metrics[f"val-aux/{name}/no_answer_frac"] = signal.no_answer_frac
@@ -105,12 +106,23 @@ class HeldOutEvaluation:
         return metrics
 
 
-def pass_at_metrics(task: str, rollouts: Sequence[Rollout], pass_at: Sequence[int]) -> dict[str, float]:
-    """pass@k of the largest k completions of each problem, as `tinyzero eval` estimates it."""
-    samples = max(pass_at, default=1)
-    solved = np.array([rollout.score.correct for rollout in rollouts]).reshape(-1, samples).sum(axis=1)
-    sizes = np.full(len(solved), samples)
-    return {pass_at_key(task, k, samples): float(pass_at_k(solved, sizes, k).mean()) for k in pass_at}
+def pass_at_metrics(task: str, correct: np.ndarray, counted: np.ndarray, pass_at: Sequence[int]) -> dict[str, float]:
+    """pass@k as `tinyzero eval` estimates it: of the problems with k counted completions or more, if there are any.
+
+    Args:
+        task: its name in the run.
+        correct: [completions] bool, those of a problem one after another, as many as the largest k.
+        counted: [completions] bool.
+        pass_at: values of k.
+    """
+    samples, metrics = max(pass_at, default=1), dict[str, float]()
+    sizes = counted.reshape(-1, samples).sum(axis=1)
+    solved = correct.reshape(-1, samples).sum(axis=1)
+    for k in pass_at:
+        drawn_from = sizes if (sizes >= k).any() else np.full_like(sizes, samples)
+        enough = drawn_from >= k
+        metrics[pass_at_key(task, k, samples)] = float(pass_at_k(solved[enough], drawn_from[enough], k).mean())
+    return metrics
 
 
 def evaluate(

@@ -8,7 +8,7 @@ from statistics import fmean
 import torch
 
 from tinyzero_sdk import ItemColumns, Task
-from tinyzero_sdk.records import Reason
+from tinyzero_sdk.records import SCORER_FAILURES, Reason
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.controller.signal_monitor import learning_signal
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, TRUNCATED, ZERO_STD, task_key
@@ -104,12 +104,13 @@ def _completions(samples: Sequence[Rollout]) -> dict[str, float]:
 
 
 def part_means(samples: Sequence[Rollout]) -> dict[str, float]:
-    """Mean over all completions of each part of the score; a completion without it counts as 0."""
+    """Mean of each part of the scores that are known; a completion without it counts as 0."""
     sums: dict[str, float] = defaultdict(float)
-    for sample in samples:
-        for name, value in sample.score.parts.items():
+    known = [sample.score.parts for sample in samples if sample.score.reason not in SCORER_FAILURES]
+    for parts in known:
+        for name, value in parts.items():
             sums[name] += value
-    return {name: total / len(samples) for name, total in sums.items()}
+    return {name: total / len(known) for name, total in sums.items()}
 
 
 def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: int) -> dict[str, float]:

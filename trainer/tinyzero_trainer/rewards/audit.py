@@ -20,7 +20,7 @@ import numpy as np
 from tinyzero_sdk import Completion, Score, Task
 from tinyzero_sdk.console import percent
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.records import Reason
+from tinyzero_sdk.records import SCORER_FAILURES, Reason
 from tinyzero_sdk.scoring.batches import CompletionBatch
 from tinyzero_sdk.scoring.oracle import has_oracle, oracle_pool
 from tinyzero_sdk.scoring.pool import ScoringPool
@@ -28,7 +28,6 @@ from tinyzero_sdk.scoring.statistics import effective_size, interval_of_rate, wi
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.workers.process import ClosesOnExit
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.rewards.score import SCORER_FAILURES
 from tinyzero_trainer.rewards.signs import SIGNS, StepStatistics, signs
 from tinyzero_trainer.types import Rollout
 

@@ -7,13 +7,10 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyzero_sdk import Completion
 from tinyzero_sdk.errors import BrokenTaskError
-from tinyzero_sdk.records import Reason
+from tinyzero_sdk.records import SCORER_FAILURES
 from tinyzero_trainer.data.tokenization import decode_texts
 from tinyzero_trainer.rewards.reward_pool import RewardPool
 from tinyzero_trainer.types import Generation, Prompt, Rollout
-
-SCORER_FAILURES: tuple[Reason, ...] = ("error", "timeout")
-"""Reasons that are faults of the scorer, not of the model."""
 
 
 def score(
