@@ -121,7 +121,7 @@ class Task:
         self._group_guard = None
         if hook.score_group.get_hookimpls():
             self._group_guard = GroupGuard(*checked, score_group=bind(hook.score_group, options))
-        self._guard = self._group_guard or ScoreGuard(*checked)
+        self._guard: ScoreGuard = self._group_guard or ScoreGuard(*checked)
         plugin_manager.register(self._guard, name="score guard")
         shaped = len(hook.score_completion.get_hookimpls()) > 1
         scorer = bind(hook.score_completion, options)
