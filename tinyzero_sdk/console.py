@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -67,6 +67,25 @@ def finite(value: Any) -> Any:
 def warn(message: str) -> None:
     """Print a one-line warning on stderr."""
     _line("[yellow]warning:[/]", message)
+
+
+class LossyStream:
+    """A stream that loses what cannot be written: a full disk or a closed terminal costs a log, not the work."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager

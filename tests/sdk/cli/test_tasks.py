@@ -6,11 +6,14 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 
 import pytest
 
 import tinyzero_sdk
 from tests.sdk.conftest import options_source
+from tinyzero_sdk.cli import main
 
 CALL = "from tinyzero_sdk.cli import main; main()"
 PROMPT = "@hookimpl\ndef make_prompt(): return 'say it'"
@@ -207,3 +210,14 @@ def generate_dataset(size, start):
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 143
     assert not list((tmp_path / "out").iterdir())
+
+
+class FullDisk(StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_an_error_that_cannot_be_written_keeps_its_exit_code() -> None:
+    with redirect_stderr(FullDisk()), pytest.raises(SystemExit) as left:
+        main(["tasks", "nothing"])
+    assert left.value.code == 2

@@ -27,6 +27,7 @@ from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.loading import ModelError
+from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog
 from tinyzero_trainer.plan import auto
 from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.rollout.build import TorchEngine
@@ -182,9 +183,35 @@ def test_an_engine_that_fails_for_good_costs_no_step_that_is_whole(method, call,
 
 
 @pytest.mark.slow
-def test_a_full_disk_while_saving_stops_with_one_line_and_keeps_the_last_checkpoint(config, monkeypatch):
-    run, full = config(), OSError(28, "No space left on device")
-    with on_call(monkeypatch, Policy, "export", 2, full), pytest.raises(TinyZeroError, match="No space left on device"):
+def test_a_disk_that_is_full_for_a_while_costs_nothing(config, whole, capsys, monkeypatch):
+    def write(log: MetricsLog) -> None:
+        if b'"step": 3,' in log._waiting and b'"step": 5,' not in log._waiting:
+            raise MetricsError("cannot write: No space left on device")
+        flush(log)
+
+    flush = MetricsLog.flush
+    monkeypatch.setattr(MetricsLog, "flush", write)
+    run = config()
+    train(run)
+    assert lines(run.run.output) == lines(whole.output)
+    warned = [line for line in capsys.readouterr().err.splitlines() if "No space left" in line]
+    assert [line.rpartition("; ")[2] for line in warned] == [
+        "the run goes on, and its metrics wait in memory until they can be written",
+        "trying again after each step, for 2 steps at most",
+    ]
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_ends_the_run_in_one_line_with_the_last_checkpoint(config, monkeypatch):
+    def export(policy: Policy, directory: Path) -> None:
+        if list(directory.parent.glob("step_2")):
+            raise OSError(28, "No space left on device")
+        exported(policy, directory)
+
+    exported = Policy.export
+    monkeypatch.setattr(Policy, "export", export)
+    run = config(run__steps=9)
+    with pytest.raises(TinyZeroError, match=r"step_6: No space left .* earlier checkpoints are intact; once it can be"):
         train(run)
     assert [path.name for path in (Path(run.run.output) / "checkpoints").iterdir()] == ["step_2"]
 

@@ -27,7 +27,7 @@ def metrics(tmp_path):
 
     def write(rows):
         path = tmp_path / "metrics.jsonl"
-        with MetricsLog(path) as log:
+        with MetricsLog(path, pytest.fail) as log:
             for step, row in enumerate(rows):
                 log.append(step, row)
         return path

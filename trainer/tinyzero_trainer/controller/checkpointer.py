@@ -3,6 +3,7 @@
 Atomic directories and their checksums are in checkpoint/.
 """
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from time import perf_counter
 import tomli_w
 import torch
 from pydantic import TypeAdapter
+from rich.filesize import decimal
 
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
@@ -122,7 +124,7 @@ class Checkpointer:
         """Save a checkpoint of the present step, unless there is one."""
         if self._saved_step == state.step:
             return
-        workers, model, started = self.workers, self.workers.language_model, perf_counter()
+        workers, started = self.workers, perf_counter()
 
         def fill(directory: Path) -> None:
             state_directory = directory / STATE_DIRECTORY
@@ -138,20 +140,35 @@ class Checkpointer:
             if prefetched is not None:
                 save_batch(prefetched, state_directory)
 
-        weights, trained = model.parameters * 4, model.trained_parameters * 4  # float32
         meta = {
             "config": fingerprint(self.config),
             "tasks": {name: task.task.version for name, task in workers.tasks.items()},
             "torch": torch.__version__,
             "world_size": self.policy.world_size,
         }
-        # And AdamW's two moments; a critic is as large as the model and trained as a whole.
-        size = weights + 2 * trained + (0 if workers.critic is None else 3 * weights)
         root, keep = self.run.checkpoints, self.config.checkpoint.keep
         with workers.display.activity("saving a checkpoint"):
-            store.save(root, state.step, fill, meta=meta, keep=keep, expected_bytes=size)
+            store.save(root, state.step, fill, meta=meta, keep=keep, expected_bytes=self._bytes())
         self._saved_step = state.step
         self._timing = {"timing_s/save_checkpoint": perf_counter() - started}
+
+    def _bytes(self) -> int:
+        """What a checkpoint takes of the disk."""
+        model = self.workers.language_model
+        weights, trained = model.parameters * 4, model.trained_parameters * 4  # float32
+        # And AdamW's two moments; a critic is as large as the model and trained as a whole.
+        return weights + 2 * trained + (0 if self.workers.critic is None else 3 * weights)
+
+    def report_disk_use(self) -> None:
+        """Say what checkpoints will take of the disk, and warn if it has too little."""
+        keep, present = max(self.config.checkpoint.keep, store.MIN_KEEP), len(list(store.sealed(self.run.checkpoints)))
+        need, free = self._bytes() * max(1, keep + 1 - present), shutil.disk_usage(self.run.checkpoints).free
+        display = self.workers.display
+        line = f"{keep} checkpoints and the next take {decimal(need)} more of the disk, which has {decimal(free)} free"
+        if need <= free:
+            display.log(line)
+        else:
+            display.warn(f"{line}; make room, choose another --output, or keep fewer (checkpoint.keep=2)")
 
     def timing(self) -> dict[str, float]:
         """Seconds of the last save, once: its own step's line is written before it, so the next one reports it."""

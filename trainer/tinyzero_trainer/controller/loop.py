@@ -5,7 +5,7 @@ Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from 
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -14,10 +14,11 @@ from typing import Any, Protocol, TypeVar
 from rich import filesize
 
 from tinyzero_sdk import Task
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.algorithms import rollout_correction
 from tinyzero_trainer.checkpoint import store
-from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.config.tasks import load_tasks
@@ -32,7 +33,13 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers, gpu_elsewhere
 from tinyzero_trainer.executors.tasks import RunTask, run_tasks
 from tinyzero_trainer.monitoring.completion_log import CompletionLog
-from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, MetricsLog, held_out_accuracies, read_metrics
+from tinyzero_trainer.monitoring.metrics_log import (
+    HELD_OUT_LOSS,
+    MetricsError,
+    MetricsLog,
+    held_out_accuracies,
+    read_metrics,
+)
 from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
@@ -110,6 +117,9 @@ class Session:
     audit: Audit | None = None
     """Of reinforcement learning."""
 
+    unsaved: int | None = None
+    """The step of a checkpoint that could not be saved, until one can."""
+
     def train(self, training_step: Step, evaluation: HeldOutEvaluation) -> TrainResult:
         """Take all steps to the last, and report; a signal or a dead worker ends them earlier, with a checkpoint."""
         state, progress = self.state, self.workers.display
@@ -122,8 +132,9 @@ class Session:
                 step = state.step + 1
                 rollouts, metrics = training_step.take(step)
                 if (fitting := _as_it_fits(self.recorded, self.workers)) != self.recorded:
-                    self.recorded = fitting
-                    self.run.save_config(fitting, _task_versions(self.workers))
+                    with suppress(RunDirectoryError):  # a full disk: after the next step again
+                        self.run.save_config(fitting, _task_versions(self.workers))
+                        self.recorded = fitting
                 if self.audit is not None:
                     metrics |= self.audit.step(step, rollouts)
                 metrics |= state.add_totals(rollouts, metrics["timing_s/step"]) | self.checkpointer.timing()
@@ -136,8 +147,8 @@ class Session:
                     raise self.audit.alarm
                 if self.stop.requested:
                     raise StopRequested
-                if checkpoint.every and step % checkpoint.every == 0:
-                    self._save(training_step)
+                if checkpoint.every and (step % checkpoint.every == 0 or self.unsaved is not None):
+                    self._save_or_wait(training_step, is_due=step % checkpoint.every == 0)
         return self._report(evaluation, last=training_step.last)
 
     @contextmanager
@@ -164,13 +175,31 @@ class Session:
             if step.policy_intact:
                 self._save(step)
             raise
+        except (MetricsError, store.CheckpointError) as error:
+            command = resume_command(self.recorded)
+            resume = f"resume with: {command}" if any(store.sealed(self.run.checkpoints)) else "start again"
+            raise type(error)(f"{error}; once it can be written, {resume}") from error
 
     def _save(self, step: Step) -> None:
         """Save a checkpoint, and before it the completions up to it and what the audit says of them."""
         if self.audit is not None:
             self.audit.drain()
         self.completions.write()
+        self.log.flush()
         self.checkpointer.save(self.state, step.prefetched)
+
+    def _save_or_wait(self, step: Step, *, is_due: bool) -> None:
+        """Save, or try again after each step until the next checkpoint is due, as when the disk is full for a while."""
+        try:
+            self._save(step)
+            self.unsaved = None
+        except (MetricsError, store.CheckpointError) as error:
+            if is_due and self.unsaved is not None:
+                raise
+            if self.unsaved is None:
+                every = plural(self.recorded.checkpoint.every, "step")
+                self.workers.display.warn(f"{error}; trying again after each step, for {every} at most")
+                self.unsaved = self.state.step
 
     def _evaluate_and_log(self, training_step: Step, evaluation: HeldOutEvaluation) -> None:
         """Evaluate if it is due, then write the step's line; a stop meanwhile leaves both to the resumed run."""
@@ -238,7 +267,7 @@ def open_session(
         RunDirectory.open(recorded.run.output, resume=resume) as run,
         catch_signals(progress.log) as stop,
         _restored(train_config, recorded, run, progress, resume, tasks) as (checkpointer, state, prefetched),
-        MetricsLog(run.metrics) as log,
+        MetricsLog(run.metrics, progress.warn) as log,
         Trackers(recorded, run.path, progress.log) as trackers,
         run_tasks(train_config, other_tasks, checkpointer.workers.language_model.tokenizer) as others,
     ):
@@ -251,6 +280,7 @@ def open_session(
         completions = CompletionLog(run.completions, recorded.log, named, model.tokenizer, progress.warn)
         completions.cut_after(state.step)
         progress.log(workers.language_model.trained)
+        checkpointer.report_disk_use()
         made = (state, prefetched, stop, checkpointer, log, completions, trackers)
         yield Session(train_config, recorded, run, workers, evaluated, *made)
 

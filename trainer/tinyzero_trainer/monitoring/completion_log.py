@@ -26,6 +26,9 @@ from tinyzero_trainer.types import EXAMPLE, Rollout
 SECONDS = 60.0
 """The most that a process which is killed loses, and the least time between two files of a long run."""
 
+WAITING_BYTES = 2**28
+"""The most of what cannot be written that waits in memory."""
+
 _WORD = pa.dictionary(pa.int16(), pa.string())
 
 SCHEMA = pa.schema(
@@ -59,7 +62,7 @@ Split = Literal["train", "heldout"]
 
 
 class CompletionLog:
-    """Collects rows and writes them now and then; a file that cannot be written costs its rows, not the run."""
+    """Collects rows and writes them now and then; a file that cannot be written waits in memory, within a bound."""
 
     def __init__(
         self,
@@ -73,7 +76,8 @@ class CompletionLog:
         self._ends = TokenEnds(tokenizer)
         self._rows: dict[Split, list[dict[str, Any]]] = {"train": [], "heldout": []}
         self._written = -SECONDS  # the first step's are written at once
-        self._warned = False
+        self._waiting: dict[str, pa.Table] = {}  # files that could not be written
+        self._told = False  # of them
 
     def train(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Keep all completions of some of a step's problems, as many of each task; of examples those with a task."""
@@ -103,14 +107,16 @@ class CompletionLog:
     def failed_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Write all completions of a step whose update failed."""
         rows = [self._row("train", step, "sampled", number, rollout) for number, rollout in enumerate(rollouts)]
-        self._write_file(f"bad_step_{step:08d}", rows)
+        self._write_file(f"bad_step_{step:08d}", pa.Table.from_pylist(rows, SCHEMA))
 
     def write(self) -> None:
         """Write what has been collected; before each checkpoint, so that no file reaches past one."""
+        for name in list(self._waiting):
+            self._write_file(name, self._waiting.pop(name))
         for split, rows in self._rows.items():
             if rows:
                 steps = [row["step"] for row in rows]
-                self._write_file(f"{split}_{min(steps):08d}_{max(steps):08d}", rows)
+                self._write_file(f"{split}_{min(steps):08d}_{max(steps):08d}", pa.Table.from_pylist(rows, SCHEMA))
                 rows.clear()
         self._written = time.monotonic()
 
@@ -125,16 +131,23 @@ class CompletionLog:
         """Bytes on disk."""
         return sum(path.stat().st_size for path in self.directory.glob("*.parquet"))
 
-    def _write_file(self, name: str, rows: list[dict[str, Any]]) -> None:
+    def _write_file(self, name: str, table: pa.Table) -> None:
         path = self.directory / f"{name}.parquet"
         try:
             self.directory.mkdir(exist_ok=True)
             with replacing(path) as temporary:
-                pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary, compression="zstd")
+                pq.write_table(table, temporary, compression="zstd")
         except (OSError, DataError) as error:
-            if not self._warned:
-                self.warn(f"{error}; the completions of steps {rows[0]['step']} to {rows[-1]['step']} are not kept")
-            self._warned = True
+            if not self._told:
+                self.warn(f"{error}; the run goes on, and completions wait in memory until they can be written")
+            self._told = True
+            self._waiting[name] = table
+            while sum(each.nbytes for each in self._waiting.values()) > WAITING_BYTES:
+                lost = next(iter(self._waiting))
+                del self._waiting[lost]
+                self.warn(f"{lost}.parquet is not kept: too much waits to be written")
+        else:
+            self._told = bool(self._waiting)
 
     def _add(self, split: Split, step: int, decoding: str, group: Sequence[Rollout]) -> None:
         self._rows[split] += [self._row(split, step, decoding, number, rollout) for number, rollout in enumerate(group)]

@@ -1,16 +1,15 @@
 """`metrics.jsonl`: one JSON object per step, the record of a run from which everything else is drawn.
 
-Step 0 is the evaluation before training. Trackers, progress and plot only observe; if this file cannot be written, the
-run stops.
+Step 0 is the evaluation before training. Trackers, progress and plot only observe. Lines that cannot be written wait in
+memory; a checkpoint needs all those before it.
 """
 
-import errno
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +77,23 @@ def audit_alarms(row: Mapping[str, Any]) -> int:
 _FALSE_POSITIVES = re.compile(r"audit/(?:(.+)/)?false_positive_rate")
 
 
+WAITING_BYTES = 2**26
+"""The most that waits in memory: tens of thousands of lines."""
+
+
 class MetricsError(TinyZeroError):
     """The metrics of a run cannot be written."""
 
 
 class MetricsLog(ClosesOnExit):
-    """Appends lines to `metrics.jsonl`; the operating system has each before `append` returns.
+    """Appends lines to `metrics.jsonl`; the operating system has each before `append` returns, unless it refuses it.
 
-    Every method raises a `MetricsError` if the file cannot be written.
+    Such lines are written with the next; `warn` is told of the first. Methods other than `append` raise a
+    `MetricsError` if the file cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self.path, self._warn, self._waiting = path, warn, b""
         with self._errors_in_one_line():
             self._file = path.open("ab", buffering=0)
 
@@ -99,12 +103,26 @@ class MetricsLog(ClosesOnExit):
         Args:
             step: the training step, 0 for the evaluation before it.
             metrics: numbers: int, float, NumPy's, or tensors of one element.
+
+        Raises:
+            MetricsError: too much is waiting.
         """
         row = {"step": step} | {name: plain_number(metrics[name]) for name in sorted(metrics)}
-        line = json.dumps(row).encode() + b"\n"
+        is_first = not self._waiting
+        self._waiting += json.dumps(row).encode() + b"\n"
+        try:
+            self.flush()
+        except MetricsError as error:
+            if len(self._waiting) > WAITING_BYTES:
+                raise
+            if is_first:
+                self._warn(f"{error}; the run goes on, and its metrics wait in memory until they can be written")
+
+    def flush(self) -> None:
+        """Write the lines that wait."""
         with self._errors_in_one_line():
-            if self._file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            while self._waiting:  # a disk may have room for a part of a line
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def cut_after(self, step: int) -> int:
         """Drop the lines past `step` and a line torn by a kill, when a run resumes from `step`; returns their number.
@@ -133,6 +151,8 @@ class MetricsLog(ClosesOnExit):
 
     def close(self) -> None:
         """Close the file; nothing can be appended afterwards."""
+        with suppress(MetricsError):  # a checkpoint that needs the lines was refused
+            self.flush()
         self._file.close()
 
     @contextmanager
