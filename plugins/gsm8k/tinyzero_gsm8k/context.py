@@ -28,16 +28,17 @@ _MOST_WORDS = 14
 
 # What stands behind a number, as a letter for each word.
 _KINDS = {
-    **dict.fromkeys(words.NAMES, "N"), **dict.fromkeys(words.MONTHS, "M"),
+    **dict.fromkeys(words.SINGULARS, "v"), **dict.fromkeys(words.NAMES, "N"), **dict.fromkeys(words.MONTHS, "M"),
     **dict.fromkeys(words.THINGS | words.UNITS | words.CURRENCIES, "u"), **dict.fromkeys(words.MODIFIERS, "q"),
+    **dict.fromkeys(words.MASSES | words.MODIFIERS & (words.SINGULARS | words.UNITS), "x"),
     **dict.fromkeys(words.ABBREVIATIONS, "b"), **dict.fromkeys(words.LETTERS, "l"), **dict.fromkeys(words.STATES, "s"),
     **dict.fromkeys(words.PLACES, "P"), "in": "i", "second": "2", "total": "r", "remaining": "r", "old": "r",
     "all": "r", "more": "m", "fewer": "m", "than": "t", "him": "w", "them": "w", "her": "h", "the": "d", "his": "d",
     "their": "d", "a": "e", "an": "e", "every": "e", "each": "c", "per": "p", "on": "o", "at": "o", "for": "o",
     "of": "f", "and": "n", "Celsius": "u", "Fahrenheit": "u",
 }  # fmt: skip
-_THING = "[qmr]{0,2}u{1,2}"  # never bare behind `in`: "in thousands", "in cents"
-_RATE = "(?:p[ubl2]|[ec][ub2])"  # "km per h", "$5 a lb"; not "8 a.m."
+_THING = "[qmrx]{0,2}[ux]{1,2}"  # never bare behind `in`: "in thousands", "in cents"
+_RATE = "(?:p[ublvx2]|[ec][ubvx2])"  # "km per h", "$5 a lb"; not "8 a.m."
 _PLACE = f"[dheco]?(?:{_THING}|u?P+)"
 _PHRASE = f"[of]{_PLACE}(?:n{_PLACE})?|i(?:[dhec]{_THING}|[dhe]?u?P+)|oN(?:nN)?|[io]M(?:nM)*|i?r|s|c$"
 _measures = re.compile(
@@ -150,7 +151,9 @@ def _leads(found: Sequence[str], *, signed: bool, money: bool) -> bool:
     if signed:
         return last in ("so", "therefore", "thus", "hence")
     if last in words.RESULTS:
-        return not asserts or last == "exactly"
+        return not asserts or last in ("exactly", "therefore", "thus", "hence")
+    if (found[-1] in words.RECIPIENTS or found[-1] in words.NAMES) and len(found) > 1:
+        return found[-2].lower() in words.GIVING
     if last == "for":
         return money and asserts
     return last == "of" and len(found) > 1 and found[-2].lower() in ("total", "profit")
@@ -162,7 +165,7 @@ def _holds(after: str, *, money: bool) -> bool:
         return False
     if money and "¢" in after:
         return False
-    if any(stop[1] not in words.ABBREVIATIONS for stop in _INNER_STOP.finditer(after)):
+    if any(stop[1] not in words.ABBREVIATIONS | words.SQUARES for stop in _INNER_STOP.finditer(after)):
         return False  # "8 a.m.", or a second sentence
     said = _POSSESSIVE.sub("", _PER.sub(" per ", after))
     if _CONTRACTION.search(said):

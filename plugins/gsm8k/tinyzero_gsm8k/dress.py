@@ -30,6 +30,8 @@ _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|boxed|fbox|underline|operatorname)\s*"
     r"\{([^{}]*)\}"
 )
+_UNIT_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([A-Za-z. ]*[A-Za-z])\s*\}\s*\{\s*([A-Za-z. ]*[A-Za-z])\s*\}")
+_SPACES = re.compile(" {2,}")
 _DEPTH = 4
 
 _VULGAR = {
@@ -69,8 +71,10 @@ def undress(text: str) -> str:
             text = pattern.sub(replacement, text)
         for _ in range(_DEPTH):
             text, count = _WRAPPER.subn(r" \1 ", text)
-            if not count:
+            text, fractions = _UNIT_FRACTION.subn(r" \1/\2 ", text)
+            if not count + fractions:
                 break
+            text = _SPACES.sub(" ", text)
     if not text.isascii():
         first = text.lstrip()
         if first.startswith("–") and first[1:2].isdigit():

@@ -33,7 +33,7 @@ VERBS = ASKING | frozenset(
 )
 """What directly before the number states it."""
 
-RESULTS = frozenset("answer result total altogether so therefore thus hence exactly".split())
+RESULTS = frozenset("answer ans result total altogether so therefore thus hence exactly".split())
 """What may stand there instead, where no verb asks."""
 
 OPENING = frozenset("so therefore thus hence altogether exactly and then now still also together in at on for".split())
@@ -43,15 +43,20 @@ PRONOUNS = frozenset("he she it they there we you i this that these".split())
 
 SAYING = frozenset(
     """
-    the a an his her their our my its this that these all each every of in for at on per and then now still also he
-    she it they there we you i both together must will final correct right x y number amount sum cost price profit
-    income salary value change money time distance length width height area perimeter volume speed age weight size
-    rate bill fee savings discount left remaining new day week month year hour minute trip box bag group family
-    class school person garden field room house pool yard team store shop student child children people men women
-    friend friends egg cake apple book pencil ticket shirt
+    the a an his her him them us me their our my its this that these all each every of in for at on per and then now
+    still also he she it they there we you i both together must will final correct right x y number amount sum cost
+    price profit income salary value change money time distance length width height area perimeter volume speed age
+    weight size rate bill fee average mean difference ratio savings discount left remaining new day week month year
+    hour minute trip box bag group family class school person garden field room house pool yard team store shop
+    student child children people men women friend friends egg cake apple book pencil ticket shirt
     """.split()
 )
 """What else may stand in the sentence before the number."""
+
+GIVING = frozenset("takes took take costs cost gives gave pays paid".split())
+"""Verbs that a recipient may follow: "It takes Tom 42 minutes"."""
+
+RECIPIENTS = frozenset("him her them us me".split())
 
 BEFORE_PLURALS = frozenset("of the all both his her their our my new remaining each egg cake".split())
 """Words of the sentence behind which a plural is a thing: elsewhere it may be a verb, as in "he watches"."""
@@ -61,14 +66,28 @@ MONTHS = frozenset("January February March April May June July August September 
 
 MODIFIERS = frozenset(
     """
+    sq cu
     additional extra other full whole new red blue green yellow white black brown pink purple orange big small large
-    little square cubic chocolate apple duck chicken tennis toy baby paper pizza ice cream gold silver different
-    free fresh empty
+    little square cubic apple duck tennis toy baby ice different free fresh empty
     """.split()
 )
 """What may stand between the number and its unit."""
 
-ABBREVIATIONS = frozenset("kg mg lb lbs oz km cm mm mi ft yd hr hrs min mins sec secs mph kmh kph ml mL gal".split())
+SQUARES = frozenset({"sq", "cu"})
+"""Such of them as may have a full stop."""
+
+MASSES = frozenset(
+    """
+    beef bread butter candy cereal cheese chicken chocolate cloth coffee corn cotton cream dirt fabric flour food
+    fruit gas gasoline glass gold grass hay honey ice juice lemonade meat milk money oil paint paper pasta pizza
+    popcorn pork rice rope salt sand silver soda soil soup string sugar tea water wheat wine wire wood wool yarn
+    """.split()
+)
+"""What has no plural: a thing, or what one is made of."""
+
+ABBREVIATIONS = frozenset(
+    "kg mg lb lbs oz km cm mm mi ft yd hr hrs min mins sec secs mph kmh kph ml mL gal yr yrs wk wks".split()
+)
 """Units of measure as they are abbreviated, but behind no currency."""
 
 LETTERS = frozenset("g m h s L l F C".split())
@@ -77,7 +96,12 @@ LETTERS = frozenset("g m h s L l F C".split())
 STATES = frozenset("left altogether together today now needed sold long tall wide deep away".split())
 """What may follow the number and its unit."""
 
-PLACES = frozenset("market farm store school home shop party farmer".split())
+PLACES = frozenset(
+    """
+    aquarium barn basket bowl building classroom drawer farm farmer field fridge garden home house jar library market
+    office park party pond pool room school shop store tank zoo
+    """.split()
+)
 
 ENDINGS = (
     "is the answer", "is the final answer", "is the correct answer", "is the total", "is the result", "are left",
@@ -89,9 +113,8 @@ UNITS = frozenset(
     """
     dollar cent euro pound rupee yen apple egg cookie day hour minute week month year mile meter metre kilometer
     kilometre centimeter foot feet inch yard acre gallon liter litre cup ounce gram kilogram ton degree percent unit
-    item person people child children man men woman women student mouse mice fish sheep deer geese teeth money fruit
-    fabric milk piece page ticket trip box bag car glass toy ball tree plant flower slice bus Celsius Fahrenheit
-    water sheep
+    item person people child children man men woman women student mouse mice fish sheep deer geese teeth
+    kid piece page ticket trip box bag car glass toy ball tree plant flower slice bus Celsius Fahrenheit
     """.split()
 )
 """Units in the singular, and such plurals as are not regular."""
@@ -179,6 +202,13 @@ THINGS = frozenset(
 )
 """Plurals of what grade-school problems count, as the questions of GSM8K use them. What is also a number (`dozens`), a
 part (`halves`) or above all a verb (`equals`) is left out."""
+
+SINGULARS = frozenset(
+    thing.removesuffix("ies") + "y" if thing.endswith("ies")
+    else thing.removesuffix("es" if thing.endswith(("ches", "shes", "sses", "xes")) else "s")
+    for thing in THINGS
+)  # fmt: skip
+"""Singulars of the things, behind "per" or "a"; of the irregular ones what is none, which harms nothing."""
 
 NAMES = frozenset(
     """

@@ -15,7 +15,18 @@ from tinyzero_sdk.text import last_answer, strip_special_tokens
 
 LISTS = [
     *(words.NAMES, words.MONTHS, words.THINGS, words.UNITS, words.MODIFIERS, words.ABBREVIATIONS, words.LETTERS),
-    *(words.STATES, words.PLACES, words.SAYING, words.VERBS, words.RESULTS, words.CURRENCIES, words.NEGATIVE),
+    *(
+        words.SINGULARS,
+        words.MASSES,
+        words.RECIPIENTS,
+        words.STATES,
+        words.PLACES,
+        words.SAYING,
+        words.VERBS,
+        words.RESULTS,
+        words.CURRENCIES,
+        words.NEGATIVE,
+    ),
     *(words.MULTIPLIERS, {"more", "fewer", "old", "than", "him", "them", "second", "Celsius", "Fahrenheit"}),
 ]
 KNOWN = {word.lower() for known in LISTS for word in known}
@@ -140,9 +151,27 @@ def test_a_time_of_day_is_malformed(hour, half):
 
 
 MEASURES = sorted(
-    words.ABBREVIATIONS | {"dollars", "miles", "apples", "m", "g", "L", "people", "feet", "square feet", "square km"}
+    words.ABBREVIATIONS
+    | {
+        "dollars",
+        "miles",
+        "apples",
+        "m",
+        "g",
+        "L",
+        "people",
+        "feet",
+        "square feet",
+        "square km",
+        "sq ft",
+        "sq. m",
+        "cups of flour",
+    }
 )
-RATES = sorted(words.ABBREVIATIONS | {"hour", "day", "person", "h", "s", "pound", "box", "second"})
+RATES = sorted(
+    words.ABBREVIATIONS
+    | {"apple", "kid", "shirt", "box of rice", "hour", "day", "person", "h", "s", "pound", "box", "second"}
+)
 NUMBERS = st.sampled_from(
     [("60", "60"), ("1,042.50", "1042.5"), ("3/4", "3/4"), ("-5", "-5"), ("1.5 million", "1500000")]
 )
@@ -151,9 +180,15 @@ NUMBERS = st.sampled_from(
 SPACES = ["{} {}", "{}~{}", r"{}\,{}", r"{}\text{{ {}}}", r"{}~\mathrm{{{}}}", r"{}\mathrm{{~{}}}"]
 
 
+UNIT_RATES = [
+    *("{}", "{}/{}", "{} / {}", "{} per {}", r"\text{{{}}}/\text{{{}}}", r"\mathrm{{{}}} / \mathrm{{{}}}"),
+    *(r"\frac{{{}}}{{{}}}", r"\frac{{\text{{{}}}}}{{\text{{{}}}}}", r"\dfrac{{\mathrm{{{}}}}}{{\mathrm{{{}}}}}"),
+]
+
+
 @given(
     NUMBERS, st.sampled_from(SPACES),
-    st.sampled_from(MEASURES), st.sampled_from(["{}", "{}/{}", "{} / {}", "{} per {}"]), st.sampled_from(RATES),
+    st.sampled_from(MEASURES), st.sampled_from(UNIT_RATES), st.sampled_from(RATES),
     st.sampled_from(["{}", "${}$", r"\({}\)", "The answer is {}.", "x = {}", "**{}**", "It is {} now"]),
 )  # fmt: skip
 def test_units_and_rates_are_read_in_every_dress(number, space, unit, rate, per, frame):
@@ -215,6 +250,38 @@ TITLES = st.text(string.ascii_letters, min_size=2, max_size=9).filter(lambda tit
 )
 def test_a_heading_behind_the_answer_is_none(mark, title, rest):
     assert last_answer(f"So it is.\n#### 42\n\n#### {mark}{title}{rest}\n20 + 22 = 42") == "42"
+
+
+@given(
+    st.sampled_from(sorted(words.MASSES)),
+    st.sampled_from(
+        ["42 cups of {}", "42 {} boxes", "$42 per cup of {}", "42 boxes of {} per day", "She buys 42 bags of {}"]
+    ),
+)
+def test_what_has_no_plural_is_counted_in_something(mass, sentence):
+    assert read_number(sentence.format(mass)) == 42
+
+
+@given(
+    st.sampled_from(sorted(words.PLACES)),
+    st.sampled_from(["42 apples in the {}", "42 people at the {}", "42 eggs in a {}"]),
+)
+def test_things_may_be_somewhere(place, sentence):
+    assert read_number(sentence.format(place)) == 42
+
+
+@given(st.sampled_from(["Tom", "him", "them", "me", "Natalia"]), st.sampled_from(sorted(words.GIVING)))
+def test_a_recipient_may_stand_before_the_number(who, verb):
+    for text in (f"It {verb} {who} 42 minutes", f"It {verb} {who} $42"):
+        assert read_number(text) == 42
+    for text in (
+        f"{verb} 42 {who}",
+        f"It {verb} {who} -42",
+        f"It {verb} {who} minus 42",
+        f"It {verb} {who} not 42",
+        f"{who} 42",
+    ):
+        assert read_number(text) is None
 
 
 @pytest.mark.parametrize("name", ["Natalia", "Tom", "José", "Kwame"])
