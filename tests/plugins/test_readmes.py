@@ -141,13 +141,14 @@ WRONG_TYPES = {
         *({"target": "48", "numbers": numbers} for numbers in (["3", "7", "12"], NUMBERS)),
         *({"target": target, "numbers": [True, 48]} for target in (48, True)),
         {"target": None, "numbers": NUMBERS},
+        {"target": 48, "numbers": {3: 7, 12: 1}},
     ],
     "multiply": [
-        *(None, 56088.0, "56,088", [123, 456], {"product": 56088}),
+        *(None, 56088.0, "56,088", "56_088", "５６０８８", "٥٦٠٨٨", [123, 456], {"product": 56088}),
         *(True, {"num1": True, "num2": 56088, "product": 56088}),
         *({"num1": "123", "num2": 456, "product": 56088}, {"num1": 123, "num2": 456, "product": 56089}),
     ],
-    "gsm8k": ["forty-two", "", None, True, [42], {"target": 42}, "42 or 43", float("nan")],
+    "gsm8k": ["forty-two", "", None, True, [42], ("42",), b"42", {"target": 42}, "42 or 43", float("nan")],
 }
 
 

@@ -108,7 +108,7 @@ def is_valid(ground_truth: Json) -> bool:
                 break
         else:
             if type(target) is int:  # nearly always
-                return len(numbers) > 0
+                return len(numbers) > 0 and not isinstance(numbers, dict)
         whole = [index(value) for value in (target, *numbers) if type(value) is not bool]
         return 1 < len(whole) == len(numbers) + 1 and min(whole[1:]) >= 0  # a target may be below zero, no number is
     except (KeyError, TypeError):

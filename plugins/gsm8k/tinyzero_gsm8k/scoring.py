@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from functools import lru_cache
+from numbers import Real
 
 from tinyzero_gsm8k.numbers import read_number
 from tinyzero_gsm8k.problems import MARKER
@@ -43,7 +44,8 @@ def read_truth(ground_truth: str | int | float) -> int | Fraction:
     Raises:
         DataError: it is none.
     """
-    number = None if isinstance(ground_truth, bool) else read_number(str(ground_truth).rpartition(MARKER)[2])
+    is_one = isinstance(ground_truth, str | Real) and not isinstance(ground_truth, bool)
+    number = read_number(str(ground_truth).rpartition(MARKER)[2]) if is_one else None
     if number is None:
         raise DataError(f"the ground truth is {str(ground_truth)[:80]!r}, expected a number")
     return number

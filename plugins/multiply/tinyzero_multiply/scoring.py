@@ -71,7 +71,10 @@ def read_truth(ground_truth: Json) -> Truth:
         if type(ground_truth) is dict or isinstance(ground_truth, Mapping):  # the second takes longer
             num1, num2, product = map(_whole, (ground_truth["num1"], ground_truth["num2"], ground_truth["product"]))
         else:
-            return Truth(int(ground_truth) if isinstance(ground_truth, str) else _whole(ground_truth), None)
+            is_text = isinstance(ground_truth, str)
+            if is_text and not (ground_truth.isascii() and ground_truth.strip().isdigit()):  # int() reads more
+                raise ValueError(f"ground truth: got {ground_truth!r}, expected the digits of a whole number")
+            return Truth(int(ground_truth) if is_text else _whole(ground_truth), None)
     except (TypeError, KeyError):
         expected = '{"num1": 123, "num2": 456, "product": 56088}, or 56088'
         raise TypeError(f"ground truth: got {ground_truth!r}, expected whole numbers as in {expected}") from None
