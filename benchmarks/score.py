@@ -2,15 +2,17 @@
 
     python benchmarks/score.py [--task countdown …] [--completions 2000] [--runs 5]
 
-Scorers: `Task.score_completion` of this project; the methods of TinyZero's rewards; reasoning-gym's closest scorers;
-math-verify. The last two are the published packages, if installed (`benchmarks/scoring/` shows how each is called).
-Rates: one process, 1.3 kB completions, medians of interleaved runs. Wrong scores: on the labelled cases that our tasks
-ship, in a separate process for each scorer, with a timeout for each answer.
+Scorers: this project's; the methods of TinyZero's rewards; reasoning-gym's closest scorers; math-verify. The last two
+are the published packages, if installed (`benchmarks/scoring/` shows how each is called). Rates: one process, CPU time,
+1.3 kB completions on distinct problems in batches of 100, medians of interleaved runs; ours by
+`Task.score_completions` and, in a column of its own, one by one by `Task.score_completion`. Wrong scores: on the
+labelled cases that our tasks ship, in a separate process for each scorer, with a timeout for each answer.
 """
 
 import statistics
 import time
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -21,10 +23,12 @@ from benchmarks.scoring.workloads import LENGTH, OPTIONS, Workload, make_workloa
 from tinyzero_sdk import load_task
 from tinyzero_sdk.testing.cases import cases_path, read_cases
 
-OURS = "this project"
+OURS, ONE_BY_ONE = "this project", "this project, one by one"
 ABSENT = "not installed"
 
 RUN_SECONDS = 1.0  # a scorer goes through a workload for at most this long
+BATCH = 100
+BatchReward = Callable[[list[str], list[Any]], object]
 EXPLOITS: list[tuple[str, list[int], int]] = [
     ("2**3-4", [2, 3, 4], 4),
     ("7//2+1", [7, 2, 1], 4),
@@ -60,10 +64,21 @@ def find_scorers(name: str) -> dict[str, Reward | None]:
     return {OURS: ours, **{scorer: rewards.get(name) for scorer, rewards in others}}
 
 
+def find_batch_scorers(name: str) -> dict[str, BatchReward | None]:
+    """The same scorers for many completions; others than ours score one after the other."""
+    one_by_one = {ONE_BY_ONE: load_task(name, options=OPTIONS[name]).score_completion, **find_scorers(name)}
+    batched = {scorer: reward and _for_each(reward) for scorer, reward in one_by_one.items()}
+    return {**batched, OURS: load_task(name, options=OPTIONS[name]).score_completions}
+
+
+def _for_each(reward: Callable[[str, Any], object]) -> BatchReward:
+    return lambda completions, ground_truths: list(map(reward, completions, ground_truths))
+
+
 def measure(
-    scorers: dict[str, Reward | None], workloads: dict[str, Workload], runs: int
+    scorers: dict[str, BatchReward | None], workloads: dict[str, Workload], runs: int
 ) -> dict[str, dict[str, float | None]]:
-    """Scores per second by workload and scorer: medians of interleaved runs."""
+    """Scores per second of CPU time by workload and scorer: medians of interleaved runs."""
     rates: dict[str, dict[str, list[float]]] = {name: {scorer: [] for scorer in scorers} for name in workloads}
     for _ in range(runs):
         for name, workload in workloads.items():
@@ -76,15 +91,16 @@ def measure(
     }
 
 
-def _rate(reward: Reward, workload: Workload) -> float:
-    start, done = time.perf_counter(), 0
-    for begin in range(0, len(workload), 100):
-        for completion, ground_truth in workload[begin : begin + 100]:
-            reward(completion, ground_truth)
-            done += 1
-        if time.perf_counter() - start > RUN_SECONDS:
+def _rate(reward: BatchReward, workload: Workload) -> float:
+    batches = [workload[begin : begin + BATCH] for begin in range(0, len(workload), BATCH)]
+    columns = [([text for text, _ in batch], [truth for _, truth in batch]) for batch in batches]
+    start, done = time.process_time(), 0
+    for completions, ground_truths in columns:
+        reward(completions, ground_truths)
+        done += len(completions)
+        if time.process_time() - start > RUN_SECONDS:
             break
-    return done / (time.perf_counter() - start)
+    return done / (time.process_time() - start)
 
 
 def scores_of(scorers: dict[str, Reward | None], completion: str, numbers: list[int], target: int) -> dict[str, str]:
@@ -107,7 +123,7 @@ def main(
         raise typer.BadParameter(f"got --task {' '.join(sorted(unknown))}, expected some of {', '.join(OPTIONS)}")
     print_machine("tinyzero-countdown", "tinyzero-multiply", "tinyzero-gsm8k", "sympy")
     scorers = {name: find_scorers(name) for name in tasks}
-    rates = {name: measure(scorers[name], make_workloads(completions, name), runs) for name in tasks}
+    rates = {name: measure(find_batch_scorers(name), make_workloads(completions, name), runs) for name in tasks}
     wrong: dict[str, dict[str, str]] = {}
     for name in tasks:
         cases = read_cases(cases_path(load_task(name)))

@@ -97,7 +97,8 @@ def _row(items: list[Item], lines: list[str], row: int, dice: random.Random) -> 
 
 def score(source: Path, output: Path, task: str, workers: int, *options: str) -> Run:
     """Run the command, and sample its memory ten times per second."""
-    command = [*TINYZERO, "score", str(source), "--task", task, "-o", str(output), "--workers", str(workers), *options]
+    command = [*TINYZERO, "score", str(source), "--task", task, "-o", str(output), "--overwrite"]
+    command += ["--workers", str(workers), *options]
     before, started, code = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), None
     pss = rss = 0
     with psutil.Popen(command, stdout=subprocess.DEVNULL) as process:

@@ -4,8 +4,8 @@ Everything in an `Item` is plain JSON, so that it survives Parquet, JSON Lines a
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Lt
@@ -115,6 +115,56 @@ class Score:
 _set_value, _set_correct, _set_reason, _set_answer, _set_parts, _set_masked = (
     vars(Score)[slot.name].__set__ for slot in fields(Score)
 )
+
+
+@dataclass(slots=True)
+class ScoreColumns:
+    """The scores of n completions as columns, in order."""
+
+    values: list[Any] = field(default_factory=list)
+    """Floats; None where there is no score, see `without_failures`."""
+
+    correct: list[bool] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    answers: list[str | None] = field(default_factory=list)
+    parts: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    """`Score.parts` by row, where there are any."""
+
+    masked: set[int] = field(default_factory=set)
+    """Rows with `Score.masked`."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def add(self, score: Score, answer: str | None) -> None:
+        """Append a score with this answer, in place of its own."""
+        if score.parts:
+            self.parts[len(self.values)] = score.parts
+        if score.masked:
+            self.masked.add(len(self.values))
+        self.values.append(score.value)
+        self.correct.append(score.correct)
+        self.reasons.append(score.reason)
+        self.answers.append(answer)
+
+    def extend(self, others: Self) -> None:
+        before = len(self)
+        self.parts |= {before + place: parts for place, parts in others.parts.items()}
+        self.masked |= {before + place for place in others.masked}
+        self.values += others.values
+        self.correct += others.correct
+        self.reasons += others.reasons
+        self.answers += others.answers
+
+    def without_failures(self) -> Self:
+        """With no value where the scorer failed: that says nothing of the completion, and may pass."""
+        pairs = zip(self.values, self.reasons, strict=True)
+        return replace(self, values=[None if reason in SCORER_FAILURES else value for value, reason in pairs])
+
+    def __iter__(self) -> Iterator[Score]:
+        columns = zip(self.values, self.correct, self.reasons, self.answers, strict=True)
+        for place, (value, correct, reason, answer) in enumerate(columns):
+            yield Score(value, correct, reason, answer, self.parts.get(place, {}), place in self.masked)
 
 
 @dataclass(frozen=True, slots=True)

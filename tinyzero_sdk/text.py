@@ -40,8 +40,10 @@ def last_tagged(text: str, tag: str = "answer") -> str | None:
         >>> last_tagged("<think><answer>1</answer></think> so <answer>\\n2 </answer>")
         '2'
     """
-    text = text[-READ:]
-    span = _find_tagged(text, tag)
+    if len(text) > READ:
+        text = text[-READ:]
+    opening, closing = _TAGS if tag == "answer" else (f"<{tag}>", f"</{tag}>")
+    span = _find_tagged(text, opening, closing)
     return None if span is None else text[span[0] : span[1]].strip()
 
 
@@ -55,7 +57,7 @@ def last_boxed(text: str) -> str | None:
         '\\\\frac{3}{4}'
     """
     text = text[-READ:]
-    return _cut(text, _find_boxed(text))
+    return _cut(text, _find_boxed(text, text.rfind("</think>") + 1))
 
 
 def last_hashed(text: str) -> str | None:
@@ -70,7 +72,7 @@ def last_hashed(text: str) -> str | None:
         '42'
     """
     text = text[-READ:]
-    return _cut(text, _find_hashed(text))
+    return _cut(text, _find_hashed(text, text.rfind("</think>") + 1))
 
 
 def last_answer(text: str) -> str | None:
@@ -84,19 +86,20 @@ def last_answer(text: str) -> str | None:
         '42'
     """
     text = text[-READ:]
-    span = _find_tagged(text, "answer")
-    begin = 0 if span is None else span[0]
+    span = _find_tagged(text, *_TAGS)
     # What begins before the tags does not count, and behind them there is little left to search.
-    if text.find("\\boxed", begin) >= 0:
-        span = _later(span, _find_boxed(text))
-    if text.find("####", begin) >= 0:
-        span = _later(span, _find_hashed(text))
+    begin = text.rfind("</think>") + 1 if span is None else span[0]
+    for find in (_find_boxed, _find_hashed):
+        other = find(text, begin)
+        if other is not None and (span is None or other > span):
+            span = other
     return _cut(text, span)
 
 
 _Span = tuple[int, int]
 """Where what an answer holds begins and ends in the text."""
 
+_TAGS = ("<answer>", "</answer>")
 _BOX = re.compile(r"\\boxed[ \t]*+\{")
 _DIGIT = re.compile(r"[0-9]")
 _LETTERED = re.compile(  # "x = 42", "minus 5", "US$42", "Rs. 42"
@@ -115,17 +118,11 @@ def _cut(text: str, span: _Span | None) -> str | None:
     return None if span is None else text[span[0] : span[1]].strip()
 
 
-def _later(one: _Span | None, other: _Span | None) -> _Span | None:
-    return max(filter(None, (one, other)), default=None)
-
-
-def _find_tagged(text: str, tag: str) -> _Span | None:
+def _find_tagged(text: str, opening: str, closing: str) -> _Span | None:
     # From the last closing tag back to the nearest opening one, then forward: `<a>1</a></a>` holds 1.
-    closing = f"</{tag}>"
     end = text.rfind(closing)
     if end < 0:
         return None
-    opening = f"<{tag}>"
     start = text.rfind(opening, 0, end)
     if start < 0 or text.find("</think>", start) >= 0:
         return None
@@ -133,8 +130,7 @@ def _find_tagged(text: str, tag: str) -> _Span | None:
     return start, text.find(closing, start)
 
 
-def _find_boxed(text: str) -> _Span | None:
-    begin = text.rfind("</think>") + 1
+def _find_boxed(text: str, begin: int) -> _Span | None:
     place = text.rfind("\\boxed", begin)
     if place < 0:
         return None
@@ -157,9 +153,11 @@ def _find_boxed(text: str) -> _Span | None:
     return None
 
 
-def _find_hashed(text: str) -> _Span | None:
+def _find_hashed(text: str, begin: int) -> _Span | None:
+    if text.rfind("####", begin) < 0:
+        return None
     end = len(text)
-    for hashes in reversed([*_HASHES.finditer(text, text.rfind("</think>") + 1)][-_MOST_HASHES:]):
+    for hashes in reversed([*_HASHES.finditer(text, begin)][-_MOST_HASHES:]):
         start, stop = hashes.end(), text.find("\n", hashes.end(), end)
         stop = end if stop < 0 else stop
         tag = text.find("</answer>", start, stop)
@@ -171,6 +169,8 @@ def _find_hashed(text: str) -> _Span | None:
 
 
 def _gives_result(line: str) -> bool:
+    if line.isdigit() and line.isascii():  # nearly always
+        return True
     if not _DIGIT.search(line):
         return False
     begin = _UNDRESSED.match(line)

@@ -98,8 +98,7 @@ class Scorer(ClosesOnExit):
 
     def _score(self, completions: Sequence[Completion], ground_truths: Sequence[Json]) -> list[Score]:
         if not self._workers:
-            self.task.prefetch(completions, ground_truths)
-            return list(map(self.task.score_completion, completions, ground_truths))
+            return list(self.task.score_completions(completions, ground_truths))
         with self._lock:
             if self._pool is None:
                 self._pool = ScoringPool(self.task, workers=self._workers, timeout=self._timeout)

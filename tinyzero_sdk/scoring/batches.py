@@ -1,14 +1,14 @@
-"""Completions sent to scoring workers and the scores they return, both as columns rather than a record for each row.
+"""Completions sent to scoring workers, as columns rather than a record for each row.
 
 This module does not import pyarrow, so that the replacement of a killed worker starts at once.
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Reason, Score
+from tinyzero_sdk.records import Completion, Json, Score
 
 
 class PackedText(NamedTuple):
@@ -118,52 +118,3 @@ class CompletionBatch:
     def weight(self) -> int:
         """See `Batch`."""
         return sum(map(len, (done.text for done in self.completions)))
-
-
-@dataclass(slots=True)
-class ScoreColumns:
-    """The scores of n completions as columns, in order."""
-
-    values: list[Any] = field(default_factory=list)
-    """Floats; None where there is no score, see `without_failures`."""
-
-    correct: list[bool] = field(default_factory=list)
-    reasons: list[Reason] = field(default_factory=list)
-    answers: list[str | None] = field(default_factory=list)
-    parts: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    """`Score.parts` by row, where there are any."""
-
-    masked: set[int] = field(default_factory=set)
-    """Rows with `Score.masked`."""
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def add(self, score: Score) -> None:
-        if score.parts:
-            self.parts[len(self.values)] = score.parts
-        if score.masked:
-            self.masked.add(len(self.values))
-        self.values.append(score.value)
-        self.correct.append(score.correct)
-        self.reasons.append(score.reason)
-        self.answers.append(score.answer)
-
-    def extend(self, others: "ScoreColumns") -> None:
-        before = len(self)
-        self.parts |= {before + place: parts for place, parts in others.parts.items()}
-        self.masked |= {before + place for place in others.masked}
-        self.values += others.values
-        self.correct += others.correct
-        self.reasons += others.reasons
-        self.answers += others.answers
-
-    def without_failures(self) -> "ScoreColumns":
-        """With no value where the scorer failed: that says nothing of the completion, and may pass."""
-        pairs = zip(self.values, self.reasons, strict=True)
-        return replace(self, values=[None if reason in SCORER_FAILURES else value for value, reason in pairs])
-
-    def __iter__(self) -> Iterator[Score]:
-        columns = zip(self.values, self.correct, self.reasons, self.answers, strict=True)
-        for place, (value, correct, reason, answer) in enumerate(columns):
-            yield Score(value, correct, reason, answer, self.parts.get(place, {}), place in self.masked)

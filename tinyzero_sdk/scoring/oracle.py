@@ -3,7 +3,7 @@
 from typing import cast
 
 from tinyzero_sdk.errors import describe_error
-from tinyzero_sdk.records import Completion, Json, Score
+from tinyzero_sdk.records import Completion, Json, Score, ScoreColumns
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.text import last_answer, strip_special_tokens
@@ -34,7 +34,11 @@ class OracleScorer:
     def check_scoring_allowed(self) -> None:
         self.task.check_scoring_allowed()
 
-    def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
+    def score_into(self, columns: ScoreColumns, completion: Completion | str, ground_truth: Json) -> None:
+        """As `Task.score_into`."""
+        columns.add(self._score(completion, ground_truth), None)
+
+    def _score(self, completion: Completion | str, ground_truth: Json) -> Score:
         """The fraction of the answers that are right, 0 without an answer; `no_answer` = the oracle cannot tell."""
         text = completion if isinstance(completion, str) else completion.text
         try:

@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Generic, cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
-from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Reason, Score
-from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, ScoreColumns, unpacked
+from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Reason, Score, ScoreColumns
+from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, unpacked
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import ClosesOnExit, SharedTimer, WorkerProcess
 
@@ -232,7 +232,7 @@ class ScoringPool(ClosesOnExit):
         if worker.job is not None and running is not None and (late or (worker.ended and caught)):
             failed, stop = ScoreColumns(), worker.job.owner.end_of(running)
             for _ in range(running, stop):
-                failed.add(Score(0.0, False, reason))
+                failed.add(Score(0.0, False, reason), None)
             worker.job.owner.put(running, failed)
             self._useless = 0
             return worker.job.without(running, stop)
@@ -415,7 +415,6 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
     A leaking scorer would fail on a later, innocent completion, so a fresh worker takes over in time.
     """
     scores, flushed, pid = ScoreColumns(), time.monotonic(), os.getpid()
-    score = task.score_alone if task.compares_completions else task.score_completion
     completions, ground_truths = batch.completions(), unpacked(batch.ground_truths)
     is_async = task.is_async and not batch.groups
     if is_async and not batch.careful:
@@ -434,9 +433,12 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
             task.prefetch(completions[index : index + 1], ground_truths[index : index + 1], partial(timer.start, index))
         if batch.groups:
             for compared in task.compare(*arguments):
-                scores.add(compared)
+                scores.add(compared, compared.answer)
+        elif task.compares_completions:
+            alone = task.score_alone(*arguments)
+            scores.add(alone, alone.answer)
         else:
-            scores.add(score(*arguments))
+            task.score_into(scores, *arguments)
         if os.getpid() != pid:
             os._exit(0)  # the scorer forked, and this is the copy: it must not answer too
         if batch.careful:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.files import BadRow, Block
-from tinyzero_sdk.scoring.batches import ScoreColumns
+from tinyzero_sdk.records import ScoreColumns
 from tinyzero_sdk.scoring.outputs import (
     PARTS,
     RESULT_COLUMNS,

@@ -20,7 +20,8 @@ import pyarrow as pa
 from tinyzero_sdk.data.arrow import Row, check_json_types, infer_schema, to_rows
 from tinyzero_sdk.data.files import BadRow, Block, JsonLinesWriter, ParquetWriter, check_ending, ending_of, replacing
 from tinyzero_sdk.errors import DataError, TinyZeroError
-from tinyzero_sdk.scoring.batches import ScoreColumns, unpacked
+from tinyzero_sdk.records import ScoreColumns
+from tinyzero_sdk.scoring.batches import unpacked
 from tinyzero_sdk.scoring.groups import whole_groups
 from tinyzero_sdk.scoring.outputs import (
     PARTS,

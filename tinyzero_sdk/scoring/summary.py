@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tinyzero_sdk.data.column_hash import hash_numbers, hash_values
-from tinyzero_sdk.records import REASONS, Json
-from tinyzero_sdk.scoring.batches import ScoreColumns
+from tinyzero_sdk.records import REASONS, Json, ScoreColumns
 from tinyzero_sdk.scoring.groups import PROMPT_COLUMNS, find_prompt_column, prompt_keys
 from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
 from tinyzero_sdk.scoring.outputs import (

@@ -15,13 +15,13 @@ from typing import Any
 
 from tinyzero_sdk.errors import BrokenTaskError, describe_error
 from tinyzero_sdk.hookspecs import hookimpl
-from tinyzero_sdk.records import REASONS, TASK_PART, Completion, Json, RewardPart, Score
+from tinyzero_sdk.records import REASONS, TASK_PART, Completion, Json, RewardPart, Score, ScoreColumns
 from tinyzero_sdk.text import strip_special_tokens
 
 MOST_CHARACTERS = 2**20
 """Only the end of a longer completion is read, where the answer is, so that no text stalls the scorer."""
 
-_MOST_SUMS = 16
+_MOST_CHECKED = 16
 _FINITE = (-sys.float_info.max, sys.float_info.max)
 
 
@@ -45,7 +45,8 @@ class ScoreGuard:
         self._range = score_range
         self._is_valid = is_valid
         self._parts = parts or {}
-        self._sums: dict[int, tuple[Score, Score]] = {}  # by id: a scorer that is fast returns the same few objects
+        self._checked: dict[int, Score] = {}  # by id of the result: a scorer that is fast returns the same few objects
+        self._results: list[Any] = []  # those, kept so that none of their ids is used again
         self._no_answer = Score(0.0, False, "no_answer", parts=dict.fromkeys(self._parts, 0.0))
         self._valid_truth: Json = self  # the latest ground truth that was valid: those of a group are one object
         self._is_wrapped = False
@@ -54,16 +55,32 @@ class ScoreGuard:
     @hookimpl
     def score_completion(self, completion: Completion | str, ground_truth: Json) -> Score:
         """The score of a completion (plain text counts as a finished one)."""
+        score, answer = self._judge(completion, ground_truth)
+        if answer is not None:
+            score = _with_answer(score, answer)
+        elif score is not self._no_answer:
+            return score  # the scorer failed
+        return score if not self._is_wrapped else replace(score, parts={**score.parts, TASK_PART: score.value})
+
+    def score_into(self, columns: ScoreColumns, completion: Completion | str, ground_truth: Json) -> None:
+        """Append what `score_completion` gives without wrappers, faster since no record is made of it."""
+        score, answer = self._judge(completion, ground_truth)
+        columns.add(score, answer)
+
+    def _judge(self, completion: Completion | str, ground_truth: Json) -> tuple[Score, str | None]:
+        """The score but for its answer, and the answer."""
         try:
-            if self._is_valid is not None and ground_truth is not self._valid_truth:
+            if ground_truth is not self._valid_truth:
                 self.check_truth(ground_truth)
             answer = self.extract_answer(completion if isinstance(completion, str) else completion.text)
-            score = self._no_answer if answer is None else self.check(self._score(answer, ground_truth), answer)
+            if answer is None:
+                return self._no_answer, None
+            result = self._score(answer, ground_truth)
+            return self._checked.get(id(result)) or self._check(result), answer
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a scorer may raise anything, SystemExit and RecursionError included
-            return self._failure(error)
-        return score if not self._is_wrapped else replace(score, parts={**score.parts, TASK_PART: score.value})
+            return self._failure(error), None
 
     def around(self, shaped: Callable[[Completion, Json], Any]) -> Callable[[Completion | str, Json], Score]:
         """The same guarantee for `score_completion` inside wrappers, which may leave the task's range.
@@ -75,7 +92,10 @@ class ScoreGuard:
         def score_completion(completion: Completion | str, ground_truth: Json) -> Score:
             try:
                 result = shaped(Completion(completion) if isinstance(completion, str) else completion, ground_truth)
-                return self._check_score(result, None, _FINITE)
+                score = self._check_score(result, _FINITE)
+                if score.answer is not None and not isinstance(score.answer, str):
+                    raise self._refusal("answer=", score.answer, "str or None")
+                return score
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # as above: wrappers are plugins too
@@ -89,7 +109,9 @@ class ScoreGuard:
         Raises:
             BrokenTaskError: the task returned something other than text or None.
         """
-        answer = self._extract_answer(strip_special_tokens(text[-MOST_CHARACTERS:]))
+        if len(text) > MOST_CHARACTERS:
+            text = text[-MOST_CHARACTERS:]
+        answer = self._extract_answer(strip_special_tokens(text))
         if answer is not None and not isinstance(answer, str):
             raise BrokenTaskError(
                 f"task {self.task_name!r}: extract_answer returned {describe_value(answer)}; expected str or None"
@@ -105,17 +127,22 @@ class ScoreGuard:
         Raises:
             BrokenTaskError: the result has another type, is not finite, is out of range or contradicts itself.
         """
+        return _with_answer(self._checked.get(id(result)) or self._check(result), answer)
+
+    def _check(self, result: Any) -> Score:
         if self._parts:
-            known, score = self._sums.get(id(result), (None, None))
-            if score is None or known is not result:
-                score = self._add_up(result)
-                if len(self._sums) < _MOST_SUMS:
-                    self._sums[id(result)] = result, score
-            return Score(score.value, score.correct, score.reason, answer, score.parts, score.masked)
-        if isinstance(result, Score):
-            return self._check_score(result, answer, self._range)
-        value = self._check_value(result, self._range)
-        return Score(value, True, "ok", answer) if value == self._range[1] else Score(value, False, "wrong", answer)
+            score = self._add_up(result)
+        elif isinstance(result, Score):
+            if result.parts and math.isnan(result.value):
+                raise self._refusal("parts that info() does not declare: ", dict(result.parts), "TaskInfo(parts={…})")
+            score = self._check_score(result, self._range)
+        else:
+            value = self._check_value(result, self._range)
+            score = Score(value, True) if value == self._range[1] else Score(value, False, "wrong")
+        if len(self._results) < _MOST_CHECKED and (self._parts or not score.parts):  # they may change
+            self._checked[id(result)] = score
+            self._results.append(result)
+        return score
 
     def check_truth(self, ground_truth: Json) -> None:
         """Refuse a ground truth that no answer could be judged by, whatever the completion says."""
@@ -133,14 +160,12 @@ class ScoreGuard:
             parts[name] = self._check_value(score.parts.get(name, 0.0), part.range, f"{name}=")
             value += part.weight * parts[name]
         low, high = self._range  # rounding may lead out of it
-        return self._check_score(replace(score, value=min(max(value, low), high), parts=parts), None, self._range)
+        return self._check_score(replace(score, value=min(max(value, low), high), parts=parts), self._range)
 
-    def _check_score(self, score: Any, answer: str | None, bounds: tuple[float, float]) -> Score:
+    def _check_score(self, score: Any, bounds: tuple[float, float]) -> Score:
         if not isinstance(score, Score):
             raise self._refusal("", score, "a Score")
         value, correct, reason, parts = score.value, score.correct, score.reason, score.parts
-        if answer is not None and parts and math.isnan(value):  # of the task itself, not of wrappers
-            raise self._refusal("parts that info() does not declare: ", dict(parts), "TaskInfo(parts={…})")
         if type(value) is not float or not bounds[0] <= value <= bounds[1]:  # the same test, without a call
             value = self._check_value(value, bounds)
         if correct is not True and correct is not False:
@@ -151,11 +176,7 @@ class ScoreGuard:
             reason = "wrong"  # `ok` is only the default of the record
         if parts:
             parts = {name: self._check_value(part, _FINITE) for name, part in parts.items()}
-        if answer is None and score.answer is not None:  # after wrappers, which pass on what was extracted
-            answer = score.answer
-            if not isinstance(answer, str):
-                raise self._refusal("answer=", answer, "str or None")
-        return Score(value, correct, reason, answer, parts, bool(score.masked))
+        return Score(value, correct, reason, score.answer, parts, bool(score.masked))
 
     def _check_value(self, value: Any, bounds: tuple[float, float], what: str = "") -> float:
         if type(value) is not float:
@@ -183,6 +204,10 @@ class ScoreGuard:
                 frames = "".join(traceback.format_tb(error.__traceback__, limit=-16))
                 self.first_error = f"Traceback (most recent call last):\n{frames}{self.first_error}"
         return Score(0.0, False, "error")
+
+
+def _with_answer(score: Score, answer: str) -> Score:
+    return Score(score.value, score.correct, score.reason, answer, score.parts, score.masked)
 
 
 def describe_value(value: Any) -> str:

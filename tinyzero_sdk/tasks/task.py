@@ -16,7 +16,7 @@ from pluggy import HookCaller, PluginManager
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.hookspecs import Message
-from tinyzero_sdk.records import Completion, Item, Json, Score, Split, TaskInfo
+from tinyzero_sdk.records import Completion, Item, Json, Score, ScoreColumns, Split, TaskInfo
 from tinyzero_sdk.records_arrow import ItemColumns
 from tinyzero_sdk.tasks.group_guard import GroupGuard
 from tinyzero_sdk.tasks.score_guard import ScoreGuard, describe_value
@@ -128,6 +128,9 @@ class Task:
         self._score_completion = self._guard.around(scorer) if shaped else self._guard.score_completion
         if self._group_guard:
             self._score_completion = self._score_group_of_one
+        is_plain = not (shaped or self._group_guard or info.unsafe_scorer)
+        self.score_into = self._guard.score_into if is_plain else self._score_into
+        """(columns, completion, ground_truth): append what `score_completion` gives to columns."""
         if info.unsafe_scorer:  # wrapped here, so that a safe task's calls do not pay for it
             self._score, self._score_completion = self._in_place(self._score), self._in_place(self._score_completion)
 
@@ -247,6 +250,25 @@ class Task:
             UnsafeScorerError: the scorer is unsafe, and not allowed or not in a worker process.
         """
         return self._score_completion(completion, ground_truth)
+
+    def score_completions(self, completions: Sequence[Completion | str], ground_truths: Sequence[Json]) -> ScoreColumns:
+        """What `score_completion` gives for each, as columns: the fast way to score many.
+
+        Example:
+            >>> from tinyzero_sdk import load_task
+            >>> task, truth = load_task("countdown"), {"target": 7, "numbers": [3, 4]}
+            >>> task.score_completions(["<answer>3 + 4</answer>", "<answer>3 * 4</answer>"], [truth, truth]).values
+            [1.0, 0.0]
+        """
+        self.prefetch(completions, ground_truths)
+        columns, score_into = ScoreColumns(), self.score_into
+        for completion, ground_truth in zip(completions, ground_truths, strict=True):
+            score_into(columns, completion, ground_truth)
+        return columns
+
+    def _score_into(self, columns: ScoreColumns, completion: Completion | str, ground_truth: Json) -> None:
+        score = self._score_completion(completion, ground_truth)
+        columns.add(score, score.answer)
 
     def score_group(self, completions: Sequence[Completion | str], ground_truth: Json) -> list[Score]:
         """The scores of one problem's completions, compared where the task has the hook; else as `score_completion`."""

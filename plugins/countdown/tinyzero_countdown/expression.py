@@ -43,14 +43,15 @@ def read(answer: str, longest: int = MAX_LENGTH) -> tuple[Program, list[int]] | 
     """
     if len(answer) > longest:
         return None
-    pieces = _split_at_numbers(answer)  # text, number, text, …, number, text
-    program = parse_shape("0".join(pieces[::2]))
+    text = answer.encode("utf-8", "surrogatepass")  # in bytes, all this takes half the time of a regular expression
+    program = parse_shape(text.translate(_WITH_ZEROS).replace(b"00", b"0"))  # so numbers below 100 have one shape
     if program is None:
         return None
+    numbers = text.translate(_WITHOUT_OTHERS).split()
     try:
-        return program, [_SMALL[digits] for digits in pieces[1::2]]
+        return program, list(map(_small, numbers))
     except KeyError:
-        return program, list(map(int, pieces[1::2]))
+        return None if any(map(_is_unreadable, numbers)) else (program, list(map(int, numbers)))
 
 
 def evaluate(program: Program, numbers: Sequence[int]) -> Value:
@@ -60,9 +61,8 @@ def evaluate(program: Program, numbers: Sequence[int]) -> Value:
         ZeroDivisionError: a divisor is zero.
     """
     values: list[Value] = [*numbers]
-    append = values.append
     for function, left, right in program.steps:
-        append(function(values[left], values[right]))
+        values.append(function(values[left], values[right]))
     return values[-1]
 
 
@@ -73,12 +73,15 @@ def _divide(dividend: Value, divisor: Value) -> Value:
 
 FUNCTIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": _divide}
 
-# A leading zero or too many digits leaves two numbers side by side, which no shape allows.
-_split_at_numbers = re.compile(rf"([1-9][0-9]{{0,{MAX_DIGITS - 1}}}+|0)").split
-_SMALL = {str(number): number for number in range(1000)}  # in a third of the time of reading the digits
+_DIGITS = b"0123456789"
+_WITH_ZEROS = bytes.maketrans(_DIGITS, b"0" * 10)
+_WITHOUT_OTHERS = bytes(byte if byte in _DIGITS else ord(" ") for byte in range(256))
+_is_unreadable = re.compile(rb"0.|.{%d}" % (MAX_DIGITS + 1)).match  # a leading zero, or too many digits
+_small = {b"%d" % number: number for number in range(1000)}.__getitem__  # in a third of the time of reading the digits
 _find_lexemes = re.compile(
     r"\\(?:left|right)\s*[()\[\]] | \\[dt]?frac\s*\{ | \}\s*\{ | \\[A-Za-z]+ | \S", re.VERBOSE
 ).findall
+_one_zero = partial(re.compile("0+").sub, "0")
 _blank_latex_spaces = partial(re.compile(r"\\[,;:!]").sub, " ")
 _WRAPPERS = ((r"\boxed{", "}"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
 
@@ -98,9 +101,10 @@ _STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 @lru_cache(maxsize=4096)  # a model uses some hundred shapes; hostile ones fill at most about 40 MB
-def parse_shape(shape: str) -> Program | None:
-    """The program of a shape, or None if it is malformed."""
-    tokens = _tokenize(_unwrap(_blank_latex_spaces(shape)))
+def parse_shape(shape: bytes) -> Program | None:
+    """The program of a shape, in UTF-8, or None if it is malformed; several zeros stand for one number."""
+    text = _one_zero(shape.decode("utf-8", "surrogatepass"))
+    tokens = _tokenize(_unwrap(_blank_latex_spaces(text)))
     claim = 1 if tokens[-2:] == ["=", "0"] else -1 if tokens[-3:] == ["=", "-", "0"] else 0
     steps = _parse(tokens[: -2 - (claim < 0)] if claim else tokens)
     return None if steps is None else Program(tuple(steps), claim)

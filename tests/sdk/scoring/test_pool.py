@@ -14,7 +14,8 @@ import pytest
 
 from tinyzero_sdk import Completion, Score, load_task
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, VersionMismatchError
-from tinyzero_sdk.scoring.batches import CompletionBatch, ScoreColumns
+from tinyzero_sdk.records import ScoreColumns
+from tinyzero_sdk.scoring.batches import CompletionBatch
 from tinyzero_sdk.scoring.pool import ScoringPool
 
 HOSTILE_SCORE = """
@@ -338,6 +339,6 @@ def test_scores_are_kept_by_place():
     whole = ScoreColumns()
     for score in scores:
         piece = ScoreColumns()
-        piece.add(score)
+        piece.add(score, score.answer)
         whole.extend(piece)
     assert list(whole) == scores

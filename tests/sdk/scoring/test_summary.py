@@ -15,7 +15,7 @@ from tinyzero_sdk import Score
 from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.column_hash import hash_array, hash_values
 from tinyzero_sdk.data.files import Block
-from tinyzero_sdk.scoring.batches import ScoreColumns
+from tinyzero_sdk.records import ScoreColumns
 from tinyzero_sdk.scoring.outputs import accept_any, read_outputs
 from tinyzero_sdk.scoring.summary import SummaryBuilder
 
@@ -31,7 +31,7 @@ def summarised(rows, *, cut=0, tables=False, by=None, greedy=False):
             for row in part:
                 correct = row["value"] == 1.0
                 reason: Any = "no_answer" if row["answer"] is None else "ok" if correct else "wrong"
-                scores.add(Score(row["value"], correct, reason, row["answer"]))
+                scores.add(Score(row["value"], correct, reason), row["answer"])
             builder.add(batch, scores)
     summary = builder.result()
     assert summary is not None

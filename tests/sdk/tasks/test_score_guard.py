@@ -108,6 +108,57 @@ def test_whatever_a_scorer_returns_the_score_is_valid(returned):
     assert got.correct == (got.reason == "ok")
 
 
+PIECES = [
+    "<answer>",
+    "</answer>",
+    "</think>",
+    "3 + 4",
+    "12",
+    "7",
+    "*",
+    "(",
+    "\\boxed{",
+    "}",
+    "#### ",
+    "\ud800",
+    "</s>",
+    "é",
+]
+TRUTHS = st.sampled_from([{"target": 7, "numbers": [3, 4]}, {"num1": 3, "num2": 4, "product": 12}, "12", 7, None, []])
+WAYS = {"countdown": (), "multiply": (), "gsm8k": (), "wrapped": ("format",), "grouped": ()}
+
+
+@pytest.fixture(scope="module")
+def scored_ways(tmp_path_factory):
+    """Tasks whose completions are scored in one way each: by parts, plainly, and with what else goes around a score."""
+    grouped = tmp_path_factory.mktemp("tasks") / "grouped.py"
+    grouped.write_text(
+        "from tinyzero_gsm8k import *\nfrom tinyzero_sdk import hookimpl\n\n@hookimpl\n"
+        "def score_group(answers, ground_truth, scores):\n    return [score.value / len(scores) for score in scores]\n"
+    )
+    names = {"wrapped": "countdown", "grouped": str(grouped)}
+    return {way: load_task(names.get(way, way), wrappers=wrappers) for way, wrappers in WAYS.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(st.lists(st.tuples(st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(), TRUTHS), max_size=6))
+def test_scores_of_many_are_the_scores_of_each(way, scored_ways, pairs):
+    task = scored_ways[way]
+    before = task.error_count
+    each = [task.score_completion(*pair) for pair in pairs]
+    errors = task.error_count - before
+    assert list(task.score_completions([text for text, _ in pairs], [truth for _, truth in pairs])) == each
+    assert task.error_count == before + 2 * errors
+
+
+def test_a_result_that_comes_again_is_read_anew_where_it_may_change():
+    kept = Score(0.5, False, parts={"format": 1.0})
+    again = guard(kept)
+    assert again.score_completion("<answer>3</answer>", 3).parts == {"format": 1.0}
+    kept.parts["format"] = 2.0
+    assert again.score_completion("<answer>4</answer>", 3) == Score(0.5, False, "wrong", "4", {"format": 2.0})
+
+
 class Hostile(Exception):
     def __str__(self):
         raise RuntimeError("no text")
