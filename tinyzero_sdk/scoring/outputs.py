@@ -294,7 +294,9 @@ def has_values(values: pa.Array | list[Json] | None) -> bool:
 
 def as_flags(values: pa.Array | list[Json] | None, size: int) -> np.ndarray:
     """[n] uint8: 0, 1 or `UNKNOWN_FLAG`."""
-    cells: Any = [None] * size if values is None else to_list(values) if isinstance(values, pa.Array) else values
+    if values is None:
+        return np.full(size, UNKNOWN_FLAG, np.uint8)
+    cells: Any = to_list(values) if isinstance(values, pa.Array) else values
     return np.array([int(cell) if isinstance(cell, bool) else UNKNOWN_FLAG for cell in cells], np.uint8)
 
 

@@ -24,7 +24,7 @@ ROUNDS = 7
 PLANS = 500
 """Plans an index may use up; by default nearly all need one, with a narrow difficulty_range many."""
 
-_BLOCK = 8192
+_BLOCK = 16384
 _HOPELESS = 5_000  # so many plans without a single puzzle show that the options fit none
 
 
