@@ -78,7 +78,7 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callab
 def describe_error(error: BaseException) -> str:
     """An exception of a plugin's code in one line: its type, its message, and the last line of the plugin before it."""
     try:
-        text = str(error)
+        text = " ".join(str(error).split())
     except Exception:  # an exception's message is plugin code too
         text = "(its message cannot be shown)"
     files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]

@@ -197,7 +197,19 @@ class Judge:
         return reply.completions[0].text
 
     def _parse(self, text: str) -> dict[str, float]:
-        grades = self._form.model_validate_json(text.rpartition("</think>")[2].strip()).model_dump()
+        import pydantic
+
+        reply = text.rpartition("</think>")[2].strip()
+        if reply.startswith("```") and reply.endswith("```"):  # as servers without structured output have it
+            reply = reply.removesuffix("```").partition("\n")[2]
+        try:
+            grades = self._form.model_validate_json(reply).model_dump()
+        except pydantic.ValidationError as error:
+            fault = error.errors()[0]
+            place = "".join(f"{name}: " for name in fault["loc"])
+            raise ValueError(
+                f"the judge's reply is not the JSON that was asked for ({place}{fault['msg']}): {text[:200]!r}"
+            ) from None
         return {name: float(grades[name]) for name in self.rubric}
 
     @cached_property

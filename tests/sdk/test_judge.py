@@ -78,7 +78,8 @@ def test_an_answer_is_fenced_by_a_mark_that_it_cannot_know(server):
 def test_the_form_of_a_reply_is_sent_and_checked(server):
     form = {"explanation": "so", "words": 1, "style": 2}
     replies = [form | {"words": 2}, {"words": 1, "style": 1}, form | {"more": 1}, form | {"words": "NaN"}, [], "x"]
-    content = iter([*map(json.dumps, replies), "<think>{</think>\n" + json.dumps(form)])
+    fenced = "```json\n" + json.dumps(form) + "\n```"
+    content = iter([*map(json.dumps, replies), "<think>{</think>\n" + json.dumps(form), fenced])
 
     def intervene(number, request):
         status, body = judge_server.reply(number, request)
@@ -87,9 +88,10 @@ def test_the_form_of_a_reply_is_sent_and_checked(server):
 
     server.intervene = intervene
     for _ in replies:
-        with pytest.raises(ValueError, match="validation error"):
+        with pytest.raises(ValueError, match=r"the judge's reply is not the JSON that was asked for \("):
             score(Judge(RUBRIC))
     assert dict(score(Judge(RUBRIC)).parts) == {"words": 1.0, "style": 2.0}
+    assert dict(score(Judge(RUBRIC), "fenced").parts) == {"words": 1.0, "style": 2.0}
     schema = server.requests[0]["response_format"]["json_schema"]["schema"]
     assert list(schema["properties"]) == ["explanation", "words", "style"]
     assert schema["properties"]["style"] | {"minimum": -1, "maximum": 2} == schema["properties"]["style"]
