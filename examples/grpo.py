@@ -11,9 +11,9 @@ The tiny model in this repository learns on a CPU:
 
     python examples/grpo.py --model trainer/tinyzero_trainer/tiny_model --prompt-template compact \
         --task countdown --task-options '{"numbers": [3], "number_range": [1, 20], "target_range": [1, 50]}' \
-        --learning-rate 2e-4 --output model
+        --learning-rate 2e-4 --steps 20 --output model
 
-Held-out accuracy: 16.6 % -> 51.4 % (512 problems) after 40 steps, which take 7 minutes of CPU time on an Intel Xeon.
+Held-out accuracy: 38.7 % -> 95.1 % (512 problems) after 20 steps; all takes under 2 minutes of CPU time on an AMD EPYC.
 """
 
 import argparse

@@ -43,7 +43,7 @@ def test_a_recipe_stands_alone_with_the_tiny_model_and_with_one_that_nothing_sui
         for config in (large, tiny):
             held = getattr(getattr(config, key.split(".")[0]), key.split(".")[1])
             assert (list(held) if isinstance(held, tuple) else held) == value
-    assert tiny.rollout.max_completion_tokens == 128  # figures for another size yield to what suits the model
+    assert tiny.rollout.max_completion_tokens == 192  # figures for another size yield to what suits the model
     assert tiny.optimizer.learning_rate == 2e-4
     assert (tiny.run.recipe, large.run.recipe) == (name, name)
 
@@ -141,7 +141,7 @@ def test_a_recipe_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
     file.write_text("[algorithm]\nentropy_coefficient = 0.5\n[full_size.rollout]\nmax_completion_tokens = 999\n")
     large, tiny = make_config(with_recipe(LARGE, str(file))), make_config(with_recipe(TINY, str(file)))
     assert (large.algorithm.entropy_coefficient, large.rollout.max_completion_tokens) == (0.5, 999)
-    assert (tiny.algorithm.entropy_coefficient, tiny.rollout.max_completion_tokens) == (0.5, 128)
+    assert (tiny.algorithm.entropy_coefficient, tiny.rollout.max_completion_tokens) == (0.5, 192)
 
 
 @pytest.mark.parametrize(

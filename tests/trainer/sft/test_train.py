@@ -215,7 +215,7 @@ def test_a_models_prompts_and_options_stay_unless_they_are_given() -> None:
     config = compose_sft(requested)
     (spec,) = config.task_specs
     assert (spec.options["numbers"], config.data.prompt_template, config.data.test_fraction) == ([3], "compact", 0.125)
-    assert config.rollout.max_completion_tokens == 128
+    assert config.rollout.max_completion_tokens == 192
     assert config.optimizer.learning_rate == SftConfig().optimizer.learning_rate
     given = {"data": {"prompt_template": "base"}, "tasks": {"countdown": {"options": {"numbers": [4]}}}}
     config = compose_sft({**requested, **given})

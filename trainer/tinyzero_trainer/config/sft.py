@@ -291,7 +291,7 @@ WARM_START: dict[str, Any] = {
     "checkpoint": {"every": 0},
     "settings": {
         "rollout": {"return_logprobs": "always"},  # in process they cost nothing, and save a pass over the batch
-        # As of the tiny model: the defaults of pretrained models hardly move a small one, or break its arithmetic.
+        # The defaults of pretrained models hardly move a small one, or break its arithmetic.
         "optimizer": {"learning_rate": 2e-4, "beta2": 0.99, "num_mini_batches": 2},
         "algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact"},
     },
