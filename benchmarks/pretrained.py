@@ -267,19 +267,18 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(recipes), squeeze=False)[0]
     for panel, recipe in zip(panels, recipes, strict=True):
-        for one, color in zip((one for one in results if one["recipe"] == recipe), COLORS, strict=False):
-            seconds, accuracy = zip(*one["curve"], strict=True)
-            label = f"seed {one['seed']}"
-            panel.plot(
-                [second / 60 for second in seconds], [100 * a for a in accuracy], "o-", ms=3, color=color, label=label
-            )
+        for one in (one for one in results if one["recipe"] == recipe):
+            minutes = [second / 60 for second, _ in one["curve"]]
+            percent = [100 * accuracy for _, accuracy in one["curve"]]
+            color = COLORS[one["seed"] % len(COLORS)]
+            panel.plot(minutes, percent, "o-", ms=3, color=color, label=f"seed {one['seed']}")
         panel.set_title(recipe, loc="left", fontweight="bold")
         panel.set_xlabel("minutes of training, sft and then GRPO")
         panel.set_ylim(0, 100)
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False, loc="lower right")
     panels[0].set_ylabel("held-out accuracy (%)")
-    panels[0].legend(frameon=False)
     figure.savefig(file)
 
 
