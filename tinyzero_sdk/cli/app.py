@@ -32,31 +32,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for model text that the terminal cannot encode
-    with redirect_stderr(LossyStream(sys.stderr)), _sigterm_as_ctrl_c(), exit_on_error():
+    with redirect_stderr(LossyStream(sys.stderr)), _signals_as_ctrl_c(), exit_on_error():
         build_app()(args=arguments, prog_name="tinyzero")
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does, so that it cleans up; the exit code is 143."""
+def _signals_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that it cleans up; the exit codes are 143 and 129."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received = False
+    received: int | None = None
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal received
-        received = True
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends two; the clean-up must finish
+        received = number
+        signal.signal(number, signal.SIG_IGN)  # `timeout` sends two; the clean-up must finish
         raise KeyboardInterrupt  # not SystemExit, which the guards around a task's code would attribute to the task
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}  # nohup ignores SIGHUP
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-        if received:
-            sys.exit(128 + signal.SIGTERM)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if received is not None:
+            sys.exit(128 + received)
 
 
 def build_app() -> typer.Typer:

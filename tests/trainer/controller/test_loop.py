@@ -141,22 +141,24 @@ def test_a_run_killed_anywhere_resumes_to_the_same_metrics(owner, name, call, co
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("owner", "name", "call", "saved"),
+    ("owner", "name", "call", "saved", "number"),
     [
-        (TorchEngine, "generate", 1, 0),  # the first evaluation
-        (collecting, "generate", 3, 2),  # rollouts of step 3
-        (Policy, "update", 3, 3),  # an update is finished: half of one cannot be saved
-        (heldout_eval, "evaluate", 3, 2),  # the evaluation at step 2
-        (store, "save", 1, 2),
+        (loop, "build_workers", 1, 0, signal.SIGUSR1),
+        (TorchEngine, "generate", 1, 0, signal.SIGTERM),  # the first evaluation
+        (collecting, "generate", 3, 2, signal.SIGHUP),  # rollouts of step 3
+        (collecting, "score", 3, 3, signal.SIGQUIT),
+        (Policy, "update", 3, 3, signal.SIGTERM),  # an update is finished: half of one cannot be saved
+        (heldout_eval, "evaluate", 3, 2, signal.SIGHUP),  # the evaluation at step 2
+        (store, "save", 1, 2, signal.SIGQUIT),
     ],
 )
 def test_a_signal_saves_what_is_done_and_the_run_resumes_from_there(
-    owner, name, call, saved, config, whole, monkeypatch
+    owner, name, call, saved, number, config, whole, monkeypatch
 ):
-    run, terminate = config(), partial(os.kill, os.getpid(), signal.SIGTERM)
+    run, terminate = config(), partial(os.kill, os.getpid(), number)
     with on_call(monkeypatch, owner, name, call, terminate), pytest.raises(Interrupted, match="--resume") as stopped:
         train(run)
-    assert stopped.value.exit_code == 143
+    assert stopped.value.exit_code == 128 + number
     assert latest_step(run) == saved
     assert lines(train(run, resume=True).output) == lines(whole.output)
 

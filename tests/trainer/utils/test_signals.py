@@ -36,7 +36,10 @@ def test_former_handlers_come_back_even_after_an_error():
     assert [signal.getsignal(number) for number in signals.SIGNALS] == former
 
 
-@pytest.mark.parametrize(("number", "leaves"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize(
+    ("number", "leaves"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],
+)
 def test_a_second_signal_of_the_same_kind_leaves_at_once(monkeypatch, number, leaves):
     clock = iter([10.0, 10.0 + signals._ECHO_SECONDS])
     monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
@@ -44,18 +47,37 @@ def test_a_second_signal_of_the_same_kind_leaves_at_once(monkeypatch, number, le
     stop.handle(number)
     with pytest.raises(leaves) as left:
         stop.handle(number)
-    assert number is signal.SIGINT or left.value.code == 143
+    assert number is signal.SIGINT or left.value.code == 128 + number
 
 
 def test_an_echo_and_a_signal_of_the_other_kind_do_not_leave(monkeypatch):
     clock = iter([10.0, 10.1, 20.0, 20.1])
     monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
     stop = StopFlag()
+    stop.handle(signal.SIGUSR1)
+    stop.handle(signal.SIGUSR1)  # `timeout` signals the process, then its group
     stop.handle(signal.SIGTERM)
-    stop.handle(signal.SIGTERM)  # `timeout` signals the process, then its group
-    stop.handle(signal.SIGINT)
-    stop.handle(signal.SIGINT)
-    assert stop.signal is signal.SIGTERM
+    stop.handle(signal.SIGTERM)
+    assert stop.signal is signal.SIGUSR1
+
+
+def test_ctrl_c_after_another_signal_leaves(monkeypatch):
+    clock = iter([10.0, 20.0])
+    monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
+    stop = StopFlag()
+    stop.handle(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        stop.handle(signal.SIGINT)
+
+
+def test_a_run_under_nohup_outlives_its_terminal():
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with catch_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 def test_outside_the_main_thread_the_flag_stays_down():

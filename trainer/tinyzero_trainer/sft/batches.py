@@ -78,7 +78,8 @@ class Batches(IterableDataset["list[Rollout] | TinyZeroError"]):
 
 def _start_worker(worker: int) -> None:
     del worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # of the terminal: the parent ends its workers
+        signal.signal(number, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a worker for each core
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a flag that the training loop polls, so that a run saves before it ends; and exit codes.
+"""Signals as a flag that the training loop polls, so that a run saves before it ends; and exit codes.
 
 Work that cannot be saved ends at once.
 """
@@ -13,7 +13,8 @@ from typing import Protocol
 
 from tinyzero_sdk.errors import TinyZeroError
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""Ctrl-C, of service managers and schedulers, of a terminal that closes, Ctrl-\\, and Slurm's usual warning."""
 
 _ECHO_SECONDS = 0.5
 """A repeat within this time is the same request: `timeout` and service managers signal a process, then its group."""
@@ -55,20 +56,25 @@ class StopFlag:
         return self.signal is not None
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
-        """The signal handler: raises the flag; a second signal of the same kind ends the process at once."""
+        """The signal handler: raises the flag; a second signal of the same kind, or a Ctrl-C, ends the process at once.
+
+        Not one of another kind: Slurm's warning is followed by SIGTERM, and some time later by SIGKILL.
+        """
         received, now = signal.Signals(number), time.monotonic()
         if self.signal is None:
             self.signal = received
             if self._report is not None:
                 with suppress(RuntimeError):  # the signal may have come while stderr was written to
                     self._report(f"{received.name}: stopping once all is saved; another one stops at once")
-        if now - self._first_seen.setdefault(received, now) >= _ECHO_SECONDS:
+        self._first_seen.setdefault(received, now)
+        first = min(self._first_seen.values()) if received is signal.SIGINT else self._first_seen[received]
+        if now - first >= _ECHO_SECONDS:
             raise KeyboardInterrupt if received is signal.SIGINT else SystemExit(128 + received)
 
 
 @contextmanager
 def catch_signals(report: Callable[[str], None] | None = None) -> Iterator[StopFlag]:
-    """Route SIGINT and SIGTERM to a `StopFlag`, and restore the former handlers at the end.
+    """Route `SIGNALS` to a `StopFlag`, and restore the former handlers at the end.
 
     Python delivers signals to the main thread only; in any other the flag stays down. Libraries that install handlers
     themselves, as Ray does, must be started first.
@@ -80,7 +86,7 @@ def catch_signals(report: Callable[[str], None] | None = None) -> Iterator[StopF
 
 @contextmanager
 def left_at_once(outcome: str) -> Iterator[None]:
-    """End the work in the block at once on SIGINT or SIGTERM, with `Stopped`: for work that cannot be saved."""
+    """End the work in the block at once on one of `SIGNALS`, with `Stopped`: for work that cannot be saved."""
     stop = StopFlag()
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -103,7 +109,8 @@ def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[No
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former = {number: signal.signal(number, handler) for number in SIGNALS}
+    caught = [number for number in SIGNALS if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)]
+    former = {number: signal.signal(number, handler) for number in caught}  # nohup ignores SIGHUP, and that stays
     try:
         yield
     finally:

@@ -105,9 +105,12 @@ def gpu_there(config: RayConfig) -> TargetGpu | None:
 def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
     """Connect to Ray, or start it, but without its handlers of signals, which end a run without a checkpoint."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Ray's processes inherit it: a terminal that closes signals them too, and the run could not be saved.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGQUIT})
     try:
         _connect(ray, config, bundles)
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
         for number, handler in handlers.items():
             with suppress(ValueError):  # outside the main thread, where Ray installs none either
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
