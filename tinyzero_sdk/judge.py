@@ -91,7 +91,7 @@ class Judge:
             timeout: seconds for one request.
 
         Raises:
-            SettingsError: a criterion has no description, or the decisive one is unknown.
+            SettingsError: a criterion has no description, the decisive one is unknown, or the pass mark is no fraction.
         """
         if not rubric or "explanation" in rubric or not all(part.description for part in rubric.values()):
             raise SettingsError(
@@ -100,6 +100,8 @@ class Judge:
             )
         if decisive is not None and decisive not in rubric:
             raise SettingsError(f"a judge got decisive={decisive!r}; expected one of {', '.join(rubric)}")
+        if not 0 < pass_mark <= 1:
+            raise SettingsError(f"a judge got pass_mark={pass_mark}; expected a fraction of the range, above 0 up to 1")
         self.rubric = dict(rubric)
         self.decisive = decisive or next(iter(rubric))
         self._pass_mark, self._instructions, self._most_characters = pass_mark, instructions, most_characters
