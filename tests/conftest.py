@@ -22,8 +22,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tinyzero"))
 # Read when torch is imported, here and in the commands that tests start: threads that spin make a busy machine crawl.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# A shell ignores Ctrl-C in background jobs, and children inherit that; some tests send it.
+# A shell ignores Ctrl-C in background jobs, and nohup a closed terminal; children inherit that. Some tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # No test cuts the power: what a process wrote outlives it without waiting for the disk.
 os.fsync = lambda descriptor: None

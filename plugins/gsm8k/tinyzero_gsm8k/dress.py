@@ -54,7 +54,7 @@ def undress(text: str) -> str:
 
     Example:
         >>> undress(r"**$\\boxed{1{,}042}$** \\text{ kg}"), undress("2½ m²"), undress("2**3")
-        ('$ 1,042 $   kg ', '2 1/2 m', '2**3')
+        ('$ 1,042 $ kg ', '2 1/2 m', '2**3')
     """
     if text.startswith("**") and text.endswith("**") and len(text) > 4 and "*" not in text[2:-2]:
         text = text[2:-2].strip()

@@ -272,7 +272,6 @@ def open_session(
         run_tasks(train_config, other_tasks, checkpointer.workers.language_model.tokenizer) as others,
     ):
         workers, recorded = checkpointer.workers, checkpointer.config
-        run.save_config(recorded, _task_versions(workers))  # also when resumed: run.steps may have been raised
         log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
         evaluated = {**workers.tasks, **others}
         named = {name: task.task for name, task in evaluated.items()}
@@ -303,7 +302,9 @@ def _restored(
             built = build_workers(config, display=progress, training=True, checkpoint=path, tasks=tasks)
             try:
                 workers = stack.enter_context(built)
-                checkpointer = Checkpointer(_as_it_fits(recorded, workers), run, workers)
+                fitting = _as_it_fits(recorded, workers)
+                run.save_config(fitting, _task_versions(workers))  # also when resumed: run.steps may have been raised
+                checkpointer = Checkpointer(fitting, run, workers)
                 state, prefetched = checkpointer.restore(saved)
             except store.DamagedCheckpointError as error:
                 assert path is not None

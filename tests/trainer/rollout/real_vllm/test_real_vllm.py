@@ -123,7 +123,7 @@ def test_equal_seeds_give_equal_completions_and_other_seeds_others(engine, promp
 
 
 def test_logprobs_are_the_policys_and_ends_are_ends(engine, tiny, prompts):
-    groups = engine.generate(prompts, 8, SamplingParams(30, temperature=0.7, logprobs=True), seed=3)
+    groups = engine.generate(prompts, 8, SamplingParams(64, temperature=0.7, logprobs=True), seed=3)
     rollouts: list[tuple[list[int], Generation]] = [
         (prompt, rollout) for prompt, group in zip(prompts, groups, strict=True) for rollout in group
     ]
@@ -131,7 +131,7 @@ def test_logprobs_are_the_policys_and_ends_are_ends(engine, tiny, prompts):
     for prompt, rollout in rollouts:
         assert rollout.finished == (rollout.token_ids[-1] in tiny.eos_ids)
         assert not tiny.eos_ids & set(rollout.token_ids[:-1])
-        assert rollout.finished or len(rollout.token_ids) == 30
+        assert rollout.finished or len(rollout.token_ids) == 64
         logprobs = token_logprobs(tiny, prompt, rollout.token_ids, temperature=0.7)
         assert rollout.logprobs == pytest.approx(logprobs, abs=1e-3)
 
