@@ -93,8 +93,7 @@ class Task:
 
             function = hook.score.get_hookimpls()[-1].function
             identity = identity_of(name, version, options, function, info.judge)
-            check = lambda result, answer: self._guard.check(result, answer)  # noqa: E731, PLW0108  (made below)
-            self._async_scorer = AsyncScorer(self._score, check, info.limits, identity)
+            self._async_scorer = AsyncScorer(self._score, self._check_result, info.limits, identity)
             self._score = self._async_scorer.score
         self._difficulty = bind(hook.difficulty, options)
         self._difficulties = bind(hook.difficulties, options)
@@ -115,14 +114,19 @@ class Task:
         self.has_own_splits = bool(self._call("has_own_splits", bind(hook.has_own_splits, options)))
         """Whether the task has its own splits; otherwise problems are divided by the hash of their key."""
 
+        self._add_guard()
+
+    def _add_guard(self) -> None:
+        """Put the score guard around the scorer, and inside the wrappers."""
+        hook, info, options = self.plugin_manager.hook, self.info, self.options
         is_valid = self._is_valid if hook.is_valid.get_hookimpls() else None
         extract_answer = bind(hook.extract_answer, options)
-        checked = (name, extract_answer, self._score, info.score_range, is_valid, info.parts)
+        checked = (self.name, extract_answer, self._score, info.score_range, is_valid, info.parts)
         self._group_guard = None
         if hook.score_group.get_hookimpls():
             self._group_guard = GroupGuard(*checked, score_group=bind(hook.score_group, options))
         self._guard: ScoreGuard = self._group_guard or ScoreGuard(*checked)
-        plugin_manager.register(self._guard, name="score guard")
+        self.plugin_manager.register(self._guard, name="score guard")
         shaped = len(hook.score_completion.get_hookimpls()) > 1
         scorer = bind(hook.score_completion, options)
         self._score_completion = self._guard.around(scorer) if shaped else self._guard.score_completion
@@ -133,6 +137,9 @@ class Task:
         """(columns, completion, ground_truth): append what `score_completion` gives to columns."""
         if info.unsafe_scorer:  # wrapped here, so that a safe task's calls do not pay for it
             self._score, self._score_completion = self._in_place(self._score), self._in_place(self._score_completion)
+
+    def _check_result(self, result: Any, answer: str) -> Score:
+        return self._guard.check(result, answer)  # which is made after the scorer
 
     def __repr__(self) -> str:
         return f"<Task {self.name} {self.version}>"
