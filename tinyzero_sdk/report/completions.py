@@ -103,7 +103,9 @@ class CompletionFile:
         """The long columns of these rows, in this order; of Parquet only the row groups with these rows are read."""
         if self.metadata is None:
             every, _ = _scored_rows(self.path, *_version(self.path))
-            return pa.table({name: [_plain(name, _find(every[row], name)) for row in rows] for name in columns})
+            return pa.table(
+                {name: _array_or_nulls([_plain(name, _find(every[row], name)) for row in rows]) for name in columns}
+            )
         with pq.ParquetFile(self.path, metadata=self.metadata) as file:
             ends = np.cumsum(self.groups)
             groups = np.unique(np.searchsorted(ends, rows, side="right"))
@@ -192,7 +194,14 @@ class Completions:
             for file, own, start in zip(self.files, cuts, self._starts(), strict=True)
             if len(own)
         ]
-        return pa.concat_tables(tables, promote_options="permissive")
+        try:
+            return pa.concat_tables(tables, promote_options="permissive")
+        except pa.ArrowException:  # files of other tools: what is not as in the first one is left out
+            schema = tables[0].schema
+            return pa.concat_tables(
+                pa.table([_cast_or_nulls(table[field.name], field.type) for field in schema], schema=schema)
+                for table in tables
+            )
 
     def texts(self, ids: Sequence[str]) -> list[dict[str, Any] | None]:
         """Index and long columns of the rows with these ids; None where there is none (any more)."""
@@ -308,6 +317,21 @@ class Completions:
                 self.searched.pop(old, None)
             self.searched[text] = known
         return self.searched[text]
+
+
+def _array_or_nulls(values: Sequence[Any]) -> pa.Array:
+    """A column of JSON values; nulls where they are of no one type."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        return pa.nulls(len(values))
+
+
+def _cast_or_nulls(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    try:
+        return column.cast(kind)
+    except pa.ArrowException:
+        return pa.nulls(len(column), kind)
 
 
 def _contain(columns: Sequence[pa.Array | pa.ChunkedArray], text: str) -> np.ndarray:

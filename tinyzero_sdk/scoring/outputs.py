@@ -327,6 +327,9 @@ def _number(value: Json) -> float:
 def _row_sources(block: Block) -> Iterator[tuple[int, RowSource]]:
     """The different sources of the rows of a block, each with its first row number."""
     columns = [column(block, path) for path in _SOURCE_COLUMNS]
+    columns = [
+        None if isinstance(values, pa.Array) and pa.types.is_nested(values.type) else values for values in columns
+    ]
     if all(isinstance(values, pa.Array) and len(values.unique()) == 1 for values in columns if values is not None):
         columns = [None if values is None else values[:1] for values in columns]  # as is usual
     size = max((len(values) for values in columns if values is not None), default=min(1, len(block.numbers)))

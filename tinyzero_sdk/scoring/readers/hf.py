@@ -50,8 +50,9 @@ def _files(path: Path) -> list[Path]:
 def _read_arrow(path: Path) -> Iterator[Block]:
     done, size = 0, max(1, path.stat().st_size)
     try:
-        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
             for batch in stream:
+                batch.validate(full=True)  # where offsets lead out of the file, other functions end the process
                 table = pa.Table.from_batches([batch])
                 for start in range(0, len(table), 1024):
                     part = table[start : start + 1024]

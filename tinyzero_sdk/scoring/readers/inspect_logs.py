@@ -6,8 +6,10 @@ rows it was written from.
 """
 
 import json
+import lzma
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -26,6 +28,10 @@ from tinyzero_sdk.scoring.readers.records import converted
 _ZSTANDARD = 93  # of APPNOTE.TXT 4.4.5; Python's zipfile knows it from 3.14 on
 _AT_ONCE = 64
 _ATTACHMENT = "attachment://"
+_MOST_BYTES = 2**28  # of a sample, decompressed
+_FAULTS = (OSError, zipfile.BadZipFile, ValueError, struct.error, EOFError, RuntimeError, zlib.error, lzma.LZMAError)
+"""What damaged archives and JSON raise; of a RuntimeError an encrypted sample and JSON nested too deeply."""
+
 EXPORTED = "tinyzero"
 """The metadata of an exported sample that holds the columns for which Inspect has no place."""
 
@@ -42,7 +48,7 @@ def read(path: Path) -> Iterator[Block]:
                 bad = [BadRow(at, sample) for at, sample in numbered if isinstance(sample, str)]
                 good = [(at, sample) for at, sample in numbered if not isinstance(sample, str)]
                 yield converted(good, bad, partial(_convert, file.name), place / len(files), form="a sample of Inspect")
-        except (OSError, zipfile.BadZipFile, ValueError, struct.error) as error:
+        except _FAULTS as error:
             raise DataError(f"{file} is not a log of Inspect, or damaged: {error}") from error
     yield Block([], [], None, [], 1.0)
 
@@ -59,6 +65,8 @@ def _samples_of_archive(path: Path) -> Iterator[Row | str]:
 
 
 def _content(file: BinaryIO, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    if entry.file_size > _MOST_BYTES:
+        raise DataError(f"{entry.file_size:,} bytes; expected at most {_MOST_BYTES:,} in a sample")
     if entry.compress_type != _ZSTANDARD:
         return archive.read(entry)
     file.seek(entry.header_offset + 26)  # in the local header: lengths of the name and of the extra field
@@ -66,7 +74,7 @@ def _content(file: BinaryIO, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -
     file.seek(name + extra, 1)
     compressed = pa.py_buffer(file.read(entry.compress_size))
     with pa.CompressedInputStream(pa.BufferReader(compressed), "zstd") as stream:
-        return stream.read()
+        return stream.read(entry.file_size)
 
 
 def _samples_of_json(path: Path) -> Iterator[Row | str]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.loading import ModelError
 
 
@@ -33,9 +34,18 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
             "the prompt has chat messages, but the model has no chat template; set data.prompt_template=base, or give "
             "a --model with one"
         )
-    text = cast(str, tokenizer.apply_chat_template(cast(Any, prompt), tokenize=False, add_generation_prompt=True))
+    text = _in_template(tokenizer, prompt, add_generation_prompt=True)
     # The template writes the special tokens itself.
     return text, cast(list[int], tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _in_template(tokenizer: PreTrainedTokenizerBase, messages: Any, **options: Any) -> str:
+    try:
+        return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    except Exception as error:  # the border to a template, which is the model's code, in jinja's sandbox
+        raise ModelError(
+            f"the model's chat template fails ({first_line(error)}); repair it, or set data.prompt_template=base"
+        ) from error
 
 
 def end_token(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], *, chat: bool) -> int:
@@ -45,7 +55,7 @@ def end_token(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], *, c
     """
     if chat and tokenizer.chat_template:
         turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-        text = cast(str, tokenizer.apply_chat_template(turn, tokenize=False))
+        text = _in_template(tokenizer, turn, add_generation_prompt=False)
         tail = cast(list[int], tokenizer(text.rpartition("!")[2], add_special_tokens=False)["input_ids"])
         if tail and tail[0] in eos_ids:
             return tail[0]

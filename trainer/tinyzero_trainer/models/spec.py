@@ -200,6 +200,8 @@ def _count(spec: ModelSpec, config: Mapping[str, Any]) -> int:
 def has_graphs(config: Mapping[str, Any]) -> bool:
     """Whether the engine `torch` has its fused decoder, and on a GPU CUDA graphs, for what a config.json describes."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        return False
     slides = config.get("sliding_window") and config.get("use_sliding_window", True)
     return (
         config.get("model_type") in FUSED

@@ -218,7 +218,8 @@ class ExampleFile:
         Raises:
             DataError: the problem is held out.
         """
-        extra = row.get("extra_info") or {}
+        extra = row.get("extra_info")
+        extra = extra if isinstance(extra, Mapping) else {}
         held_out, key = extra.get("split") == "test", str(extra.get("key") or (item and item.ground_truth))
         if name is not None and item is not None:
             task = self._tasks[name]

@@ -1,0 +1,122 @@
+"""Damaged and hostile files: a sample of benchmarks/fuzz_readers.py, and what it has found."""
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from benchmarks.fuzz_readers import CASES, attempt, read_examples, read_format, read_scored, scored_rows
+from tests.environments import ROOT
+from tinyzero_sdk.errors import DataError, SettingsError
+from tinyzero_sdk.report.completions import read_completions
+from tinyzero_sdk.settings import read_toml
+from tinyzero_trainer.data.tokenization import encode_prompt
+from tinyzero_trainer.models.loading import ModelError, load_tokenizer
+from tinyzero_trainer.models.spec import has_graphs
+
+TINY_MODEL = ROOT / "trainer/tinyzero_trainer/tiny_model"
+QUICK = [name for name in CASES if not name.startswith(("model", "examples", "run"))]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_damaged_file_is_read_or_refused(name, tmp_path):
+    original, work = tmp_path / "original", tmp_path / "work"
+    original.mkdir()
+    CASES[name].make(original)
+    shutil.copytree(original, work)
+    outcomes = {attempt(CASES[name], original, work, f"{name} sample.{seed}") for seed in range(6)}
+    assert outcomes <= {None, "refused"}
+
+
+def write(path: Path, rows: list) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_source_that_is_no_text_is_none(tmp_path):
+    pq.write_table(
+        pa.Table.from_pylist([row | {"data_source": [1]} for row in scored_rows()]), tmp_path / "rows.parquet"
+    )
+    read_format("rows")(tmp_path)
+
+
+def test_extra_info_that_is_no_table_is_none(tmp_path):
+    write(tmp_path / "rows.jsonl", [row | {"extra_info": 7} for row in scored_rows(4)])
+    read_examples(tmp_path)
+
+
+@pytest.mark.parametrize("values", [(1, [2]), (10**400, 1), ("x", 0.5)], ids=["mixed", "large", "text"])
+def test_values_of_tokens_that_are_none_are_left_out_of_a_page(values, tmp_path):
+    rows = scored_rows()
+    write(tmp_path / "rows.jsonl", [row | {"logprobs": values[place % 2]} for place, row in enumerate(rows)])
+    read_scored(tmp_path)
+
+
+def test_columns_of_another_type_than_in_the_first_file_are_left_out(tmp_path):
+    table = pa.Table.from_pylist(scored_rows())
+    pq.write_table(table, tmp_path / "a.parquet")
+    other = table.set_column(table.column_names.index("parts"), "parts", pa.array([True] * len(table)))
+    pq.write_table(other, tmp_path / "b.parquet")
+    found = read_completions(sorted(tmp_path.iterdir()))
+    texts = found.texts_at(pa.array(range(len(found))).to_numpy(), ["completion", "parts"])
+    assert texts["completion"].null_count == 0
+    assert texts["parts"].null_count == len(other)
+
+
+def test_arrow_with_offsets_outside_its_texts_is_refused(tmp_path):
+    offsets = pa.array([0, 2**30, 3], pa.int32()).buffers()[1]
+    wrong = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"abc")])
+    batch = pa.RecordBatch.from_arrays([wrong, pa.array(["3", "4"])], ["completion", "answer"])
+    with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
+        stream.write_batch(batch)
+    with pytest.raises(DataError, match="is not Arrow, or damaged"):
+        read_format("hf")(tmp_path)
+
+
+def test_a_log_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "log.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match="is not a log of Inspect"):
+        read_format("inspect")(tmp_path)
+
+
+def test_a_toml_key_of_thousands_of_parts_is_refused(tmp_path):
+    (tmp_path / "config.toml").write_text("[run]\n" + "a." * 20_000 + "b = 1")
+    with pytest.raises(SettingsError, match=r"a key of too many parts \(at line 2\)"):
+        read_toml(tmp_path / "config.toml")
+
+
+def test_a_rope_that_is_no_table_has_no_graphs():
+    assert not has_graphs({"model_type": "qwen2", "rope_scaling": 7})
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('touch escaped') }}",
+        "{{ messages.append(1) }}",
+        "{% for",
+    ],
+)
+def test_a_chat_template_cannot_leave_its_sandbox(template, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match="the model's chat template fails"):
+        encode_prompt(tokenizer, [{"role": "user", "content": "hi"}])
+    assert not Path("escaped").exists()
+
+
+def test_code_that_a_tokenizer_names_is_not_run(tmp_path):
+    model = shutil.copytree(TINY_MODEL, tmp_path / "model")
+    (model / "own.py").write_text(f"open({str(tmp_path / 'escaped')!r}, 'w')\nclass Own: pass\n")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    named = {"auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}, "tokenizer_class": "Own"}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | named))
+    with suppress(ModelError):
+        load_tokenizer(str(model))
+    assert not (tmp_path / "escaped").exists()
