@@ -274,7 +274,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Block]:
                 block = Block(list(range(start + 1, done + 1)), [], table, [], done / file.metadata.num_rows)
                 block.drop(invalid_rows(table))
                 yield block
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         reason = " ".join(str(error).split())

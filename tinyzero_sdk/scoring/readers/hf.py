@@ -60,7 +60,7 @@ def _read_arrow(path: Path) -> Iterator[Block]:
                     done += len(part)
                     block.drop(invalid_rows(part))
                     yield block
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not Arrow, or damaged after row {done}: {' '.join(str(error).split())}") from error
 
 
