@@ -1,5 +1,6 @@
 """Results and deaths of actors, with a fake Ray; the real one is in test_ray.py."""
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from tinyzero_trainer.executors.ray import calls as calls_module
 from tinyzero_trainer.executors.ray import remote_workers
 from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
 from tinyzero_trainer.utils.background import run_in_background
+from tinyzero_trainer.utils.signals import catch_signals
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 2869\n\tip: 10.0.0.2\n"
@@ -41,10 +43,11 @@ class FakeRay:
     def __init__(self, after: dict[Any, int]) -> None:
         self.after, self.waited = after, 0
 
-    def wait(self, pending: list[Any], timeout: float | None) -> tuple[list[Any], list[Any]]:
+    def wait(self, pending: list[Any], *, timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
         self.waited += 1
         done = [reference for reference in pending if self.after[reference] <= self.waited]
-        return done[:1], [reference for reference in pending if reference not in done[:1]]
+        done = done[:num_returns]
+        return done, [reference for reference in pending if reference not in done]
 
     def get(self, answer: Any) -> Any:
         if isinstance(answer, Exception):
@@ -114,6 +117,39 @@ def test_waiting_can_be_stopped(call: Callable[..., list[Any]]) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         call("a", "b", meanwhile=meanwhile)
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_an_actor_that_answers_no_ping_hangs_and_one_that_does_may_take_long(
+    stopping: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {
+        "process of slow": 0,
+        "process of hung": 0,
+        "slow": 30,
+        "hung": 10_000,
+        "ping of slow": 0,
+        "ping of hung": 10_000,
+    }
+    monkeypatch.setattr(calls_module, "import_ray", lambda: FakeRay(answers))
+    monkeypatch.setattr(calls_module, "PING_SECONDS", 1e-9)
+    monkeypatch.setattr(calls_module, "STOP_SECONDS", 20e-9)
+
+    def actor(name: str, timeout: float) -> ActorHandle:
+        host = SimpleNamespace(remote=lambda: f"ping of {name}")
+        return ActorHandle(name, SimpleNamespace(host=host), False, timeout, f"process of {name}")
+
+    calls = [(actor("slow", 5e-9), "slow"), (actor("hung", 1.0 if stopping else 20e-9), "hung")]
+    with catch_signals() as stop:
+        if stopping:
+            stop.handle(signal.SIGTERM)
+        with pytest.raises(
+            WorkerDiedError, match=r"^hung hangs: it has not answered for 2e-08 s.*ray\.timeout"
+        ) as raised:
+            gather(calls, policy_intact=True)
+    assert raised.value.policy_intact
+    with pytest.raises(WorkerDiedError):
+        gather([(actor("hung", 3e-9), "hung")])
 
 
 def test_the_error_says_how_to_resume() -> None:

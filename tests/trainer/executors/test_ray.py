@@ -294,6 +294,10 @@ def kill(kind: str, processes: list[psutil.Process]) -> None:
     until(lambda: entitled(processes, kind)).kill()
 
 
+def suspend(kind: str, processes: list[psutil.Process]) -> None:
+    until(lambda: entitled(processes, kind)).suspend()
+
+
 def ends(process: "subprocess.Popen[str]", everyone: list[psutil.Process], code: int) -> str:
     """What a run that ends with this code has printed, once all its processes are gone."""
     output, _ = process.communicate(timeout=WITHIN)
@@ -365,6 +369,51 @@ def test_what_dies_and_is_not_restarted_is_named_and_nothing_is_left(
         everyone = below(process, run, 2)
         kill(kind, everyone)
         check_death(ends(process, everyone, 2), named, run)
+
+
+@pytest.mark.nightly(reason="starts Ray, and waits; every change tests the waits with a Ray that is made up")
+def test_engine_and_scorer_that_hang_are_restarted_and_a_rank_that_hangs_ends_the_run(folder: Path) -> None:
+    more: dict[str, Any] = {"rollout__num_engines": 1, "ray__timeout": 15.0, "run__steps": 10_000}
+    run = make_config(folder, "hangs", **RANKS, **more)
+    with running(run) as process:
+        for step, kind in ((1, "RolloutActor"), (2, "RewardActor"), (4, "TrainerActor")):
+            everyone = below(process, run, step)
+            suspend(kind, everyone)
+        output = ends(process, everyone, 2)
+    hang = r"\(process \d+\) hangs: it has not answered for 15 s, and was killed; ray.timeout sets how long it may"
+    for named in ("the rollout engine", "the scorer of toy_task"):
+        assert len(re.findall(rf"^{named} {hang}; it is restarted", output, re.MULTILINE)) == 1, output
+    step = newest(run)
+    last = output.strip().splitlines()[-1]
+    assert re.match(rf"error: policy rank [01] of 2 {hang}; step {step} is saved; resume with: ", last), output
+
+
+@pytest.mark.nightly(reason="starts Ray five times, and waits")
+@pytest.mark.parametrize(
+    ("kind", "signals", "code"),
+    [
+        ("TrainerActor", (signal.SIGTERM,), 2),
+        ("TrainerActor", (signal.SIGINT, signal.SIGINT), 130),
+        ("RolloutActor", (signal.SIGTERM,), 143),
+        ("RewardActor", (signal.SIGTERM,), 2),
+        ("RolloutActor", (signal.SIGTERM, signal.SIGTERM), 143),
+    ],
+)
+def test_a_signal_ends_a_run_in_which_a_process_hangs_and_nothing_is_left(
+    kind: str, signals: tuple[signal.Signals, ...], code: int, folder: Path, tmp_path: Path
+) -> None:
+    more = {"model__path": str(folder / "model"), "rollout__num_engines": 1, "run__steps": 10_000}
+    run, memory = make_config(tmp_path, "run", **RANKS, **more), set(os.listdir("/dev/shm"))
+    with running(run) as process:
+        everyone = below(process, run, 2)
+        suspend(kind, everyone)
+        for number in signals:
+            time.sleep(2)  # until all the others wait; two signals within half a second are one
+            process.send_signal(number)
+        ends(process, everyone, code)
+    assert set(os.listdir("/dev/shm")) <= memory
+    saved = newest(run) + 1
+    train(make_config(tmp_path, "run", **more | {"rollout__num_engines": 0, "run__steps": saved}), resume=True)
 
 
 @pytest.mark.nightly(reason="Ray itself ends what a killed trainer leaves; the trainer has no part in it")

@@ -29,8 +29,11 @@ def test_ranks_that_share_an_engine_are_in_one_bundle(monkeypatch: pytest.Monkey
     ray = SimpleNamespace(util=SimpleNamespace(placement_group_table=lambda group: table))
     monkeypatch.setattr(build, "import_ray", lambda: ray)
     started: list[tuple[int, type]] = []
-    monkeypatch.setattr(build.ActorPool, "_start", lambda self, bundle, kind, args: started.append((bundle, kind)))
-    pool = build.ActorPool(SimpleNamespace(bundle_specs=bundles))
+    actor = SimpleNamespace(process=SimpleNamespace(remote=lambda: None))
+    monkeypatch.setattr(
+        build.ActorPool, "_start", lambda self, bundle, kind, args: started.append((bundle, kind)) or actor
+    )
+    pool = build.ActorPool(SimpleNamespace(bundle_specs=bundles), timeout=600.0)
     for rank in range(4):
         pool.start(f"rank {rank}", actors.TrainerActor)
     pool.start("a scorer", reward_actor.RewardActor)

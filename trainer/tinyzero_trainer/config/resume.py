@@ -21,7 +21,7 @@ C = TypeVar("C", TrainConfig, SftConfig)
 _RESUMABLE = {
     "run": "output steps device executor",
     "parallel": "world_size dp_replicate sequence_parallel",
-    "ray": "address gpus max_restarts",
+    "ray": "address gpus max_restarts timeout",
     "model": "compile",
     "memory": "activation_checkpointing cpu_offload",
     "rollout": "num_engines chunks_per_engine max_num_seqs",

@@ -205,6 +205,9 @@ class RayConfig:
     max_restarts: NonNegativeInt = 2
     """Times that a dead rollout engine or scorer is restarted, and its batch repeated, before the run stops."""
 
+    timeout: PositiveFloat = 600.0
+    """Seconds without a sign of life, after which a process counts as hanging, and is killed."""
+
 
 @dataclass(frozen=True)
 class RewardConfig:

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, NoCapacityError
 from tinyzero_trainer.rollout.engine import Groups, OnProgress, PromptBatch, RolloutEngine
+from tinyzero_trainer.utils.signals import stop_requested
 
 Worker = TypeVar("Worker")
 Result = TypeVar("Result")
@@ -50,7 +51,13 @@ class Restartable(Generic[Worker]):
         while True:
             error_type = next((each for each in self._left if isinstance(failure, each)), None)
             other = getattr(failure, "worker", None) not in (None, self.name)
-            if error_type is None or other or not self._left[error_type] or isinstance(failure, NoCapacityError):
+            if (
+                error_type is None
+                or other
+                or not self._left[error_type]
+                or isinstance(failure, NoCapacityError)
+                or stop_requested()
+            ):
                 raise failure
             self._left[error_type] -= 1
             left = self._left[error_type]

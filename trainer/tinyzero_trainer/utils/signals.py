@@ -72,6 +72,10 @@ class StopFlag:
             raise KeyboardInterrupt if received is signal.SIGINT else SystemExit(128 + received)
 
 
+_flags: list[StopFlag] = []
+"""Of the `catch_signals` that this process is in."""
+
+
 @contextmanager
 def catch_signals(report: Callable[[str], None] | None = None) -> Iterator[StopFlag]:
     """Route `SIGNALS` to a `StopFlag`, and restore the former handlers at the end.
@@ -80,8 +84,17 @@ def catch_signals(report: Callable[[str], None] | None = None) -> Iterator[StopF
     themselves, as Ray does, must be started first.
     """
     stop = StopFlag(report)
-    with _handled_by(stop.handle):
-        yield stop
+    _flags.append(stop)
+    try:
+        with _handled_by(stop.handle):
+            yield stop
+    finally:
+        _flags.remove(stop)
+
+
+def stop_requested() -> bool:
+    """Whether a signal has asked the run of this process to stop: for what waits far below its loop."""
+    return any(flag.requested for flag in _flags)
 
 
 @contextmanager

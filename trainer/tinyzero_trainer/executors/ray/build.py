@@ -17,7 +17,7 @@ from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, WorkerDied
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.micro_batch_halving import MicroBatchHalving
 from tinyzero_trainer.executors.ray import actors
-from tinyzero_trainer.executors.ray.calls import ActorHandle, Call, gather
+from tinyzero_trainer.executors.ray.calls import ActorHandle, Call, gather, kill_process
 from tinyzero_trainer.executors.ray.cluster import RayError, import_ray, placement_group
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import RemoteLearner, RemotePool, TrainerActors
@@ -27,6 +27,9 @@ from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.oom import catch_out_of_memory
+
+ANSWER_SECONDS = 5.0
+"""For actors to answer at the end of the run; those that do not are killed."""
 
 RESTART_SECONDS = 180.0
 """For a process to start in place of another: all ranks of a machine import PyTorch at the same time."""
@@ -46,7 +49,11 @@ def build_ray_workers(
     dims = parallel_dims(config)
     display.phase("starting Ray and its workers")
     bundles = dims.bundles(len(tasks))
-    with placement_group(config.ray, bundles) as group, ActorPool(group) as pool, ExitStack() as stack:
+    with (
+        placement_group(config.ray, bundles) as group,
+        ActorPool(group, config.ray.timeout) as pool,
+        ExitStack() as stack,
+    ):
         if (idle := _idle_gpus(config)) is not None:
             display.log(idle)
         ranks, halving = _start_ranks(config, pool, dims, checkpoint, display.log)
@@ -92,6 +99,7 @@ def build_ray_workers(
         try:
             yield Workers(run, language_model, remote, policy, critic, teacher, display)
         finally:
+            pool.kill_hung()
             remote.close()
 
 
@@ -230,9 +238,10 @@ def _load_models(
 class ActorPool:
     """All actors of a run, each in a bundle of the placement group; they are killed at the end."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, timeout: float) -> None:
         """`group` is Ray's placement group, with the bundles of `ParallelDims`: an actor for each of their CPUs."""
-        self._group, self._starts, self._handles = group, dict[str, Callable[[], Any]](), dict[str, Any]()
+        self._group, self._timeout = group, timeout
+        self._starts, self._actors = dict[str, Callable[[], Any]](), dict[str, ActorHandle]()
         order = by_node(import_ray().util.placement_group_table(group)["bundles_to_node_id"], group.bundle_specs)
         self._bundles = [bundle for bundle in order for _ in range(int(group.bundle_specs[bundle]["CPU"]))]
 
@@ -240,15 +249,26 @@ class ActorPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in self._handles.values():
+        self.kill_hung()
+        for actor in self._actors.values():
             with suppress(Exception):  # Ray itself may have ended
-                import_ray().kill(handle)
+                import_ray().kill(actor.handle)
+
+    def kill_hung(self) -> None:
+        """Kill actors that do not answer: calls at the end of the run would wait for them, and Ray leaves them."""
+        with suppress(Exception):  # Ray itself may have ended
+            pings = {actor.handle.host.remote(): actor for actor in self._actors.values()}
+            for ping in import_ray().wait(list(pings), num_returns=len(pings), timeout=ANSWER_SECONDS)[1]:
+                kill_process(pings[ping])
 
     def start(self, name: str, kind: type, *args: Any) -> ActorHandle:
         """Start an actor of class `kind` in the next bundle; `name` is for messages."""
         start = self._starts[name] = partial(self._start, self._bundles[len(self._starts)], kind, args)
-        self._handles[name] = start()
-        return ActorHandle(name, self._handles[name], trains=kind is actors.TrainerActor)
+        return self._add(name, start(), trains=kind is actors.TrainerActor)
+
+    def _add(self, name: str, handle: Any, *, trains: bool) -> ActorHandle:
+        self._actors[name] = ActorHandle(name, handle, trains, self._timeout, handle.process.remote())
+        return self._actors[name]
 
     def restart(self, *before: ActorHandle) -> list[ActorHandle]:
         """Start the same actors again, each in the bundle of the one before, which may have died.
@@ -259,16 +279,15 @@ class ActorPool:
         ray = import_ray()
         for actor in before:
             with suppress(Exception):  # it may have ended
-                ray.kill(self._handles[actor.name])
-        for actor in before:
-            self._handles[actor.name] = self._starts[actor.name]()
-        started = [self._handles[actor.name].host.remote() for actor in before]
+                ray.kill(self._actors[actor.name].handle)
+        after = [self._add(actor.name, self._starts[actor.name](), trains=actor.trains) for actor in before]
+        started = [actor.process for actor in after]
         _, missing = ray.wait(started, num_returns=len(started), timeout=RESTART_SECONDS)
         if missing:
             lost = before[started.index(missing[0])]
             end = f"has died, and could not be restarted on its machine within {RESTART_SECONDS:g} s"
             raise NoCapacityError(lost.name, end, policy_intact=not lost.trains)
-        return [replace(actor, handle=self._handles[actor.name]) for actor in before]
+        return after
 
     def _start(self, bundle: int, kind: type, args: tuple[Any, ...]) -> Any:
         ray = import_ray()
@@ -278,7 +297,7 @@ class ActorPool:
         actor = ray.remote(kind).options(
             num_cpus=1,
             num_gpus=spec.get("GPU", 0) / spec["CPU"],
-            max_concurrency=2 if issubclass(kind, actors.EngineActor) else 1,  # for `finished` and `stop`
+            max_concurrency=3 if issubclass(kind, actors.EngineActor) else 2,  # for pings, `finished` and `stop`
             max_restarts=0,  # Ray would restart it without its state, and silently
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
         )

@@ -4,6 +4,7 @@ They are either colocated with the training ranks, in whose processes they time-
 dedicated, in processes of their own, to which the weights are sent.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -20,6 +21,9 @@ from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.rollout.engine import Groups, OnProgress, PromptBatch, RolloutEngine
 
 CLOSE_SECONDS = 60.0
+
+PROGRESS_SECONDS = 5.0
+"""For engines to count what they have finished; meanwhile the trainer cannot stop."""
 
 
 class RemoteEngine(RolloutEngine):
@@ -85,11 +89,14 @@ class RemoteEngine(RolloutEngine):
         return [group for start in sorted(results) for group in results[start]]
 
     def _unfinished_progress(self, serving: Sequence[Future[None]]) -> int:
-        """Finished completions of unfinished chunks; gives up as soon as one of `serving` fails."""
+        """Finished completions of unfinished chunks; gives up if one of `serving` fails or an engine is silent."""
+        deadline = time.monotonic() + PROGRESS_SECONDS
 
         def raise_failure() -> None:
             if failed := _failure(serving):
                 raise failed
+            if time.monotonic() > deadline:
+                raise TimeoutError
 
         with suppress(Exception):  # the thread that serves an engine raises its death
             actors = [engine.worker for engine in self.engines]

@@ -23,6 +23,12 @@ class BaseActor:
 
         return str(ray.util.get_node_ip_address())
 
+    def process(self) -> tuple[int, str]:
+        """Its process id, and the id of its node."""
+        import ray
+
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
     def sees(self, file: Path, content: bytes) -> bool:
         """Whether a file has this content on its machine too; a network file system may take a while."""
         deadline = time.monotonic() + VISIBLE_SECONDS
