@@ -54,6 +54,7 @@ GSM8K = ["task.path={gsm8k}", "eval.num_problems=1319"]
 FOUR = "task.numbers=[4]"
 PUZZLES = ["data.path={files}/train.jsonl", "data.test_path={files}/test.jsonl"]
 SIZES = {"train": 120_000, "test": 12_000}  # puzzles of four numbers, before the targets are divided
+COMPACT = "data.path={files}/compact.jsonl"
 TARGETS = "data.test_path={files}/targets.jsonl"
 _SHAPE = to_mapping(default_shape(DefaultModelConfig()))
 SMALL = [
@@ -92,16 +93,16 @@ RECIPES = {
     "search": Recipe(
         "countdown",
         {
-            "sft": [*SFT, *SEARCH, FOUR, "data.path={files}/chat.jsonl"],
-            "train": [*GRPO, FOUR, *PUZZLES, "run.steps=60"],
+            "sft": [*SFT, *SEARCH, FOUR, "data.path={files}/chat.jsonl", "run.steps=600"],
+            "train": [*GRPO, FOUR, *PUZZLES, "rollout.group_size=8", "run.steps=20"],
             "eval": [FOUR, TARGETS],
         },
     ),
     "search-small": Recipe(
         "countdown",
         {
-            "warmstart": [FOUR, "data.path={files}/compact.jsonl", "run.seconds=90", *SMALL],
-            "train": [FOUR, *PUZZLES],
+            "warmstart": [FOUR, COMPACT, "data.test_fraction=0.0625", "run.seconds=90", *SMALL],
+            "train": [FOUR, *PUZZLES, "run.steps=60", "eval.every=20"],
             "eval": [FOUR, TARGETS],
         },
         pretrained=False,
@@ -167,7 +168,8 @@ class Runs:
         ends = [measured[first][0], measured[first][-1], *measured["train"][-1:]]
         points = {point: accuracy(row, recipe.task) for point, row in zip(POINTS, ends, strict=False)}
         if (file := place / "eval.done").exists():
-            found = json.loads(file.read_text()[file.read_text().index("{") :])
+            text = file.read_text()
+            found, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
             low, high = wilson(found["accuracy"], found["problems"])
             points["held-out targets"] = {"accuracy": found["accuracy"], "low": low, "high": high}
         curve: list[list[float]] = []
