@@ -101,7 +101,7 @@ RECIPES = {
     "search-small": Recipe(
         "countdown",
         {
-            "warmstart": [FOUR, COMPACT, "data.test_fraction=0.0625", "run.seconds=90", *SMALL],
+            "warmstart": [FOUR, COMPACT, "data.test_fraction=0.0625", "run.steps=900", *SMALL],
             "train": [FOUR, *PUZZLES, "run.steps=60", "eval.every=20"],
             "eval": [FOUR, TARGETS],
         },
@@ -167,6 +167,8 @@ class Runs:
             return None
         ends = [measured[first][0], measured[first][-1], *measured["train"][-1:]]
         points = {point: accuracy(row, recipe.task) for point, row in zip(POINTS, ends, strict=False)}
+        if not recipe.pretrained:
+            del points["before"]  # a new decoder is evaluated after its fine-tuning only
         if (file := place / "eval.done").exists():
             text = file.read_text()
             found, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
