@@ -66,7 +66,7 @@ def main(
     batches.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     with Progress() as display, build_workers(config, display=display, training=True) as workers:
-        training = TrainingStep(config, workers, TrainerState(), StopFlag(), batches)
+        training = TrainingStep(config, workers, TrainerState(), StopFlag())
         for step in range(1, config.run.steps + 1):
             file = batches / f"step_{step}.json"
             if mode == "record":

@@ -44,5 +44,5 @@ def fake_workers(
         tasks={"toy": SimpleNamespace(task=task)},
         language_model=SimpleNamespace(context=999, tokenizer=None),
         pools={},
-        display=SimpleNamespace(activity=lambda *_: nullcontext(lambda count: None), log=log),
+        display=SimpleNamespace(activity=lambda *_: nullcontext(lambda count: None), log=log, warn=log),
     )

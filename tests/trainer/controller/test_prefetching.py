@@ -113,7 +113,7 @@ class World:
         }
         stop = more.pop("stop", None) or StopFlag()
         workers = fake_workers(self, self, log=self.notes.append)
-        return TrainingStep(make_config(values), workers, state or TrainerState(), stop, None, **more)
+        return TrainingStep(make_config(values), workers, state or TrainerState(), stop, **more)
 
 
 @pytest.fixture(autouse=True)

@@ -125,7 +125,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
             rollout=RolloutConfig(**{**ROLLOUT, **(rollout or {})}),
             **groups,
         )
-        step = TrainingStep(config, fake_workers(policy, engine, log=log), TrainerState(), None, None)
+        step = TrainingStep(config, fake_workers(policy, engine, log=log), TrainerState(), None)
         policy.rollouts, metrics = step.take(2)
         seconds = {name.removeprefix("timing_s/"): value for name, value in metrics.items()}
         assert engine.loaded == 1
@@ -287,7 +287,7 @@ def a_step(critic: object | None = None, *, warmup_steps: int = 0, **algorithm: 
         entropies=lambda: None,
     )
     workers = fake_workers(policy, SimpleNamespace(sleep=lambda: None), critic)
-    return TrainingStep(config, workers, TrainerState(), StopFlag(), None)
+    return TrainingStep(config, workers, TrainerState(), StopFlag())
 
 
 def batch_of(step: TrainingStep, samples: list[Rollout] = SAMPLES) -> TrainingBatch:
@@ -364,6 +364,9 @@ def test_the_coefficient_adapts_to_the_kl_that_was_measured() -> None:
     assert step.adapt_kl(batch_of(step), {"actor/kl_loss": 0.11}, SETTINGS) == {"actor/kl_coef": 0.2}
     assert step.state.kl_coefficient == pytest.approx(0.2 * (1 + 0.1 * 4 / 40))
     assert step.settings_at(3).kl_coefficient == step.state.kl_coefficient
+    before = step.state.kl_coefficient
+    step.adapt_kl(batch_of(step), {"actor/kl_loss": math.nan}, SETTINGS)  # of an update that was skipped
+    assert step.state.kl_coefficient == before
 
     step = a_step(**settings, kl_placement="reward", kl_estimator="k2")
     measured = statistics.fmean(d * d / 2 for d in LOG_RATIOS)

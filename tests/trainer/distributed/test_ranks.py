@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tests.trainer.conftest import SHAPE
@@ -102,8 +103,8 @@ def watched(optimizer: Optimizer) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     gather = optimizer._gather_gradients
 
-    def gather_and_keep() -> Tensor:
-        norm = gather()
+    def gather_and_keep(loss: Tensor) -> Tensor:
+        norm = gather(loss)
         if not found:
             for name, parameter in optimizer._parameters.items():
                 gradient = optimizer._shards[name].grad
@@ -144,7 +145,13 @@ def train(start: str, divisions: Sequence[str], rollouts: TrainingBatch, few: Tr
         shown[division] = learn(start, rollouts, replace(PLAIN, **divided), names)
     policy = make_policy(load_model(start, CPU), CASES["all weights"], PLAIN)
     policy._settings = OptimizerConfig()
-    return shown | {"few": policy.update(few, NOW)}
+    shown["few"] = policy.update(few, NOW)
+    before, loss = copies(policy.language_model.model.named_parameters()), policy._policy_loss
+    if dist.get_rank() == dist.get_world_size() - 1:
+        policy._policy_loss = lambda *inputs: replace(found := loss(*inputs), loss=found.loss + torch.inf)
+    skipped = policy.update(rollouts, NOW)["actor/skipped_updates"]
+    same = [torch.equal(before[name], value) for name, value in policy.language_model.model.named_parameters()]
+    return shown | {"skipped": skipped, "unchanged": all(same)}
 
 
 class _Ranks:
@@ -216,3 +223,10 @@ def test_two_ranks_with_fewer_sequences_than_one_for_each(ranks: _Ranks) -> None
     (alone,) = ranks.of(1)
     for shown in ranks.of(2):
         assert shown["few"] == pytest.approx(alone["few"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_all_ranks_skip_an_update_if_the_loss_of_one_is_not_finite(ranks: _Ranks) -> None:
+    for shown in ranks.of(2):
+        assert shown["skipped"] == 1
+        assert shown["unchanged"]

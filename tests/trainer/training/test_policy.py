@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.samples import build_policy, flat_gradient, masked, ragged_samples, with_advantages, with_dropout
+from tinyzero_trainer.algorithms.losses import LossInputs, PolicyLoss
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
@@ -99,6 +100,24 @@ def test_a_nonfinite_gradient_is_skipped_and_repeated_ones_stop_the_run(toy_mode
     with pytest.raises(UpdateError, match="3 updates in a row"):
         policy.update(with_advantages(samples, poison), NOW)
     assert all(torch.equal(after[name], value) for name, value in toy_model.model.state_dict().items())
+
+
+def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is(toy_model: LanguageModel) -> None:
+    policy, samples = make_policy(toy_model), ragged_samples(toy_model)
+    loss = policy._policy_loss
+
+    def with_infinite_constant(logprobs: torch.Tensor, inputs: LossInputs) -> PolicyLoss:
+        found = loss(logprobs, inputs)
+        return replace(found, loss=found.loss + torch.inf)
+
+    policy._policy_loss = with_infinite_constant
+    before = [value.clone() for value in policy._optimizer.local_state()]
+    metrics = policy.update(with_advantages(samples, [1.0, -1.0, 0.0, 0.0] * 3), NOW)
+    assert metrics["actor/skipped_updates"] == 1
+    assert "actor/grad_norm" not in metrics
+    count, *state = policy._optimizer.local_state()  # weights and moments
+    assert int(count) == 1
+    assert all(map(torch.equal, state, before[1:]))
 
 
 def test_a_batch_of_masked_completions_changes_nothing(toy_model: LanguageModel) -> None:

@@ -4,6 +4,7 @@ config.toml          the resolved configuration, and the versions of packages an
 metrics.jsonl        one line per step
 completions/         completions that are kept to be read
 audit/               completions whose score the oracle contradicts, as labelled cases
+skipped/step_N.json  the batch of a step that skipped an update
 checkpoints/step_N/  what the run can resume from, and what transformers and vLLM load
 curve.png            the plot at the end
 """
@@ -41,6 +42,9 @@ class RunDirectory:
         self.metrics, self.curve = path / "metrics.jsonl", path / "curve.png"
         self.completions, self.checkpoints = path / "completions", path / "checkpoints"
         self.audit = path / "audit"
+
+    def skipped_batch(self, step: int) -> Path:
+        return self.path / "skipped" / f"step_{step}.json"
 
     @classmethod
     @contextmanager

@@ -19,7 +19,7 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.model_defaults import PRESET_FILE
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch, load_batch, save_batch
+from tinyzero_trainer.controller.rollout_batch import BATCH_FILE, RolloutBatch, load_batch, save_batch
 from tinyzero_trainer.controller.state import STATE_FILE, TrainerState
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -69,7 +69,7 @@ def newest_checkpoint(
         of_tasks = {} if isinstance(config, SftConfig) else config.tasks
         if state.step != checkpoint.step or (state.step and of_tasks.keys() - state.progress.keys()):
             raise store.DamagedCheckpointError(f"{directory / STATE_FILE} is not of this step and these tasks")
-        return SavedRun(checkpoint, meta, state, load_batch(directory))
+        return SavedRun(checkpoint, meta, state, load_batch(directory / BATCH_FILE))
 
     saved = store.read_latest(run.checkpoints, read)
     if saved is not None:

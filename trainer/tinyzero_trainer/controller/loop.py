@@ -45,6 +45,7 @@ from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
 from tinyzero_trainer.plan.auto import left_open, resolve_auto
 from tinyzero_trainer.rewards.audit import Audit, AuditAlarm
+from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.signals import Interrupted, StopFlag, StopRequested, catch_signals
 
@@ -171,6 +172,11 @@ class Session:
             newest = store.latest(self.run.checkpoints)
             command = resume_command(self.recorded)
             raise died.with_resume_hint(None if newest is None else newest.step, command) from None
+        except UpdateError as error:
+            saved = ""
+            if (newest := store.latest(self.run.checkpoints)) is not None:
+                saved = f"step {newest.step:,} is saved; resume with: {resume_command(self.recorded)}; if that fails, "
+            raise UpdateError(f"{error}; {saved}start again with a lower optimizer.learning_rate") from None
         except VllmError:
             if step.policy_intact:
                 self._save(step)
@@ -339,8 +345,7 @@ def train(
             display.log(line)
         signal = SignalMonitor(config, workers)
         evaluation = HeldOutEvaluation(config, workers, session.evaluated, stop, signal)
-        kept, prefetched = session.completions, session.prefetched
-        step = TrainingStep(config, workers, session.state, stop, kept, prefetched, signal)
+        step = TrainingStep(config, workers, session.state, stop, session.prefetched, signal)
         audited = {name: task.task for name, task in workers.tasks.items()}
         with Audit(config, audited, session.state.audit, session.run.audit, display.warn) as session.audit:
             result = session.train(step, evaluation)

@@ -1,18 +1,31 @@
-"""A collected batch, and its JSON in a checkpoint: a resumed run trains on the same completions."""
+"""A collected batch, and its JSON: in a checkpoint, so that a resumed run trains on the same completions.
+
+A batch with which an update was skipped is kept in the run's directory.
+"""
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from tinyzero_sdk.console import plural
+from tinyzero_sdk.data.files import replacing
+from tinyzero_sdk.errors import DataError
 from tinyzero_trainer.algorithms.length_control import LengthControlState
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import damage_in_one_line
 from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Prompt, Rollout
 
 BATCH_FILE = "next_batch.json"
+MOST_SKIPPED = 10
+"""Batches kept of skipped updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +104,45 @@ def save_batch(batch: RolloutBatch, directory: Path) -> None:
     (directory / BATCH_FILE).write_bytes(to_json(batch))
 
 
-def load_batch(directory: Path) -> RolloutBatch | None:
-    """The batch of a checkpoint's state directory; None if it has none, a DamagedCheckpointError if it is no batch."""
-    file = directory / BATCH_FILE
+def load_batch(file: Path) -> RolloutBatch | None:
+    """The batch in a file; None if there is no file, a DamagedCheckpointError if it holds no batch."""
     with damage_in_one_line(file):
         return from_json(file.read_bytes()) if file.exists() else None
+
+
+class SkippedUpdates:
+    """Reports updates that were skipped, and keeps the newest of their batches in the run's directory."""
+
+    def __init__(self, run: RunDirectory, warn: Callable[[str], None]) -> None:
+        self.run, self._warn = run, warn
+
+    def watch(self, batch: RolloutBatch, update: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """The metrics of `update`, which trains on the batch.
+
+        Raises:
+            UpdateError: too many updates in a row were skipped; the message says how to look at this one.
+        """
+        try:
+            metrics = update()
+        except UpdateError as error:
+            raise UpdateError(f"{error}, the last in step {batch.step:,}; {self._keep(batch)}") from error
+        if count := sum(metrics.get(f"{model}/skipped_updates", 0) for model in ("actor", "critic")):
+            skipped = f"skipped {plural(int(count), 'update')}, whose loss or gradient is not finite"
+            self._warn(f"step {batch.step:,}: {skipped}; {self._keep(batch)}")
+        else:
+            with suppress(OSError):  # that of an earlier session, from whose checkpoint the run was resumed
+                self.run.skipped_batch(batch.step).unlink(missing_ok=True)
+        return metrics
+
+    def _keep(self, batch: RolloutBatch) -> str:
+        """Write a batch; what to do with it, or why it cannot be written."""
+        file = self.run.skipped_batch(batch.step)
+        try:
+            with replacing(file) as temporary:
+                temporary.write_bytes(to_json(batch))
+            by_step = sorted(file.parent.glob("step_*.json"), key=lambda path: int(path.stem.removeprefix("step_")))
+            for old in by_step[:-MOST_SKIPPED]:
+                old.unlink()
+        except (DataError, OSError) as error:
+            return f"its batch is not kept: {error}"
+        return f"to see where: tinyzero replay {quote(str(self.run.path))} {batch.step}"

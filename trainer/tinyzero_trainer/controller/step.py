@@ -1,8 +1,10 @@
 """One training step: collect a batch, compute its advantages, update. What happens between steps is in loop.py."""
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -11,15 +13,15 @@ from tinyzero_trainer.algorithms.batch import TrainingBatch, mask_rejected
 from tinyzero_trainer.algorithms.kl import SAMPLED, adapted_coefficient
 from tinyzero_trainer.algorithms.rollout_correction import ENGINE_DIVERGENCE, importance_weights
 from tinyzero_trainer.algorithms.schedules import StepSettings, settings_at
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.collector import RolloutCollector
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, SkippedUpdates
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.monitoring.completion_log import CompletionLog
 from tinyzero_trainer.monitoring.performance import (
     GpuMemoryUsage,
     StepTimer,
@@ -28,7 +30,6 @@ from tinyzero_trainer.monitoring.performance import (
     utilization,
 )
 from tinyzero_trainer.rewards.parts import part_columns
-from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
 from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -49,14 +50,14 @@ class TrainingStep:
         workers: Workers,
         state: TrainerState,
         stop: StopFlag,
-        completions: CompletionLog,
         prefetched: RolloutBatch | None = None,
         signal: SignalMonitor | None = None,
     ) -> None:
-        """`completions` takes those of a step that failed; `prefetched` is a checkpoint's batch."""
+        """`prefetched` is a checkpoint's batch."""
         assert workers.policy is not None
         self.config, self.workers, self.policy, self.state = config, workers, workers.policy, state
-        self.stop, self.completions, self.signal = stop, completions, signal
+        self.stop, self.signal = stop, signal
+        self.skipped = SkippedUpdates(RunDirectory(Path(config.run.output)), workers.display.warn)
         self.collector = RolloutCollector(config, workers, state, stop, prefetched)
         self._timer = StepTimer()  # of the present step
         self.last, self.policy_intact = config.run.steps, True
@@ -128,13 +129,10 @@ class TrainingStep:
             self.add_penalties_and_values(batch, settings)
         self.add_advantages(batch)
         self._timer.record("adv")
-        try:
-            updating = self.workers.display.activity("updating the weights")
-            with updating, catch_out_of_memory("the weights were updated"):
-                return batch, metrics | self.update(batch, settings, collected.step)
-        except UpdateError:
-            self.completions.failed_step(collected.step, collected.rollouts)
-            raise
+        updating = self.workers.display.activity("updating the weights")
+        with updating, catch_out_of_memory("the weights were updated"):
+            updated = self.skipped.watch(collected, lambda: self.update(batch, settings, collected.step))
+        return batch, metrics | updated
 
     def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
         """Old log-probabilities, and with a correction the importance weights; returns the correction's metrics."""
@@ -207,7 +205,7 @@ class TrainingStep:
             measured = penalties.mean().item() / coefficient if len(penalties) else None
             if measured is not None:
                 metrics["actor/reward_kl_penalty"] = measured
-        if coefficient and algorithm.kl_target is not None and measured is not None:
+        if coefficient and algorithm.kl_target is not None and measured is not None and math.isfinite(measured):
             self.state.kl_coefficient = adapted_coefficient(
                 coefficient,
                 measured,

@@ -104,11 +104,6 @@ class CompletionLog:
                 break
             self._add("heldout", step, decoding, completions)
 
-    def failed_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Write all completions of a step whose update failed."""
-        rows = [self._row("train", step, "sampled", number, rollout) for number, rollout in enumerate(rollouts)]
-        self._write_file(f"bad_step_{step:08d}", pa.Table.from_pylist(rows, SCHEMA))
-
     def write(self) -> None:
         """Write what has been collected; before each checkpoint, so that no file reaches past one."""
         for name in list(self._waiting):

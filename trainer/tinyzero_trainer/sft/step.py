@@ -5,6 +5,7 @@ The policy's own update does it: with an advantage of 1 for every token, REINFOR
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from types import MappingProxyType
@@ -14,9 +15,12 @@ import torch
 from tinyzero_sdk import Task
 from tinyzero_sdk.console import percent
 from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.algorithms.schedules import StepSettings, learning_rate_at
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, SkippedUpdates
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import trained_tokens
 from tinyzero_trainer.executors.base import PolicyWorker, Workers
@@ -117,6 +121,7 @@ class SftStep:
         assert workers.policy is not None
         self.config, self.workers, self.policy, self._batches = config, workers, workers.policy, batches
         self.policy_intact, seconds = True, config.run.seconds
+        self.skipped = SkippedUpdates(RunDirectory(Path(config.run.output)), workers.display.warn)
         self._left_out = self._sampled = 0  # examples, since the start or since the run was resumed
         self._times: list[float] | None = None  # until the number of steps is known: when each was over
         if seconds is None:
@@ -144,8 +149,9 @@ class SftStep:
             optimizer = replace(optimizer, warmup_steps=min(optimizer.warmup_steps, steps // 10))
         rate = learning_rate_at(optimizer, step, steps)
         updating = self.workers.display.activity("updating the weights")
+        collected = RolloutBatch(step, step - 1, examples, examples, None, 0, LengthControlState(), {}, {}, {})
         with updating, catch_out_of_memory("the weights were updated"):
-            updated = self.policy.update(batch, StepSettings(rate))
+            updated = self.skipped.watch(collected, lambda: self.policy.update(batch, StepSettings(rate)))
         self.policy_intact = True
         timer.record("update_actor")
         seconds = timer.stop()

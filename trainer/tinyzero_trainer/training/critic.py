@@ -89,8 +89,7 @@ class Critic(Learner):
         return {"critic/lr": self._own_settings.learning_rate, **_metrics(metrics)}
 
     def _update_mini_batch(self, mini_batch: TrainingBatch, metrics: MetricAccumulator) -> None:
-        self.model.eval()  # without dropout, as for the old values
-        self._optimizer.zero_grad()
+        self._start_mini_batch()
         of_completions = token_weights(mini_batch.lengths, "token-mean", max_tokens=1)
         weights = jagged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
         for batch in self._micro_batches(mini_batch.rollouts, ranks=self._ranks):
@@ -101,7 +100,7 @@ class Critic(Learner):
             old, returns, weight = (to_device(column, batch.tokens.device) for column in columns)
             values = self.model(batch)
             loss, clipped = value_loss(values, old, returns, clip=self._own_settings.value_clip_range)
-            ((torch.zeros_like(weight) if batch.is_padding else weight) * loss).sum().backward()
+            self._backward((torch.zeros_like(weight) if batch.is_padding else weight) * loss)
             if not batch.is_padding:
                 metrics.extend(loss=loss, clipped=clipped.float(), values=old, returns=returns)
         self._step(self._own_settings.learning_rate, metrics)

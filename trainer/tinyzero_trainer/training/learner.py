@@ -6,6 +6,7 @@ from functools import partial
 from itertools import islice
 from threading import Lock
 
+import torch
 from torch import Tensor, nn
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -37,6 +38,7 @@ class Learner:
             layout=choose_layout(model, optimizer.packing, name=language_model.name),
         )
         self._metrics, self._unfinished = MetricAccumulator(), MetricAccumulator()
+        self._losses: list[Tensor] = []  # of the present mini-batch's micro-batches, [] each
         self._stepping = Lock()
 
     @property
@@ -64,9 +66,21 @@ class Learner:
         metrics, self._metrics = self._metrics, MetricAccumulator()
         return metrics
 
+    def _start_mini_batch(self) -> None:
+        # Not train(): dropout would blur what is compared with log-probabilities and values from before the update.
+        self._computes.eval()
+        self._optimizer.zero_grad()
+        self._losses = []
+
+    def _backward(self, losses: Tensor) -> None:
+        """Add the gradient of a micro-batch's [tokens] weighted losses."""
+        loss = losses.sum()
+        loss.backward()
+        self._losses.append(loss.detach())
+
     def _step(self, learning_rate: float, metrics: MetricAccumulator) -> None:
         with self._stepping:
-            metrics.end_mini_batch(self._optimizer.step(learning_rate))
+            metrics.end_mini_batch(self._optimizer.step(learning_rate, torch.stack(self._losses).sum()))
             self._metrics = metrics
 
     # ---- from a rank to the one that takes its place: both have the same shards ------------------------------------

@@ -59,15 +59,17 @@ class Optimizer:
         """Within, the moments are on the device of the weights; `changed` = steps are made."""
         return nullcontext() if self._offload is None else self._offload.on_device(changed=changed)
 
-    def step(self, learning_rate: float) -> Tensor:
-        """Update the weights, unless the gradient is not finite; returns its norm before clipping.
+    def step(self, learning_rate: float, loss: Tensor) -> Tensor:
+        """Update the weights, unless the gradient, or this rank's loss [] of it, is not finite on any rank.
+
+        Returns the gradient's norm before clipping, not finite if the update was skipped; equal on all ranks.
 
         Raises:
             UpdateError: after `optimizer.max_nonfinite_updates` such updates in a row. Each was skipped.
         """
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
-        norm = self._gather_gradients()
+        norm = self._gather_gradients(loss)
         torch.nn.utils.clip_grads_with_norm_(self._shards.values(), self._settings.max_grad_norm, norm)
         if torch.isfinite(norm):
             self._adamw.step()
@@ -76,19 +78,16 @@ class Optimizer:
         # A NaN in AdamW's moments would stay there.
         count = int(self._nonfinite_updates.add_(1))
         if count >= self._settings.max_nonfinite_updates:
-            raise UpdateError(
-                f"{count} updates in a row had a gradient that is not finite (all skipped); "
-                "resume from the last checkpoint, and if that fails restart with a learning rate below "
-                f"{learning_rate:g}"
-            )
+            raise UpdateError(f"{count} updates in a row had a loss or gradient that is not finite, and were skipped")
         return norm
 
-    def _gather_gradients(self) -> Tensor:
-        """Give each shard its gradient; returns the norm over all ranks."""
+    def _gather_gradients(self, loss: Tensor) -> Tensor:
+        """Give each shard its gradient; returns the norm over all ranks, NaN if the loss of one is not finite."""
         for name, parameter in self._parameters.items():
             self._shards[name].grad = None if parameter.grad is None else local_shard(parameter.grad)
         gradients = [shard.grad for shard in self._shards.values() if shard.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
+        norm = norm.where(loss.to(norm.device).isfinite(), torch.nan)
         meshes = {parameter.device_mesh for parameter in self._parameters.values() if isinstance(parameter, DTensor)}
         for mesh in meshes:  # at most one
             if mesh.size() > 1:

@@ -142,9 +142,7 @@ class Policy(Learner):
             self._optimizer.zero_grad()
 
     def _update_mini_batch(self, mini_batch: TrainingBatch, settings: StepSettings, metrics: MetricAccumulator) -> None:
-        # Not train(): dropout would blur the ratios to the old log-probabilities, which are computed without.
-        self.model.eval()
-        self._optimizer.zero_grad()
+        self._start_mini_batch()
         # Over the whole mini-batch: however it is split, the gradients add up to the same.
         of_completions = token_weights(
             mini_batch.lengths, self._algorithm.loss_aggregation, max_tokens=self._max_tokens
@@ -155,7 +153,7 @@ class Policy(Learner):
             weight = to_device(torch.zeros_like(weight) if batch.is_padding else weight, batch.tokens.device)
             counted = MetricAccumulator() if batch.is_padding else metrics
             loss = self._token_losses(batch, mini_batch.select(batch.indices), weight, settings, counted)
-            (weight * loss).sum().backward()
+            self._backward(weight * loss)
         self._step(settings.learning_rate, metrics)
 
     def _token_losses(

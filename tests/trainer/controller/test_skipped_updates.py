@@ -1,0 +1,143 @@
+"""Losses and gradients that are not finite: the update is skipped, counted, reported, and its batch kept.
+
+Two ranks of which one alone has such a loss: tests/trainer/distributed/test_ranks.py.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.runs import lines, short_run
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.checkpoint import store
+from tinyzero_trainer.config.sft import compose_sft
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.controller.rollout_batch import MOST_SKIPPED, SkippedUpdates, from_json
+from tinyzero_trainer.sft.train import fine_tune
+from tinyzero_trainer.training import critic, policy
+from tinyzero_trainer.training.optimizer import UpdateError
+
+pytestmark = pytest.mark.slow
+SETTINGS: dict[str, dict[str, Any]] = {
+    "actor": {"algorithm__kl_coefficient": 0.05},
+    "actor of LoRA": {"lora__rank": 2},
+    "critic": {"algorithm__advantage_estimator": "gae", "rollout__group_size": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make the loss of one token not finite in these micro-batches of policy or critic, counted from 1."""
+
+    def poison(*numbers: int, of: str = "actor", value: float = torch.nan) -> None:
+        module: Any = critic if of == "critic" else policy
+        name, calls = "value_loss" if of == "critic" else "policy_objective", 0
+        function = getattr(module, name)
+
+        def poisoned(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            loss, values = function(*args, **kwargs)
+            first = torch.arange(len(loss)) == 0
+            return (torch.where(first, value * loss, loss) if calls in numbers else loss), values
+
+        monkeypatch.setattr(module, name, poisoned)
+
+    return poison
+
+
+@pytest.fixture
+def configure(warm_model: Path, toy_task: str, tmp_path: Path) -> Callable[..., Any]:
+    settings = {"run__task": toy_task, "task__limit": 5, "run__steps": 3, "optimizer__num_mini_batches": 2}
+    settings |= {"eval__every": 9, "eval__greedy": False}
+    return lambda **changes: short_run(warm_model, tmp_path / "run", **{**settings, **changes})
+
+
+def assert_finite(checkpoint: Path) -> None:
+    for file in checkpoint.rglob("*.safetensors"):
+        assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file
+
+
+@pytest.mark.parametrize("which", SETTINGS)
+def test_an_update_that_is_not_finite_costs_only_itself(which, configure, poison, capsys) -> None:
+    of = which.partition(" ")[0]
+    poison(4, of=of, value=torch.inf)  # the second update of step 2
+    output = train(configure(**SETTINGS[which])).output
+    assert [row.get(f"{of}/skipped_updates") for row in lines(output)] == [None, 0, 1, 0]
+    assert "warning: step 2: skipped 1 update, whose loss or gradient is not finite; to see where: tinyzero replay" in (
+        capsys.readouterr().err
+    )
+    assert [file.name for file in (output / "skipped").iterdir()] == ["step_2.json"]
+    batch = from_json((output / "skipped/step_2.json").read_bytes())
+    assert batch.step == 2
+    assert len(batch.kept) == len(batch.rollouts) > 0
+    assert_finite(output / "checkpoints/step_3")
+
+
+def test_several_in_a_row_end_the_run_which_can_be_resumed(configure, poison, tmp_path) -> None:
+    output, config = tmp_path / "run", configure(run__steps=5, checkpoint__every=2)
+    poison(2, 6, 7, 8)  # one by itself, and three: the last of step 3 and both of step 4
+    with pytest.raises(UpdateError) as error:
+        train(config)
+    assert str(error.value) == (
+        "3 updates in a row had a loss or gradient that is not finite, and were skipped, the last in step 4; to see "
+        f"where: tinyzero replay {output} 4; step 2 is saved; resume with: tinyzero train --output {output} --resume; "
+        "if that fails, start again with a lower optimizer.learning_rate"
+    )
+    assert error.value.exit_code == 2
+    assert [row.get("actor/skipped_updates") for row in lines(output)] == [None, 1, 0, 1]
+    assert sorted(file.name for file in (output / "skipped").iterdir()) == [f"step_{step}.json" for step in (1, 3, 4)]
+    newest = store.latest(output / "checkpoints")
+    assert newest is not None
+    assert_finite(newest.path)
+    poison()
+    train(config, resume=True)
+    assert [row.get("actor/skipped_updates") for row in lines(output)] == [None, 1, 0, 0, 0, 0]
+    assert [file.name for file in (output / "skipped").iterdir()] == ["step_1.json"]  # the others went well now
+
+
+def test_examples_are_kept_too_and_a_run_without_a_checkpoint_says_so(poison, toy_task, tmp_path) -> None:
+    values: dict[str, Any] = {
+        "run": {"output": str(tmp_path / "run"), "device": "cpu", "steps": 5},
+        "tasks": {"toy": {"task": toy_task, "options": {"limit": 5}}},
+        "new_model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
+        "data": {"prompt_template": "base", "batch_size": 4, "test_fraction": 0.4},
+        "optimizer": {"max_nonfinite_updates": 2},
+        "eval": {"num_problems": 2, "every": 0, "greedy": False},
+    }
+    poison(1, 3, 4)
+    with pytest.raises(TinyZeroError, match=r"the last in step 4; .* 4; start again with a lower") as error:
+        fine_tune(compose_sft(values))
+    assert "is saved" not in str(error.value)
+    assert [row.get("train/skipped_updates") for row in lines(tmp_path / "run")] == [None, 1, 0, 1]
+    assert len(from_json((tmp_path / "run/skipped/step_1.json").read_bytes()).rollouts) == 4
+
+
+def test_the_newest_batches_are_kept_and_a_full_disk_ends_nothing(configure, tmp_path, poison, monkeypatch) -> None:
+    poison(2)
+    batch = from_json((train(configure(run__steps=1)).output / "skipped/step_1.json").read_bytes())
+    told = list[str]()
+    skipped = SkippedUpdates(loop.RunDirectory(tmp_path / "run"), told.append)
+    for step in range(2, MOST_SKIPPED + 3):
+        object.__setattr__(batch, "step", step)
+        skipped.watch(batch, lambda: {"actor/skipped_updates": 2.0})
+    assert told[-1] == (
+        f"step {MOST_SKIPPED + 2}: skipped 2 updates, whose loss or gradient is not finite; to see where: tinyzero "
+        f"replay {tmp_path / 'run'} {MOST_SKIPPED + 2}"
+    )
+    kept = {int(file.stem.removeprefix("step_")) for file in (tmp_path / "run/skipped").iterdir()}
+    assert kept == set(range(3, MOST_SKIPPED + 3))
+    (tmp_path / "file").touch()
+    skipped = SkippedUpdates(loop.RunDirectory(tmp_path / "file"), told.append)
+    skipped.watch(batch, lambda: {"actor/skipped_updates": 1.0})
+    assert "; its batch is not kept: cannot write" in told[-1]
