@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.redaction import redact
 
 UNEXPECTED = 70  # exit code of an unexpected error
 
@@ -69,15 +70,15 @@ def warn(message: str) -> None:
     _line("[yellow]warning:[/]", message)
 
 
-class LossyStream:
-    """A stream that loses what cannot be written: a full disk or a closed terminal costs a log, not the work."""
+class LogStream:
+    """A stream without keys of services that loses what cannot be written: a full disk costs a log, not the work."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         with suppress(OSError):
-            self._stream.write(text)
+            self._stream.write(redact(text))
         return len(text)
 
     def flush(self) -> None:

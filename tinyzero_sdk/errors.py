@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 
 import pluggy
 
+from tinyzero_sdk.redaction import redact
+
 _SDK, _PLUGGY = os.path.dirname(__file__), os.path.dirname(pluggy.__file__)
 _STDLIB = sysconfig.get_path("stdlib")
 
@@ -78,7 +80,7 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callab
 def describe_error(error: BaseException) -> str:
     """An exception of a plugin's code in one line: its type, its message, and the last line of the plugin before it."""
     try:
-        text = " ".join(str(error).split())
+        text = redact(" ".join(str(error).split()))
     except Exception:  # an exception's message is plugin code too
         text = "(its message cannot be shown)"
     files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from tinyzero_sdk.disk_cache import DiskCache, content_key
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
-from tinyzero_sdk.openai_client import OpenAIClient
+from tinyzero_sdk.openai_client import OpenAIClient, require_url
 from tinyzero_sdk.records import Json, RewardPart, Score
 
 REVERSED_VARIABLE = "TINYZERO_JUDGE_REVERSED"
@@ -185,6 +185,7 @@ class Judge:
             raise SettingsError(
                 "the judge has no model or no server: set TINYZERO_JUDGE_MODEL and TINYZERO_JUDGE_BASE_URL"
             )
+        require_url(self._setting("base_url"), "TINYZERO_JUDGE_BASE_URL", "TINYZERO_JUDGE_API_KEY")
         client = self._client_here()
         self._spend_a_call()
         form = {"name": "grades", "strict": True, "schema": self._form.model_json_schema()}

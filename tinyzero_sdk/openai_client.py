@@ -8,9 +8,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
+from urllib.parse import urlsplit
 
 from tinyzero_sdk.console import plural
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.records import Completion
 
 FIRST_PAUSE = 0.5  # seconds before a request is repeated; doubles each time
@@ -33,6 +34,14 @@ class Reply:
 
     tokens: int
     """Tokens of the prompt and of all completions; 0 if the server does not say."""
+
+
+def require_url(url: str, name: str, key_variable: str) -> None:
+    """Raise a SettingsError if the setting `name` is no URL, or one with a password: results name their server."""
+    if "@" in urlsplit(url).netloc:
+        raise SettingsError(f"{name} has a user name or password; give the key in {key_variable}, and the URL without")
+    if not url.startswith(("http://", "https://")):
+        raise SettingsError(f"got {name} {url}; expected a URL, such as http://localhost:8000/v1")
 
 
 class OpenAIClient:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.redaction import is_secret
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -126,7 +127,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         prefix: put before every key in messages, e.g. `task.`.
 
     Raises:
-        SettingsError: an unknown key (the nearest known one is named), a wrong type, an impossible value.
+        SettingsError: an unknown key (the nearest known one is named), a wrong type, an impossible value, a secret.
 
     Example:
         >>> from tinyzero_sdk.records import Item
@@ -137,6 +138,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """
     from pydantic import ValidationError
 
+    refuse_secrets(values, prefix)
     check_keys(cls, values, prefix)
     try:
         # As JSON, where strict pydantic rejects "3" and true for 3, but accepts lists for tuples and 1 for 1.0.
@@ -162,6 +164,16 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         if message.endswith("a list") and isinstance(default, tuple) and default:
             message += f", such as {format_value(default)}"
         raise SettingsError(f"{key}: got {first['input']!r}; {message[0].lower()}{message[1:]}") from error
+
+
+def refuse_secrets(values: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise a SettingsError if a setting holds the key of a service: settings are kept in files, shown and logged."""
+    for key, value in flatten(values, prefix):
+        if is_secret(key.rpartition(".")[2], value):
+            raise SettingsError(
+                f"{key} holds a key or password, which would be kept in files; leave it out, and let what needs it "
+                "read an environment variable"
+            )
 
 
 @lru_cache(maxsize=64)

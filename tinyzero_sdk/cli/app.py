@@ -13,7 +13,7 @@ import typer
 
 import tinyzero_sdk
 from tinyzero_sdk.cli import check, compare, data, evaluate, fuzz, new, report, rescore, score, tasks
-from tinyzero_sdk.console import LossyStream, exit_on_error, stdout, warn
+from tinyzero_sdk.console import LogStream, exit_on_error, stdout, warn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.plugins.registry import load_plugins
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for model text that the terminal cannot encode
-    with redirect_stderr(LossyStream(sys.stderr)), _signals_as_ctrl_c(), exit_on_error():
+    with redirect_stderr(LogStream(sys.stderr)), _signals_as_ctrl_c(), exit_on_error():
         build_app()(args=arguments, prog_name="tinyzero")
 
 

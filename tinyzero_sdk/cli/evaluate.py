@@ -16,6 +16,7 @@ from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, named_tasks, on
 from tinyzero_sdk.console import percent, plural, print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin
+from tinyzero_sdk.settings import refuse_secrets
 
 if TYPE_CHECKING:
     from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions
@@ -213,6 +214,7 @@ def _endpoint_options(url: str, context: typer.Context) -> "EndpointOptions":
         raise SettingsError(
             f"got --extra-body {given['extra_body']}; expected a JSON object, such as '{{\"top_k\": 20}}'"
         )
+    refuse_secrets(extra_body, "--extra-body ")
     if given["max_tokens"] and given["max_completion_tokens"]:
         raise SettingsError("--max-tokens and --max-completion-tokens are two names of one limit; give one")
     return EndpointOptions(

@@ -10,7 +10,7 @@ from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.evaluation.protocol import DEFAULT_SIZE, EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
-from tinyzero_sdk.openai_client import OpenAIClient
+from tinyzero_sdk.openai_client import OpenAIClient, require_url
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.settings import parse_overrides
@@ -62,8 +62,7 @@ def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> Evalu
     if not request.task or not request.model:
         what = "--model, its name at the endpoint" if request.task else "--task"
         raise SettingsError(f"an evaluation at an endpoint needs {what}")
-    if not options.url.startswith(("http://", "https://")):
-        raise SettingsError(f"got --endpoint {options.url}; expected a URL, such as http://localhost:8000/v1")
+    require_url(options.url, "--endpoint", options.key_variable)
     words = [word for word in request.overrides if not word.startswith("data.")]
     task = load_task_with_overrides(request.task, words, allow_unsafe_scorers=request.allow_unsafe_scorers)
     if len(words) < len(request.overrides):
