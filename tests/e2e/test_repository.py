@@ -84,3 +84,9 @@ def test_a_tag_is_published_if_packages_and_changelog_agree(
         assert exit.value.code == message
     workflow = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
     assert workflow.index('release.py check "$GITHUB_REF_NAME"') < workflow.index("release.py build")
+
+
+def test_promises_of_the_security_policy_name_tests_that_there_are() -> None:
+    named = re.findall(r"`(tests/[^:`]+)::(\w+)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 10
+    assert [name for file, name in named if f"def {name}(" not in (ROOT / file).read_text()] == []

@@ -8,6 +8,7 @@ import copyreg
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -168,7 +169,7 @@ class FileTask(Task):
             place,
             self._own_key(row, item) or _content_key(row, item),
             row.get("prompt"),
-            difficulty if isinstance(difficulty, int | float) and math.isfinite(difficulty) else None,
+            difficulty if isinstance(difficulty, int | float) and abs(difficulty) <= sys.float_info.max else None,
         )
 
     def _item(self, row: Row) -> Item:

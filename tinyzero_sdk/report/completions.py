@@ -113,7 +113,12 @@ class CompletionFile:
             places = np.concatenate([np.arange(ends[group] - sizes[group], ends[group]) for group in groups])
             wanted = sorted({path.split(".")[0] for name in columns for path in SOURCES.get(name, (name,))})
             present = [name for name in wanted if name in file.schema_arrow.names]
-            table = file.read_row_groups(groups.tolist(), columns=present).take(np.searchsorted(places, rows))
+            try:
+                table = file.read_row_groups(groups.tolist(), columns=present)
+                table.validate(full=True)  # of texts that are not UTF-8
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"cannot read {self.path}: {error}") from error
+            table = table.take(np.searchsorted(places, rows))
         return pa.table({name: _column(table, name) for name in columns})
 
 
@@ -359,7 +364,7 @@ def read_completions(paths: Sequence[Path]) -> Completions:
         try:
             files.append(file := _read_file(path, *_version(path)))
             left_out += [f"{plural(rows, 'row')} of {path.name} {what}" for what, rows in file.ignored.items()]
-        except (DataError, OSError, pa.ArrowException) as error:  # a run in progress replaces its files
+        except (DataError, OSError, pa.ArrowException, UnicodeError) as error:  # a run in progress replaces its files
             if len(paths) == 1:
                 raise error if isinstance(error, DataError) else DataError(f"cannot read {path}: {error}") from error
             left_out.append(f"{path.name}, which cannot be read")

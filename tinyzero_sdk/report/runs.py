@@ -101,6 +101,8 @@ def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
         if match := _HELD_OUT.fullmatch(key):
             sizes = dict(zip(steps, values.get(f"val-aux/{match['task']}/size", ()), strict=False))
             at, rates = curves[key]
+            if not all(0 <= rate <= 1 for rate in rates):
+                continue  # the file was edited
             ends = [wilson(rate, sizes.get(step, 0)) for step, rate in zip(at or steps, rates, strict=True)]
             bands[key] = ([low for low, _ in ends], [high for _, high in ends])
     return Run(

@@ -228,7 +228,7 @@ def _parts(cells: Cells | None, reasons: Sequence[str | None]) -> dict[str, np.n
     every = [read_parts(cell) for cell in (to_list(cells) if isinstance(cells, pa.Array) else cells or ())]
     known = np.array([reason not in SCORER_FAILURES for reason in reasons])
     return {
-        f"part {name}": np.where(known, [parts.get(name, 0.0) for parts in every], np.nan)
+        f"part {name}": np.where(known, as_numbers([parts.get(name, 0.0) for parts in every], len(every)), np.nan)
         for name in dict.fromkeys(name for parts in every for name in parts)
     }
 

@@ -1,5 +1,6 @@
 """The page in a real browser: a report and `view` must work, and answer alike."""
 
+import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from tests.dummy_runs import LEVELS, write_run
 from tests.environments import run_script
+from tinyzero_sdk.report.page import report
+from tinyzero_sdk.report.runs import open_run
 from tinyzero_sdk.scoring.compare import compare_files, remark
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -70,3 +73,28 @@ def test_a_reader_filters_follows_a_problem_and_compares_runs(tmp_path):
     by_level = [f"Accuracy by difficulty, training: level {level}" for level in LEVELS]  # of two runs, a chart for each
     assert [title for title in report["others"]["titles"] if "difficulty" in title] == by_level
     assert report["others"]["phone overflow"] <= 0
+
+
+ATTACKS = (
+    "</script><script>window.pwned = 1</script>",
+    '"><img src=x onerror="window.pwned = 2">',
+    "<svg onload=window.pwned=3><iframe srcdoc='<script>parent.pwned=4</script>'></iframe>",
+    "<!-- <script> %%SCRIPT%% ${window.pwned = 5} {{7*7}} javascript:window.pwned=6 \u2028 \ud800",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+def test_hostile_texts_do_nothing_in_a_page_whose_policy_stops_what_they_would_do(tmp_path):
+    columns = ("completion", "prompt", "ground_truth", "answer", "task", "data_source", "reasoning_content")
+    rows = [dict.fromkeys(columns, attack) | {"score": 0.0, "correct": False, "reason": "wrong"} for attack in ATTACKS]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row | {"parts": {row["task"]: 1.0}, "difficulty": 1.0}) + "\n" for row in rows))
+    page = tmp_path / "page.html"
+    page.write_text(report([open_run(path, ATTACKS[1]), open_run(path, ATTACKS[0])], most=100), encoding="utf-8")
+    found = run_script("playwright", Path(__file__).with_name("hostile_page.py"), CHROMIUM, str(page), cwd=tmp_path)
+    stopped, address = found.pop("stopped"), found.pop("address")
+    assert found == {"pwned": None, "elements": 0, "outside": [], "pwned after": None}
+    assert address.startswith(page.as_uri())
+    expected = {"script-src-elem", "script-src-attr", "script-src", "img-src", "frame-src", "object-src"}
+    assert {"connect-src", "base-uri", "form-action", "worker-src"} | expected <= set(stopped)

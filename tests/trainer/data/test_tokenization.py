@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyzero_trainer.data.tokenization import decode_texts, end_token
+from tinyzero_trainer.data.tokenization import decode_texts, encode_prompt, end_token
 from tinyzero_trainer.models.new_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -47,3 +47,23 @@ def test_after_chat_messages_a_turn_ends_with_the_templates_own_token(begin: str
     assert end_token(tokenizer, {turn, text}, chat=False) == text
     assert end_token(tokenizer, {text}, chat=True) == text  # generation does not stop at the template's
     assert end_token(tokenizer, {turn}, chat=False) == turn  # nor at the tokenizer's
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "template",
+    [
+        TURN,
+        "{{ bos_token }}{%- for m in messages %}\n  {{- m | tojson }}{{ loop.index0 }}\n{% endfor %}{{ eos_token }}",
+        "{%- set ns = namespace(last=0) -%}{% for m in messages %}{% set ns.last = loop.index %}"
+        "{% generation %}{{ m.content.split('</think>')[-1].lstrip() }}{% endgeneration %}{% endfor %}{{ ns.last }}",
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m['role'] | upper }}{% endfor %}",
+    ],
+)
+def test_a_chat_template_gives_the_text_that_transformers_gives(template: str) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    messages = [{"role": "system", "content": "é <b>"}, {"role": "user", "content": " 1\n</think> 2 "}]
+    text, ids = encode_prompt(tokenizer, messages)
+    assert text == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -8,8 +8,11 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from tinyzero_trainer.data.chat_template import TemplateRenderer
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.loading import ModelError
+
+_RENDERER = TemplateRenderer()
 
 
 def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]]) -> list[str]:
@@ -27,22 +30,27 @@ def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]]) 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:
     """A prompt as text and as tokens; chat messages go through the tokenizer's own chat template, if it has one."""
-    if isinstance(prompt, str):
-        return prompt, cast(list[int], tokenizer(prompt)["input_ids"])
-    if not tokenizer.chat_template:
+    is_chat = not isinstance(prompt, str)
+    if is_chat and not tokenizer.chat_template:
         raise ModelError(
             "the prompt has chat messages, but the model has no chat template; set data.prompt_template=base, or give "
             "a --model with one"
         )
-    text = _in_template(tokenizer, prompt, add_generation_prompt=True)
-    # The template writes the special tokens itself.
-    return text, cast(list[int], tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _in_template(tokenizer: PreTrainedTokenizerBase, messages: Any, **options: Any) -> str:
+    text = prompt if isinstance(prompt, str) else _in_template(tokenizer, prompt, add_generation_prompt=True)
     try:
-        return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
-    except Exception as error:  # the border to a template, which is the model's code, in jinja's sandbox
+        # A template writes the special tokens itself.
+        return text, cast(list[int], tokenizer(text, add_special_tokens=not is_chat)["input_ids"])
+    except (TypeError, ValueError) as error:  # of impossible settings in its tokenizer_config.json, or of surrogates
+        raise ModelError(f"the model's tokenizer cannot read the prompt {text[:80]!r} ({first_line(error)})") from error
+
+
+def _in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **options: Any) -> str:
+    try:
+        if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:  # needs no template
+            return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
+        variables = {**tokenizer.special_tokens_map, **options}
+        return _RENDERER.render(tokenizer.get_chat_template(), messages, variables)
+    except Exception as error:  # the border to a template, which is the model's code
         raise ModelError(
             f"the model's chat template fails ({first_line(error)}); repair it, or set data.prompt_template=base"
         ) from error
