@@ -1,27 +1,36 @@
-"""If a tracker fails or hangs, the run continues at the same speed, and one line says what happened."""
+"""If a tracker fails, hangs or is killed, the run continues at the same speed, and one line says what happened."""
 
 import json
 import math
+import os
+import resource
+import signal
+import subprocess
 import sys
 import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.environments import run_script
-from tinyzero_trainer.config import LogConfig, TrainConfig
-from tinyzero_trainer.monitoring import trackers
+from tinyzero_sdk.cli import main
+from tinyzero_trainer.config import LogConfig
+from tinyzero_trainer.monitoring import tracker_process, trackers
 from tinyzero_trainer.monitoring.trackers import Trackers
 
 GOOD_WANDB = """
-import json
+import json, os, time
 
 class Settings:
     model_fields = {}
-    def __init__(self, **settings): self.settings = settings
+    base_url = "SERVER"
+    def __init__(self, **settings): self.settings = self
 
-def setup(settings): pass
+def HANG(): time.sleep(1000)
+def setup(settings): return settings
 def teardown(): pass
 
 class Run:
@@ -34,102 +43,215 @@ class Run:
 def init(**options): return Run(options)
 """
 
-HANGS = {
-    "import": "HANG()",
-    "init": "def init(**options): HANG()",
-    "log": "Run.log = lambda self, metrics, step: HANG()",
-    "finish": "Run.finish = lambda self: HANG()",
-}
+
+class Server(BaseHTTPRequestHandler):
+    """Answers, but does not know the page."""
+
+    def do_GET(self):
+        self.send_error(404)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def server():
+    running = HTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{running.server_port}"
+    running.shutdown()
+    running.server_close()
 
 
 @pytest.fixture
-def fake_wandb(tmp_path, monkeypatch):
-    """A fake wandb; hangs end with the test."""
-    over = threading.Event()
+def fake_wandb(tmp_path, monkeypatch, server):
+    """A fake wandb."""
 
-    def install(source):
-        (tmp_path / "wandb.py").write_text(f"{GOOD_WANDB}\nfrom hang import HANG\n{source}")
+    def install(source="", server=server):
+        (tmp_path / "wandb.py").write_text(f"{GOOD_WANDB.replace('SERVER', server)}\n{source}")
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.delitem(sys.modules, "wandb", raising=False)
-        monkeypatch.setitem(sys.modules, "hang", SimpleNamespace(HANG=over.wait))
 
-    yield install
-    over.set()
-    for thread in threading.enumerate():
-        if thread.name == "wandb":
-            thread.join(10)
-    sys.modules.pop("wandb", None)
+    return install
 
 
-def run(directory, *names, steps=3):
+def run(directory, *names, steps=3, then=lambda trackers: None, **options):
     """Log a few steps and close; the messages."""
     messages = []
-    with Trackers(TrainConfig(log=LogConfig(trackers=names)), directory, messages.append) as observers:
+    with Trackers(LogConfig(trackers=names), {}, directory, messages.append, **options) as observers:
         for step in range(steps):
             observers.log(step, {"critic/score/mean": step / 4, "actor/entropy": math.nan})
+        then(observers)
     return messages
 
 
-def test_wandb_gets_every_step_without_nan(tmp_path, fake_wandb):
-    fake_wandb("")
-    assert run(tmp_path, "wandb") == []
-    logged = (tmp_path / "logged.json").read_text()
-    assert json.loads(logged) == [[step, {"critic/score/mean": step / 4}] for step in range(3)]
+def logged(directory):
+    return json.loads((directory / "logged.json").read_text())
 
 
-def test_a_resumed_run_keeps_its_wandb_id(tmp_path):
-    first = trackers._run_id(tmp_path)
-    assert trackers._run_id(tmp_path) == first
-    (tmp_path / "other").mkdir()
-    assert trackers._run_id(tmp_path / "other") != first
+def until_first_step(observers):
+    while not observers._trackers[0]._recorded:
+        time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("raise RuntimeError('at import')", "RuntimeError: at import"),
-        ("def log(self, metrics, step): raise ConnectionError('in log')\nRun.log = log", "ConnectionError: in log"),
-        ("def finish(self): raise OSError('in finish')\nRun.finish = finish", "OSError: in finish"),
-        ("def init(**options): raise SystemExit(7)", "SystemExit: 7"),
-    ],
-)
-def test_an_error_is_reported_once_and_ends_the_tracker_alone(tmp_path, fake_wandb, fault, message):
-    fake_wandb(fault)
-    assert run(tmp_path, "wandb", steps=50) == [f"wandb: {message}; training continues without it"]
-
-
-def test_without_a_server_wandb_is_tried_offline_once(tmp_path, fake_wandb):
-    fake_wandb("def init(**options): raise ValueError('in init\\nsecond line')")
-    messages = run(tmp_path, "wandb")
-    assert messages == [
-        f"wandb: recording offline (in init); upload with: wandb sync {tmp_path}/wandb/offline-run-*",
-        "wandb: ValueError: in init; training continues without it",
-    ]
+def ended(directory, reason):
+    send = f"tinyzero runs --send {directory}"
+    return f"wandb: {reason}; metrics.jsonl has everything, to record it there later: {send}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hang", HANGS)
-def test_a_hang_never_blocks_a_step_and_is_abandoned_at_the_end(tmp_path, fake_wandb, monkeypatch, hang):
-    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.2)
-    monkeypatch.setattr(trackers, "QUEUE_SIZE", 10)
-    fake_wandb(HANGS[hang])
-    messages = run(tmp_path, "wandb", steps=200)  # a call that blocked would block for ever
-    assert "wandb: did not finish in time; metrics.jsonl has everything" in messages
-    if hang != "finish":  # more than the queue holds
-        assert "steps missing there" in messages[-1]
+def test_wandb_gets_every_step_without_nan(tmp_path, fake_wandb):
+    fake_wandb()
+    assert run(tmp_path, "wandb") == []
+    assert logged(tmp_path) == [[step, {"critic/score/mean": step / 4}] for step in range(3)]
 
 
+def test_a_resumed_run_keeps_its_wandb_id_and_one_that_is_sent_again_gets_another(tmp_path):
+    first = tracker_process._run_id(tmp_path, new=False)
+    assert tracker_process._run_id(tmp_path, new=False) == first
+    assert tracker_process._run_id(tmp_path, new=True) != first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("raise RuntimeError('at import')", "RuntimeError: at import"),
+        (
+            "def log(self, metrics, step): raise ConnectionError('in log\\nmore')\nRun.log = log",
+            "ConnectionError: in log",
+        ),
+        ("def finish(self): raise OSError('in finish')\nRun.finish = finish", "OSError: in finish"),
+        ("def init(**options): raise SystemExit(7)", "SystemExit: 7"),
+        ("def init(**options): os._exit(9)", "its process ended with code 9"),
+        ("def log(self, metrics, step): os.kill(0, 9)\nRun.log = log", "its process was ended by signal 9"),
+        ("print('x' * 10**7); os.write(2, b'x' * 10**7); raise ValueError", "ValueError: no reason given"),
+    ],
+)
+def test_an_error_is_reported_once_and_ends_the_tracker_alone(tmp_path, fake_wandb, capfd, fault, reason):
+    fake_wandb(fault)
+    assert run(tmp_path, "wandb", steps=50) == [ended(tmp_path, reason)]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_without_a_server_wandb_records_offline(tmp_path, fake_wandb):
+    fake_wandb(server="http://127.0.0.1:9")
+    (message,) = run(tmp_path, "wandb")
+    assert message.startswith("wandb: recording offline (http://127.0.0.1:9 cannot be reached: [Errno 111]")
+    assert message.endswith(f"); upload with: wandb sync {tmp_path}/wandb/offline-run-*")
+    assert len(logged(tmp_path)) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "hang",
+    [
+        "HANG()",
+        "def init(**options): HANG()",
+        "Run.log = lambda self, metrics, step: HANG()",
+        "Run.log = lambda self, metrics, step: time.sleep(0.9)",
+        "Run.finish = lambda self: HANG()",
+        "import signal\nfor one in (1, 2, 15): signal.signal(one, lambda *_: HANG())\nRun.finish = lambda self: HANG()",
+        "import subprocess\nsubprocess.Popen(['sleep', '1000'])\nRun.finish = lambda self: HANG()",
+    ],
+)
+def test_a_hang_never_blocks_a_step_and_is_ended_with_its_processes(tmp_path, fake_wandb, monkeypatch, hang):
+    for name in ("START_SECONDS", "FINISH_SECONDS"):
+        monkeypatch.setattr(trackers, name, 0.2)
+    monkeypatch.setattr(trackers, "MOST_WAITING", 10)
+    fake_wandb(hang)
+    groups = list[int]()
+    messages = run(  # a call that blocked would block for ever
+        tmp_path, "wandb", steps=200, then=lambda observers: groups.append(observers._trackers[0]._process.pid)
+    )
+    assert messages == [ended(tmp_path, "it did not finish in time")]
+    left = [one for one in psutil.process_iter() if os.getpgid(one.pid) == groups[0]]
+    assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.slow
+def test_a_tracker_that_is_killed_costs_its_own_points(tmp_path, fake_wandb):
+    fake_wandb()
+
+    def kill(observers):
+        until_first_step(observers)
+        os.kill(observers._trackers[0]._process.pid, signal.SIGKILL)
+        observers._trackers[0]._listener.join(60)
+        observers.log(3, {"critic/score/mean": 1.0})
+
+    assert run(tmp_path, "wandb", then=kill) == [ended(tmp_path, "its process was ended by signal 9")]
+
+
+@pytest.mark.slow
+def test_of_a_run_that_is_killed_a_tracker_keeps_every_step(tmp_path, fake_wandb):
+    fake_wandb()
+    code = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(tmp_path)!r})
+from pathlib import Path
+from tests.trainer.monitoring.test_trackers import run, until_first_step
+run(Path({str(tmp_path)!r}), "wandb", then=lambda it: (until_first_step(it), os.kill(os.getpid(), signal.SIGKILL)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "logged.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.1)
+    assert len(logged(tmp_path)) == 3
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_at_the_end_is_not_waited_for(tmp_path, fake_wandb):
+    gone = HTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=gone.serve_forever, daemon=True).start()
+    fake_wandb("Run.finish = lambda self: HANG()", f"http://127.0.0.1:{gone.server_port}")
+
+    def stop(observers):
+        until_first_step(observers)
+        gone.shutdown()
+        gone.server_close()
+
+    (message,) = run(tmp_path, "wandb", then=stop)
+    assert "cannot be reached: [Errno 111]" in message
+
+
+@pytest.mark.slow
 def test_a_library_that_is_not_installed_is_named(tmp_path, fake_wandb):
     fake_wandb("raise ModuleNotFoundError(\"No module named 'wandb'\")")
-    (message,) = run(tmp_path, "wandb")
-    assert message.startswith(
-        "wandb: No module named 'wandb'; install it with: pip install 'tinyzero-trainer[trackers]'"
-    )
+    reason = "No module named 'wandb'; install it with: pip install 'tinyzero-trainer[trackers]'"
+    assert run(tmp_path, "wandb") == [ended(tmp_path, reason)]
 
 
 def test_without_trackers_nothing_is_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "Thread", None)
+    monkeypatch.setattr(trackers, "_Tracker", None)
     assert run(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_run_is_sent_once_more_whole(tmp_path, fake_wandb, monkeypatch, capsys):
+    monkeypatch.setattr(trackers, "MOST_WAITING", 5)
+    fake_wandb()
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "config.toml").write_text('[log]\ntrackers = ["wandb"]\nproject = "p"\n')
+    rows = [{"step": step, "loss": step / 2, "nothing": None, "text": "x"} for step in range(40)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / ".wandb-id").write_text("before")
+    with pytest.raises(SystemExit, match="0"):
+        main(["runs", "--send", str(directory)])
+    assert logged(directory) == [[step, {"loss": step / 2}] for step in range(40)]
+    assert (directory / ".wandb-id").read_text() != "before"
+    fake_wandb("def init(**options): raise SystemExit(7)")
+    with pytest.raises(SystemExit, match="1"):
+        main(["runs", "--send", str(directory)])
+    captured = capsys.readouterr()
+    assert "40 steps recorded in wandb" in captured.out
+    assert "SystemExit: 7; metrics.jsonl has everything" in captured.err
+    (directory / "config.toml").write_text("")
+    with pytest.raises(SystemExit, match="2"):
+        main(["runs", "--send", str(directory)])
+    assert "has no trackers" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -139,6 +261,23 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert scalars(tmp_path) == [(0, 0.0), (1, 0.25), (2, 0.5)]
     run(tmp_path, "tensorboard", steps=1)  # resumed from the start: what came after is hidden
     assert scalars(tmp_path) == [(0, 0.0)]
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_the_tracker_alone(tmp_path):
+    pytest.importorskip("tensorboard")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    messages = []
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # the process inherits it
+    try:
+        observers = Trackers(LogConfig(trackers=("tensorboard",)), {}, tmp_path, messages.append)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with observers:
+        for step in range(200):
+            observers.log(step, {"critic/score/mean": step / 4})
+    (message,) = messages
+    assert message.startswith("tensorboard: OSError: [Errno 27] File too large; metrics.jsonl has everything")
 
 
 def scalars(directory):
@@ -157,7 +296,7 @@ def test_the_real_trackio_continues_a_resumed_run_and_leaves_stdout_alone(tmp_pa
         "project": "tinyzero",
         "logged": [[step, step / 4] for step in range(5)],
         "stdout": "",
-        "messages": [],
+        "messages": ["trackio: look: trackio show --project tinyzero"],
     }
 
 
@@ -166,11 +305,12 @@ NO_KEY = pytest.mark.nightly(reason="starts W&B a second time; with a key it is 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", [pytest.param(None, id="no key", marks=NO_KEY), pytest.param("a" * 40, id="no server")])
-def test_the_real_wandb_records_offline_and_does_not_prompt_for_a_key(tmp_path, monkeypatch, key):
+def test_the_real_wandb_records_offline_and_does_not_prompt_for_a_key(tmp_path, monkeypatch, server, key):
     pytest.importorskip("wandb")
-    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 120.0)  # on a busy machine, too
+    for name in ("START_SECONDS", "PATIENCE", "FINISH_SECONDS"):
+        monkeypatch.setattr(trackers, name, 120.0)  # on a busy machine, too
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9" if key else server)
     monkeypatch.setenv("WANDB_API_KEY", key) if key else monkeypatch.delenv("WANDB_API_KEY", raising=False)
     (message,) = run(tmp_path, "wandb")
     assert message.startswith("wandb: recording offline (")

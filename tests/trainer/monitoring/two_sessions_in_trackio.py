@@ -7,6 +7,7 @@ import os
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.config import LogConfig, TrainConfig
 from tinyzero_trainer.monitoring.trackers import Trackers
 
@@ -17,7 +18,7 @@ def main() -> None:
     messages: list[str] = []
     with redirect_stdout(io.StringIO()) as printed:
         for steps in (range(3), range(3, 5)):
-            with Trackers(config, Path("countdown"), messages.append) as trackers:
+            with Trackers(config.log, to_mapping(config), Path("countdown"), messages.append) as trackers:
                 for step in steps:
                     trackers.log(step, {"critic/score/mean": step / 4, "actor/entropy": math.nan})
     import trackio  # after TRACKIO_DIR is set
@@ -29,7 +30,7 @@ def main() -> None:
         "project": runs[0].config["log"]["project"],
         "logged": [[row["step"], row["critic/score/mean"]] for row in logs],
         "stdout": printed.getvalue(),
-        "messages": messages,
+        "messages": sorted(set(messages)),
     }
     print(json.dumps(found))
 

@@ -28,6 +28,9 @@ def runs(
     prune: Annotated[
         bool, typer.Option("--prune", help="Delete all checkpoints of these runs but the newest, after asking.")
     ] = False,
+    send: Annotated[
+        bool, typer.Option("--send", help="Record these runs in their trackers once more, from metrics.jsonl.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -38,8 +41,8 @@ def runs(
     """
     from tinyzero_trainer.checkpoint import run_status
 
-    if delete and prune:
-        raise SettingsError("--delete and --prune: give one of them")
+    if delete + prune + send > 1:
+        raise SettingsError("--delete, --prune and --send: give one of them")
     for path in paths or ():
         if not path.is_dir():
             raise DataError(f"{path} is not a directory; expected a run, or a directory with runs below it")
@@ -50,6 +53,10 @@ def runs(
             yes=yes,
             verb="delete" if delete else "prune",
         )
+        return
+    if send:
+        for path in paths or ():
+            _send(path)
         return
     found = {run.resolve(): run for path in paths or [Path()] for run in run_status.find_runs(path)}
     statuses = sorted(map(run_status.status_of, found.values()), key=lambda run: run.changed, reverse=True)
@@ -81,6 +88,28 @@ def _remove(paths: list[Path], remove: Callable[[Path], int | None], *, yes: boo
         freed = remove(path)
         done = "deleted" if freed is None else f"{filesize.decimal(freed)} freed"
         stdout.print(Text(f"{path}: {done}"), soft_wrap=True)
+
+
+def _send(path: Path) -> None:
+    from tinyzero_sdk.settings import build, read_toml
+    from tinyzero_trainer.checkpoint.run_status import status_of
+    from tinyzero_trainer.config import LogConfig
+    from tinyzero_trainer.config.renamed_keys import with_new_names
+    from tinyzero_trainer.monitoring.metrics_log import read_metrics
+    from tinyzero_trainer.monitoring.trackers import Trackers
+
+    if status_of(path).state == "running":
+        raise SettingsError(f"{path} is in progress; wait until it ends")
+    config, rows = with_new_names(read_toml(path / "config.toml")), read_metrics(path / "metrics.jsonl")
+    log = build(LogConfig, config.get("log", {}), "log.")
+    if not log.trackers:
+        raise SettingsError(f"{path} has no trackers; name them in its config.toml, as trackers of [log]")
+    with Trackers(log, config, path, lambda text: stderr.print(Text(text), soft_wrap=True), anew=True) as trackers:
+        for row in rows:
+            trackers.log(row.pop("step"), {key: value for key, value in row.items() if isinstance(value, int | float)})
+    if trackers.has_failed:
+        raise typer.Exit(1)
+    stdout.print(Text(f"{path}: {plural(len(rows), 'step')} recorded in {', '.join(log.trackers)}"), soft_wrap=True)
 
 
 def _as_json(run: "RunStatus") -> dict[str, Any]:

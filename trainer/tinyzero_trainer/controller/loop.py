@@ -16,6 +16,7 @@ from rich import filesize
 from tinyzero_sdk import Task
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.algorithms import rollout_correction
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError
@@ -274,7 +275,7 @@ def open_session(
         catch_signals(progress.log) as stop,
         _restored(train_config, recorded, run, progress, resume, tasks) as (checkpointer, state, prefetched),
         MetricsLog(run.metrics, progress.warn) as log,
-        Trackers(recorded, run.path, progress.log) as trackers,
+        Trackers(recorded.log, to_mapping(recorded), run.path, progress.log) as trackers,
         run_tasks(train_config, other_tasks, checkpointer.workers.language_model.tokenizer) as others,
     ):
         workers, recorded = checkpointer.workers, checkpointer.config

@@ -1,38 +1,41 @@
 """W&B, trackio and TensorBoard as observers that can neither stop nor stall a run.
 
-Each has a daemon thread fed through a bounded queue: if it raises or hangs, the run loses at most its points there.
-`metrics.jsonl` is the record; their files are in the run directory, and trackio's in its own cache for all runs.
+Each has a process of its own (`tracker_process.py`), and threads here that write to it and listen: if it fails, hangs
+or is killed, the run loses its points there at most; `tinyzero runs --send` records them later from `metrics.jsonl`.
+The trackers' files are in the run directory, and trackio's in its own cache for all runs.
 """
 
+import json
+import os
+import shlex
+import signal
+import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import redirect_stdout
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
 from tinyzero_sdk.console import plural
-from tinyzero_sdk.settings import to_mapping
 from tinyzero_sdk.workers.process import ClosesOnExit
-from tinyzero_trainer.config import SftConfig, TrainConfig
-from tinyzero_trainer.errors import first_line
+from tinyzero_trainer.config import LogConfig
+from tinyzero_trainer.monitoring import tracker_process
 from tinyzero_trainer.monitoring.metrics_log import plain_number
 
-QUEUE_SIZE = 1000
+MOST_WAITING = 1000
 """Steps that wait for a slow tracker; further ones are dropped and counted."""
 
-CLOSE_SECONDS = 15.0
-"""Time for all trackers together to finish, after which they are abandoned."""
+START_SECONDS = 15.0
+"""Time for a tracker to record its first step, if the run is over so soon."""
 
-WANDB_INIT_SECONDS = 8.0
-"""After that W&B records offline."""
+PATIENCE = 0.8
+"""Seconds that the end of a run waits for a tracker to record one more step."""
 
-Row = tuple[int, Mapping[str, float]]
-"""A step and its metrics."""
+FINISH_SECONDS = 15.0
+"""Time for one that has all steps and reaches its server to finish."""
 
 Report = Callable[[str], None]
 
@@ -40,141 +43,135 @@ Report = Callable[[str], None]
 class Trackers(ClosesOnExit):
     """The trackers of a run; no method waits for them (except `close`, for a while) or raises their errors."""
 
-    def __init__(self, config: TrainConfig | SftConfig, directory: Path, report: Report) -> None:
-        """Start `log.trackers` of a run in `directory`; other threads `report` one-line messages for the user."""
-        observers = {
-            "wandb": partial(_record_in_wandb, config, directory),
-            "trackio": partial(_record_in_trackio, config, directory),
-            "tensorboard": partial(_record_in_tensorboard, directory),
-        }
-        names = dict.fromkeys(config.log.trackers)
-        self._trackers = [_Tracker(name, observers[name], report) for name in names]
+    def __init__(
+        self, log: LogConfig, config: Mapping[str, Any], directory: Path, report: Report, *, anew: bool = False
+    ) -> None:
+        """Start the trackers of a run.
+
+        Args:
+            log: names them, and the project.
+            config: what they show as the run's configuration.
+            directory: of the run.
+            report: told one-line messages for the user, by other threads.
+            anew: whether a whole run is recorded beside what a tracker has of it, for which `log` and `close` wait.
+        """
+        options = {"sys.path": sys.path, "project": log.project, "config": config, "anew": anew}
+        options |= {"directory": str(directory)}
+        self._trackers = [_Tracker({"name": name, **options}, report) for name in dict.fromkeys(log.trackers)]
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Pass on the metrics of a step; NaN and infinities are left out."""
         if self._trackers:
             numbers = {key: number for key, value in metrics.items() if (number := plain_number(value)) is not None}
             for tracker in self._trackers:
-                tracker.put((step, numbers))
+                tracker.put(step, numbers)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a tracker lacks steps."""
+        return any(tracker.has_failed for tracker in self._trackers)
 
     def close(self) -> None:
-        """Let the trackers finish, for `CLOSE_SECONDS` at most."""
-        deadline = time.monotonic() + CLOSE_SECONDS
+        """Let the trackers finish as long as they make progress, and end their processes."""
         for tracker in self._trackers:
-            tracker.put(None)
+            tracker.finish()
         for tracker in self._trackers:
-            tracker.join(deadline)
-        self._trackers = []
+            tracker.close()
 
 
 class _Tracker:
-    """One tracker's queue and thread."""
+    """One tracker's process, its queue and its threads."""
 
-    def __init__(self, name: str, observe: Callable[[Iterable[Row], Report], None], report: Report) -> None:
-        """`observe` records rows until there are no more."""
-        self._observe, self._dropped = observe, 0
-        self._report: Report = lambda text: report(f"{name}: {text}")
-        self._queue: SimpleQueue[Row | None] = SimpleQueue()
-        self._thread = Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+    def __init__(self, options: Mapping[str, Any], report: Report) -> None:
+        self._name, self._report = options["name"], report
+        self._directory = options["directory"]
+        self._waits, self._patience = options["anew"], START_SECONDS if options["anew"] else PATIENCE
+        self.has_failed = self._is_finishing = False
+        self._put = self._recorded = self._dropped = 0
+        self._sign = time.monotonic()  # of life, the last one
+        self._queue: SimpleQueue[str | None] = SimpleQueue()
+        # By its file: its package imports torch. -P: no file in the working directory can replace a library.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", tracker_process.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # no signal of the terminal, and a group to end
+        )
+        self._queue.put(json.dumps(options, default=str))
+        self._writer, self._listener = (
+            Thread(target=work, name=self._name, daemon=True) for work in (self._write, self._listen)
+        )
+        self._writer.start()
+        self._listener.start()
 
-    def put(self, row: Row | None) -> None:
-        """Queue a step (None = there are no more), or drop it if the queue is full."""
-        if not self._thread.is_alive():
-            return  # it has reported why it stopped
-        if row is None or self._queue.qsize() < QUEUE_SIZE:
-            self._queue.put(row)
+    def put(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Queue a step, or drop it if too many wait."""
+        while self._waits and self._put - self._recorded >= MOST_WAITING and not self.has_failed:
+            time.sleep(0.01)
+        if self.has_failed:
+            return
+        if self._put - self._recorded < MOST_WAITING:
+            self._put += 1
+            self._queue.put(json.dumps([step, metrics]))
         else:
             self._dropped += 1
 
-    def join(self, deadline: float) -> None:
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive():
-            self._report("did not finish in time; metrics.jsonl has everything")
-        if self._dropped:
-            self._report(f"was too slow, {plural(self._dropped, 'step')} missing there; metrics.jsonl has them")
+    def finish(self) -> None:
+        """There are no more steps."""
+        self._queue.put(None)
+        self._closed = time.monotonic()
 
-    def _run(self) -> None:
-        try:
-            self._observe(iter(self._queue.get, None), self._report)
-        except ModuleNotFoundError as error:
-            extra = "trackio" if self._thread.name == "trackio" else "trackers"
-            advice = f"install it with: pip install 'tinyzero-trainer[{extra}]'"
-            self._report(f"{error}; {advice}. Training continues without it")
-        except BaseException as error:  # the libraries promise nothing, and nobody else sees what this thread raises
-            reason = str(error).strip().partition("\n")[0] or "no reason given"
-            self._report(f"{type(error).__name__}: {reason}; training continues without it")
+    def close(self) -> None:
+        """Wait as long as it makes progress, and end its process and what that has started."""
+        while self._listener.is_alive() and (left := self._deadline() - time.monotonic()) > 0:
+            self._listener.join(min(left, 0.05))
+        if self._listener.is_alive():
+            self._fail("it did not finish in time")
+        elif self._dropped:
+            self._fail(f"it was too slow, {plural(self._dropped, 'step')} missing there")
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._writer.join()
+        self._listener.join()
+        with self._process, suppress(BrokenPipeError):
+            pass
 
+    def _deadline(self) -> float:
+        if self._is_finishing:
+            return self._sign + FINISH_SECONDS
+        start = 0.0 if self._recorded else self._sign + START_SECONDS
+        return max(start, max(self._sign, self._closed) + self._patience)
 
-def _record_in_wandb(config: TrainConfig | SftConfig, directory: Path, rows: Iterable[Row], report: Report) -> None:
-    import wandb
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended, which the other thread reports
+            while (line := self._queue.get()) is not None:
+                self._process.stdin.write(f"{line}\n")
+                self._process.stdin.flush()
+            self._process.stdin.close()
 
-    # At the interpreter's exit, too, it waits for uploads no longer than this; older versions lack the setting.
-    limit: dict[str, Any] = {"finish_timeout": CLOSE_SECONDS} if "finish_timeout" in wandb.Settings.model_fields else {}
-    # Silent from the start, so that it does not prompt for a key: without one it raises, and records offline.
-    settings = wandb.Settings(init_timeout=WANDB_INIT_SECONDS, silent=True, console="off", **limit)
-    wandb.setup(settings)
-    options: dict[str, Any] = {
-        "project": config.log.project,
-        "name": directory.name,
-        "config": to_mapping(config),
-        "dir": str(directory),
-        "id": _run_id(directory),
-        "resume": "allow",
-        "settings": settings,
-    }
-    try:
-        run = wandb.init(**options)
-    except Exception as error:  # of any type: a run on the disk can be uploaded later
-        upload = f"wandb sync {directory}/wandb/offline-run-*"
-        report(f"recording offline ({first_line(error)}); upload with: {upload}")
-        wandb.teardown()  # or the failed attempt keeps the id
-        run = wandb.init(**options, mode="offline")
-    if run.url:
-        report(f"recording at {run.url}")
-    for step, metrics in rows:
-        run.log(dict(metrics), step=step)
-    run.finish()
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            news = json.loads(line)
+            self._recorded += "recorded" in news
+            if self._recorded or "finishing" in news:
+                self._sign = time.monotonic()
+            self._is_finishing |= "finishing" in news
+            if news.get("failed"):
+                self._fail(news["say"])
+            elif "say" in news:
+                self._report(f"{self._name}: {news['say']}")
+        end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # so that its group's id is not reused
+        if end is not None and end.si_code != os.CLD_EXITED:
+            self._fail(f"its process was ended by signal {end.si_status}")
+        elif end is not None and end.si_status not in (0, tracker_process.TOLD):
+            self._fail(f"its process ended with code {end.si_status}")
 
-
-def _record_in_trackio(config: TrainConfig | SftConfig, directory: Path, rows: Iterable[Row], report: Report) -> None:
-    import trackio
-
-    run = None
-    for step, metrics in rows:
-        if run is None:
-            # A new run may have the name of an older one in another directory; a resumed one continues the newest.
-            resume = "allow" if step else "never"
-            with redirect_stdout(sys.stderr):  # it says where it records, and stdout is for results
-                run = trackio.init(
-                    config.log.project, directory.name, config=to_mapping(config), resume=resume, embed=False
-                )
-        run.log(dict(metrics), step=step)
-    if run is not None:
-        with redirect_stdout(sys.stderr):
-            run.finish()
-
-
-def _record_in_tensorboard(directory: Path, rows: Iterable[Row], report: Report) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    # TensorBoard's own writer: torch's SummaryWriter takes seconds to import.
-    writer = EventFileWriter(str(directory / "tensorboard"), flush_secs=5)
-    start = SessionLog(status=SessionLog.START)  # hides what an earlier session wrote from this step on
-    for step, metrics in rows:
-        if start is not None:
-            writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
-            start = None
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-    writer.close()
-
-
-def _run_id(directory: Path) -> str:
-    """W&B's id of this run: new in a new directory, the same when it is resumed."""
-    file = directory / ".wandb-id"
-    if not file.exists():
-        file.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
-    return file.read_text(encoding="utf-8")
+    def _fail(self, reason: str) -> None:
+        """Report it, if it is the first fault."""
+        if not self.has_failed:
+            self.has_failed = True
+            send = f"tinyzero runs --send {shlex.quote(self._directory)}"
+            self._report(f"{self._name}: {reason}; metrics.jsonl has everything, to record it there later: {send}")
