@@ -35,9 +35,9 @@ class _Accepted(Exception):
 
 NOT_RUN = re.compile(
     r"(make|pip|sbatch|kubectl|ray|inspect|python benchmarks/|python -m verl|pytest --tinyzero-task"
-    r"|tinyzero (train|sft|warmstart|eval|doctor|plan|view))\b"
+    r"|tinyzero (train|sft|warmstart|replay|eval|doctor|plan|view))\b"
 )
-ELSEWHERE = re.compile(r"--(resume|config)\b| rg\b|gsm8k(?!.* task.source=synthetic)")
+ELSEWHERE = re.compile(r"--(resume|config)\b|^tinyzero replay\b| rg\b|gsm8k(?!.* task.source=synthetic)")
 """Needs a run that is not here, another package, or the Hugging Face Hub: the options alone are checked."""
 
 

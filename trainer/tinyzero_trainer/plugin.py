@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_commands(app: "typer.Typer") -> None:
-    """Add `train`, `sft`, `runs`, `recipes`, `warmstart`, `plan` and `doctor`."""
+    """Add `train`, `sft`, `runs`, `replay`, `recipes`, `warmstart`, `plan` and `doctor`."""
     from tinyzero_trainer.cli.doctor import doctor
     from tinyzero_trainer.cli.options import CommandWithKeys
     from tinyzero_trainer.cli.plan import plan
     from tinyzero_trainer.cli.recipes import recipes
+    from tinyzero_trainer.cli.replay import replay
     from tinyzero_trainer.cli.runs import runs
     from tinyzero_trainer.cli.sft import sft, warm_start
     from tinyzero_trainer.cli.train import train
@@ -24,6 +25,7 @@ def register_commands(app: "typer.Typer") -> None:
     app.command("train", cls=CommandWithKeys)(train)
     app.command("sft", cls=CommandWithKeys)(sft)
     app.command("runs")(runs)
+    app.command("replay")(replay)
     app.command("recipes")(recipes)
     app.command("warmstart", cls=CommandWithKeys)(warm_start)
     app.command("plan")(plan)

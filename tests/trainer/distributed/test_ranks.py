@@ -1,5 +1,6 @@
 """Several ranks train as one does: the same gradients, norms, weights and metrics from the same rollouts."""
 
+import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -149,9 +150,10 @@ def train(start: str, divisions: Sequence[str], rollouts: TrainingBatch, few: Tr
     before, loss = copies(policy.language_model.model.named_parameters()), policy._policy_loss
     if dist.get_rank() == dist.get_world_size() - 1:
         policy._policy_loss = lambda *inputs: replace(found := loss(*inputs), loss=found.loss + torch.inf)
+    policy.diagnose()
     skipped = policy.update(rollouts, NOW)["actor/skipped_updates"]
     same = [torch.equal(before[name], value) for name, value in policy.language_model.model.named_parameters()]
-    return shown | {"skipped": skipped, "unchanged": all(same)}
+    return shown | {"skipped": skipped, "unchanged": all(same), "diagnosis": policy.diagnosis()}
 
 
 class _Ranks:
@@ -227,6 +229,14 @@ def test_two_ranks_with_fewer_sequences_than_one_for_each(ranks: _Ranks) -> None
 
 @pytest.mark.slow
 def test_all_ranks_skip_an_update_if_the_loss_of_one_is_not_finite(ranks: _Ranks) -> None:
+    (of_one,) = ranks.of(1)[0]["diagnosis"].updates
     for shown in ranks.of(2):
         assert shown["skipped"] == 1
         assert shown["unchanged"]
+        (update,) = shown["diagnosis"].updates
+        assert update.skipped
+        assert update.group_norms == pytest.approx(of_one.group_norms, rel=1e-4)
+        per_rank, found = len(update.micro_batches) // 2, update.micro_batches
+        assert [math.isfinite(each.loss) for each in found] == [True] * per_rank + [False] * per_rank
+        assert [len(each.nonfinite) for each in found[per_rank:]] == [each.completions for each in found[per_rank:]]
+        assert sum(each.completions for each in found) == sum(each.completions for each in of_one.micro_batches) == 8

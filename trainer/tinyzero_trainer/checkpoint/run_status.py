@@ -1,4 +1,4 @@
-"""Runs as seen from outside: what state they are in, how far they came, what they take on the disk; pruning, deletion.
+"""Runs as seen from outside: their state, how far they came, what they take on the disk; pruning, deletion, copies.
 
 Listing writes nothing, and tolerates runs that are in progress, killed or made by an older version.
 """
@@ -19,7 +19,12 @@ from tinyzero_sdk.settings import get, read_toml
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import LOCK, OWNER, RunDirectory, RunDirectoryError, errors_in_one_line
 from tinyzero_trainer.config.resume import is_sft
-from tinyzero_trainer.monitoring.metrics_log import audit_alarms, false_positive_rates, held_out_accuracies
+from tinyzero_trainer.monitoring.metrics_log import (
+    audit_alarms,
+    false_positive_rates,
+    held_out_accuracies,
+    read_metrics,
+)
 
 DEPTH = 4  # of runs below the directory that is searched
 
@@ -153,6 +158,36 @@ def delete(path: Path) -> None:
             if entry.name not in last:
                 entry.unlink() if entry.is_symlink() or not entry.is_dir() else shutil.rmtree(entry)
         shutil.rmtree(path)
+
+
+def copy_run(path: Path, step: int, directory: Path) -> list[dict[str, Any]]:
+    """Make a run in an empty directory that resumes before a step (1-based) of the run at `path`; returns its metrics.
+
+    Checkpoints are links, and are not written to.
+
+    Raises:
+        SettingsError: there is no run, or the step is beyond it.
+        DataError: its metrics cannot be read.
+    """
+    run = RunDirectory(path)
+    if not run.config.is_file():
+        raise SettingsError(f"{path} holds no run; give the directory of one (tinyzero runs lists them)")
+    config, rows = read_toml(run.config), read_metrics(run.metrics)
+    done = max((row["step"] for row in rows), default=0)
+    steps = get(config, "run.steps")
+    last = min(done + 1, steps) if isinstance(steps, int) else done + 1  # one that broke has no line
+    if not 1 <= step <= last:
+        raise SettingsError(f"{path} has done {done:,} steps, got step {step:,}; give one from 1 to {last:,}")
+    copy = RunDirectory(directory)
+    copy.checkpoints.mkdir()
+    copy.config.write_bytes(run.config.read_bytes())
+    copy.metrics.write_text("".join(f"{json.dumps({'step': before})}\n" for before in range(step)), encoding="utf-8")
+    if (model := path / "new_model").is_dir():
+        (directory / model.name).symlink_to(model.resolve())
+    for number, saved in store.sealed(run.checkpoints) if run.checkpoints.is_dir() else ():
+        if number < step:
+            (copy.checkpoints / saved.name).symlink_to(saved.resolve())
+    return rows
 
 
 @contextmanager

@@ -150,7 +150,8 @@ def read_latest(root: Path, read: Callable[[Checkpoint], Content]) -> Content | 
         CheckpointError: there are checkpoints, and all are damaged; each is named with its fault.
     """
     skipped: list[str] = []
-    for step, path in sorted(sealed(root), reverse=True):
+    for step, entry in sorted(sealed(root), reverse=True):
+        path = entry.resolve() if entry.is_symlink() else entry
         try:
             return read(Checkpoint(step, path, verify(path), tuple(skipped)))
         except DamagedCheckpointError as error:

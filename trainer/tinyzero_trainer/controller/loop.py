@@ -25,7 +25,7 @@ from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.checkpointer import Checkpointer, newest_checkpoint
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, SkippedUpdates
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step import TrainingStep
@@ -80,6 +80,8 @@ class Step(Protocol):
     policy_intact: bool
     """Whether the policy is as the last completed step left it."""
 
+    skipped: SkippedUpdates
+
     @property
     def prefetched(self) -> RolloutBatch | None:
         """The next step's batch, if it has been collected."""
@@ -90,6 +92,9 @@ class Step(Protocol):
 
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """Take a step (1-based): the completions trained on or sampled, and metrics."""
+
+    def give(self, batch: RolloutBatch) -> None:
+        """Let the next step train on this batch."""
 
 
 @dataclass
@@ -126,6 +131,7 @@ class Session:
         """Take all steps to the last, and report; a signal or a dead worker ends them earlier, with a checkpoint."""
         state, progress = self.state, self.workers.display
         checkpoint = self.recorded.checkpoint
+        self.checkpointer.report_disk_use()
         with self._saving_at_the_end(training_step):
             if state.pending_metrics is not None:  # of step 0, or of the last one before the run was stopped
                 self._evaluate_and_log(training_step, evaluation)
@@ -286,7 +292,6 @@ def open_session(
         completions = CompletionLog(run.completions, recorded.log, named, model.tokenizer, progress.warn)
         completions.cut_after(state.step)
         progress.log(workers.language_model.trained)
-        checkpointer.report_disk_use()
         made = (state, prefetched, stop, checkpointer, log, completions, trackers)
         yield Session(train_config, recorded, run, workers, evaluated, *made)
 
@@ -340,19 +345,32 @@ def train(
         Interrupted: a signal ended the run; a checkpoint was saved.
         TinyZeroError: anything else a user can cause.
     """
+    with open_training(config, resume=resume, tasks=tasks, progress=progress) as (session, step, evaluation):
+        audited = {name: task.task for name, task in session.workers.tasks.items()}
+        warn = session.workers.display.warn
+        with Audit(session.config, audited, session.state.audit, session.run.audit, warn) as session.audit:
+            result = session.train(step, evaluation)
+            if session.audit.alarm is not None:  # of the last step
+                raise session.audit.alarm
+            return result
+
+
+@contextmanager
+def open_training(
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    tasks: Mapping[str, Task] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[Session, TrainingStep, HeldOutEvaluation]]:
+    """The session of `train`, and what it repeats."""
     with progress or Progress() as display, open_session(config, display, resume=resume, tasks=tasks) as session:
         config, workers, stop = session.config, session.workers, session.stop
         for line in rollout_correction.notes(config):
             display.log(line)
         signal = SignalMonitor(config, workers)
         evaluation = HeldOutEvaluation(config, workers, session.evaluated, stop, signal)
-        step = TrainingStep(config, workers, session.state, stop, session.prefetched, signal)
-        audited = {name: task.task for name, task in workers.tasks.items()}
-        with Audit(config, audited, session.state.audit, session.run.audit, display.warn) as session.audit:
-            result = session.train(step, evaluation)
-            if session.audit.alarm is not None:  # of the last step
-                raise session.audit.alarm
-            return result
+        yield session, TrainingStep(config, workers, session.state, stop, session.prefetched, signal), evaluation
 
 
 def _task_versions(workers: Workers) -> dict[str, str]:

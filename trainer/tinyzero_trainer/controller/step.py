@@ -70,6 +70,10 @@ class TrainingStep:
     def failure(self) -> WorkerDiedError | VllmError | None:
         return self.collector.failure
 
+    def give(self, batch: RolloutBatch) -> None:
+        """Let the next step train on this batch."""
+        self.collector.prefetched = batch
+
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """Take a step (1-based); with `rollout.max_async_level=1` the next batch is collected during the update.
 

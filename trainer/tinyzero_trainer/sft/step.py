@@ -132,6 +132,10 @@ class SftStep:
         else:
             self.last, self._times = CALIBRATION_STEPS, []
 
+    def give(self, batch: RolloutBatch) -> None:
+        """See `loop.Step`."""
+        self._batches = iter([batch.rollouts])
+
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """See `loop.Step`."""
         timer = StepTimer()

@@ -4,8 +4,8 @@ Reinforcement learning finds nothing in a model that never succeeds: examples sh
 of a task may be fallible; reinforcement learning corrects what they get wrong.
 """
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import ceil
 
@@ -19,7 +19,7 @@ from tinyzero_trainer.config import SftConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.sft import DEFAULT_EPOCHS, DEFAULT_STEPS
 from tinyzero_trainer.config.tasks import load_tasks
-from tinyzero_trainer.controller.loop import TrainResult, open_session
+from tinyzero_trainer.controller.loop import Session, TrainResult, open_session
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import from_parts, load_tokenizer, save_model
@@ -54,6 +54,19 @@ def fine_tune(
         Interrupted: a signal ended the run; a checkpoint was saved.
         TinyZeroError: anything else a user can cause.
     """
+    with open_fine_tuning(config, resume=resume, tasks=tasks, progress=progress) as (session, step, evaluation):
+        return session.train(step, evaluation)
+
+
+@contextmanager
+def open_fine_tuning(
+    config: SftConfig,
+    *,
+    resume: bool = False,
+    tasks: Mapping[str, Task] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[Session, SftStep, SftEvaluation]]:
+    """The session of `fine_tune`, and what it repeats."""
     compose({}, config.settings, needs_task=False)  # impossible settings stop here, not in the run that uses them
     if tasks is None:
         wrappers = config.as_train_config().wrappers_with_limit()
@@ -100,7 +113,7 @@ def fine_tune(
                 is_new=config.model.path is None,
             )
             with closing(batch_stream(batches, num_workers)) as stream:
-                return session.train(SftStep(config, workers, stream, state), evaluation)
+                yield session, SftStep(config, workers, stream, state), evaluation
 
 
 def _steps(config: SftConfig, file: ExampleFile | None, display: Progress) -> int:

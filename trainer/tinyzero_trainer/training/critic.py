@@ -100,7 +100,8 @@ class Critic(Learner):
             old, returns, weight = (to_device(column, batch.tokens.device) for column in columns)
             values = self.model(batch)
             loss, clipped = value_loss(values, old, returns, clip=self._own_settings.value_clip_range)
-            self._backward((torch.zeros_like(weight) if batch.is_padding else weight) * loss)
+            weight = torch.zeros_like(weight) if batch.is_padding else weight
+            self._backward(part, weight * loss, is_padding=batch.is_padding)
             if not batch.is_padding:
                 metrics.extend(loss=loss, clipped=clipped.float(), values=old, returns=returns)
         self._step(self._own_settings.learning_rate, metrics)

@@ -14,9 +14,10 @@ from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
 from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.training.diagnosis import Diagnosis, UpdateDiagnosis, nonfinite
 from tinyzero_trainer.training.logprobs import TokenModel
 from tinyzero_trainer.training.micro_batches import micro_batches
-from tinyzero_trainer.training.optimizer import Optimizer
+from tinyzero_trainer.training.optimizer import Optimizer, full_norms
 from tinyzero_trainer.training.packing import choose_layout
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
@@ -28,7 +29,7 @@ class Learner:
         self, model: TokenModel, trained: nn.Module, language_model: LanguageModel, optimizer: OptimizerConfig
     ) -> None:
         """`model` computes, `trained` has its parameters under the names of checkpoints; both sharded if they are."""
-        self._computes, self._settings, self._ranks = model, optimizer, ranks_of(model)
+        self._computes, self._trained, self._settings, self._ranks = model, trained, optimizer, ranks_of(model)
         self._optimizer = Optimizer(trained, optimizer)
         self._micro_batches = partial(
             micro_batches,
@@ -39,6 +40,7 @@ class Learner:
         )
         self._metrics, self._unfinished = MetricAccumulator(), MetricAccumulator()
         self._losses: list[Tensor] = []  # of the present mini-batch's micro-batches, [] each
+        self._diagnosis: Diagnosis | None = None
         self._stepping = Lock()
 
     @property
@@ -71,12 +73,29 @@ class Learner:
         self._computes.eval()
         self._optimizer.zero_grad()
         self._losses = []
+        if self._diagnosis is not None:
+            self._diagnosis.updates.append(UpdateDiagnosis())
 
-    def _backward(self, losses: Tensor) -> None:
-        """Add the gradient of a micro-batch's [tokens] weighted losses."""
+    def _backward(self, part: TrainingBatch, losses: Tensor, *, is_padding: bool) -> None:
+        """Add the gradient of a micro-batch, with the [tokens] weighted losses of these completions."""
         loss = losses.sum()
         loss.backward()
         self._losses.append(loss.detach())
+        if self._diagnosis is not None:
+            self._diagnosis.add(part, losses.detach(), self._optimizer.gradient_norms(), is_padding=is_padding)
+
+    def diagnose(self) -> None:
+        """Record the updates of the next step, for `diagnosis`."""
+        with on_device(self._computes):
+            norms = full_norms(dict(self._trained.named_parameters()))
+        self._diagnosis = Diagnosis(len(norms), nonfinite(norms))
+
+    def diagnosis(self) -> Diagnosis:
+        """Of the updates since `diagnose`, also of one that was the last before an UpdateError."""
+        assert self._diagnosis is not None
+        found, self._diagnosis = self._diagnosis, None
+        found.gather(self._ranks)
+        return found
 
     def _step(self, learning_rate: float, metrics: MetricAccumulator) -> None:
         with self._stepping:

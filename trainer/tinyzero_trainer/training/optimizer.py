@@ -1,6 +1,6 @@
 """The optimizer of one model: AdamW, gradient clipping, and updates skipped because they are not finite."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -88,16 +88,11 @@ class Optimizer:
         gradients = [shard.grad for shard in self._shards.values() if shard.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         norm = norm.where(loss.to(norm.device).isfinite(), torch.nan)
-        meshes = {parameter.device_mesh for parameter in self._parameters.values() if isinstance(parameter, DTensor)}
-        for mesh in meshes:  # at most one
-            if mesh.size() > 1:
-                squared = norm.to(mesh.device_type) ** 2
-                # Over all ranks, though each replica has all gradients: the norm's bits must be equal on all of them,
-                # or the replicas would drift apart.
-                dist.all_reduce(squared)
-                replicas = mesh.size() // mesh.shape[-1]
-                norm = (squared / replicas).sqrt().to(norm.device)
-        return norm
+        return _over_ranks(norm, self._parameters.values())
+
+    def gradient_norms(self) -> dict[str, float]:
+        """The norm of the gradient of each parameter that has one, over all ranks."""
+        return full_norms({name: value.grad for name, value in self._parameters.items() if value.grad is not None})
 
     def _moments(self) -> Iterator[Tensor]:
         for state in self._adamw.state.values():
@@ -145,6 +140,26 @@ class Optimizer:
     def _set(self, full_name: str, value: Tensor) -> None:
         key, _, name = full_name.partition("/")
         self._adamw.state[self._shards[name]][key].copy_(value)
+
+
+def _over_ranks(norms: Tensor, tensors: Iterable[Tensor]) -> Tensor:
+    """Norms over all ranks, from those over this rank's shards of the tensors."""
+    meshes = {tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor)}
+    for mesh in meshes:  # at most one
+        if mesh.size() > 1:
+            squared = norms.to(mesh.device_type) ** 2
+            # Over all ranks, though each replica has all gradients: the norm's bits must be equal on all of them,
+            # or the replicas would drift apart.
+            dist.all_reduce(squared)
+            replicas = mesh.size() // mesh.shape[-1]
+            norms = (squared / replicas).sqrt().to(norms.device)
+    return norms
+
+
+def full_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """The norm of each whole tensor; every rank must call it."""
+    own = torch.stack([torch.linalg.vector_norm(local_shard(tensor)).cpu() for tensor in tensors.values()])
+    return dict(zip(tensors, _over_ranks(own, tensors.values()).tolist(), strict=True))
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, sharded: bool) -> None:

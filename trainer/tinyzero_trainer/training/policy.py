@@ -152,8 +152,9 @@ class Policy(Learner):
             weight = jagged.select(weights, mini_batch.lengths, batch.indices)
             weight = to_device(torch.zeros_like(weight) if batch.is_padding else weight, batch.tokens.device)
             counted = MetricAccumulator() if batch.is_padding else metrics
-            loss = self._token_losses(batch, mini_batch.select(batch.indices), weight, settings, counted)
-            self._backward(weight * loss)
+            part = mini_batch.select(batch.indices)
+            loss = self._token_losses(batch, part, weight, settings, counted)
+            self._backward(part, weight * loss, is_padding=batch.is_padding)
         self._step(settings.learning_rate, metrics)
 
     def _token_losses(

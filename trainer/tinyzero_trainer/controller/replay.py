@@ -1,0 +1,107 @@
+"""A step of a run taken again, alone: what it did, and whether its metrics are those recorded. For `tinyzero replay`.
+
+The run is only read: what is resumed is a copy of it (`run_status.copy_run`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.controller.loop import Session, Step
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, SkippedUpdates, load_batch
+from tinyzero_trainer.monitoring.metrics_log import plain_number
+from tinyzero_trainer.training.diagnosis import Diagnosis
+from tinyzero_trainer.training.optimizer import UpdateError
+from tinyzero_trainer.utils.signals import left_at_once
+
+NOT_OF_THE_STEP = ("timing_", "perf/", "time/", "val-", "val/", "audit/")
+"""Metrics that depend on the clock, or are measured between steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A step taken again."""
+
+    run: Path
+    step: int
+    start: int
+    """The step of the checkpoint before it; 0 = the start of the run."""
+
+    kept_batch: bool
+    """Whether it trained on the batch that was kept, as an update of the step was skipped."""
+
+    error: str | None
+    """Why it ended early: too many updates in a row were skipped."""
+
+    models: Mapping[str, Diagnosis]
+    """Of policy and critic."""
+
+    metrics: Mapping[str, float | None]
+    """All but those that depend on the clock; empty if it ended early."""
+
+    recorded: Mapping[str, Any] | None
+    """The same as the run wrote them; None if it wrote no line for the step."""
+
+    @property
+    def differing(self) -> list[str]:
+        """Names of the metrics that are not equal to those recorded, to the last bit."""
+        if self.recorded is None or self.error is not None:
+            return []
+        names = sorted(self.metrics.keys() | self.recorded.keys())
+        missing = object()
+        return [name for name in names if self.metrics.get(name, missing) != self.recorded.get(name, missing)]
+
+
+class _NotKept(SkippedUpdates):
+    """Leaves batches and the display alone."""
+
+    def watch(self, batch: RolloutBatch, update: Callable[[], dict[str, float]]) -> dict[str, float]:
+        return update()
+
+
+def replay(run: Path, step: int, session: Session, training_step: Step, rows: list[dict[str, Any]]) -> Replayed:
+    """Take the steps of a session up to `step` (1-based), which is diagnosed.
+
+    The session is of a copy of `run`, whose metrics are `rows`.
+
+    Raises:
+        Stopped: a signal ended it.
+        TinyZeroError: a worker or a task failed.
+    """
+    state, workers = session.state, session.workers
+    kept, start, error = load_batch(RunDirectory(run).skipped_batch(step)), state.step, None
+    learners: dict[str, Any] = {"policy": workers.policy, "critic": workers.critic}
+    learners = {name: learner for name, learner in learners.items() if learner is not None}
+    training_step.skipped = _NotKept(session.run, workers.display.warn)
+    metrics: dict[str, float | None] = {}
+    with left_at_once(f"while step {step:,} was taken again"):
+        workers.display.train(step, done=start)
+        while state.step < step and error is None:
+            if state.step == step - 1:
+                for learner in learners.values():
+                    learner.diagnose()
+                if kept is not None:
+                    training_step.give(kept)
+            try:
+                rollouts, found = training_step.take(state.step + 1)
+            except UpdateError as skipped:
+                if state.step < step - 1:
+                    raise
+                error = str(skipped)
+            else:
+                state.step += 1
+                found |= state.add_totals(rollouts, found["timing_s/step"])
+                workers.display.step(state.step, found)
+                metrics = _of_step(found)
+                if training_step.failure is not None:
+                    raise training_step.failure
+        models = {name: learner.diagnosis() for name, learner in learners.items()}
+    recorded = next((_of_step(row) for row in rows if row["step"] == step), None)
+    return Replayed(run, step, start, kept is not None, error, models, {} if error else metrics, recorded)
+
+
+def _of_step(row: Mapping[str, Any]) -> dict[str, float | None]:
+    named = {name: value for name, value in row.items() if name != "step" and not name.startswith(NOT_OF_THE_STEP)}
+    return {name: None if value is None else plain_number(value) for name, value in named.items()}
