@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests import in_process_scoring
+from tests.faults import Fault, Faults
 from tinyzero_sdk.scoring import pool
 
 # No deadlines, because the machine may be busy. Every run draws other examples, so each may have few; `make nightly`
@@ -53,6 +54,14 @@ def scored_in_process(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 @pytest.fixture
 def real_workers() -> None:
     """Scoring in worker processes, as in a real run."""
+
+
+@pytest.fixture
+def fault_row(request: pytest.FixtureRequest) -> Iterator[Faults]:
+    """Checks a test's rows of docs/reliability.md."""
+    faults = Faults([Fault(*mark.args, **mark.kwargs) for mark in request.node.iter_markers("fault")])
+    yield faults
+    assert not faults.unchecked, "the test does not check its row"
 
 
 @pytest.fixture(scope="session")

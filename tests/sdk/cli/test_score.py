@@ -75,10 +75,18 @@ def test_clean_file_ends_with_zero_and_a_summary(run, write_task, source, tmp_pa
     assert [line.split()[:3] for line in out.splitlines()[-2:]] == [["ok", "1", "50.0%"], ["wrong", "1", "50.0%"]]
 
 
-def test_bad_rows_are_reported_with_their_lines_and_end_with_one(score, source, tmp_path):
+@pytest.mark.fault(
+    "F11",
+    "Lines of a file are damaged",
+    made="a line that is no JSON, and one without a completion, among two good ones",
+    seen="…:2: not JSON: …:4: no completion…",
+    kept="all other rows are scored; the bad ones are in no number",
+    code=1,
+)
+def test_bad_rows_are_reported_with_their_lines_and_end_with_one(fault_row, score, source, tmp_path):
     code, out, err = score(f"{json.dumps(GOOD)}\n[bold]\n{json.dumps(GOOD)}\n{{}}\n")
     first, second = err.splitlines()
-    assert code == 1
+    fault_row.check(err, code)
     assert first.startswith(f"{source}:2: not JSON: ")
     assert second.startswith(f"{source}:4: no completion")
     assert "2 bad rows not scored, and in no number above; accuracy 50.0% if they count as wrong" in out

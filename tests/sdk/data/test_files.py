@@ -87,11 +87,20 @@ def parquet(tmp_path):
     return path
 
 
-def test_truncated_parquet_is_refused(parquet):
+@pytest.mark.fault(
+    "F11",
+    "A Parquet file is cut off",
+    made="at every sixteenth of its length",
+    seen="… is not Parquet, or damaged…",
+    kept="nothing is trained on it",
+    code=2,
+)
+def test_truncated_parquet_is_refused(fault_row, parquet):
     whole = parquet.read_bytes()
     for sixteenth in range(16):
-        with pytest.raises(DataError, match="not Parquet, or damaged"):
+        with pytest.raises(DataError) as error:
             list(read_rows(write(parquet, whole[: len(whole) * sixteenth // 16])))
+        fault_row.check(error.value)
 
 
 def test_flipped_bits_never_read_as_other_data(parquet):

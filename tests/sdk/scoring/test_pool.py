@@ -122,11 +122,24 @@ def eventually(condition):
 
 
 @pytest.mark.slow
-def test_hostile_answers_cost_themselves_only(hostile, capfd):
+@pytest.mark.fault(
+    "F15",
+    (
+        "A scorer ends its process, takes 100 GB, prints, changes the ground truth; or loops in Python, C or a "
+        "regex, deaf to signals"
+    ),
+    made="ten such answers among 190 right ones",
+    seen="timeout, timeout, timeout, timeout, error, error, error, error, wrong, wrong",
+    kept=(
+        "each costs itself alone: killed at its deadline, its worker replaced, all others scored; stdout has none of it"
+    ),
+)
+def test_hostile_answers_cost_themselves_only(fault_row, hostile, capfd):
     completions, truths = mixed_with_right(list(REASONS), 200)
     with ScoringPool(hostile, workers=2, timeout=0.5) as pool:
         scores = pool.score(completions, truths)
     assert reasons_of(completions, scores) == REASONS
+    fault_row.check(", ".join(REASONS.values()))
     assert sum(score.correct for score in scores) == 200 - len(REASONS)
     assert all(score.value == 0.0 for score in scores if not score.correct)
     assert pool.counts == {"timeout": 4, "error": 4}
@@ -158,7 +171,14 @@ def test_timeout_is_per_answer_not_per_batch(hostile):
 
 
 @pytest.mark.slow
-def test_answers_done_before_a_kill_are_not_done_again(hostile, tmp_path):
+@pytest.mark.fault(
+    "F13",
+    "A scorer hangs and has started a child",
+    made="it sleeps for a minute, beside a `sleep` of its own",
+    seen="timeout",
+    kept="what was scored before it is not scored again; its child is killed with it",
+)
+def test_answers_done_before_a_kill_are_not_done_again(fault_row, hostile, tmp_path):
     log, child = tmp_path / "log", tmp_path / "child"
     answers = [f"log {log}", f"log {log}", f"child {child}", *range(3, 16)]
     with ScoringPool(hostile, timeout=0.5) as pool:  # one worker takes 16 answers in jobs of four
@@ -166,6 +186,7 @@ def test_answers_done_before_a_kill_are_not_done_again(hostile, tmp_path):
     assert [score.reason for score in scores] == ["wrong", "wrong", "timeout"] + ["ok"] * 13
     assert log.read_text() == "scored\n" * 2
     assert eventually(lambda: not is_alive(int(child.read_text())))
+    fault_row.check(scores[2].reason)
 
 
 @pytest.mark.slow

@@ -313,7 +313,14 @@ def test_batches_of_large_rows_are_small(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("source", FORMATS)
-def test_many_blocks_and_several_workers_keep_every_row_in_order(write_task, tmp_path, source, small_blocks):
+@pytest.mark.fault(
+    "F21",
+    "Rows are scored by several processes at once",
+    made="one and three workers, over small blocks",
+    seen="",
+    kept="the same rows in the same order with the same scores",
+)
+def test_many_blocks_and_several_workers_keep_every_row_in_order(fault_row, write_task, tmp_path, source, small_blocks):
     """Rows on which the scorer raises are among them, and are written like any other."""
     code = "@hookimpl\ndef score(answer, ground_truth): return 1 / (answer != '7') * (answer == str(ground_truth))"
     task = load_task(write_task(score=code))
@@ -324,6 +331,7 @@ def test_many_blocks_and_several_workers_keep_every_row_in_order(write_task, tmp
     assert (tmp_path / f"1.{source}").read_bytes() == (tmp_path / f"3.{source}").read_bytes()
     reasons = [(n, "error" if n % 10 == 7 else "ok" if n % 10 < 5 else "wrong") for n in range(420)]
     assert [(row["id"], row["reason"]) for row in read_rows(tmp_path / f"3.{source}")] == reasons
+    fault_row.check("")
 
 
 def test_string_views_are_scored(task, tmp_path):

@@ -84,9 +84,18 @@ def test_refused_score(returned):
         (Score(0.0, None), r"score returned correct=None \(NoneType\); expected True or False"),
     ],
 )
-def test_refusal_says_what_was_returned_and_expected(returned, message):
-    with pytest.raises(BrokenTaskError, match=message):
+@pytest.mark.fault(
+    "F14",
+    "A scorer returns NaN, a text, a number that no float holds, an impossible Score",
+    made="it does, and numpy's numbers, None, infinity, lists in the tests beside it",
+    seen="score returned …; expected …",
+    kept="the completion counts as failed, not as 0: it is in no mean and no advantage",
+    code=2,
+)
+def test_refusal_says_what_was_returned_and_expected(fault_row, returned, message):
+    with pytest.raises(BrokenTaskError, match=message) as error:
         guard(None).check(returned, "3")
+    fault_row.check(error.value)
 
 
 def test_full_marks_are_the_end_of_the_range():

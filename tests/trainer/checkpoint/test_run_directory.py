@@ -46,7 +46,15 @@ def test_everything_has_its_place(path):
 
 
 @pytest.mark.slow
-def test_a_second_trainer_is_refused_and_the_process_that_holds_it_named(path):
+@pytest.mark.fault(
+    "F3",
+    "Two trainers in one directory",
+    made="a second process opens the run while the first holds it",
+    seen="… is in use by process …, started 20…; wait or stop it",
+    kept="the first run, undisturbed; once it is killed, the directory is free",
+    code=2,
+)
+def test_a_second_trainer_is_refused_and_the_process_that_holds_it_named(fault_row, path):
     program = """
 import sys
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
@@ -57,7 +65,9 @@ with RunDirectory.open(sys.argv[1]):
     words = [sys.executable, "-c", program, str(path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "in\n"
-        assert f"is in use by process {first.pid}, started 20" in refusal(path)
+        refused = refusal(path)
+        assert f"is in use by process {first.pid}, started 20" in refused
+        fault_row.check(refused, RunDirectoryError.exit_code)
         first.send_signal(signal.SIGKILL)
         first.wait(timeout=10)
         with RunDirectory.open(path):  # the system gave the lock back

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.faults import Faults
 from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_policy, synthetic_batch
 from tests.trainer.distributed.test_ranks import OPTIMIZER, copies
 from tests.trainer.processes import on_ranks
@@ -147,8 +148,15 @@ FOUR = pytest.mark.nightly(reason="four processes; replicas and sequence-paralle
         ),
     ],
 )
+@pytest.mark.fault(
+    "F16",
+    "A run is resumed on another number of ranks",
+    made="saved on two (and four), loaded on one and three; whole models and LoRA, policy and critic",
+    seen="",
+    kept="weights to the bit; values and log-probabilities to 1e-5, gradient norms to rounding",
+)
 def test_a_run_saved_on_several_ranks_resumes_on_one_and_three(
-    count: int, options: FsdpOptions, toy_model: LanguageModel, tmp_path: Path
+    fault_row: Faults, count: int, options: FsdpOptions, toy_model: LanguageModel, tmp_path: Path
 ) -> None:
     save_model(tmp_path / "start", toy_model)
     start, saved = str(tmp_path / "start"), str(tmp_path / "saved")
@@ -175,6 +183,7 @@ def test_a_run_saved_on_several_ranks_resumes_on_one_and_three(
                     torch.testing.assert_close(results[key][name], value, rtol=0, atol=1e-3)
             else:
                 torch.testing.assert_close(results[key], expected, rtol=0, atol=1e-5)
+    fault_row.check("")
 
 
 @pytest.mark.slow

@@ -102,18 +102,32 @@ def test_the_newest_intact_one_is_taken_and_the_others_are_reported(root):
     )
 
 
-def test_if_every_one_is_damaged_resuming_stops(root):
+@pytest.mark.fault(
+    "F18",
+    "Every checkpoint is damaged",
+    made="a file is deleted from each",
+    seen="all checkpoints in … are damaged: …step_20/empty: No such file…step_10…; start…",
+    kept="the files as they are",
+    code=2,
+)
+def test_if_every_one_is_damaged_resuming_stops(fault_row, root):
     for step in (10, 20):
         (root / f"step_{step}" / "empty").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"all checkpoints .* are damaged: .*step_20/empty: No such file.*step_10.*; start"
-    ):
+    with pytest.raises(CheckpointError) as error:
         latest(root)
+    fault_row.check(error.value)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*content(20), "manifest.json"])
-def test_any_changed_byte_is_found(root, name):
+@pytest.mark.fault(
+    "F18",
+    "A checkpoint is tampered with",
+    made="each byte of each file is changed in turn",
+    seen="step_20/…",
+    kept="the newest sound checkpoint is taken, and the others are named",
+)
+def test_any_changed_byte_is_found(fault_row, root, name):
     file = root / "step_20" / name
     intact = file.read_bytes()
     for position in range(len(intact)):
@@ -121,7 +135,9 @@ def test_any_changed_byte_is_found(root, name):
         with pytest.raises(DamagedCheckpointError):
             verify(root / "step_20")
     file.write_bytes(intact[:-1] if intact else b"!")
-    assert latest(root).step == 10
+    found = latest(root)
+    assert found.step == 10
+    fault_row.check(found.skipped)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +160,20 @@ def test_a_renamed_checkpoint_is_refused(root):
     assert latest(root).skipped == (f"{root}/step_99 holds step 20; rename it back",)
 
 
-def test_sweep_deletes_temporary_checkpoints_only(root):
+@pytest.mark.fault(
+    "F3",
+    "What a killed save has left lies about",
+    made="the directories are made by hand, and others with similar names",
+    seen="",
+    kept="all that is not the run's own litter, which is removed at the next start",
+)
+def test_sweep_deletes_temporary_checkpoints_only(fault_row, root):
     foreign = ["step_20.tmp-backup", "notes", "step_20.bak"]
     for name in [*foreign, f"step_30.tmp-{'0f' * 16}"]:
         (root / name).mkdir()
     sweep(root)
     assert names(root) == sorted([*foreign, "step_10", "step_20"])
+    fault_row.check("")
 
 
 def test_a_disk_with_too_little_space_is_refused_before_anything_is_written(root):
@@ -185,10 +209,19 @@ def test_everything_is_on_the_disk_before_the_rename_and_the_rename_before_the_r
     assert whole.startswith("step_30.tmp-")
 
 
-def test_a_vanished_directory_is_not_made_again(root):
+@pytest.mark.fault(
+    "F19",
+    "The run's directory vanishes while it trains",
+    made="it is deleted before a save",
+    seen="cannot save …: No such file or directory …the directory is gone…",
+    kept="nothing is made anew in its place",
+    code=2,
+)
+def test_a_vanished_directory_is_not_made_again(fault_row, root):
     shutil.rmtree(root)
-    with pytest.raises(CheckpointError, match=r"No such file or directory .*the directory is gone"):
+    with pytest.raises(CheckpointError) as error:
         save(root, 30, filler(30), meta=META)
+    fault_row.check(error.value)
     assert not root.exists()
 
 
@@ -288,7 +321,15 @@ def assert_whole(copy):
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_the_newest_checkpoint_is_whole(root, tmp_path):
+@pytest.mark.fault(
+    "F2",
+    "The process is killed while it saves",
+    made="it exits before each system call of a save in turn, and in the middle of each file",
+    seen="",
+    kept="the checkpoint before it, or the new one: whole, and nothing between",
+    code=137,
+)
+def test_killed_at_any_moment_the_newest_checkpoint_is_whole(fault_row, root, tmp_path):
     def save_and_die(copy, at):
         save_with_fault(copy, at, lambda: os._exit(137), WRITES + DELETES)
 
@@ -303,6 +344,7 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole(root, tmp_path):
         assert latest(copy).step == 40
         assert len(names(copy)) == 2
     assert seen == {20, 30}
+    fault_row.check("", code)
 
 
 @pytest.mark.slow

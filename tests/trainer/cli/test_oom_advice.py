@@ -65,7 +65,18 @@ def configure(warm_model: Path, toy_task: str, tmp_path: Path) -> Configure:
         (Policy, "load", "the checkpoint was loaded"),
     ],
 )
-def test_the_run_resumes_with_what_is_advised(owner, name, phase, configure, tmp_path, monkeypatch):
+@pytest.mark.fault(
+    "F9",
+    "The GPU's memory runs out, and nothing smaller is left to try",
+    made="torch.OutOfMemoryError in each phase",
+    seen=(
+        "the GPU's memory ran out while … (Tried to allocate 4.64 GiB); resume from the last checkpoint with "
+        "--resume memory.…"
+    ),
+    kept="the newest checkpoint, from which the run goes on with the settings named",
+    code=2,
+)
+def test_the_run_resumes_with_what_is_advised(fault_row, owner, name, phase, configure, tmp_path, monkeypatch):
     gae = {"algorithm__advantage_estimator": "gae"} if owner is Critic else {}
     config = configure(run__device="auto", **gae)
     resume = name == "load"
@@ -84,6 +95,7 @@ def test_the_run_resumes_with_what_is_advised(owner, name, phase, configure, tmp
     message, _, advice = str(error.value).partition(RESUME)
     assert message == f"the GPU's memory ran out while {phase} (Tried to allocate 4.64 GiB)"
     assert not torch.distributed.is_initialized()
+    fault_row.check(error.value)
     train(resume_config(tmp_path / "run", parse_overrides(advice.split())), resume=True)
     assert (tmp_path / "run/checkpoints/step_3").exists()
 

@@ -79,6 +79,13 @@ def test_groups_of_equally_right_answers_are_replaced(groups, prompts, rounds, d
     assert collect(monkeypatch, groups, prompts=prompts, rounds=rounds) == ([list(range(drawn)), kept], drawn)
 
 
-def test_without_any_group_to_learn_from_the_step_still_has_a_batch(monkeypatch) -> None:
+@pytest.mark.fault(
+    "F20",
+    "All rewards of all groups are equal",
+    made="each group's completions are equally wrong, in every round of dynamic sampling",
+    seen="step 1: the answers within each of 6 groups are equally right",
+    kept="the run goes on with advantages of 0; nothing is divided by 0",
+)
+def test_without_any_group_to_learn_from_the_step_still_has_a_batch(fault_row, monkeypatch) -> None:
     assert collect(monkeypatch, [EQUAL] * 6, prompts=2, rounds=2) == ([[0, 1, 2, 3, 4, 5], [0, 1]], 6)
-    assert LOGGED == ["step 1: the answers within each of 6 groups are equally right"]
+    fault_row.check(LOGGED[0])

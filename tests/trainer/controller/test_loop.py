@@ -130,13 +130,22 @@ def test_metrics_carry_verls_names(whole):
         (loop, "plot_curve", 1),  # everything is done
     ],
 )
-def test_a_run_killed_anywhere_resumes_to_the_same_metrics(owner, name, call, config, whole, monkeypatch):
+@pytest.mark.fault(
+    "F17",
+    "A run is killed between or within its phases, and resumed",
+    made="the process is gone in rollouts, updates, evaluations, saving and drawing",
+    seen="",
+    kept="metrics and weights are those of a run that was never interrupted, on the CPU to the bit",
+    code="137",
+)
+def test_a_run_killed_anywhere_resumes_to_the_same_metrics(fault_row, owner, name, call, config, whole, monkeypatch):
     run = config()
     with killed(monkeypatch, owner, name, call):
         train(run)
     output = train(run, resume=True).output
     assert lines(output) == lines(whole.output)
     assert_same_weights(output, whole.output, STEPS)
+    fault_row.check("")
 
 
 @pytest.mark.slow
@@ -152,13 +161,22 @@ def test_a_run_killed_anywhere_resumes_to_the_same_metrics(owner, name, call, co
         (store, "save", 1, 2, signal.SIGQUIT),
     ],
 )
+@pytest.mark.fault(
+    "F4",
+    "SIGTERM, SIGHUP, SIGQUIT or SIGUSR1 (SIGINT too), in each phase",
+    made="the process sends it to itself while it starts, samples, scores, updates, evaluates or saves",
+    seen="step …resume with: tinyzero train …--resume",
+    kept="every whole step; an update under way is finished first",
+    code="128 and the signal's number",
+)
 def test_a_signal_saves_what_is_done_and_the_run_resumes_from_there(
-    owner, name, call, saved, number, config, whole, monkeypatch
+    fault_row, owner, name, call, saved, number, config, whole, monkeypatch
 ):
     run, terminate = config(), partial(os.kill, os.getpid(), number)
     with on_call(monkeypatch, owner, name, call, terminate), pytest.raises(Interrupted, match="--resume") as stopped:
         train(run)
     assert stopped.value.exit_code == 128 + number
+    fault_row.check(str(stopped.value))
     assert latest_step(run) == saved
     assert lines(train(run, resume=True).output) == lines(whole.output)
 
@@ -185,7 +203,17 @@ def test_an_engine_that_fails_for_good_costs_no_step_that_is_whole(method, call,
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_for_a_while_costs_nothing(config, whole, capsys, monkeypatch):
+@pytest.mark.fault(
+    "F1",
+    "The disk is full for a while",
+    made="writing metrics raises ENOSPC for two steps",
+    seen=(
+        "the run goes on, and its metrics wait in memory until they can be written…trying again after each step, "
+        "for 2 steps at most"
+    ),
+    kept="everything",
+)
+def test_a_disk_that_is_full_for_a_while_costs_nothing(fault_row, config, whole, capsys, monkeypatch):
     def write(log: MetricsLog) -> None:
         if b'"step": 3,' in log._waiting and b'"step": 5,' not in log._waiting:
             raise MetricsError("cannot write: No space left on device")
@@ -196,7 +224,9 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(config, whole, capsys, mo
     run = config()
     train(run)
     assert lines(run.run.output) == lines(whole.output)
-    warned = [line for line in capsys.readouterr().err.splitlines() if "No space left" in line]
+    printed = capsys.readouterr().err
+    fault_row.check(printed)
+    warned = [line for line in printed.splitlines() if "No space left" in line]
     assert [line.rpartition("; ")[2] for line in warned] == [
         "the run goes on, and its metrics wait in memory until they can be written",
         "trying again after each step, for 2 steps at most",
@@ -204,7 +234,21 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(config, whole, capsys, mo
 
 
 @pytest.mark.slow
-def test_a_disk_that_stays_full_ends_the_run_in_one_line_with_the_last_checkpoint(config, monkeypatch):
+@pytest.mark.fault(
+    "F1",
+    "The disk is full while a checkpoint is saved, and stays so",
+    made="writing the weights raises ENOSPC from the second checkpoint on",
+    seen=(
+        "cannot save …/step_6: No space left on device…; earlier checkpoints are intact; once it can be written, "
+        "resume with: tinyzero train …"
+    ),
+    kept=(
+        "all checkpoints before it, and nothing of the half one; it is tried again after each step until the "
+        "next is due"
+    ),
+    code=2,
+)
+def test_a_disk_that_stays_full_ends_the_run_in_one_line_with_the_last_checkpoint(fault_row, config, monkeypatch):
     def export(policy: Policy, directory: Path) -> None:
         if list(directory.parent.glob("step_2")):
             raise OSError(28, "No space left on device")
@@ -213,8 +257,9 @@ def test_a_disk_that_stays_full_ends_the_run_in_one_line_with_the_last_checkpoin
     exported = Policy.export
     monkeypatch.setattr(Policy, "export", export)
     run = config(run__steps=9)
-    with pytest.raises(TinyZeroError, match=r"step_6: No space left .* earlier checkpoints are intact; once it can be"):
+    with pytest.raises(TinyZeroError) as error:
         train(run)
+    fault_row.check(error.value)
     assert [path.name for path in (Path(run.run.output) / "checkpoints").iterdir()] == ["step_2"]
 
 

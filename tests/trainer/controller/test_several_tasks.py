@@ -139,11 +139,23 @@ def test_a_killed_run_resumes_to_the_same_metrics(configure, whole, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_a_broken_scorer_is_named(configure, toy_task, tmp_path):
+@pytest.mark.fault(
+    "F12",
+    "A task's scorer raises",
+    made="in each completion of one task of two",
+    seen="the scorer of task 'bad' failed on … of … completions…",
+    kept=(
+        "below `reward.max_failure_rate` the failed ones are masked and counted, and the run goes on; above it, "
+        "all steps so far"
+    ),
+    code=2,
+)
+def test_a_broken_scorer_is_named(fault_row, configure, toy_task, tmp_path):
     tasks = {"good": {"task": toy_task}, "bad": {"task": toy_task, "options": {"fail": True}}}
     run = configure(tmp_path / "run", tasks=tasks, reward__max_failure_rate=0.0, curriculum={})
-    with pytest.raises(BrokenTaskError, match=r"the scorer of task 'bad' failed on \d+ of \d+ completions"):
+    with pytest.raises(BrokenTaskError) as error:
         train(run)
+    fault_row.check(error.value)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from tests.faults import Faults
 from tests.trainer.runs import Configure, lines, short_run
 from tests.trainer.samples import make_sample
 from tinyzero_sdk.settings import read_toml
@@ -50,8 +51,20 @@ def configure(warm_model: Path, toy_task: str, tmp_path: Path) -> Configure:
     return lambda name, **changes: short_run(warm_model, tmp_path / name, **settings | changes)
 
 
+@pytest.mark.fault(
+    "F9",
+    "The GPU's memory runs out",
+    made=(
+        "a forward pass of more than 32 tokens raises torch.OutOfMemoryError, in policy or critic, with "
+        "gradients or without"
+    ),
+    seen=(
+        "the GPU's memory ran out (Tried to allocate 4.64 GiB): optimizer.micro_batch_tokens is 32 from here on, not 64"
+    ),
+    kept="everything: the pass is repeated with half the tokens, and the metrics are those of a run with 32",
+)
 def test_a_run_goes_on_with_half_the_tokens_and_the_same_metrics(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault_row: Faults, configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     half = train(configure("half", optimizer__micro_batch_tokens=FITS)).output
     for model, training in product((PolicyModel, ValueModel), (False, True)):
@@ -70,6 +83,7 @@ def test_a_run_goes_on_with_half_the_tokens_and_the_same_metrics(
             halved = train(configure(f"{model.__name__} {training}")).output
         printed = capsys.readouterr()
         assert (printed.out + printed.err).count(LINE) == 1
+        fault_row.check(printed.out + printed.err)
         for ours, theirs in zip(lines(halved), lines(half), strict=True):
             assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
         assert read_toml(halved / "config.toml")["optimizer"]["micro_batch_tokens"] == FITS

@@ -20,6 +20,7 @@ import pytest
 import tomli_w
 import torch
 
+from tests.faults import Faults
 from tests.trainer import runs
 from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
@@ -317,7 +318,30 @@ def check_death(output: str, named: str, run: TrainConfig) -> None:
     assert "raylet" not in output
 
 
-def test_engine_and_scorer_are_restarted_and_a_dead_rank_ends_a_run_that_can_be_resumed(folder: Path) -> None:
+@pytest.mark.fault(
+    "F5",
+    "A worker of Ray dies",
+    made="SIGKILL to an engine, a scorer, then a training rank",
+    seen=(
+        "policy rank … of 2 (process … on …) has died: it was killed from outside, or exited at once; step … is "
+        "saved; resume with: tinyzero train …"
+    ),
+    kept=(
+        "engine and scorer are restarted and their work repeated; after a rank, the newest step is saved; no "
+        "process is left"
+    ),
+    code=2,
+)
+@pytest.mark.fault(
+    "F6",
+    "A restarted worker has lost its state",
+    made="the engine is killed after the first step",
+    seen="the rollout engine (process … on …) has died: …; it is restarted, and its work repeated",
+    kept="it gets the policy's weights before it generates: metrics are those of a run without Ray",
+)
+def test_engine_and_scorer_are_restarted_and_a_dead_rank_ends_a_run_that_can_be_resumed(
+    fault_row: Faults, folder: Path
+) -> None:
     run = make_config(folder, "run", **RANKS, rollout__num_engines=1, run__steps=10_000)
     with running(run) as process:
         for step, kind in ((1, "RolloutActor"), (2, "RewardActor"), (4, "TrainerActor")):
@@ -328,6 +352,8 @@ def test_engine_and_scorer_are_restarted_and_a_dead_rank_ends_a_run_that_can_be_
         message = rf"^{named} \(process \d+ on \S+\) has died: .*; it is restarted, and its work repeated"
         assert len(re.findall(message, output, re.MULTILINE)) == 1, output
     check_death(output, r"policy rank [01] of 2", run)
+    fault_row.check(output, 2)
+    fault_row.check(output, of="F6")
     alone = train(make_config(folder, "alone", run__steps=5, checkpoint__every=0))  # evaluates after the last step
     for ours, theirs in zip(lines(run.run.output)[1:5], lines(alone.output)[1:5], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-4)

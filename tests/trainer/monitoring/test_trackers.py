@@ -134,12 +134,23 @@ def test_an_error_is_reported_once_and_ends_the_tracker_alone(tmp_path, fake_wan
 
 
 @pytest.mark.slow
-def test_without_a_server_wandb_records_offline(tmp_path, fake_wandb):
+@pytest.mark.fault(
+    "F10",
+    "W&B cannot be reached",
+    made="its URL is a closed port",
+    seen=(
+        "wandb: recording offline (http://127.0.0.1:9 cannot be reached: …); upload with: wandb sync "
+        "…/wandb/offline-run-*"
+    ),
+    kept="the run, and every point on the disk",
+)
+def test_without_a_server_wandb_records_offline(fault_row, tmp_path, fake_wandb):
     fake_wandb(server="http://127.0.0.1:9")
     (message,) = run(tmp_path, "wandb")
     assert message.startswith("wandb: recording offline (http://127.0.0.1:9 cannot be reached: [Errno 111]")
     assert message.endswith(f"); upload with: wandb sync {tmp_path}/wandb/offline-run-*")
     assert len(logged(tmp_path)) == 3
+    fault_row.check(message)
 
 
 @pytest.mark.slow
@@ -155,7 +166,17 @@ def test_without_a_server_wandb_records_offline(tmp_path, fake_wandb):
         "import subprocess\nsubprocess.Popen(['sleep', '1000'])\nRun.finish = lambda self: HANG()",
     ],
 )
-def test_a_hang_never_blocks_a_step_and_is_ended_with_its_processes(tmp_path, fake_wandb, monkeypatch, hang):
+@pytest.mark.fault(
+    "F10",
+    "A tracker hangs",
+    made="at import, at its start, with a step, at its end, deaf to signals or with children",
+    seen=(
+        "wandb: it did not finish in time; metrics.jsonl has everything, to record it there later: tinyzero runs "
+        "--send …"
+    ),
+    kept="the run, delayed by less than a second; no process is left",
+)
+def test_a_hang_never_blocks_a_step_and_is_ended_with_its_processes(fault_row, tmp_path, fake_wandb, monkeypatch, hang):
     for name in ("START_SECONDS", "FINISH_SECONDS"):
         monkeypatch.setattr(trackers, name, 0.2)
     monkeypatch.setattr(trackers, "MOST_WAITING", 10)
@@ -165,6 +186,7 @@ def test_a_hang_never_blocks_a_step_and_is_ended_with_its_processes(tmp_path, fa
         tmp_path, "wandb", steps=200, then=lambda observers: groups.append(observers._trackers[0]._process.pid)
     )
     assert messages == [ended(tmp_path, "it did not finish in time")]
+    fault_row.check(messages[0])
     left = [one for one in psutil.process_iter() if os.getpgid(one.pid) == groups[0]]
     assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
 
@@ -264,7 +286,17 @@ def test_tensorboard_reads_what_was_written(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_the_tracker_alone(tmp_path):
+@pytest.mark.fault(
+    "F10",
+    "A tracker's disk is full",
+    made="its process may write 2,000 bytes",
+    seen=(
+        "tensorboard: OSError: [Errno 27] File too large; metrics.jsonl has everything, to record it there "
+        "later: tinyzero runs --send …"
+    ),
+    kept="the run",
+)
+def test_a_full_disk_costs_the_tracker_alone(fault_row, tmp_path):
     pytest.importorskip("tensorboard")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     messages = []
@@ -277,7 +309,7 @@ def test_a_full_disk_costs_the_tracker_alone(tmp_path):
         for step in range(200):
             observers.log(step, {"critic/score/mean": step / 4})
     (message,) = messages
-    assert message.startswith("tensorboard: OSError: [Errno 27] File too large; metrics.jsonl has everything")
+    fault_row.check(message)
 
 
 def scalars(directory):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.faults import Faults
 from tests.trainer.rollout.fake_vllm import PROMPTS, Engines, expected
 from tests.trainer.rollout.fake_vllm import _quick as _quick
 from tinyzero_trainer.errors import EngineDiedError, VllmError
@@ -134,11 +135,26 @@ def test_it_may_fail_in_any_call(method: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
-def test_after_its_last_restart_the_reason_and_the_log_are_reported(restarts: int) -> None:
+@pytest.mark.fault(
+    "F7",
+    "vLLM dies, again and again",
+    made=(
+        "its process ends in the first step of each attempt (hangs, errors, too few or empty completions are in "
+        "the tests beside it)"
+    ),
+    seen="its process ended (OutOfMemoryError: CUDA…lower vllm.gpu_memory_gb…",
+    kept=(
+        "it is restarted with the current weights and the batch repeated, `vllm.max_restarts` times; then every "
+        "whole step is saved"
+    ),
+    code=2,
+)
+def test_after_its_last_restart_the_reason_and_the_log_are_reported(fault_row: Faults, restarts: int) -> None:
     fake = Engines(*[("step", 1, "dies")] * 9, max_restarts=restarts, log_reason=lambda: "OutOfMemoryError: CUDA")
     vllm = fake.restarting()
-    with pytest.raises(EngineDiedError, match=r"its process ended \(OutOfMemoryError: CUDA.*lower vllm.gpu_memory_gb"):
+    with pytest.raises(EngineDiedError) as error:
         vllm.generate(PROMPTS, 1, SamplingParams(3), seed=0)
+    fault_row.check(error.value)
     assert fake.log.count("start") == 1 + restarts
 
 
