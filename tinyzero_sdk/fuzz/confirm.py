@@ -5,7 +5,6 @@ A completion blamed for either is tried again, alone and in fresh processes, and
 
 import pickle
 import random
-import resource
 import time
 import warnings
 from functools import partial
@@ -19,7 +18,7 @@ from tinyzero_sdk.fuzz.items import FuzzItem
 from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess
+from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess, limit_memory
 
 TIMES = 2  # times that a blamed completion must fail again
 _START_SECONDS = 120.0  # for Python, the task's imports and a first score
@@ -82,7 +81,7 @@ def try_again(
 ) -> None:
     """What the process does (see `worker.Service`): one completion, after what a task does on its first calls."""
     warnings.simplefilter("ignore")
-    resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
+    limit_memory(memory_limit)
     differential = DifferentialOracle(task, timer)
     differential.preparing()
     try:

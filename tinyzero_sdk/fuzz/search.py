@@ -6,7 +6,6 @@ alone, and runs until the parent ends it.
 
 import pickle
 import random
-import resource
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -27,7 +26,7 @@ from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.completions import malformed, mutate
 from tinyzero_sdk.testing.ground_truth_mutation import fit
 from tinyzero_sdk.testing.shrinking import shrink_pair
-from tinyzero_sdk.workers.process import SharedTimer, to_picklable_error
+from tinyzero_sdk.workers.process import SharedTimer, limit_memory, to_picklable_error
 
 BATCH = 256
 BATCH_MARK = b"B"
@@ -91,7 +90,7 @@ class SearchSettings:
 def run_search(task: Task, connection: Connection, timer: SharedTimer, *, settings: SearchSettings) -> None:
     """Search until the parent ends the process."""
     warnings.simplefilter("ignore")  # a scorer's warnings are no findings
-    resource.setrlimit(resource.RLIMIT_AS, (settings.memory_limit, settings.memory_limit))
+    limit_memory(settings.memory_limit)
     try:
         _FuzzSearch(task, connection, timer, settings).run()
     except (EOFError, BrokenPipeError):

@@ -8,7 +8,6 @@ first for each completion by itself, then for each group, which fails as a whole
 import math
 import os
 import pickle
-import resource
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Reason, Score, ScoreColumns
 from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, unpacked
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import ClosesOnExit, SharedTimer, WorkerProcess
+from tinyzero_sdk.workers.process import ClosesOnExit, SharedTimer, WorkerProcess, limit_memory, memory_allowed
 
 _FIRST_JOB = 64  # answers sent to a worker at a time, until it is known how long they take
 _LARGEST_JOB = 4096
@@ -391,17 +390,18 @@ class _Worker:
 
 def score_answers(task: Task, connection: Connection, timer: SharedTimer, *, memory_limit: int) -> None:
     """What a scoring worker does (see `workers.process.Service`): batches in, their scores out."""
-    at_start = _address_space()
-    if at_start >= memory_limit:
+    at_start, limit = _address_space(), memory_allowed(memory_limit)
+    if at_start >= limit:
+        setting = "memory_limit_gb" if limit == memory_limit else "that of the system (ulimit -v)"
         connection.send(
             BrokenTaskError(
                 f"task {task.name!r} takes {at_start / 2**30:.1f} GiB of address space before the first answer, "
-                f"the limit is {memory_limit / 2**30:.1f}; raise memory_limit_gb"
+                f"the limit is {limit / 2**30:.1f}; raise {setting}"
             )
         )
         return
-    resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    enough = (at_start + memory_limit) // 2
+    limit_memory(limit)
+    enough = (at_start + limit) // 2
     try:
         while _answer(connection.recv(), task, connection, timer, enough):
             pass

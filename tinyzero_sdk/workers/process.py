@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -161,6 +162,18 @@ def _serve(connection: Connection, timer: SharedTimer) -> None:
         return
     connection.send(None)
     service(task, connection, timer)
+
+
+def memory_allowed(limit: int) -> int:
+    """Bytes of address space: the limit, or the system's own (`ulimit -v`) if that is lower."""
+    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
+    return limit if allowed == resource.RLIM_INFINITY else min(limit, allowed)
+
+
+def limit_memory(limit: int) -> None:
+    """Limit this process's address space."""
+    limit = memory_allowed(limit)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def to_picklable_error(error: BaseException) -> TinyZeroError:

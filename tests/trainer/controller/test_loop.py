@@ -278,6 +278,30 @@ def test_a_run_whose_newest_checkpoint_lacks_its_optimizer_resumes_from_the_one_
 
 
 @pytest.mark.slow
+@pytest.mark.fault(
+    "directory",
+    "The run's directory is renamed or deleted while it trains",
+    made="it is renamed during step 3",
+    seen=(
+        "cannot save …/step_4: No such file or directory (the directory is gone); no checkpoint is saved yet; once it "
+        "can be written, start again"
+    ),
+    kept="what was saved, wherever it is now: the run can be resumed there; nothing is made anew in the old place",
+    code=2,
+)
+def test_a_run_whose_directory_is_renamed_ends_in_one_line(fault_row, config, tmp_path, monkeypatch):
+    run = config(checkpoint__every=1)
+    with (
+        on_call(monkeypatch, TrainingStep, "take", 3, lambda: os.rename(run.run.output, tmp_path / "elsewhere")),
+        pytest.raises(TinyZeroError) as error,
+    ):
+        train(run)
+    fault_row.check(error.value)
+    assert not Path(run.run.output).exists()
+    assert store.latest(tmp_path / "elsewhere/checkpoints").step == 2
+
+
+@pytest.mark.slow
 def test_a_finished_run_can_be_lengthened(config, whole):
     train(config("short", run__steps=2))
     longer = config("short")

@@ -88,7 +88,7 @@ class RunDirectory:
         with errors_in_one_line(self.path):
             if resume and not self.config.exists():
                 raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
-            if not resume and self.checkpoints.is_dir() and any(checkpoint.sealed(self.checkpoints)):
+            if not resume and any(checkpoint.sealed(self.checkpoints)):
                 command = "sft" if self.config.exists() and is_sft(read_toml(self.config)) else "train"
                 command = f"tinyzero {command} --output {shlex.quote(str(self.path))} --resume"
                 raise RunDirectoryError(
@@ -154,4 +154,4 @@ def errors_in_one_line(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RunDirectoryError(f"cannot write {error.filename or path}: {error.strerror or error}") from error

@@ -99,7 +99,7 @@ def status_of(path: Path) -> RunStatus:
         fault = str(error)
     steps, model, tasks = (get(config, key) for key in ("run.steps", "model.path", "tasks"))
     newest, evaluated, accuracy = _progress(run.metrics)
-    saved = sorted(step for step, _ in store.sealed(run.checkpoints)) if run.checkpoints.is_dir() else []
+    saved = sorted(step for step, _ in store.sealed(run.checkpoints))
     files = [file for file in (run.metrics, run.config) if file.exists()]
     times = {file: file.stat().st_mtime for file in (*files, run.curve) if file.exists()}
     if isinstance(steps, int):
@@ -184,7 +184,7 @@ def copy_run(path: Path, step: int, directory: Path) -> list[dict[str, Any]]:
     copy.metrics.write_text("".join(f"{json.dumps({'step': before})}\n" for before in range(step)), encoding="utf-8")
     if (model := path / "new_model").is_dir():
         (directory / model.name).symlink_to(model.resolve())
-    for number, saved in store.sealed(run.checkpoints) if run.checkpoints.is_dir() else ():
+    for number, saved in store.sealed(run.checkpoints):
         if number < step:
             (copy.checkpoints / saved.name).symlink_to(saved.resolve())
     return rows

@@ -206,7 +206,7 @@ def damage_in_one_line(file: Path) -> Iterator[None]:
 
 def sealed(root: Path) -> Iterator[tuple[int, Path]]:
     """(step, directory) of every checkpoint under `root`, damaged ones included, in no order."""
-    for entry in root.iterdir():
+    for entry in root.iterdir() if root.is_dir() else ():
         if match := _SEALED.fullmatch(entry.name):
             yield int(match[1]), entry
 

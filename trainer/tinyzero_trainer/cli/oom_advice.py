@@ -50,7 +50,7 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
     if error.micro_batch_tokens is not None:
         config = with_settings(config, {"optimizer.micro_batch_tokens": error.micro_batch_tokens})
     checkpoints = RunDirectory(Path(config.run.output).expanduser()).checkpoints
-    resumed = bool(config.run.output) and checkpoints.is_dir() and any(sealed(checkpoints))
+    resumed = bool(config.run.output) and any(sealed(checkpoints))
     again = "resume from the last checkpoint with --resume" if resumed else "start again with"
     if error.on_host:
         return _for_host(config, again)

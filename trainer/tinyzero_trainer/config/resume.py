@@ -68,6 +68,8 @@ def resume_config(
     if not file.exists():
         raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")
     content = with_new_names(read_toml(file))
+    if not content:
+        raise SettingsError(f"{file} is empty, so what was learned from is unknown; restore it, or start another run")
     if is_sft(content) != (cls is SftConfig):
         command = f"tinyzero {'train' if cls is SftConfig else 'sft'} --output {shlex.quote(str(directory))} --resume"
         raise SettingsError(f"{directory} holds another kind of run; resume it with: {command}")

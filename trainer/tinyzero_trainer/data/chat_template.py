@@ -6,7 +6,6 @@ jinja's sandbox keeps it from files and from Python's internals; the process bou
 import atexit
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from threading import Lock
 from typing import Any
+
+from tinyzero_sdk.workers.process import limit_memory
 
 SECONDS = 20
 MEMORY = 2 << 30  # address space in bytes
@@ -88,7 +89,7 @@ def main() -> None:
     """Render what comes from the parent, until it closes the connection."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limit_memory(MEMORY)
     with Connection(int(sys.argv[1])) as connection:
         while True:
             try:
