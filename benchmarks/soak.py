@@ -3,8 +3,9 @@
     python benchmarks/soak.py [--steps 2000] [--ray] [--keep DIRECTORY]
 
 The built-in model learns countdown from 2 × 4 completions a step, so that a step takes a fifth of a second; all else is
-as in a real run: scoring workers, evaluation every 50 steps, a checkpoint every 20, completions of every tenth on disk. The slopes leave out the
-first quarter of the steps, in which caches fill. Exits with 1 if anything grows by more than the limits below.
+as in a real run: scoring workers, evaluation every 50 steps, a checkpoint every 20, completions of every tenth on disk.
+The slopes leave out the first quarter of the steps, in which caches fill. Exits with 1 if anything grows by more than
+the limits below.
 """
 
 import json
@@ -109,9 +110,7 @@ def newest_step(metrics: Path) -> int:
     return int(json.loads(whole[-1])["step"]) if whole else 0
 
 
-def report(
-    readings: dict[tuple[str, int], list[Reading]], shared: list[tuple[int, float]], steps: int
-) -> list[str]:
+def report(readings: dict[tuple[str, int], list[Reading]], shared: list[tuple[int, float]], steps: int) -> list[str]:
     """Print the slopes of all that ran for most of the run; what grows beyond its limit."""
     grown, rows, warm = list[str](), dict[str, dict[str, str]](), steps / 4
     short = Counter[str]()
@@ -132,7 +131,7 @@ def report(
     if slope > SHARED_LIMIT:
         grown.append(f"/dev/shm by {slope:.2f} MB per 100 steps")
     print_table(f"process, steps {warm:.0f} to {steps}", rows)
-    print(f"\n/dev/shm: {slope:+.3f} MB per 100 steps, {shared[0][1]:.1f} MB before and {shared[-1][1]:.1f} MB at the end")
+    print(f"\n/dev/shm: {slope:+.3f} MB per 100 steps, from {shared[0][1]:.1f} to {shared[-1][1]:.1f} MB")
     print("processes that ran for less than half of it:", dict(short) or "none", flush=True)
     return grown
 

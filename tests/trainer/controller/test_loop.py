@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller import heldout_eval, loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
-from tinyzero_trainer.errors import VllmError
+from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog
@@ -32,7 +33,8 @@ from tinyzero_trainer.plan import auto
 from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.rollout.build import TorchEngine
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.utils.signals import Interrupted
+from tinyzero_trainer.utils import signals
+from tinyzero_trainer.utils.signals import Interrupted, Stopped
 
 STEPS = 5
 
@@ -179,6 +181,53 @@ def test_a_signal_saves_what_is_done_and_the_run_resumes_from_there(
     fault_row.check(str(stopped.value))
     assert latest_step(run) == saved
     assert lines(train(run, resume=True).output) == lines(whole.output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "intact"),
+    [
+        (collecting, "score", 4, True),
+        (collecting, "score", 4, False),
+        (Policy, "export", 2, False),  # the save that the signal asks for
+    ],
+)
+def test_what_dies_once_a_signal_has_asked_to_stop_leaves_its_exit_code_and_how_to_resume(
+    owner, name, call, intact, config, whole, monkeypatch
+):
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise WorkerDiedError("policy rank 1 of 2", "hangs", policy_intact=intact)
+
+    run, terminate = config(), partial(os.kill, os.getpid(), signal.SIGTERM)
+    message = rf"with an error: policy rank 1 of 2 hangs; step {3 if intact else 2} is saved; resume with: .*--resume$"
+    with (
+        on_call(monkeypatch, Policy, "update", 3 if name == "export" else 9, terminate),
+        on_call(monkeypatch, owner, name, call, die),
+        pytest.raises(Stopped, match=message) as stopped,
+    ):
+        train(run)
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
+    assert lines(train(run, resume=True).output) == lines(whole.output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("call", "end"), [(1, "nothing has been saved yet"), (3, "resume with: .* --resume")])
+def test_a_second_signal_ends_the_run_at_once_with_its_exit_code_and_how_to_resume(call, end, config, monkeypatch):
+    def terminate_twice() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except SystemExit:
+            sys.exit(1)  # as Ray does in its calls
+
+    monkeypatch.setattr(signals, "_ECHO_SECONDS", 0.0)
+    with (
+        on_call(monkeypatch, TrainingStep, "take", call, terminate_twice),
+        pytest.raises(Stopped, match=f"SIGTERM at once; {end}$") as stopped,
+    ):
+        train(config())
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
 
 
 def latest_step(run: TrainConfig) -> int:

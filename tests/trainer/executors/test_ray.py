@@ -415,14 +415,27 @@ def test_engine_and_scorer_that_hang_are_restarted_and_a_rank_that_hangs_ends_th
 
 
 @pytest.mark.nightly(reason="starts Ray, and waits; the same waits as above, with a shorter limit")
-def test_a_signal_ends_a_run_in_which_a_rank_hangs_and_nothing_is_left(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "count", "end"),
+    [
+        ("TrainerActor", 1, r"with an error: policy rank [01] of 2 .* hangs: .*; step \d+ is saved; resume with: "),
+        ("RolloutActor", 1, r"with an error: the rollout engine .* hangs: .*; step \d+ is saved; resume with: "),
+        ("RolloutActor", 2, "at once; resume with: "),
+    ],
+)
+def test_a_signal_ends_a_run_in_which_a_process_hangs_and_nothing_is_left(
+    kind: str, count: int, end: str, folder: Path, tmp_path: Path
+) -> None:
     more = {"model__path": str(folder / "model"), "rollout__num_engines": 1, "run__steps": 10_000}
     run, memory = make_config(tmp_path, "run", **RANKS, **more), set(os.listdir("/dev/shm"))
     with running(run) as process:
         everyone = below(process, run, 2)
-        suspend("TrainerActor", everyone)
-        process.send_signal(signal.SIGTERM)
-        ends(process, everyone, 2)
+        suspend(kind, everyone)
+        for _ in range(count):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(1)  # a second one within half of this is taken for an echo
+        output = ends(process, everyone, 143)
+    assert re.match(f"stopped by SIGTERM {end}", output.strip().splitlines()[-1]), output
     assert set(os.listdir("/dev/shm")) <= memory
     saved = newest(run) + 1
     train(make_config(tmp_path, "run", **more | {"rollout__num_engines": 0, "run__steps": saved}), resume=True)

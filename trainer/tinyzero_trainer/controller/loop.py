@@ -48,7 +48,7 @@ from tinyzero_trainer.plan.auto import left_open, resolve_auto
 from tinyzero_trainer.rewards.audit import Audit, AuditAlarm
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils.signals import Interrupted, StopFlag, StopRequested, catch_signals
+from tinyzero_trainer.utils.signals import Interrupted, StopFlag, Stopped, StopRequested, catch_signals
 
 C = TypeVar("C", bound=TrainConfig | SftConfig)
 
@@ -161,37 +161,47 @@ class Session:
 
     @contextmanager
     def _saving_at_the_end(self, step: Step) -> Iterator[None]:
-        """Save when the block ends, also where a signal or a dead worker ends it with an intact policy."""
+        """Save when the block ends, also where a signal, an alarm or a dead worker ends it with an intact policy."""
+        with self._saying_how_to_resume():
+            try:
+                yield
+            except (StopRequested, AuditAlarm):
+                self._save(step)
+                raise
+            except (WorkerDiedError, VllmError) as error:
+                if error.policy_intact if isinstance(error, WorkerDiedError) else step.policy_intact:
+                    self._save(step)
+                raise
+            self._save(step)
+
+    @contextmanager
+    def _saying_how_to_resume(self) -> Iterator[None]:
+        """Add to what ends the run how to resume it; if a signal asked for the end, it keeps the signal's exit code."""
+        command = resume_command(self.recorded)
         try:
             yield
-            self._save(step)
         except StopRequested:
-            self._save(step)
             assert self.stop.signal is not None
-            raise Interrupted(self.stop.signal, self.state.step, resume_command(self.recorded)) from None
+            raise Interrupted(self.stop.signal, self.state.step, command) from None
         except AuditAlarm as alarm:
-            self._save(step)
-            command = resume_command(self.recorded)
             raise AuditAlarm(f"{alarm}; step {self.state.step:,} is saved; resume with: {command}") from None
         except WorkerDiedError as died:
-            if died.policy_intact:
-                self._save(step)
             newest = store.latest(self.run.checkpoints)
-            command = resume_command(self.recorded)
-            raise died.with_resume_hint(None if newest is None else newest.step, command) from None
+            raise self._as_ended(died.with_resume_hint(None if newest is None else newest.step, command)) from None
         except UpdateError as error:
             saved = ""
             if (newest := store.latest(self.run.checkpoints)) is not None:
-                saved = f"step {newest.step:,} is saved; resume with: {resume_command(self.recorded)}; if that fails, "
+                saved = f"step {newest.step:,} is saved; resume with: {command}; if that fails, "
             raise UpdateError(f"{error}; {saved}start again with a lower optimizer.learning_rate") from None
-        except VllmError:
-            if step.policy_intact:
-                self._save(step)
-            raise
+        except VllmError as error:
+            raise self._as_ended(error) from None
         except (MetricsError, store.CheckpointError) as error:
-            command = resume_command(self.recorded)
             resume = f"resume with: {command}" if any(store.sealed(self.run.checkpoints)) else "start again"
-            raise type(error)(f"{error}; once it can be written, {resume}") from error
+            raise self._as_ended(type(error)(f"{error}; once it can be written, {resume}")) from error
+
+    def _as_ended(self, error: TinyZeroError) -> TinyZeroError:
+        """The error, with the exit code of the signal that asked the run to stop before it, if one has."""
+        return error if self.stop.signal is None else Stopped(self.stop.signal, f"with an error: {error}")
 
     def _save(self, step: Step) -> None:
         """Save a checkpoint, and before it the completions up to it and what the audit says of them."""
@@ -279,6 +289,7 @@ def open_session(
     with (
         RunDirectory.open(recorded.run.output, resume=resume) as run,
         catch_signals(progress.log) as stop,
+        _ended_at_once(stop, recorded, run),
         _restored(train_config, recorded, run, progress, resume, tasks) as (checkpointer, state, prefetched),
         MetricsLog(run.metrics, progress.warn) as log,
         Trackers(recorded.log, to_mapping(recorded), run.path, progress.log) as trackers,
@@ -294,6 +305,19 @@ def open_session(
         progress.log(workers.language_model.trained)
         made = (state, prefetched, stop, checkpointer, log, completions, trackers)
         yield Session(train_config, recorded, run, workers, evaluated, *made)
+
+
+@contextmanager
+def _ended_at_once(stop: StopFlag, config: TrainConfig | SftConfig, run: RunDirectory) -> Iterator[None]:
+    """Say how to resume a run that a second signal ends, whose exit code would be another one within a call of Ray."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        if stop.ended_by is None:
+            raise
+        saved = any(store.sealed(run.checkpoints))
+        resume = f"resume with: {resume_command(config)}" if saved else "nothing has been saved yet"
+        raise Stopped(stop.ended_by, f"at once; {resume}") from None
 
 
 @contextmanager

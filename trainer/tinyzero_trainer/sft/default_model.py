@@ -30,7 +30,7 @@ from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.models.new_model import default_shape
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.utils.signals import Interrupted, Stopped, left_at_once
+from tinyzero_trainer.utils.signals import Stopped, left_at_once
 from tinyzero_trainer.utils.startup import set_torch_environment, user_cache, without_collector
 
 PRESET = read_toml(Path(__file__).with_suffix(".toml"))
@@ -68,7 +68,7 @@ class DefaultModel:
             try:
                 with left_at_once(NOTHING_LEFT):
                     make_once(self.directory, self._make)
-            except Interrupted as stopped:  # its run, which could have been resumed, is gone
+            except Stopped as stopped:  # its run, which could have been resumed, is gone
                 raise Stopped(stopped.stopped_by, NOTHING_LEFT) from None
             except OSError as error:
                 problem = f"cannot keep a model in {self.directory.parent}: {error.strerror or error}"

@@ -48,6 +48,8 @@ class StopFlag:
 
     def __init__(self, report: Callable[[str], None] | None = None) -> None:
         self.signal: signal.Signals | None = None
+        self.ended_by: signal.Signals | None = None
+        """The second signal, which did not wait for what the first asked for."""
         self._report = report
         self._first_seen: dict[signal.Signals, float] = {}
 
@@ -69,6 +71,7 @@ class StopFlag:
         self._first_seen.setdefault(received, now)
         first = min(self._first_seen.values()) if received is signal.SIGINT else self._first_seen[received]
         if now - first >= _ECHO_SECONDS:
+            self.ended_by = received
             raise KeyboardInterrupt if received is signal.SIGINT else SystemExit(128 + received)
 
 

@@ -138,7 +138,8 @@ class TrainerActors:
                 self._receivers = []
                 leaving = [actor.handle.leave_group.remote() for actor in (first, *engines)]
                 rank_died = isinstance(error, WorkerDiedError) and error.worker in [actor.name for actor in self.actors]
-                if not rank_died:  # else the run is over, and the other ranks wait for it in their process group
+                # Else the run is over: by a second signal, or as other ranks wait for the dead one in their group.
+                if isinstance(error, Exception) and not rank_died:
                     waited = [*leaving, *(call for _, call in sending)]
                     import_ray().wait(waited, num_returns=len(waited), timeout=ABORT_SECONDS)
                 raise
