@@ -111,11 +111,11 @@ def newest_step(metrics: Path) -> int:
 
 
 def report(readings: dict[tuple[str, int], list[Reading]], shared: list[tuple[int, float]], steps: int) -> list[str]:
-    """Print the slopes of all that ran for most of the run; what grows beyond its limit."""
+    """Print the slopes of all that ran for most of the run; returns what grows beyond its limit."""
     grown, rows, warm = list[str](), dict[str, dict[str, str]](), steps / 4
     short = Counter[str]()
     for (name, pid), all_readings in readings.items():
-        after = [reading for reading in all_readings if reading.step >= warm]
+        after = [reading for reading in all_readings if warm <= reading.step < steps]  # at the end a plot is drawn
         if not after or after[-1].step - after[0].step < steps / 2:
             short[name] += 1
             continue

@@ -130,6 +130,8 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
         # If the trainer is killed, Ray's helper processes look for their dead cluster this long before they exit.
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
         os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is the lowest priority
+        # Else its server keeps a record of the last 100,000 calls, which only a dashboard reads.
+        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         ray.init(
             "local",
             num_cpus=int(_total(bundles).get("CPU", 0)),  # a count of actors, and not of cores
