@@ -19,7 +19,6 @@ class ScoringThread:
     """As `WorkerProcess`, with the same messages to the same code, but in a thread of this process."""
 
     def __init__(self, task: bytes, service: Service, environment: Mapping[str, str] | None = None) -> None:
-        assert environment is None, "a thread has no environment of its own"
         self.connection, theirs = Pipe()
         with tempfile.TemporaryFile() as shared:
             shared.truncate(SharedTimer.SIZE)

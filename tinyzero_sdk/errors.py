@@ -16,6 +16,7 @@ from tinyzero_sdk.redaction import redact
 
 _SDK, _PLUGGY = os.path.dirname(__file__), os.path.dirname(pluggy.__file__)
 _STDLIB = sysconfig.get_path("stdlib")
+_LONGEST = 4000  # characters of an exception's message
 
 
 class TinyZeroError(Exception):
@@ -80,8 +81,8 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callab
 def describe_error(error: BaseException) -> str:
     """An exception of a plugin's code in one line: its type, its message, and the last line of the plugin before it."""
     try:
-        text = redact(" ".join(str(error).split()))
-    except Exception:  # an exception's message is plugin code too
+        text = redact(" ".join(str(error)[:_LONGEST].split()))
+    except BaseException:  # an exception's message is plugin code too
         text = "(its message cannot be shown)"
     files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     own = next((os.path.dirname(file) for file, _ in files if not _is_host(file)), None)

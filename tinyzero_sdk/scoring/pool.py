@@ -11,10 +11,11 @@ import pickle
 import sys
 import threading
 import time
+import uuid
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -23,9 +24,17 @@ from typing import Generic, cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Reason, Score, ScoreColumns
+from tinyzero_sdk.redaction import redact
 from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, unpacked
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import ClosesOnExit, SharedTimer, WorkerProcess, limit_memory, memory_allowed
+from tinyzero_sdk.workers.process import (
+    ClosesOnExit,
+    SharedTimer,
+    WorkerProcess,
+    kill_marked,
+    limit_memory,
+    memory_allowed,
+)
 
 _FIRST_JOB = 64  # answers sent to a worker at a time, until it is known how long they take
 _LARGEST_JOB = 4096
@@ -33,6 +42,8 @@ _JOB_SECONDS = 0.03  # what a job should take: one answer at a time is six times
 _FLUSH_SECONDS = 0.05  # a worker sends what it has this often, so a kill costs little finished work
 _TICK_SECONDS = 0.2  # how soon the end of a worker is noticed where its socket stays open
 _START_SECONDS = 120.0  # for the start of Python and the task's imports
+_MARK = "TINYZERO_POOL"  # environment variable of the workers of a pool, and of what they start
+_MOST_PRINTED = 10_000  # bytes on stderr for each answer; the rest is left out
 _MAX_USELESS = 3  # workers in a row that ended before they answered anything, and no answer explains it
 _MOST_WAITING = 192 << 20  # bytes of answers held while one that hangs keeps those behind it from being passed on
 
@@ -73,6 +84,7 @@ class ScoringPool(ClosesOnExit):
         """The traceback of the first exception that the task raised in a worker."""
 
         self._task_name = task.name
+        self._mark = uuid.uuid4().hex
         self._compares = task.compares_completions
         self._task_bytes = pickle.dumps(task)
         self._timeout = timeout
@@ -86,9 +98,10 @@ class ScoringPool(ClosesOnExit):
         self._fill(self._size)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and what a scorer has started."""
         while self._workers:
             self._remove(self._workers[-1])
+        kill_marked(f"{_MARK}={self._mark}")
 
     def score(
         self, completions: Sequence[Completion], ground_truths: Sequence[Json], groups: Sequence[int] = ()
@@ -182,7 +195,8 @@ class ScoringPool(ClosesOnExit):
 
     def _fill(self, size: int) -> None:
         while len(self._workers) < size:
-            self._workers.append(_Worker(WorkerProcess(self._task_bytes, self._service)))
+            mark = {_MARK: self._mark}
+            self._workers.append(_Worker(WorkerProcess(self._task_bytes, self._service, mark)))
 
     def _receive(self, worker: "_Worker") -> bool:
         """Take one message; False if there are no more."""
@@ -402,11 +416,34 @@ def score_answers(task: Task, connection: Connection, timer: SharedTimer, *, mem
         return
     limit_memory(limit)
     enough = (at_start + limit) // 2
+    stderr = os.dup(2)
+    _bound_stderr(stderr, timer)
     try:
         while _answer(connection.recv(), task, connection, timer, enough):
             pass
     except OSError:  # an answer closed the socket, or the parent is gone
         os._exit(1)
+    finally:
+        os.dup2(stderr, 2)  # for a last message of the worker itself
+
+
+def _bound_stderr(stderr: int, timer: SharedTimer) -> None:
+    """Pass on what is written to stderr, in Python, C or a process of the scorer, up to `_MOST_PRINTED` an answer."""
+    source, target = os.pipe()
+    os.dup2(target, 2)
+    os.close(target)
+
+    def forward() -> None:
+        since, left = 0.0, _MOST_PRINTED
+        with suppress(OSError):  # an answer closed it, or the terminal is gone
+            while chunk := os.read(source, 1 << 16):
+                if since != timer.started:
+                    since, left = timer.started, _MOST_PRINTED
+                text = redact(chunk[:left].decode(errors="surrogateescape"))
+                left = max(0, left - len(chunk))
+                os.write(stderr, text.encode(errors="surrogateescape"))
+
+    threading.Thread(target=forward, name="stderr", daemon=True).start()
 
 
 def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: SharedTimer, enough: int) -> bool:

@@ -7,6 +7,7 @@ on Linux, with its parent. The caller decides what it serves.
 
 import contextlib
 import fcntl
+import glob
 import mmap
 import os
 import pickle
@@ -67,6 +68,11 @@ class SharedTimer:
         self._cells[1] = -1
 
     @property
+    def started(self) -> float:
+        """When work on the newest entry began."""
+        return self._cells[0]
+
+    @property
     def index(self) -> int | None:
         """The entry being worked on, or None."""
         return None if self._cells[1] < 0 else int(self._cells[1])
@@ -125,6 +131,14 @@ class WorkerProcess:
         os.close(self._watchdog)
 
 
+def kill_marked(variable: str) -> None:
+    """End the processes with `NAME=VALUE` in their environment: what a task started outside of its group; on Linux."""
+    for file in glob.glob("/proc/[0-9]*/environ"):
+        with contextlib.suppress(OSError), open(file, "rb") as environment:  # it is gone, or another user's
+            if variable.encode() in environment.read().split(b"\0"):
+                os.kill(int(file.split("/")[2]), signal.SIGKILL)
+
+
 def main() -> None:
     """Run the child; the arguments are the descriptors of its socket, its parent watchdog and its timer."""
     descriptors = [int(word) for word in sys.argv[1:]]
@@ -138,6 +152,8 @@ def main() -> None:
         _serve(Connection(socket), SharedTimer(shared))
     except EOFError:
         pass  # the parent closed the connection
+    except KeyboardInterrupt:
+        pass  # the task raised it: no signal does here
     except BaseException:
         traceback.print_exc()
     finally:

@@ -89,6 +89,7 @@ def test_files_and_families_are_named_by_their_last_part() -> None:
         (["task.numbers=[3]"], "task.numbers is ambiguous with several tasks; write tasks.countdown.options.numbers"),
         (["tasks.countdown.weigth=2"], "unknown key 'tasks.countdown.weigth'; did you mean 'tasks.countdown.weight'?"),
         (["tasks.gsm8k.weight=0"], "tasks.gsm8k.weight: got 0, expected a number above 0, such as 2"),
+        (["tasks.gsm8k.weight=1" + "0" * 400], "expected a number above 0"),
         (["tasks.gsm8k.weight=true"], "tasks.gsm8k.weight: got True, expected a number above 0"),
         (["tasks.gsm8k=3"], "tasks.gsm8k: got 3, expected a table, such as tasks.gsm8k.options.KEY=…"),
         (["tasks.gsm8k.task=3"], "tasks.gsm8k.task: got 3, expected the name of a task"),

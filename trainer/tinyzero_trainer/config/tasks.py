@@ -4,8 +4,8 @@
 a saved config.toml, holds the table only.
 """
 
-import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,7 +166,7 @@ def _read_entry(name: str, entry: Any, table: str) -> TaskSpec:
     task, weight, options = entry.get("task", name), entry.get("weight", 1), entry.get("options", {})
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
     _expect(isinstance(task, str) and task, f"{place}.task", task, "the name of a task or the path of its file")
-    _expect(is_number and 0 < weight < math.inf, f"{place}.weight", weight, "a number above 0, such as 2")
+    _expect(is_number and 0 < weight <= sys.float_info.max, f"{place}.weight", weight, "a number above 0, such as 2")
     _expect(isinstance(options, Mapping), f"{place}.options", options, f"a table, such as {place}.options.KEY=…")
     return TaskSpec(name, task, float(weight), options)
 

@@ -49,6 +49,7 @@ class RolloutCollector:
         self.prefetched = prefetched
         """The next step's batch; None if it has not been collected."""
         self._error: BaseException | None = None  # which ended prefetching
+        self._failed = set[str]()  # tasks whose scorer has failed on a completion
 
     @property
     def failure(self) -> WorkerDiedError | VllmError | None:
@@ -167,7 +168,19 @@ class RolloutCollector:
         workers, limit = self.workers, self.config.reward.max_failure_rate
         tokenizer, pools = workers.language_model.tokenizer, workers.pools
         with workers.display.activity("scoring completions"):
-            return score(generated, tokenizer, pools, group_size=group_size, max_failure_rate=limit)
+            return score(
+                generated,
+                tokenizer,
+                pools,
+                group_size=group_size,
+                max_failure_rate=limit,
+                on_failure=self._report_failure,
+            )
+
+    def _report_failure(self, task: str, message: str) -> None:
+        if task not in self._failed:  # the metrics count the others
+            self._failed.add(task)
+            self.workers.display.warn(message)
 
 
 def _informative(rollouts: list[Rollout], group_size: int, parts: Mapping[str, Sequence[str]]) -> list[Rollout]:

@@ -1,6 +1,6 @@
 """Scores of completions, each from the reward pool of its task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -20,6 +20,7 @@ def score(
     *,
     group_size: int,
     max_failure_rate: float = 1.0,
+    on_failure: Callable[[str, str], None] = lambda task, message: None,
 ) -> list[Rollout]:
     """Score completions, in the order given.
 
@@ -29,6 +30,7 @@ def score(
         pools: by the prompts' task.
         group_size: completions of each problem, which are adjacent and which a task may compare.
         max_failure_rate: largest fraction of a task's completions whose scorer may fail.
+        on_failure: told the task whose scorer failed on some, with a message.
 
     Raises:
         BrokenTaskError: it was exceeded, so the rewards say more about the scorer than about the model.
@@ -43,13 +45,16 @@ def score(
         ]
         truths, groups = [generated[index][0].item.ground_truth for index in indices], len(indices) // group_size
         scores = pool.score(completions, truths, [group_size] * groups)
-        failed = sum(score.reason in SCORER_FAILURES for score in scores)
-        if failed > max_failure_rate * len(scores):
-            cause = f" ({pool.first_error.splitlines()[-1]})" if pool.first_error else ""
-            raise BrokenTaskError(
-                f"the scorer of task {name!r} failed on {failed} of {len(scores)} completions{cause}; expected "
-                f"at most reward.max_failure_rate={max_failure_rate:g}: fix the task, or raise reward.timeout"
-            )
+        if failed := sum(score.reason in SCORER_FAILURES for score in scores):
+            late = sum(score.reason == "timeout" for score in scores)
+            causes = [f"{late:,} took longer than reward.timeout"] if late else []
+            causes += [pool.first_error.splitlines()[-1][:500]] if pool.first_error else []
+            cause = f" ({'; '.join(causes) or 'its process ended'})"
+            what = f"the scorer of task {name!r} failed on {failed} of {len(scores)} completions{cause}"
+            limit = f"reward.max_failure_rate={max_failure_rate:g}"
+            if failed > max_failure_rate * len(scores):
+                raise BrokenTaskError(f"{what}; expected at most {limit}: fix the task, or raise reward.timeout")
+            on_failure(name, f"{what}, which are left out of training; the run stops above {limit}")
         for index, found in zip(indices, scores, strict=True):
             masked = found.masked or found.reason in SCORER_FAILURES
             final = found if found.masked == masked else replace(found, masked=masked)
