@@ -28,7 +28,7 @@ def collect(monkeypatch: pytest.MonkeyPatch, groups: list[list[float | Score]], 
         seeds.append(seed)
         return [(prompt, Generation([2], [-1.0], True)) for prompt in batch for _ in range(samples)]
 
-    def score(rollouts, tokenizer, pools, *, group_size, max_failure_rate):
+    def score(rollouts, tokenizer, pools, *, group_size, max_failure_rate, on_failure):
         values = [value for prompt in rollouts[:: len(groups[0])] for value in groups[prompt[0].item.ground_truth]]
         return [
             Rollout(prompt, rollout, "", value if isinstance(value, Score) else Score(value, value == 1.0))
