@@ -40,7 +40,7 @@ def gradients(policy: Policy, experience: TrainingBatch, monkeypatch: pytest.Mon
     found: dict[str, Tensor] = {}
     parameters = dict(policy.language_model.model.named_parameters())
 
-    def step(rate: float) -> Tensor:
+    def step(rate: float, loss: Tensor) -> Tensor:
         found.update({name: value.grad.clone() for name, value in parameters.items() if value.grad is not None})
         return torch.tensor(1.0)
 

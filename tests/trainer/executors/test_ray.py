@@ -352,7 +352,7 @@ def test_engine_and_scorer_are_restarted_and_a_dead_rank_ends_a_run_that_can_be_
         message = rf"^{named} \(process \d+ on \S+\) has died: .*; it is restarted, and its work repeated"
         assert len(re.findall(message, output, re.MULTILINE)) == 1, output
     check_death(output, r"policy rank [01] of 2", run)
-    fault_row.check(output, 2)
+    fault_row.check(output, 2, of="F5")
     fault_row.check(output, of="F6")
     alone = train(make_config(folder, "alone", run__steps=5, checkpoint__every=0))  # evaluates after the last step
     for ours, theirs in zip(lines(run.run.output)[1:5], lines(alone.output)[1:5], strict=True):
