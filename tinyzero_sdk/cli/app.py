@@ -1,5 +1,6 @@
 """The app: its commands, signals and exit codes."""
 
+import os
 import signal
 import sys
 import threading
@@ -33,7 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for model text that the terminal cannot encode
     with redirect_stderr(LogStream(sys.stderr)), _signals_as_ctrl_c(), exit_on_error():
-        build_app()(args=arguments, prog_name="tinyzero")
+        try:
+            build_app()(args=arguments, prog_name="tinyzero")
+        finally:
+            _flush_stdout()
+
+
+def _flush_stdout() -> None:
+    """Write what is left: here a full disk is one line, at the interpreter's exit a complaint of Python's."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it is tried again at the exit
+        if not isinstance(error, BrokenPipeError):
+            raise
 
 
 @contextmanager

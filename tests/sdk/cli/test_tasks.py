@@ -180,9 +180,10 @@ def test_text_that_the_terminal_cannot_show_is_escaped(write_task):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_full_disk_behind_stdout_is_one_line(write_task):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_disk_behind_stdout_is_one_line(write_task, unbuffered):
     with open("/dev/full", "w") as full:
-        ended = run_in_process("sample", "--task", write_task(), stdout=full)
+        ended = run_in_process("sample", "--task", write_task(), stdout=full, PYTHONUNBUFFERED=unbuffered)
     assert (ended.returncode, ended.stderr) == (2, "error: [Errno 28] No space left on device\n")
 
 
