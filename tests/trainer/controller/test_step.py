@@ -114,7 +114,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
         monkeypatch.setattr(
             collecting,
             "score",
-            lambda rollouts, tokenizer, pools, group_size, max_failure_rate: [
+            lambda rollouts, tokenizer, pools, group_size, max_failure_rate, on_failure: [
                 Rollout(*each, "", score) for each, score in zip(rollouts, scores, strict=True)
             ],
         )
