@@ -76,9 +76,14 @@ def test_the_newest_are_kept_and_at_least_two(root, keep, kept):
     assert latest(root).step == 100
 
 
-def test_a_checkpoint_of_the_same_step_is_replaced_if_it_is_damaged(root):
-    assert save(root, 20, lambda directory: pytest.fail("written again"), meta={}) == root / "step_20"
-    (root / "step_20" / "empty").unlink()
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_checkpoint_of_the_same_step_is_replaced(root, damaged):
+    """One that is intact, too: a run that has not resumed from it could not use it."""
+    (root / "step_20" / "empty").write_bytes(b"other")
+    if not damaged:
+        (root / "step_20" / "manifest.json").unlink()
+        checkpoint._seal(root / "step_20", 20, META)
+        assert verify(root / "step_20")
     save(root, 20, filler(20), meta=META)
     assert read_back(latest(root)) == content(20)
     assert names(root) == ["step_10", "step_20"]

@@ -94,7 +94,7 @@ def save(
     """Write the checkpoint of `step`, then delete all but the newest `keep`.
 
     Killed at any moment, it leaves the older checkpoints as they were, and the new one whole or absent.
-    An intact checkpoint of this step that exists already is kept.
+    A checkpoint of this step that exists already is replaced: the run has not resumed from it, so it was of no use.
 
     Args:
         root: existing directory of all checkpoints.
@@ -108,9 +108,6 @@ def save(
         CheckpointError: it cannot be written; what was there before is intact, and nothing is left behind.
     """
     final = root / f"step_{step}"
-    with suppress(DamagedCheckpointError):
-        verify(final)
-        return final
     temporary = _temporary_name(final)
     try:
         if shutil.disk_usage(root).free < expected_bytes:
@@ -119,7 +116,7 @@ def save(
         fill(temporary)
         _seal(temporary, step, meta)
         if final.exists():
-            _remove(final)  # damaged: an intact one was returned above
+            _remove(final)
         os.rename(temporary, final)
         _sync(root)
     except (OSError, RuntimeError, SafetensorError) as error:  # the last two: torch and safetensors on a full disk
