@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.fuzz_readers import (
     CASES,
@@ -25,8 +25,11 @@ from benchmarks.fuzz_readers import (
     write_own_run,
 )
 from tests.environments import ROOT
+from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import DataError, SettingsError, TinyZeroError
 from tinyzero_sdk.report.completions import read_completions
+from tinyzero_sdk.report.page import report as make_page
+from tinyzero_sdk.report.runs import open_run
 from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.data import chat_template
 from tinyzero_trainer.data.tokenization import encode_prompt
@@ -146,6 +149,16 @@ def test_a_tokenizer_that_cannot_read_a_prompt_is_named(settings, tmp_path):
         encode_prompt(load_tokenizer(str(model)), "1" if "model_max_length" in settings else [{"role": "user"}])
 
 
+def test_a_model_whose_config_lacks_a_size_is_refused_before_it_is_built(tmp_path, monkeypatch):
+    model = shutil.copytree(TINY_MODEL, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    del config["hidden_size"]  # transformers would take 4,096 in place of 128
+    (model / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("it is built"))
+    with pytest.raises(ModelError, match=r"config\.json has no 'hidden_size'"):
+        load_model(str(model), torch.device("cpu"))
+
+
 def test_a_difficulty_that_no_float_can_hold_is_none(tmp_path):
     write(tmp_path / "rows.jsonl", [row | {"extra_info": {"difficulty": 10**400}} for row in scored_rows()])
     read_data(tmp_path)
@@ -163,6 +176,30 @@ def test_texts_of_parquet_that_are_not_utf8_are_refused(column, tmp_path):
     pq.write_table(rows.set_column(rows.column_names.index(column), column, content), tmp_path / "rows.parquet")
     with pytest.raises(DataError, match=r"rows\.parquet"):
         read_scored(tmp_path)
+
+
+def test_a_key_that_is_not_utf8_is_refused(tmp_path):
+    rows = pa.Table.from_pylist(scored_rows())
+    info = pa.StructArray.from_arrays([pa.array([b"a\xff"] * len(rows)).view(pa.string())], ["key"])
+    pq.write_table(
+        rows.set_column(rows.column_names.index("extra_info"), "extra_info", info), tmp_path / "rows.parquet"
+    )
+    with pytest.raises(DataError, match=r"rows\.parquet"):
+        make_page([open_run(tmp_path / "rows.parquet", "scored")], most=20)
+
+
+def test_a_page_that_says_it_has_gigabytes_takes_no_more_memory_than_its_file(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(
+        pa.table({"completion": ["x" * 1000]}), path, compression="none", use_dictionary=False, write_statistics=False
+    )
+    content = path.read_bytes()
+    header = re.match(rb"PAR1\x15\x00\x15..\x15(..)", content, re.DOTALL)  # Thrift: kind, size, compressed size
+    gigabytes = b"\x80\x80\x80\x80\x0e"  # 1.75 GiB, zigzag
+    path.write_bytes(content[: header.start(1)] + gigabytes + content[header.end(1) :].replace(b"xxx", b"", 1))
+    with pytest.raises(DataError, match=r"Page was smaller \(\d+\) than expected \(1879048192\)"):
+        list(read_rows(path))
+    assert pa.default_memory_pool().max_memory() < 2**30
 
 
 def test_edited_metrics_have_no_band_and_no_depth(tmp_path):

@@ -39,6 +39,7 @@ _BLOCK_BYTES = 16 << 20
 _TABLE_ROWS = 4096
 _TABLE_BYTES = 8 << 20
 _READ_AHEAD = 1 << 20
+_SMALL_PARQUET = 64 << 20
 _MAX_LINE = 64 << 20
 _GROUP_ROWS = 16384
 _GROUP_BYTES = 256 << 20
@@ -257,10 +258,12 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, pars
 def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Block]:
     done = 0
     try:
-        # With a buffer, a column is read page by page however large its row group is.
+        # With a buffer, a column is read page by page however large its row group is. Without, it is read whole, and a
+        # damaged page that says it has gigabytes takes no more than the file.
+        buffer = _READ_AHEAD if path.stat().st_size > _SMALL_PARQUET else 0
         with (
             path.open("rb") as raw,
-            pq.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False, buffer_size=_READ_AHEAD) as file,
+            pq.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False, buffer_size=buffer) as file,
         ):
             names = file.schema_arrow.names
             if len(set(names)) < len(names):

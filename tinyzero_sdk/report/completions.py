@@ -397,6 +397,7 @@ def _read_file(path: Path, modified: int, size: int) -> CompletionFile:
             columns["step"] = pa.array([int(step[1])] * len(rows), pa.int32())
             columns["split"] = pa.array(["train"] * len(rows))
     index = pa.table([_cast(columns[field.name], field.type) for field in INDEX], schema=INDEX)
+    index.validate(full=True)  # of texts that are not UTF-8
     return CompletionFile(path, index, metadata, ignored)
 
 

@@ -71,6 +71,9 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
     try:
         with _quiet_transformers():
             architecture(source)
+            # transformers gives what config.json lacks a size of its own, which may be gigabytes.
+            if (fault := find_model(source, Path(source), hub_cache()).fault) is not None:
+                raise _loading_error(source, fault.what)
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             # Missing or mismatched weights would be random numbers: the report lists them.
             model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
