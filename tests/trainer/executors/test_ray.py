@@ -363,7 +363,17 @@ def test_engine_and_scorer_are_restarted_and_a_dead_rank_ends_a_run_that_can_be_
 
 
 @pytest.mark.nightly(reason="starts Ray once more; every change tests the restart above, and the signal without Ray")
-def test_off_policy_an_engine_is_restarted_and_a_signal_saves_the_prefetched_batch(folder: Path) -> None:
+@pytest.mark.fault(
+    "F4",
+    "SIGTERM to a run with Ray, one step off-policy",
+    made="it is sent while a dedicated engine generates the next batch, after an engine was killed and restarted",
+    seen="stopped by SIGTERM …resume with: tinyzero train …",
+    kept="every whole step, and the batch that was generated ahead; no process is left",
+    code=143,
+)
+def test_off_policy_an_engine_is_restarted_and_a_signal_saves_the_prefetched_batch(
+    fault_row: Faults, folder: Path
+) -> None:
     run = make_config(folder, "run async", **RANKS, **ASYNC | {"run__steps": 10_000})
     with running(run) as process:
         kill("RolloutActor", below(process, run, 2))
@@ -371,6 +381,7 @@ def test_off_policy_an_engine_is_restarted_and_a_signal_saves_the_prefetched_bat
         process.send_signal(signal.SIGTERM)
         output = ends(process, everyone, 143)
     assert re.search(r"has died: .*; it is restarted", output), output
+    fault_row.check(output, process.returncode)
     assert (Path(run.run.output) / f"checkpoints/step_{newest(run)}" / STATE_DIRECTORY / BATCH_FILE).exists()
     steps = [row["step"] for row in lines(run.run.output)]
     assert steps == list(range(len(steps)))
@@ -398,7 +409,20 @@ def test_what_dies_and_is_not_restarted_is_named_and_nothing_is_left(
 
 
 @pytest.mark.nightly(reason="starts Ray, and waits; every change tests the waits with a Ray that is made up")
-def test_engine_and_scorer_that_hang_are_restarted_and_a_rank_that_hangs_ends_the_run(folder: Path) -> None:
+@pytest.mark.fault(
+    "F5",
+    "A worker of Ray hangs",
+    made="SIGSTOP to an engine, a scorer, then a training rank",
+    seen=(
+        "error: policy rank … of 2 (process …) hangs: it has not answered for 15 s, and was killed; ray.timeout sets "
+        "how long it may; step … is saved; resume with: tinyzero train …"
+    ),
+    kept="engine and scorer are killed and restarted, and their work repeated; after a rank, the newest step is saved",
+    code=2,
+)
+def test_engine_and_scorer_that_hang_are_restarted_and_a_rank_that_hangs_ends_the_run(
+    fault_row: Faults, folder: Path
+) -> None:
     more: dict[str, Any] = {"rollout__num_engines": 1, "ray__timeout": 15.0, "run__steps": 10_000}
     run = make_config(folder, "hangs", **RANKS, **more)
     with running(run) as process:
@@ -412,6 +436,7 @@ def test_engine_and_scorer_that_hang_are_restarted_and_a_rank_that_hangs_ends_th
     step = newest(run)
     last = output.strip().splitlines()[-1]
     assert re.match(rf"error: policy rank [01] of 2 {hang}; step {step} is saved; resume with: ", last), output
+    fault_row.check(last, process.returncode)
 
 
 @pytest.mark.nightly(reason="starts Ray, and waits; the same waits as above, with a shorter limit")
@@ -423,8 +448,16 @@ def test_engine_and_scorer_that_hang_are_restarted_and_a_rank_that_hangs_ends_th
         ("RolloutActor", 2, "at once; resume with: "),
     ],
 )
+@pytest.mark.fault(
+    "F4",
+    "SIGTERM to a run with Ray in which a worker hangs, once or twice",
+    made="SIGSTOP to a training rank or an engine, then SIGTERM",
+    seen="stopped by SIGTERM …; resume with: tinyzero train …",
+    kept="the newest step; the run ends by itself, or at once with the second, and no process or shared memory is left",
+    code=143,
+)
 def test_a_signal_ends_a_run_in_which_a_process_hangs_and_nothing_is_left(
-    kind: str, count: int, end: str, folder: Path, tmp_path: Path
+    kind: str, count: int, end: str, fault_row: Faults, folder: Path, tmp_path: Path
 ) -> None:
     more = {"model__path": str(folder / "model"), "rollout__num_engines": 1, "run__steps": 10_000}
     run, memory = make_config(tmp_path, "run", **RANKS, **more), set(os.listdir("/dev/shm"))
@@ -435,7 +468,9 @@ def test_a_signal_ends_a_run_in_which_a_process_hangs_and_nothing_is_left(
             process.send_signal(signal.SIGTERM)
             time.sleep(1)  # a second one within half of this is taken for an echo
         output = ends(process, everyone, 143)
-    assert re.match(f"stopped by SIGTERM {end}", output.strip().splitlines()[-1]), output
+    last = output.strip().splitlines()[-1]
+    assert re.match(f"stopped by SIGTERM {end}", last), output
+    fault_row.check(last, process.returncode)
     assert set(os.listdir("/dev/shm")) <= memory
     saved = newest(run) + 1
     train(make_config(tmp_path, "run", **more | {"rollout__num_engines": 0, "run__steps": saved}), resume=True)

@@ -45,10 +45,13 @@ def init(**options): return Run(options)
 
 
 class Server(BaseHTTPRequestHandler):
-    """Answers, but does not know the page."""
+    """Answers, but does not know the page, and takes no key."""
 
     def do_GET(self):
         self.send_error(404)
+
+    def do_POST(self):
+        self.send_error(401)
 
     def log_message(self, *_):
         pass
@@ -127,9 +130,18 @@ def test_a_resumed_run_keeps_its_wandb_id_and_one_that_is_sent_again_gets_anothe
         ("print('x' * 10**7); os.write(2, b'x' * 10**7); raise ValueError", "ValueError: no reason given"),
     ],
 )
-def test_an_error_is_reported_once_and_ends_the_tracker_alone(tmp_path, fake_wandb, capfd, fault, reason):
+@pytest.mark.fault(
+    "F10",
+    "A tracker raises or ends its process",
+    made="at import, at its start, with a step, at its end, with 10 MB of output",
+    seen="wandb: …; metrics.jsonl has everything, to record it there later: tinyzero runs --send …",
+    kept="the run, and what it prints",
+)
+def test_an_error_is_reported_once_and_ends_the_tracker_alone(fault_row, tmp_path, fake_wandb, capfd, fault, reason):
     fake_wandb(fault)
-    assert run(tmp_path, "wandb", steps=50) == [ended(tmp_path, reason)]
+    messages = run(tmp_path, "wandb", steps=50)
+    assert messages == [ended(tmp_path, reason)]
+    fault_row.check(messages[0])
     assert capfd.readouterr() == ("", "")
 
 
@@ -192,7 +204,17 @@ def test_a_hang_never_blocks_a_step_and_is_ended_with_its_processes(fault_row, t
 
 
 @pytest.mark.slow
-def test_a_tracker_that_is_killed_costs_its_own_points(tmp_path, fake_wandb):
+@pytest.mark.fault(
+    "F10",
+    "A tracker is killed",
+    made="SIGKILL to its process after the first step",
+    seen=(
+        "wandb: its process was ended by signal 9; metrics.jsonl has everything, to record it there later: tinyzero "
+        "runs --send …"
+    ),
+    kept="the run",
+)
+def test_a_tracker_that_is_killed_costs_its_own_points(fault_row, tmp_path, fake_wandb):
     fake_wandb()
 
     def kill(observers):
@@ -201,11 +223,21 @@ def test_a_tracker_that_is_killed_costs_its_own_points(tmp_path, fake_wandb):
         observers._trackers[0]._listener.join(60)
         observers.log(3, {"critic/score/mean": 1.0})
 
-    assert run(tmp_path, "wandb", then=kill) == [ended(tmp_path, "its process was ended by signal 9")]
+    messages = run(tmp_path, "wandb", then=kill)
+    assert messages == [ended(tmp_path, "its process was ended by signal 9")]
+    fault_row.check(messages[0])
 
 
 @pytest.mark.slow
-def test_of_a_run_that_is_killed_a_tracker_keeps_every_step(tmp_path, fake_wandb):
+@pytest.mark.fault(
+    "F10",
+    "A run with a tracker is killed",
+    made="SIGKILL to the run after the tracker's first step",
+    seen="",
+    kept="the tracker's process records every step that it was given, and ends",
+    code=137,
+)
+def test_of_a_run_that_is_killed_a_tracker_keeps_every_step(fault_row, tmp_path, fake_wandb):
     fake_wandb()
     code = f"""
 import os, signal, sys, time
@@ -221,10 +253,18 @@ run(Path({str(tmp_path)!r}), "wandb", then=lambda it: (until_first_step(it), os.
         time.sleep(0.05)
     time.sleep(0.1)
     assert len(logged(tmp_path)) == 3
+    fault_row.check("", 128 - done.returncode)
 
 
 @pytest.mark.slow
-def test_a_server_that_is_gone_at_the_end_is_not_waited_for(tmp_path, fake_wandb):
+@pytest.mark.fault(
+    "F10",
+    "W&B's server goes away during the run",
+    made="it is shut down after the first step, and the end of the recording hangs",
+    seen="wandb: …cannot be reached: [Errno 111]…",
+    kept="the run, which does not wait for it",
+)
+def test_a_server_that_is_gone_at_the_end_is_not_waited_for(fault_row, tmp_path, fake_wandb):
     gone = HTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=gone.serve_forever, daemon=True).start()
     fake_wandb("Run.finish = lambda self: HANG()", f"http://127.0.0.1:{gone.server_port}")
@@ -235,7 +275,7 @@ def test_a_server_that_is_gone_at_the_end_is_not_waited_for(tmp_path, fake_wandb
         gone.server_close()
 
     (message,) = run(tmp_path, "wandb", then=stop)
-    assert "cannot be reached: [Errno 111]" in message
+    fault_row.check(message)
 
 
 @pytest.mark.slow
@@ -332,18 +372,34 @@ def test_the_real_trackio_continues_a_resumed_run_and_leaves_stdout_alone(tmp_pa
     }
 
 
-NO_KEY = pytest.mark.nightly(reason="starts W&B a second time; with a key it is the same path")
+AGAIN = pytest.mark.nightly(reason="starts W&B once more, and takes the same path as without a server")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", [pytest.param(None, id="no key", marks=NO_KEY), pytest.param("a" * 40, id="no server")])
-def test_the_real_wandb_records_offline_and_does_not_prompt_for_a_key(tmp_path, monkeypatch, server, key):
+@pytest.mark.parametrize(
+    ("key", "is_served"),
+    [
+        pytest.param(None, True, id="no key", marks=AGAIN),
+        pytest.param("a" * 40, True, id="wrong key", marks=AGAIN),
+        pytest.param("a" * 40, False, id="no server"),
+    ],
+)
+@pytest.mark.fault(
+    "F10",
+    "W&B has no key, a wrong one, or no server",
+    made="the real library; its server answers 401, or is a closed port",
+    seen="wandb: recording offline (…); upload with: wandb sync …/wandb/offline-run-*",
+    kept="the run, which does not ask for a key, and every point on the disk",
+)
+def test_the_real_wandb_records_offline_and_does_not_prompt_for_a_key(
+    fault_row, tmp_path, monkeypatch, server, key, is_served
+):
     pytest.importorskip("wandb")
     for name in ("START_SECONDS", "PATIENCE", "FINISH_SECONDS"):
         monkeypatch.setattr(trackers, name, 120.0)  # on a busy machine, too
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9" if key else server)
+    monkeypatch.setenv("WANDB_BASE_URL", server if is_served else "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", key) if key else monkeypatch.delenv("WANDB_API_KEY", raising=False)
     (message,) = run(tmp_path, "wandb")
-    assert message.startswith("wandb: recording offline (")
+    fault_row.check(message)
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

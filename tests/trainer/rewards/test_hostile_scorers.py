@@ -59,7 +59,17 @@ def expected(row):
 
 @pytest.mark.nightly(reason="dozens of scorers that hang or die; the pool's own tests have the same faults")
 @pytest.mark.parametrize("executor", [(), RAY], ids=["local", "ray"])
-def test_a_run_goes_on_whatever_its_scorer_does(toy_model_path, tmp_path, executor):
+@pytest.mark.fault(
+    "F15",
+    "A scorer in training fails in every way, local and with Ray",
+    made=(
+        "on half of the completions it raises, exits, is killed, hangs, loops in C, takes all memory, prints a "
+        "gigabyte, leaves processes, returns NaN, infinity, a text, a list, None or numpy's numbers"
+    ),
+    seen="the scorer of task 'hostile_task' failed on …",
+    kept="every completion is scored, or counted as failed and masked; told once; no process is left",
+)
+def test_a_run_goes_on_whatever_its_scorer_does(fault_row, toy_model_path, tmp_path, executor):
     output = tmp_path / "run"
     done = train(toy_model_path, output, "reward.max_failure_rate=1", "reward.timeout=5", *executor)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -76,15 +86,25 @@ def test_a_run_goes_on_whatever_its_scorer_does(toy_model_path, tmp_path, execut
     assert metrics["critic/score/max"] == 0.25
     assert done.stderr.count("the scorer of task 'hostile_task' failed on") == 1
     assert "Traceback" not in done.stderr
+    fault_row.check(done.stderr)
     assert len(done.stderr) < 10_000 * (10 + sum(row["reason"] != "error" for row in rows))
     assert left_over(output) == []
 
 
 @pytest.mark.nightly(reason="a run in a process; tests of the loop stop it in theirs")
-def test_above_the_threshold_a_run_stops_with_the_first_error(toy_model_path, tmp_path):
+@pytest.mark.fault(
+    "F15",
+    "A scorer in training fails, and `reward.max_failure_rate` is 0",
+    made="on half of the completions it raises, exits, hangs, takes all memory, or returns what is no score",
+    seen=(
+        "error: the scorer of task 'hostile_task' failed on …expected at most reward.max_failure_rate=0: fix the task, "
+        "or raise reward.timeout…"
+    ),
+    kept="all steps before; no process is left",
+    code=2,
+)
+def test_above_the_threshold_a_run_stops_with_the_first_error(fault_row, toy_model_path, tmp_path):
     done = train(toy_model_path, tmp_path / "run", "reward.max_failure_rate=0", "reward.timeout=1")
-    assert done.returncode == 2
-    assert "error: the scorer of task 'hostile_task' failed on" in done.stderr
-    assert "expected at most reward.max_failure_rate=0: fix the task, or raise reward.timeout" in done.stderr
+    fault_row.check(done.stderr, done.returncode)
     assert "Traceback" not in done.stderr
     assert left_over(tmp_path / "run") == []
