@@ -6,6 +6,7 @@
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -88,6 +89,7 @@ def main(
                 for number, given in enumerate(("", *CASES[name].alternatives)):
                     directory = Path(scratch) / f"run-{number}"
                     results[given or AUTO] = measure([*work, *given.split()], directory, limit)
+                    shutil.rmtree(directory, ignore_errors=True)  # checkpoints of 3B and 7B would fill a disk
                     if output is not None:
                         output.write_text(json.dumps(found, indent=2))
         print_table(name, {words: cells(one, results[AUTO]) for words, one in results.items()})

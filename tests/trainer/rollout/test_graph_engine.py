@@ -157,12 +157,13 @@ def test_there_is_memory_for_each_way_of_sampling() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("keep", "unused", "kept"), [(True, None, True), (False, None, False), (True, 60, True), (True, 5, False)]
+    ("keep", "unused", "margin", "kept"),
+    [(True, None, 0, True), (False, None, 0, False), (True, 60, 0, True), (True, 60, 10, False), (True, 5, 0, False)],
 )
-def test_sleep_keeps_memory_only_if_it_may_and_nothing_else_needs_it(keep, unused, kept):
+def test_sleep_keeps_memory_only_if_it_may_and_a_margin_stays_free(keep, unused, margin, kept):
     model = random_model("qwen2")
     size, prefill = sizes_of(model)
-    memory = None if unused is None else lambda: FreeMemory(unused * size + prefill, 15 * size)
+    memory = None if unused is None else lambda: FreeMemory(unused * size + prefill, 15 * size, margin * size)
     engine = graph(model, keep_memory=keep, memory=memory)
     before = engine.generate(PROMPTS, 10, ALL, seed=7)
     engine.sleep()

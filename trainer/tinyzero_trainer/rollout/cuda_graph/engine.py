@@ -170,7 +170,9 @@ class GraphEngine(BatchedEngine):
             return wanted
         found, size = self._memory(), self._sequence_bytes(length, steps)
         # What the last buffers took still counts as this process's.
-        found = FreeMemory(found.unused + self._allocated - prefill, max(0, found.reusable - self._allocated))
+        found = FreeMemory(
+            found.unused + self._allocated - prefill, max(0, found.reusable - self._allocated), found.margin
+        )
         fitting, self._kept = fitting_sequences(wanted, size, found, keep=self._keep_memory)
         self._allocated, self._full = fitting * size, fitting < wanted
         if fitting < wanted and not self._reported:

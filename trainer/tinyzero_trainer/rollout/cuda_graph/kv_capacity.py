@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tinyzero_trainer.estimate.constants import MARGIN
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 MIN_SEQUENCES = 8
@@ -39,22 +40,26 @@ class FreeMemory:
     reusable: int
     """Cached by this process, which needs it at other times."""
 
+    margin: int = 0
+    """Of the unused memory, what a plan leaves free."""
+
     @classmethod
     def of(cls, device: torch.device) -> "FreeMemory":
         """At present."""
         free, _ = torch.cuda.mem_get_info(device)
-        return cls(free, torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+        reserved = torch.cuda.memory_reserved(device)
+        return cls(free, reserved - torch.cuda.memory_allocated(device), int(MARGIN * (free + reserved)))
 
 
 def fitting_sequences(wanted: int, size: int, memory: FreeMemory, *, keep: bool) -> tuple[int, bool]:
     """How many of the `wanted` sequences of `size` bytes to generate at a time, and whether to keep their memory.
 
-    With `keep` it is kept between calls if possible; if not, the reusable memory is taken as well.
+    With `keep` it is kept between calls if the margin stays free; if not, the reusable memory is taken as well.
 
     Raises:
         KvCacheError: fewer than `MIN_SEQUENCES` fit, and fewer than wanted.
     """
-    if keep and wanted * size <= USABLE * memory.unused:
+    if keep and wanted * size <= USABLE * memory.unused - memory.margin:
         return wanted, True
     available, required = memory.unused + memory.reusable, min(wanted, MIN_SEQUENCES)
     fitting = min(wanted, int(USABLE * available) // size)
