@@ -123,6 +123,38 @@ def test_if_every_one_is_damaged_resuming_stops(fault_row, root):
     fault_row.check(error.value)
 
 
+@pytest.mark.parametrize(
+    "become", [Path.touch, lambda path: path.symlink_to(path), lambda path: path.symlink_to("../away/step_20")]
+)
+@pytest.mark.fault(
+    "checkpoint",
+    "The newest checkpoint has become a file, or a link that leads nowhere or in a circle",
+    made="its directory is replaced between two sessions",
+    seen="…step_20…",
+    kept="all that is in the older ones, of which the newest is taken; what took the place goes with the next saves",
+)
+def test_what_is_no_directory_is_passed_over_and_deleted(fault_row, root, become):
+    shutil.rmtree(root / "step_20")
+    become(root / "step_20")
+    found = latest(root)
+    assert found.step == 10
+    fault_row.check("".join(found.skipped))
+    for step in (20, 30, 40):
+        save(root, step, filler(step), meta=META)
+    assert names(root) == ["step_30", "step_40"]
+    (root / f"step_30.tmp-{'0f' * 16}").touch()
+    sweep(root)
+    assert names(root) == ["step_30", "step_40"]
+
+
+@pytest.mark.parametrize("name", ["empty", "manifest.json"])
+def test_a_pipe_is_not_waited_for(root, name):
+    (root / "step_20" / name).unlink()
+    os.mkfifo(root / "step_20" / name)
+    found = latest(root)
+    assert (found.step, found.skipped) == (10, (f"{root}/step_20/{name} is not a regular file",))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*content(20), "manifest.json"])
 @pytest.mark.fault(

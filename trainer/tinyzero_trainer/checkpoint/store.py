@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -115,7 +116,7 @@ def save(
         temporary.mkdir()
         fill(temporary)
         _seal(temporary, step, meta)
-        if final.exists():
+        if os.path.lexists(final):
             _remove(final)
         os.rename(temporary, final)
         _sync(root)
@@ -148,8 +149,9 @@ def read_latest(root: Path, read: Callable[[Checkpoint], Content]) -> Content | 
     """
     skipped: list[str] = []
     for step, entry in sorted(sealed(root), reverse=True):
-        path = entry.resolve() if entry.is_symlink() else entry
         try:
+            with damage_in_one_line(entry):  # a link may lead in a circle
+                path = entry.resolve() if entry.is_symlink() else entry
             return read(Checkpoint(step, path, verify(path), tuple(skipped)))
         except DamagedCheckpointError as error:
             skipped.append(str(error))
@@ -168,6 +170,7 @@ def verify(path: Path) -> Mapping[str, Json]:
     """
     file, root = path / MANIFEST, path.resolve()
     with damage_in_one_line(file):
+        _check_regular(file)
         body = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(body, dict) and body.get("format") != FORMAT:
             raise DamagedCheckpointError(f"{file} has format {body.get('format')!r}, expected {FORMAT}")
@@ -225,7 +228,7 @@ def sweep(root: Path) -> None:
     """Delete what killed runs left half written or half deleted; the caller holds the run's lock."""
     for entry in root.iterdir():
         if _TEMPORARY.fullmatch(entry.name):
-            shutil.rmtree(entry, ignore_errors=True)
+            _delete(entry)
 
 
 def _seal(directory: Path, step: int, meta: Mapping[str, Json]) -> None:
@@ -250,7 +253,15 @@ def _remove(path: Path) -> None:
     """Delete a checkpoint such that a kill half-way leaves a temporary directory, not a damaged checkpoint."""
     temporary = _temporary_name(path)
     os.rename(path, temporary)
-    shutil.rmtree(temporary, ignore_errors=True)
+    _delete(temporary)
+
+
+def _delete(path: Path) -> None:
+    """Delete a directory as far as possible, or the file or link in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink()
 
 
 def _temporary_name(path: Path) -> Path:
@@ -271,7 +282,7 @@ def _failure(final: Path, error: Exception, expected_bytes: int) -> str:
 
 def _fingerprint(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file; of a larger one, of the SHA-256s of its pieces, which all cores compute together."""
-    size = path.stat().st_size
+    size = _check_regular(path)
     with path.open("rb", buffering=0) as file:
         descriptor = file.fileno()
 
@@ -286,6 +297,14 @@ def _fingerprint(path: Path) -> dict[str, Any]:
             pieces = list(pool.map(digest, range(0, max(size, 1), PIECE_BYTES)))
     whole = pieces[0] if len(pieces) == 1 else hashlib.sha256(b"".join(pieces)).digest()
     return {"bytes": size, "sha256": whole.hex()}
+
+
+def _check_regular(file: Path) -> int:
+    """Refuse a pipe or device, which would be read for ever; the file's size in bytes."""
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedCheckpointError(f"{file} is not a regular file")
+    return status.st_size
 
 
 def _digest(body: Mapping[str, Any]) -> str:
