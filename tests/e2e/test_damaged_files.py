@@ -249,9 +249,10 @@ class Opened:
         ({"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}, True),
         ({"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}, "model_type": "own"}, False),
         ({"architectures": ["own.Own"], "custom_generate": "own", "trust_remote_code": True}, True),
+        ({"attn_implementation": "own/kernel", "experts_implementation": "own/kernel"}, True),
         ({}, False),
     ],
-    ids=["known type", "own type", "other keys", "a pickle alone"],
+    ids=["known type", "own type", "other keys", "kernels of the Hub", "a pickle alone"],
 )
 def test_code_of_a_model_directory_is_not_run(settings, is_loaded, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -141,6 +141,8 @@ def architecture(model: str | None) -> "tuple[PreTrainedConfig, type[PreTrainedM
         code = ", and it brings code of its own in auto_map, which is not run" if "auto_map" in content else ""
         raise SettingsError(f"{source}: transformers {__version__} has no {kind!r}{code}; give a model that it knows")
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    # Either may name code of the Hub that transformers would fetch and run.
+    config._attn_implementation = config._experts_implementation = None
     found: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     text = config.get_text_config()
     if config.is_encoder_decoder:

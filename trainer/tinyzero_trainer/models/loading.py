@@ -70,7 +70,7 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
     _refuse_adapter(source, Path(source, "adapter_config.json").exists())
     try:
         with _quiet_transformers():
-            architecture(source)
+            config, _ = architecture(source)
             # transformers gives what config.json lacks a size of its own, which may be gigabytes.
             if (fault := find_model(source, Path(source), hub_cache()).fault) is not None:
                 raise _loading_error(source, fault.what)
@@ -78,6 +78,7 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
             # Missing or mismatched weights would be random numbers: the report lists them.
             model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
                 source,
+                config=config,
                 dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
