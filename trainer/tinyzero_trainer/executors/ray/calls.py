@@ -10,7 +10,7 @@ from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
-from tinyzero_trainer.executors.ray.cluster import import_ray
+from tinyzero_trainer.executors.ray.cluster import check_servers, import_ray
 from tinyzero_trainer.executors.ray.deaths import describe_death
 from tinyzero_trainer.utils.signals import stop_requested
 
@@ -73,7 +73,7 @@ def gather(
         returned: errors that take the place of a result, once all actors have answered.
 
     Raises:
-        WorkerDiedError: an actor has died; or it hangs, and was killed.
+        WorkerDiedError: an actor or a server of Ray has died; or an actor hangs, and was killed.
         TinyZeroError: raised by an actor. Other exceptions are raised as Ray wraps them.
     """
     ray = import_ray()
@@ -82,6 +82,7 @@ def gather(
     pings = _Pings(ray, actors)
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, timeout=TICK_SECONDS)
+        check_servers()
         hung = pings.unanswered(pending)
         pending = [reference for reference in pending if reference not in hung]
         for reference in [*done, *hung]:

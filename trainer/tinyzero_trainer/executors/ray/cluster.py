@@ -12,6 +12,7 @@ from typing import Any, cast
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.distributed.parallel_dims import Resources
+from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
 
 OBJECT_STORE_BYTES = 2**30
@@ -59,6 +60,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
                 "by --address"
             )
         start(config, bundles)
+        check_servers()
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if not group.wait(RESOURCES_SECONDS):
             needed, free = _total(bundles), ray.available_resources()
@@ -81,6 +83,17 @@ def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
     """
     if not (ray := import_ray()).is_initialized():
         _start(ray, config, bundles)
+
+
+def check_servers() -> None:
+    """Raise a WorkerDiedError if a server of the Ray that this process started has died.
+
+    Ray's client gives up its `gcs_server` after 10 seconds, and then ends this process by itself.
+    """
+    node = import_ray()._private.worker._global_node  # None: not connected; without processes: another one's Ray
+    for kind, process in [] if node is None else node.dead_processes():
+        if kind in ("gcs_server", "raylet"):
+            raise WorkerDiedError(f"Ray's {kind} (process {process.pid})", "has died", policy_intact=False)
 
 
 def gpu_there(config: RayConfig) -> TargetGpu | None:

@@ -137,9 +137,9 @@ class TrainerActors:
             except BaseException as error:
                 self._receivers = []
                 leaving = [actor.handle.leave_group.remote() for actor in (first, *engines)]
-                rank_died = isinstance(error, WorkerDiedError) and error.worker in [actor.name for actor in self.actors]
-                # Else the run is over: by a second signal, or as other ranks wait for the dead one in their group.
-                if isinstance(error, Exception) and not rank_died:
+                over = isinstance(error, WorkerDiedError) and error.worker not in [engine.name for engine in engines]
+                # By a second signal, a dead server of Ray, or as other ranks wait for a dead one in their group.
+                if isinstance(error, Exception) and not over:
                     waited = [*leaving, *(call for _, call in sending)]
                     import_ray().wait(waited, num_returns=len(waited), timeout=ABORT_SECONDS)
                 raise
