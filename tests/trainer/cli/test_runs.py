@@ -74,6 +74,7 @@ def test_nothing_is_deleted_without_a_yes_and_only_runs_that_are_named(capsys, r
     assert "--delete asks first, which needs a terminal" in call(capsys, "runs", "--delete", stopped)[2]
     assert "--delete needs the runs themselves" in call(capsys, "runs", "--delete", "--yes", "runs")[2]
     assert "--prune needs the runs themselves" in call(capsys, "runs", "--prune", "--yes")[2]
+    assert "--send needs the runs themselves" in call(capsys, "runs", "--send")[2]
     assert len(list(runs.iterdir())) == 2
     code, out, _ = call(capsys, "runs", "--prune", "--yes", stopped)
     assert (code, out.split()[-1]) == (0, "freed")

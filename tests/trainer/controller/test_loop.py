@@ -245,7 +245,8 @@ def latest_step(run: TrainConfig) -> int:
 )
 def test_an_engine_that_fails_for_good_costs_no_step_that_is_whole(method, call, saved, config, whole, monkeypatch):
     run, failure = config(), VllmError("vLLM failed 3 times")
-    with on_call(monkeypatch, TorchEngine, method, call, failure), pytest.raises(VllmError, match="failed 3 times"):
+    said = f"failed 3 times; step {saved} is saved; resume with: tinyzero train "
+    with on_call(monkeypatch, TorchEngine, method, call, failure), pytest.raises(VllmError, match=said):
         train(run)
     assert latest_step(run) == saved
     assert lines(train(run, resume=True).output) == lines(whole.output)

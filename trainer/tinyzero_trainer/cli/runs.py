@@ -55,7 +55,9 @@ def runs(
         )
         return
     if send:
-        for path in paths or ():
+        if not paths:
+            raise SettingsError("--send needs the runs themselves: tinyzero runs --send RUN...")
+        for path in paths:
             _send(path)
         return
     found = {run.resolve(): run for path in paths or [Path()] for run in run_status.find_runs(path)}

@@ -194,6 +194,8 @@ class Session:
                 saved = f"step {newest.step:,} is saved; resume with: {command}; if that fails, "
             raise UpdateError(f"{error}; {saved}start again with a lower optimizer.learning_rate") from None
         except VllmError as error:
+            if (newest := store.latest(self.run.checkpoints)) is not None:
+                error = VllmError(f"{error}; step {newest.step:,} is saved; resume with: {command}")
             raise self._as_ended(error) from None
         except (MetricsError, store.CheckpointError) as error:
             resume = f"resume with: {command}" if any(store.sealed(self.run.checkpoints)) else "start again"
