@@ -22,6 +22,7 @@ def test_an_address_at_which_no_ray_can_be(address: str) -> None:
     [
         ("AuthenticationError", "no token", r": no token\b.*; `tinyzero doctor --address 10\.0\.0\.1:6379`"),
         ("RuntimeError", MISMATCH, r": Ray 2\.55\.0, Python 3\.12\.3 there, Ray 2\.60\.0, Python 3\.11\.2 here; `tin"),
+        ("Exception", "The current node timed out", r"6379': The current node timed out; "),
         ("ConnectionError", "Failed to connect\nand more", r"ray\.address='10\.0\.0\.1:6379': Failed to connect; "),
     ],
 )

@@ -153,7 +153,7 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             include_dashboard=False,
             **quiet,
         )
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except Exception as error:  # a bare one where a process of Ray dies while it starts
         reason = in_one_line(str(error))
         if config.address is None:
             raise RayError(f"Ray cannot be started: {reason}") from error
