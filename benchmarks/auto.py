@@ -59,7 +59,7 @@ _GRPO, _PPO = "--recipe tinyzero-grpo", "--recipe tinyzero-ppo"
 _RECOMPUTED = (settings(16384, recompute=True), settings(32768, recompute=True))
 CASES = {
     "3B": Case("3B", "", (settings(8192), settings(16384), settings(65536, recompute=True))),
-    "7B": Case("7B", "--gpus 2", (settings(4096), settings(8192), settings(32768, recompute=True))),
+    "7B": Case("7B", "--gpus 2", (settings(12288), settings(32768, recompute=True), settings(4096))),
     "grpo-24gb": Case("0.5B", _GRPO, (settings(4096), *_RECOMPUTED), 24 * 10**9),
     "ppo-24gb": Case("0.5B", _PPO, (settings(8192, offload="idle"), *_RECOMPUTED), 24 * 10**9),
     "0.5B": Case("0.5B", "", (settings(16384), settings(32768), settings(131072))),

@@ -101,7 +101,7 @@ RECIPES = {
     "search-small": Recipe(
         "countdown",
         {
-            "warmstart": [FOUR, COMPACT, "data.test_fraction=0.0625", "run.steps=900", *SMALL],
+            "warmstart": [FOUR, COMPACT, "data.test_fraction=0.0625", "run.steps=1600", *SMALL],
             "train": [FOUR, *PUZZLES, "run.steps=60", "eval.every=20"],
             "eval": [FOUR, TARGETS],
         },

@@ -1,12 +1,13 @@
 """Start-up time of `import tinyzero_sdk` and `tinyzero --help`, over a bare interpreter; and of `tinyzero train`.
 
     python benchmarks/startup.py [--runs 21]
-    python benchmarks/startup.py --train 1 --train 2
+    python benchmarks/startup.py --train 1 --train 2 [--shape 10M]
 
 Wall clock, medians of interleaved runs. Targets: 0.15 s for the import, 0.35 s for the help; torch is imported by
 neither. `--train N`: from the command to the first finished step on N GPUs (0 = the CPU, 2 and more = with Ray), first
-with empty caches of bytecode and compiled kernels, and then again; the model is made beforehand. Targets for the second
-time: 15 s on one GPU, 35 s on two.
+with empty caches of bytecode and compiled kernels, and then again; the model is made beforehand: the one that a run
+without `--model` makes, or one of a shape of shapes.py with random weights. Targets for the second time: 15 s on one
+GPU, 35 s on two.
 """
 
 import statistics
@@ -21,6 +22,7 @@ import typer
 
 from benchmarks.commands import device_name, run
 from benchmarks.common import TINYZERO, print_machine, print_table
+from benchmarks.shapes import write_model
 
 BARE = [sys.executable, "-c", "pass"]
 
@@ -50,7 +52,7 @@ def imported_by(command: list[str]) -> set[str]:
     return {line.rsplit("|", 1)[1].strip().partition(".")[0] for line in done.stderr.splitlines() if "|" in line}
 
 
-def seconds_to_first_step(gpus: int, output: Path, caches: Path) -> tuple[float, str]:
+def seconds_to_first_step(gpus: int, model: list[str], output: Path, caches: Path) -> tuple[float, str]:
     """Of a training with its compiled kernels in `caches`; and the line with the parts of its start-up."""
     seen = list[float]()
 
@@ -60,7 +62,7 @@ def seconds_to_first_step(gpus: int, output: Path, caches: Path) -> tuple[float,
 
     where = ["--gpus", str(gpus)] if gpus > 1 else [] if gpus else ["run.device=cpu"]
     finished = run(
-        [*TINYZERO, "train", "--task", "multiply", "--output", str(output), "run.steps=2", *where],
+        [*TINYZERO, "train", "--task", "multiply", "--output", str(output), "run.steps=2", *model, *where],
         LIMIT,
         until=lambda: bool(seen),
         on_line=watch,
@@ -77,16 +79,21 @@ def seconds_to_first_step(gpus: int, output: Path, caches: Path) -> tuple[float,
     return seen[0], next(line for _, line in finished.lines if line.startswith("ready in "))
 
 
-def measure_training(gpus: list[int]) -> None:
+def measure_training(gpus: list[int], shape: str | None) -> None:
     """Measure starts of `tinyzero train`."""
     rows = dict[str, dict[str, str]]()
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        seconds_to_first_step(min(gpus), place / "made", place / "of_making")  # makes the model, if there is none
+        model = list[str]()
+        if shape is None:
+            seconds_to_first_step(min(gpus), model, place / "made", place / "of_making")  # makes it, if there is none
+        else:
+            write_model(place / "model", shape)
+            model = ["--model", str(place / "model")]
         for count in gpus:
             for nth in ("first", "second"):
                 output = place / f"{count}_{nth}"
-                seconds, ready = seconds_to_first_step(count, output, place / f"of_{count}")
+                seconds, ready = seconds_to_first_step(count, model, output, place / f"of_{count}")
                 rows[f"{count} GPUs, {nth} time"] = {"first step after": f"{seconds:.1f} s", "start-up": ready}
     print_table(f"`tinyzero train`, {device_name()}", rows)
 
@@ -94,11 +101,12 @@ def measure_training(gpus: list[int]) -> None:
 def main(
     runs: Annotated[int, typer.Option(min=1, help="interleaved runs; the median counts")] = 21,
     train: Annotated[list[int] | None, typer.Option(min=0, help="measure training on so many GPUs instead")] = None,
+    shape: Annotated[str | None, typer.Option(help="of the model that is trained, such as 10M; see shapes.py")] = None,
 ) -> None:
     """Measure start-up times."""
     print_machine(*(["torch", "transformers"] if train else []))
     if train:
-        measure_training(train)
+        measure_training(train, shape)
         return
     commands = [BARE, *(command for command, _ in STARTS.values())]
     rounds = [[seconds_of(command) for command in commands] for _ in range(runs)]

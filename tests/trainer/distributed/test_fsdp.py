@@ -32,6 +32,7 @@ from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import (
     FsdpOptions,
+    _OwnGradients,
     cast_copy,
     cast_weights,
     layers_of,
@@ -46,6 +47,7 @@ from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training import logprobs as forward
 from tinyzero_trainer.training.build import _build_policy
 from tinyzero_trainer.training.critic import Critic
+from tinyzero_trainer.training.policy import Policy
 
 
 @pytest.mark.nightly(reason="compiles for half a minute, and is of speed alone")
@@ -78,6 +80,34 @@ def test_a_sharded_policy_learns_the_same_bits(
     if case not in EXPECTED:
         EXPECTED[case] = learn(make_policy(toy_model, CASES[case], None), experience, tmp_path)
     assert learn(policy, experience, tmp_path) == EXPECTED[case]
+
+
+def blocks(policy: Policy) -> set[int]:
+    """Addresses of the memory that holds the gradients."""
+    found = [parameter.grad for parameter in policy.language_model.model.parameters()]
+    return {local_shard(one).untyped_storage().data_ptr() for one in found if one is not None}
+
+
+def test_gradients_that_add_up_are_in_one_block(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[set[int]]()
+    policy = make_policy(toy_model, Case(), PLAIN)
+    step = policy._optimizer.step
+    monkeypatch.setattr(policy._optimizer, "step", lambda *given: seen.append(blocks(policy)) or step(*given))
+    policy.update(shared_batch(toy_model), NOW)
+    assert [len(found) for found in seen] == [1] * len(seen)
+    assert seen
+    assert not blocks(policy)
+
+
+def test_what_one_rank_sends_is_what_it_receives(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[torch.Tensor]()
+    allocate = _OwnGradients.allocate
+    monkeypatch.setattr(
+        _OwnGradients, "allocate", lambda *args, **options: given.append(allocate(*args, **options)) or given[-1]
+    )
+    make_policy(toy_model, Case(), PLAIN).update(shared_batch(toy_model), NOW)
+    assert given
+    assert all(sent is received for sent, received in zip(given[::2], given[1::2], strict=True))
 
 
 @pytest.mark.slow

@@ -76,9 +76,18 @@ def awake_bytes(spec: ModelSpec, config: TrainConfig, prompt_tokens: int | None 
 def predict_within(
     spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None = None, *, gpu: GpuRole | None = None
 ) -> Memory:
-    """As `predict_memory`, where the engine `torch` keeps its memory if that fits and nothing is offloaded."""
-    kept = predict_memory(spec, config, prompt_tokens, keeps=config.memory.offload is None, gpu=gpu)
-    return kept if kept.peak <= limit else predict_memory(spec, config, prompt_tokens, gpu=gpu)
+    """As `predict_memory`, where the engine `torch` keeps its memory during the update if `engine_keeps` says so."""
+    keeps = engine_keeps(spec, config, limit, prompt_tokens, gpu=gpu)
+    return predict_memory(spec, config, prompt_tokens, keeps=keeps, gpu=gpu)
+
+
+def engine_keeps(
+    spec: ModelSpec, config: TrainConfig, limit: int, prompt_tokens: int | None = None, *, gpu: GpuRole | None = None
+) -> bool:
+    """Whether the engine `torch` keeps its memory during the update: if that fits, and nothing is offloaded."""
+    if config.memory.offload is not None:
+        return False
+    return predict_memory(spec, config, prompt_tokens, keeps=True, gpu=gpu).peak <= limit
 
 
 def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:

@@ -168,6 +168,6 @@ def _gradient(
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left · right in float32, whatever the type of the factors."""
     if left.is_cuda and left.dtype != torch.float32:
-        total += torch.mm(left, right, out_dtype=torch.float32)
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
         total += left.float() @ right.float()

@@ -12,9 +12,13 @@ import torch
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
+from tinyzero_trainer.distributed.parallel_dims import planned_dims
+from tinyzero_trainer.estimate.constants import CONTEXT
 from tinyzero_trainer.estimate.engine_memory import FEW_SEQUENCES
+from tinyzero_trainer.estimate.fit import engine_keeps, usable
 from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.models.spec import spec_from_config
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.decoder import FusedDecoder
 from tinyzero_trainer.rollout.engine import RolloutEngine
@@ -90,7 +94,7 @@ def build_engine(
                 dtype=compute_dtype(config.model.dtype, device),
                 device=device,
                 max_num_seqs=given(config.rollout.max_num_seqs),
-                keep_memory=config.memory.offload is None,
+                keep_memory=_keeps_memory(config, language_model, device),
                 report=report,
             )
         report(
@@ -98,3 +102,12 @@ def build_engine(
             "completions are generated slowly; rollout.engine=vllm is faster"
         )
     return TorchEngine(language_model, max_num_seqs=given(config.rollout.max_num_seqs) or FEW_SEQUENCES)
+
+
+def _keeps_memory(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> bool:
+    """What the plan says, so that a run takes what was planned; where too little is free, the engine sees by itself."""
+    model = language_model.model
+    spec = spec_from_config(language_model.name, model.config.to_dict(), model.num_parameters())
+    free, _ = torch.cuda.mem_get_info(device)
+    limit = usable(free + torch.cuda.memory_reserved(device) + CONTEXT)
+    return engine_keeps(spec, config, limit, gpu=planned_dims(config).generating)

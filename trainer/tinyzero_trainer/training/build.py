@@ -44,7 +44,8 @@ class TrainedModels:
     def try_largest(self, config: TrainConfig) -> None:
         """Run the largest micro-batch that these settings allow once; nothing is trained."""
         work = workload_of(config, config.data.max_prompt_tokens)
-        self.policy.warm_up(settings_at(config, 1), work.micro_batch * work.sequence_parallel)
+        most = work.micro_batch * work.sequence_parallel
+        self.policy.warm_up(settings_at(config, 1), most, accumulates=work.accumulates)
 
 
 def refuse_unsupported(config: TrainConfig, path: str | None) -> None:

@@ -89,7 +89,7 @@ class Critic(Learner):
         return {"critic/lr": self._own_settings.learning_rate, **_metrics(metrics)}
 
     def _update_mini_batch(self, mini_batch: TrainingBatch, metrics: MetricAccumulator) -> None:
-        self._start_mini_batch()
+        self._start_mini_batch(mini_batch)
         of_completions = token_weights(mini_batch.lengths, "token-mean", max_tokens=1)
         weights = jagged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
         for batch in self._micro_batches(mini_batch.rollouts, ranks=self._ranks):

@@ -68,10 +68,11 @@ class Learner:
         metrics, self._metrics = self._metrics, MetricAccumulator()
         return metrics
 
-    def _start_mini_batch(self) -> None:
+    def _start_mini_batch(self, mini_batch: TrainingBatch) -> None:
         # Not train(): dropout would blur what is compared with log-probabilities and values from before the update.
         self._computes.eval()
-        self._optimizer.zero_grad()
+        tokens = sum(len(one.prompt.token_ids) + len(one.generation.token_ids) for one in mini_batch.rollouts)
+        self._optimizer.start(accumulates=tokens > self.micro_batch_tokens * self._ranks.world_size)
         self._losses = []
         if self._diagnosis is not None:
             self._diagnosis.updates.append(UpdateDiagnosis())

@@ -17,6 +17,9 @@ from tinyzero_trainer.distributed.dtensor import as_dtensor, copy_shard, full_te
 from tinyzero_trainer.distributed.fsdp import options_of, ranks_of
 from tinyzero_trainer.distributed.offload import CpuOffload
 
+ALIGNED = 64
+"""Elements to whose multiples each gradient in a block begins, so that kernels read several at a time."""
+
 
 class UpdateError(TinyZeroError):
     """Too many consecutive updates had a loss or gradient that is not finite."""
@@ -44,11 +47,27 @@ class Optimizer:
             self._adamw.state[shard] = {"step": torch.zeros((), device=shard.device), **moments}
         self._is_distributed, options = ranks_of(model).is_distributed, options_of(model)
         self._is_sharded = options is not None
+        self._offloads_gradients = options is not None and options.offload == "always"
         self._offload = CpuOffload(self._moments) if options is not None and options.offload == "idle" else None
 
     def zero_grad(self) -> None:
         for tensor in (*self._parameters.values(), *self._shards.values()):
             tensor.grad = None
+
+    def start(self, *, accumulates: bool) -> None:
+        """Before a mini-batch; `accumulates` = several micro-batches add to its gradient.
+
+        Then the gradients of a sharded model are made now, in one block. A backward pass would leave each where
+        activations were just freed, in whose place the next micro-batch's would not fit any more.
+        """
+        self.zero_grad()
+        if not (accumulates and self._is_sharded) or self._offloads_gradients:
+            return
+        sizes = [-(-shard.numel() // ALIGNED) * ALIGNED for shard in self._shards.values()]
+        block = torch.zeros(sum(sizes), device=next(iter(self._shards.values())).device)
+        for (name, shard), part in zip(self._shards.items(), block.split(sizes), strict=True):
+            parameter = self._parameters[name]
+            parameter.grad = as_dtensor(part[: shard.numel()].view(shard.shape), parameter)
 
     def end(self) -> None:
         """After the last mini-batch: free the gradients of a sharded model; a plain one keeps them for inspection."""

@@ -118,18 +118,19 @@ class Policy(Learner):
         with on_device(self.model, changed=changed), self._optimizer.on_device(changed=changed), of_reference:
             yield
 
-    def warm_up(self, settings: StepSettings, most: int | None = None) -> None:
+    def warm_up(self, settings: StepSettings, most: int | None = None, *, accumulates: bool = False) -> None:
         """Run the largest micro-batch once, so that the caching allocator reserves its blocks up front.
 
         Forward and backward over synthetic completions, then over a few short ones, so that the update's passes are
         compiled by then if sequences are packed; nothing is trained. `most` is the most tokens of a micro-batch, where
-        a mini-batch does not fill the budget, or a sequence is longer.
+        a mini-batch does not fill the budget, or a sequence is longer; `accumulates`: see `Optimizer.start`.
         """
         self.model.eval()
         group, context = self._ranks.sequence_group, self.language_model.context
         budget = most or self.micro_batch_tokens * (1 if group is None else group.size)
         short = min(self._max_tokens, SMALL // 5)  # several of them, of unequal length as in training
         with self._updating(changed=False):
+            self._optimizer.start(accumulates=accumulates)
             for size, longest in ((budget, self._max_tokens), (min(budget, SMALL), short)):
                 rollouts = fill_budget(size, longest, context=context)
                 tokens = sum(len(rollout.generation.token_ids) for rollout in rollouts)
@@ -142,7 +143,7 @@ class Policy(Learner):
             self._optimizer.zero_grad()
 
     def _update_mini_batch(self, mini_batch: TrainingBatch, settings: StepSettings, metrics: MetricAccumulator) -> None:
-        self._start_mini_batch()
+        self._start_mini_batch(mini_batch)
         # Over the whole mini-batch: however it is split, the gradients add up to the same.
         of_completions = token_weights(
             mini_batch.lengths, self._algorithm.loss_aggregation, max_tokens=self._max_tokens
