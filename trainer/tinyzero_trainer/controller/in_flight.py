@@ -142,7 +142,8 @@ class GroupsInFlight:
     def _now(self) -> list[Admitted]:
         groups = {group.number: group for group in self.engine.unfinished()}
         groups |= {each.group.number: each.group for each in self._complete}
-        return [replace(each, group=groups[number]) for number, each in sorted(self._admitted.items())]
+        # An engine that has died with others may not know a group any more: it is sampled again from where it began.
+        return [replace(each, group=groups.get(number, each.group)) for number, each in sorted(self._admitted.items())]
 
     def take(
         self, count: int, step: int, params: SamplingParams, on_progress: OnProgress

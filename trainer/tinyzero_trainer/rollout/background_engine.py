@@ -1,6 +1,7 @@
 """A rollout engine that samples on in a thread, on a CUDA stream of its own, while the policy is trained.
 
-It needs weights of its own, which only `load_weights` changes: between two tokens of what it is sampling.
+It needs weights of its own, which only `load_weights` changes, between two tokens of what it is sampling; those of a
+`TorchEngine` are its model's, so they may only change while it is paused.
 """
 
 import threading
@@ -12,6 +13,7 @@ import torch
 
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, PromptBatch, SamplingParams, StreamingEngine
+from tinyzero_trainer.rollout.torch_engine import TorchEngine
 
 POLL_SECONDS = 0.05
 """For `advance` to wait for a group that is complete."""
@@ -23,7 +25,7 @@ class BackgroundEngine(StreamingEngine):
     concurrent = True
 
     def __init__(self, engine: BatchedEngine, device: torch.device) -> None:
-        self._engine, self._closed = engine, False
+        self._engine, self._closed, self.shares_weights = engine, False, isinstance(engine, TorchEngine)
         self._free = Condition()  # held by whoever uses the engine
         self._waiting, self._count = 0, Lock()  # threads that want it, so that decoding lets them
         self._params: SamplingParams | None = None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 from threading import Lock
 
+from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.rollout.engine import (
     Group,
     Groups,
@@ -27,12 +28,13 @@ class BatchStream(StreamingEngine):
     def __init__(self, engine: RolloutEngine) -> None:
         """`engine` has processes of its own, which sample while the policy is trained."""
         self._engine, self._waiting, self._version = engine, list[Group](), 0
-        self._sampling = Lock()
+        self._sampling, self._failed = Lock(), False
 
     def load_weights(self, version: int = 0) -> None:
-        """See `StreamingEngine`; waits for the batch under way."""
+        """See `StreamingEngine`; waits for the batch under way. If that fails, the engine is not used again."""
         with self._sampling:
-            self._engine.load_weights()
+            if not self._failed:
+                self._engine.load_weights()
             self._version = version
 
     def sleep(self) -> None:
@@ -56,10 +58,13 @@ class BatchStream(StreamingEngine):
         params = replace(params, max_tokens=first.max_tokens)
         prompts, samples = [group.prompt for group in batch], len(first.completions)
         with self._sampling:
-            sampled = self._engine.generate_batch(
-                PromptBatch(prompts, samples, params, first.seed, first.first), on_progress
-            )
             version = self._version
+            try:
+                whole = PromptBatch(prompts, samples, params, first.seed, first.first)
+                sampled = self._engine.generate_batch(whole, on_progress)
+            except (WorkerDiedError, VllmError):
+                self._failed = True
+                raise
         self._waiting = self._waiting[len(batch) :]
         return [
             replace(
