@@ -105,7 +105,11 @@ class BatchedEngine(StreamingEngine, ABC):
         `version` of the weights is recorded, unless it is None.
         """
         self._params = params
-        if decoding.active and not self._has_room(decoding):
+        if (
+            decoding.active
+            and decoding.waiting
+            and (not self._has_room(decoding) or self._starts_anew(decoding, version))
+        ):
             decoding.suspend(self._read)
         if not decoding.active:
             self._slots = self._reserve(decoding)
@@ -127,6 +131,14 @@ class BatchedEngine(StreamingEngine, ABC):
             if decoding.active:
                 self._keep(torch.tensor([decoded.slot for decoded in decoding.active]), torch.tensor(kept))
         return len(slots)
+
+    def _starts_anew(self, decoding: Decoding, version: int | None) -> bool:
+        """Whether the contexts of all are read again, so that others can join them, where only few are left.
+
+        Not in `generate`, where that would change the last bits of what is sampled.
+        """
+        few = 2 * len(decoding.active) <= self._slots and decoding.next_size() <= self._slots - len(decoding.active)
+        return few and not self.refills and version is not None
 
     def _refill(self, decoding: Decoding, version: int | None) -> None:
         """Let sequences that wait enter free slots, and sample a token of each."""

@@ -90,14 +90,18 @@ class Decoding:
         """Nothing is in a slot, of which there are so many; steps are counted from here."""
         self._free, self.steps = list(range(slots)), 0
 
+    def next_size(self) -> int:
+        """How many of the next group wait."""
+        group = self.waiting[0].group if self.waiting else None
+        return next((i for i, other in enumerate(self.waiting) if other.group is not group), len(self.waiting))
+
     def next_to_enter(self, least: int) -> list[Decoded]:
         """Those that enter slots now: whole groups, so that their prompts are read once, in at least `least` slots."""
         free, entering = len(self._free), list[Decoded]()
         if self.active and free < least:
             return []
         while self.waiting and free:
-            group = self.waiting[0].group
-            size = next((i for i, other in enumerate(self.waiting) if other.group is not group), len(self.waiting))
+            size = self.next_size()
             if size > free and (entering or self.active):
                 break
             size = min(size, free)

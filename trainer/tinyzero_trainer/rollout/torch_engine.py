@@ -17,8 +17,8 @@ from tinyzero_trainer.rollout.decoding import Decoding
 class TorchEngine(BatchedEngine):
     """Generates with the policy's own model; the completions of one prompt share its prefill.
 
-    Its sequences grow together, so others enter when all are finished. With new weights all enter again: their keys
-    and values are computed anew (as in AReaL, arXiv 2505.24298), and a resumed run, which has tokens only, goes on
+    Its sequences grow together, so others join only when all enter again, with keys and values computed anew: where few
+    are left, and after new weights (as in AReaL, arXiv 2505.24298). So a resumed run, which has tokens only, goes on
     alike.
 
     Example:
