@@ -1,6 +1,6 @@
 """Whether a run that is killed at random moments ends as if nothing had happened, and leaves nothing behind.
 
-    python benchmarks/kills.py [--local 70] [--ray 30] [--seed 0]
+    python benchmarks/kills.py [--local 70] [--asynchronous 30] [--ray 30] [--seed 0]
 
 Runs of 20 steps of a very small model on the tests' toy task get SIGKILL at random moments, from their start to their
 end: the trainer, or any other of their processes. A run that this ends is resumed, and killed again, until it is done.
@@ -51,6 +51,13 @@ RAY: dict[str, Any] = {
     "rollout__num_engines": 1,
     "ray__max_restarts": 10,
 }
+ASYNC: dict[str, Any] = {
+    "rollout__max_async_level": 2,
+    "rollout__return_logprobs": "always",
+    "rollout_correction__is_level": "token",
+    "rollout__temperature": 1.4,  # so that lengths differ
+    "rollout__max_completion_tokens": 24,
+}
 
 
 @dataclass
@@ -68,6 +75,7 @@ class Tally:
 def main(
     local: Annotated[int, typer.Option(help="kills of runs without Ray")] = 70,
     ray: Annotated[int, typer.Option(help="kills of runs with Ray")] = 30,
+    asynchronous: Annotated[int, typer.Option(help="kills of runs without Ray, with groups in flight")] = 30,
     seed: int = 0,
     keep: Annotated[Path | None, typer.Option(help="a new directory for the runs, which are kept")] = None,
 ) -> None:
@@ -81,7 +89,7 @@ def main(
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         make_warm_model(str(TOY_TASK), folder / "model")
-        for kind, kills, changes in (("local", local, {}), ("ray", ray, RAY)):
+        for kind, kills, changes in (("local", local, {}), ("async", asynchronous, ASYNC), ("ray", ray, RAY)):
             if kills:
                 tally = kill_runs(context, folder / kind, kills, changes, random.Random(seed))
                 print(

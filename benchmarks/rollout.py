@@ -1,5 +1,9 @@
 """Tokens per second of the rollout engine `torch` and of vLLM's offline generation: same model, same requests.
 
+All completions are of equal length, and then (`long tail`) of log-normal lengths: four times as many, with a mean of a
+quarter of --new-tokens, which is the limit. As many sequences are generated at a time as before, so this measures
+whether slots are refilled. There each completion is a request with its own limit, and its prompt is read for it alone.
+
 python benchmarks/rollout.py                  a model of about ten million parameters, 4,096 × 256 tokens
 python benchmarks/rollout.py --shape 0.5B --prompts 128 --samples 8 --prompt-tokens 140 --new-tokens 1024
 """
@@ -8,8 +12,10 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from math import log
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -23,7 +29,12 @@ from benchmarks.common import print_machine, print_table
 from benchmarks.shapes import write_model
 
 ENGINES = ("torch", "vllm")
-KINDS = ("without", "with log-probs")
+KINDS = ("without", "with log-probs", "long tail")
+SIGMA = 1.0
+"""Of the logarithm of a length: a tenth of all completions have 2.2 times the mean or more."""
+
+MORE = 4
+"""Times as many completions with lengths of a long tail, and the limit of a length over their mean."""
 DISTRIBUTIONS = ("torch", "transformers", "tinyzero-trainer")
 VOCABULARY = 1000  # prompts are random tokens below this number
 
@@ -92,16 +103,32 @@ def work(job: dict[str, Any]) -> None:
     start = start_torch if job["engine"] == "torch" else start_vllm
     generate, about = start(job, prompts)
     about["start_s"] = time.perf_counter() - started
-    for logprobs, kind in zip((False, True), KINDS, strict=True):
+    fixed, tail = job["prompts"] * job["samples"] * job["new_tokens"], long_tail(job)
+    for logprobs, kind in zip((False, True, True), KINDS, strict=True):
+        lengths, expected = (tail, sum(tail)) if kind == "long tail" else (None, fixed)
         seconds, tokens = [], 0
         for number in range(job["repeat"] + 1):
             began = time.perf_counter()
-            tokens = generate(logprobs, number)
+            tokens = generate(logprobs, number, lengths)
             seconds.append(time.perf_counter() - began)
-        expected = job["prompts"] * job["samples"] * job["new_tokens"]
         assert tokens == expected, f"got {tokens} tokens, expected {expected}"
         about[kind] = {"seconds": seconds, "tokens_per_s": tokens / median(seconds[1:] or seconds)}
     print(json.dumps({"found": about}), flush=True)
+
+
+def long_tail(job: dict[str, Any]) -> list[int]:
+    """The lengths of `MORE` times as many completions, the same for each engine.
+
+    Example:
+        >>> lengths = long_tail({"prompts": 100, "samples": 10, "new_tokens": 400})
+        >>> len(lengths), max(lengths), 80 < sum(lengths) / len(lengths) < 100
+        (4000, 400, True)
+    """
+    random, mean = Random(1), job["new_tokens"] / MORE
+    drawn = (
+        random.lognormvariate(log(mean) - SIGMA**2 / 2, SIGMA) for _ in range(MORE * job["prompts"] * job["samples"])
+    )
+    return [max(1, min(job["new_tokens"], round(length))) for length in drawn]
 
 
 def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict[str, Any]]:
@@ -113,14 +140,29 @@ def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dic
     from tinyzero_trainer.models.device import choose_device
     from tinyzero_trainer.models.loading import load_model
     from tinyzero_trainer.rollout import SamplingParams
+    from tinyzero_trainer.rollout.batched_engine import BatchedEngine
     from tinyzero_trainer.rollout.build import build_engine
+    from tinyzero_trainer.rollout.engine import NOTHING, Group
 
     device, notes = choose_device(job["device"]), []
-    config = build(TrainConfig, {"run": {"device": job["device"]}})
-    engine = build_engine(config, load_model(job["model"], device), notes.append)
+    at_a_time = {"max_num_seqs": job["prompts"] * job["samples"]}
+    config = build(TrainConfig, {"run": {"device": job["device"]}, "rollout": at_a_time})
+    model = replace(load_model(job["model"], device), eos_ids=frozenset())  # looked for, and never found
+    engine: Any = build_engine(config, model, notes.append)
+    assert isinstance(engine, BatchedEngine)
 
-    def generate(logprobs: bool, seed: int) -> int:
-        params = SamplingParams(job["new_tokens"], ignore_eos=True, logprobs=logprobs)
+    def generate(logprobs: bool, seed: int, lengths: list[int] | None) -> int:
+        params = SamplingParams(job["new_tokens"], ignore_eos=lengths is None, logprobs=logprobs)
+        if lengths is not None:
+            requests = [
+                Group(number, prompts[number % len(prompts)], (NOTHING,), length, seed, number)
+                for number, length in enumerate(lengths)
+            ]
+            engine.submit(requests)
+            complete: list[Group] = []
+            while len(complete) < len(requests):
+                complete += engine.advance(params)
+            return sum(len(completion.token_ids) for group in complete for completion in group.completions)
         groups = engine.generate(prompts, job["samples"], params, seed=seed)
         return sum(len(rollout.token_ids) for group in groups for rollout in group)
 
@@ -147,12 +189,18 @@ def start_vllm(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict
     engine = vllm.LLM(job["model"], **settings)
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
 
-    def generate(logprobs: bool, seed: int) -> int:
-        params = vllm.SamplingParams(
-            n=job["samples"], max_tokens=job["new_tokens"], temperature=1.0, ignore_eos=True, detokenize=False,
-            logprobs=0 if logprobs else None,
-        )  # fmt: skip
-        results = engine.generate(requests, params, use_tqdm=False)
+    def generate(logprobs: bool, seed: int, lengths: list[int] | None) -> int:
+        def params(samples: int, length: int) -> Any:
+            return vllm.SamplingParams(
+                n=samples, max_tokens=length, temperature=1.0, ignore_eos=True, detokenize=False,
+                logprobs=0 if logprobs else None,
+            )  # fmt: skip
+
+        if lengths is None:
+            results = engine.generate(requests, params(job["samples"], job["new_tokens"]), use_tqdm=False)
+        else:
+            each = [requests[number % len(requests)] for number in range(len(lengths))]
+            results = engine.generate(each, [params(1, length) for length in lengths], use_tqdm=False)
         return sum(len(completion.token_ids) for result in results for completion in result.outputs)
 
     return generate, {"version": vllm.__version__, "settings": settings}
@@ -167,6 +215,7 @@ def show(found: dict[str, Any]) -> None:
             continue
         rows[f"{name} {engine['version']}"] = {
             **{kind: f"{engine[kind]['tokens_per_s']:,.0f}" for kind in KINDS},
+            "of fixed": f"{engine['long tail']['tokens_per_s'] / engine['with log-probs']['tokens_per_s']:.0%}",
             "starts in": f"{engine['start_s']:.1f} s",
             "first batch": f"{engine['without']['seconds'][0]:.1f} s",
         }
@@ -175,7 +224,7 @@ def show(found: dict[str, Any]) -> None:
     if len(rows) == len(ENGINES):
         rates = {kind: [found["engines"][name][kind]["tokens_per_s"] for name in ENGINES] for kind in KINDS}
         times = {kind: f"{ours / theirs:.2f}×" for kind, (ours, theirs) in rates.items()}
-        rows["torch over vllm"] = {**times, "starts in": "", "first batch": ""}
+        rows["torch over vllm"] = {**times, "of fixed": "", "starts in": "", "first batch": ""}
     job = found["job"]
     load = f"{job['prompts']} × {job['samples']} × ({job['prompt_tokens']} + {job['new_tokens']})"
     print_table(f"tokens/s, {found['parameters'] / 1e6:.1f} M parameters, {load} tokens, {job['device']}", rows)

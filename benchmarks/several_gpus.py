@@ -44,7 +44,7 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help="only jobs with this in their name, and those that they need")
     ] = None,
-    learning: Annotated[float, typer.Option(help="seconds for each run of one_step_off, with its start")] = 340,
+    learning: Annotated[float, typer.Option(help="seconds for each run of async_levels, with its start")] = 340,
     limit: Annotated[float, typer.Option(help="seconds for everything; then the rest is left out")] = 3600,
     output: Annotated[Path | None, typer.Option(help="directory for everything", show_default="a new one")] = None,
 ) -> None:
@@ -75,7 +75,7 @@ def main(
         run_jobs(jobs, results, gpus=[] if cpu else names, deadline=began + limit, save=save)
     finally:
         print(*tables.all_tables(results), sep="\n", flush=True)
-        runs = {name: metrics_of(setup.run(name)) for name in results if name.startswith("one_step_off: ")}
+        runs = {name: metrics_of(setup.run(name)) for name in results if name.startswith("async_levels: ")}
         if curves := {name.partition(": ")[2]: rows for name, rows in runs.items() if rows and rows[-1]["step"]}:
             plot_curves(curves, setup.folder / "curves.png")
         print(f"\n{file}; {time.monotonic() - began:.0f} s in all", flush=True)

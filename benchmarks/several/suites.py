@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.common import TINYZERO, last_of_each
@@ -21,6 +22,7 @@ from benchmarks.several.jobs import Failed, Job, RunningJob
 from benchmarks.shapes import write_model
 from benchmarks.step import tokens_of, train_arguments
 from benchmarks.training import SECONDS, TASK, TOKENS, mean_timings, metrics_of, outcome
+from tinyzero_trainer.monitoring.metrics_log import size_key
 
 FIXED_TASK = str(Path(__file__).parents[1] / "fixed_task.py")
 REPLAY = str(Path(__file__).with_name("replay.py"))
@@ -73,7 +75,7 @@ class Setup:
     folder: Path
     gpus: int  # on the CPU: processes that train or generate
     cpu: bool
-    learning: float  # seconds for each run of `one_step_off`
+    learning: float  # seconds for each run of `async_levels`
 
     @property
     def counts(self) -> list[int]:
@@ -276,23 +278,24 @@ def timed_steps(setup: Setup, times: int, settings: Sequence[str], job: RunningJ
     }
 
 
-# ---- one_step_off ----------------------------------------------------------------------------------------------------
+# ---- async_levels ----------------------------------------------------------------------------------------------------
 
 
-def one_step_off(setup: Setup) -> list[Job]:
-    """The default model, with generation and update alternating, and with an engine that samples one step ahead."""
-    if setup.gpus < 2:
-        return []
+def async_levels(setup: Setup) -> list[Job]:
+    """The default model at levels 0, 1 and 2 of `rollout.max_async_level`, on one GPU and on two.
+
+    Its completions search, so their lengths have a long tail by themselves; the table says which. On two GPUs level 0
+    shares both between sampling and updates, and the others have an engine on one of them.
+    """
     jobs = [] if setup.cpu else [Job(tables.DEFAULT_MODEL, 1, partial(warm_start, setup))]
     needs = None if setup.cpu else tables.DEFAULT_MODEL
-    asynchronous = [*setup.on(2, engines=1), "rollout.max_async_level=1"]
-    runs = {
-        "synchronous": setup.on(2),
-        "one step off": [*asynchronous, "rollout_correction.is_level=token"],
-        "one step off, loss ratio alone": asynchronous,
-    }
-    for name, settings in runs.items():
-        jobs.append(Job(f"one_step_off: {name}", 2, partial(learn, setup, settings), needs, limit=setup.learning))
+    for gpus in (1, 2)[: setup.gpus]:
+        for level in (0, 1, 2):
+            settings = setup.on(2, engines=1) if gpus == 2 and level else setup.on_one_or_more(gpus)
+            settings = [*settings, f"rollout.max_async_level={level}", "rollout.return_logprobs=always"]
+            settings += ["rollout_correction.is_level=token"]  # at each level, so that they differ by it alone
+            name = f"async_levels: {'1 GPU' if gpus == 1 else '2 GPUs'}, level {level}"
+            jobs.append(Job(name, gpus, partial(learn, setup, settings), needs, limit=setup.learning))
     return jobs
 
 
@@ -319,7 +322,10 @@ def learn(setup: Setup, settings: Sequence[str], job: RunningJob) -> dict[str, A
     rows = setup.train(job, [*small_arguments(setup), *settings], least=2)
     results = outcome(rows, minutes=rows[-1].get(SECONDS, 0.0) / 60)
     rates = {"tokens_per_s": rate(rows), "settled_tokens_per_s": rate(rows, tables.SETTLED)}
-    return {"settings": list(settings), **results, **rates}
+    steps = rows[1:]
+    means = {name: fmean(row.get(name, 0.0) for row in steps) for name in tables.EXPLAINING}
+    problems = min(row[size_key(TASK)] for row in rows if size_key(TASK) in row)  # in the evaluations between
+    return {"settings": list(settings), **results, **rates, "means": means, "problems": problems}
 
 
 def rate(rows: Sequence[dict[str, Any]], since: int = 0) -> float | None:
@@ -342,6 +348,6 @@ SUITES: dict[str, Callable[[Setup], list[Job]]] = {
     "tensor_parallel": tensor_parallel,
     "weak": weak,
     "strong": strong,
-    "one_step_off": one_step_off,
+    "async_levels": async_levels,
 }
 """In the order in which they start."""

@@ -1,6 +1,7 @@
 """The tables of `several_gpus.py`: pure functions of the results of its jobs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
 from statistics import fmean
 from typing import Any
 
@@ -13,10 +14,20 @@ from tinyzero_trainer.monitoring.metrics_log import LENGTH, REWARD
 Results = Mapping[str, Mapping[str, Any]]
 
 RECORDED = "1 (samples the rollouts)"  # the run that the other jobs of suite `parity` are compared with
-DEFAULT_MODEL = "one_step_off: model"
+DEFAULT_MODEL = "async_levels: model"
 TOLERANCE = 1e-3  # largest relative difference of a loss that rounding may cause
 SETTLED = 10
-"""Steps of suite `one_step_off` before the second rate: the first have short completions, and may compile kernels."""
+"""Steps of suite `async_levels` before the second rate: the first have short completions, and may compile kernels."""
+
+EXPLAINING = {
+    "response_length/mean": "mean length",
+    "response_length/max": "longest",
+    "staleness/steps": "steps old",
+    "staleness/steps_max": "oldest",
+    "timing_s/wait_for_rollouts": "waiting (s)",
+    "timing_s/step": "step (s)",
+}
+"""Metrics that tell why levels differ, by what the table of suite `async_levels` calls them."""
 
 COMPARED = ("loss", "KL", "gradient norm")
 RESUMED = {
@@ -39,7 +50,7 @@ def all_tables(results: Results) -> Iterator[str]:
     yield from scaling(succeeding, "strong", "constant work in total")
     yield from tensor_parallel(succeeding)
     yield from resume(succeeding)
-    yield from one_step_off(succeeding)
+    yield from async_levels(succeeding)
     for name, result in results.items():
         if reason := result.get("error") or result.get("failed"):
             yield f"{name}: {reason.splitlines()[0]}"
@@ -128,9 +139,9 @@ def resume(results: Results) -> Iterator[str]:
         yield table(f"10M, saved on 2 GPUs after step 2: step {step}", rows)
 
 
-def one_step_off(results: Results) -> Iterator[str]:
+def async_levels(results: Results) -> Iterator[str]:
     """Speed and accuracy of all runs, also after the time and the tokens that all of them reached."""
-    prefix = "one_step_off: "
+    prefix = "async_levels: "
     runs = {
         name.removeprefix(prefix): result
         for name, result in results.items()
@@ -141,19 +152,34 @@ def one_step_off(results: Results) -> Iterator[str]:
     seconds, tokens = (min(run["curve"][-1][key] for run in runs.values()) for key in ("seconds", "tokens"))
     rows = {
         name: {
-            "before": f"{100 * run['before']:.1f}%",
-            f"after {seconds:.0f} s": f"{100 * accuracy_at(run['curve'], 'seconds', seconds):.1f}%",
-            f"after {tokens / 1e6:.1f} M tokens": f"{100 * accuracy_at(run['curve'], 'tokens', tokens):.1f}%",
-            "at the end": f"{100 * run['after']:.1f}%",
+            "before": _interval(run["before"], run["problems"]),
+            f"after {seconds:.0f} s": _interval(accuracy_at(run["curve"], "seconds", seconds), run["problems"]),
+            f"after {tokens / 1e6:.1f} M tokens": _interval(
+                accuracy_at(run["curve"], "tokens", tokens), run["problems"]
+            ),
+            "at the end": _interval(run["after"], run["problems"]),
             "steps": str(run["steps"]),
             "training": f"{run['seconds']:.0f} s",
             "tokens/s": f"{run['tokens_per_s']:,.0f}",
             f"after step {SETTLED}": "" if (rate := run.get("settled_tokens_per_s")) is None else f"{rate:,.0f}",
-            "last steps": f"{run['last_steps']['timing_s/step']:.2f} s" if run["last_steps"] else "",
         }
         for name, run in runs.items()
     }
-    yield table("held-out accuracy, 2 GPUs", rows)
+    yield table("held-out accuracy with 95 % intervals", rows)
+    explained = {
+        name: {key: f"{run['means'][metric]:.2f}" for metric, key in EXPLAINING.items()} for name, run in runs.items()
+    }
+    yield table("means over all steps", explained)
+
+
+def _interval(accuracy: float, problems: float) -> str:
+    """With its interval of 95 %, in percent.
+
+    Example:
+        >>> _interval(0.5, 1024)
+        '50.0 ± 3.1%'
+    """
+    return f"{100 * accuracy:.1f} ± {196 * sqrt(accuracy * (1 - accuracy) / problems):.1f}%"
 
 
 def accuracy_at(curve: Sequence[Mapping[str, float]], over: str, limit: float) -> float:

@@ -137,7 +137,8 @@ def test_the_trainer_accepts_every_run_on_its_number_of_gpus(tmp_path, gpus, cpu
         dims = parallel_dims(config)
         assert dims.world_size + dims.dedicated_engines * dims.engine_tp == job.gpus, job.name
         assert (dims.device == "cpu") is cpu
-        assert config.rollout.max_async_level == int("one step off" in job.name)
+        level = int(job.name[-1]) if job.name.startswith("async_levels") else 0
+        assert config.rollout.max_async_level == level
 
 
 def test_a_run_is_resumed_from_step_2_and_the_trainer_accepts_it_on_other_gpus(tmp_path):
@@ -198,7 +199,8 @@ def test_the_tables_show_the_results_and_the_failures():
 
     curve = [{"seconds": at, "tokens": 3e4 * at, "accuracy": 0.2 + at / 200} for at in (0.0, 60.0, 100.0)]
     synchronous = {"before": 0.2, "after": 0.8, "seconds": 100.0, "tokens": 3e6, "steps": 9, "tokens_per_s": 3e4}
-    synchronous |= {"curve": curve, "last_steps": {}, "settled_tokens_per_s": 31234.0}
+    synchronous |= {"curve": curve, "last_steps": {}, "settled_tokens_per_s": 31234.0, "problems": 1024}
+    synchronous["means"] = dict.fromkeys(tables.EXPLAINING, 1.0) | {"response_length/max": 212.0}
     stopped = {"curve": curve[:2], "settled_tokens_per_s": None, "failed": "stopped at its limit\n…"}
     results = {
         f"parity 10M: {tables.RECORDED}": {"rows": rows_of(1.0, 2.0)},
@@ -208,10 +210,10 @@ def test_the_tables_show_the_results_and_the_failures():
         "weak 2": scaled(1900.0),
         "strong 2": scaled(1500.0),
         "resume: uninterrupted": {"rows": [{"step": 3, "critic/score/mean": 0.5, "actor/grad_norm": 1.25}]},
-        "one_step_off: synchronous": synchronous,
-        "one_step_off: one step off": synchronous | stopped,
+        "async_levels: 2 GPUs, level 0": synchronous,
+        "async_levels: 2 GPUs, level 1": synchronous | stopped,
     }
-    parity, weak, strong, third, fourth, off, *failures = tables.all_tables(results)
+    parity, weak, strong, third, fourth, off, why, *failures = tables.all_tables(results)
     assert [cell.strip() for cell in parity.splitlines()[3].split("|")[1:-1]] == [
         *("2, sharded", "1.0e-02", "", "0.0e+00", "2", "1.00 s", "NO")
     ]
@@ -222,8 +224,9 @@ def test_the_tables_show_the_results_and_the_failures():
     assert ("1.25" in third, "1.25" in fourth) == (True, False)
     assert "after 60 s" in off
     assert off.count("31,234") == 1
-    assert off.count("50.0%") == 4  # of both, after as much time and after as many tokens
-    assert failures == ["parity 10M: 4, sharded: exit code 1", "one_step_off: one step off: stopped at its limit"]
+    assert off.count("50.0 ± 3.1%") == 4  # of both, after as much time and after as many tokens
+    assert why.count("212.00") == 2
+    assert failures == ["parity 10M: 4, sharded: exit code 1", "async_levels: 2 GPUs, level 1: stopped at its limit"]
 
 
 @pytest.mark.nightly(

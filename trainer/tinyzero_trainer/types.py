@@ -38,7 +38,11 @@ class Generation:
     """Of each token, as the engine has it (temperature applied, but neither top-p nor top-k); None = not asked for."""
 
     finished: bool
-    """False if the token limit cut it off."""
+    """False if the token limit cut it off, or if it is still under way."""
+
+    versions: tuple[tuple[int, int], ...] = ()
+    """Which weights sampled it: (training steps completed by them, number of tokens), in order. Only where weights may
+    change meanwhile (`rollout.max_async_level`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from tinyzero_sdk.settings import merge, parse_overrides
 from tinyzero_trainer.config import RewardConfig, RolloutConfig, RunConfig, TrainConfig
 from tinyzero_trainer.config.compose import make_config
 
-ONE_STEP_OFF = (
+ASYNCHRONOUS = (
     "run.executor=ray run.task=toy run.output=run rollout.num_engines=1 rollout.max_async_level=1 "
     "rollout.return_logprobs=always rollout_correction.is_level=token"
 )
@@ -32,7 +32,7 @@ def test_wrappers_without_a_limit_get_that_of_the_run(given: str, completed: str
 
 
 def changed(words: str) -> TrainConfig:
-    return make_config(merge(*(parse_overrides(line.split()) for line in (ONE_STEP_OFF, words))))
+    return make_config(merge(*(parse_overrides(line.split()) for line in (ASYNCHRONOUS, words))))
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,29 @@ def changed(words: str) -> TrainConfig:
         "rollout_correction.is_level=none algorithm.policy_loss=ppo",
         "rollout_correction.is_level=none algorithm.policy_loss=cispo",
         "algorithm.policy_loss=reinforce",
+        "rollout.engine=vllm",
+        "rollout.num_engines=0",
+        "run.executor=local rollout.num_engines=0",
     ],
 )
-def test_one_step_off_policy_is_allowed_where_old_samples_are_weighed(words: str) -> None:
+def test_old_samples_are_allowed_where_they_are_weighed(words: str) -> None:
     assert changed(words).rollout.max_async_level == 1
+
+
+def test_any_level_is_allowed_with_the_engine_torch() -> None:
+    assert changed("rollout.max_async_level=9").rollout.max_async_level == 9
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("run.executor=local rollout.num_engines=0", "set run.executor=ray and rollout.num_engines=1"),
-        ("rollout.num_engines=0", "the trainer's processes cannot do both at once; set rollout.num_engines=1"),
+        ("run.executor=local rollout.num_engines=0 rollout.engine=vllm",
+         "'vllm' needs GPUs of its own for that; set run.executor=ray and rollout.num_engines=1 (or more), or take"),
+        ("rollout.num_engines=0 rollout.engine=vllm", "GPUs of its own for that; set rollout.num_engines=1"),
+        ("rollout.engine=vllm rollout.max_async_level=2",
+         "rollout.max_async_level=2: rollout.engine='vllm' samples whole batches, one ahead of the update at most"),
+        ("rollout.max_async_level=3 rollout_correction.is_level=none algorithm.policy_loss=reinforce",
+         "rollout.max_async_level=3 trains on samples of older weights, which"),
         ("rollout_correction.is_level=none rollout.return_logprobs=sample",
          "nothing here weighs; set rollout.return_logprobs=always and rollout_correction.is_level=token"),
         ("rollout_correction.is_level=none rollout_correction.rejection_bounds=[0.5,2.0]",
@@ -66,7 +78,7 @@ def test_one_step_off_policy_is_allowed_where_old_samples_are_weighed(words: str
          "vllm.sleep_mode=True has no effect: with rollout.max_async_level=1 engines never sleep"),
     ],
 )  # fmt: skip
-def test_where_one_step_off_policy_cannot_work_the_message_says_what_to_set(words: str, reason: str) -> None:
+def test_where_old_samples_cannot_be_trained_on_the_message_says_what_to_set(words: str, reason: str) -> None:
     with pytest.raises(SettingsError) as rejected:
         changed(words)
     assert reason in str(rejected.value)

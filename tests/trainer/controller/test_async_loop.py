@@ -1,4 +1,7 @@
-"""The whole loop with rollouts a batch ahead, in one process: the engine has a model of its own, as an actor would."""
+"""The whole loop with groups in flight (`rollout.max_async_level`), in one process.
+
+The engine samples between updates, so that a run does not depend on the clock; or in a thread, with weights of its own.
+"""
 
 import os
 import signal
@@ -16,68 +19,47 @@ import torch
 from tests.trainer.runs import Configure, assert_same_weights, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint import store
-from tinyzero_trainer.config import RayConfig, TrainConfig
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import heldout_eval, loop, rollout_batch
+from tinyzero_trainer.controller import heldout_eval, in_flight, loop
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
+from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE, GroupsInFlight, load_in_flight
 from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.controller.rollout_batch import BATCH_FILE
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers
-from tinyzero_trainer.models.loading import LanguageModel, load_model
-from tinyzero_trainer.rollout import RolloutEngine
-from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.rollout import TorchEngine
+from tinyzero_trainer.rollout.background_engine import BackgroundEngine
+from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.types import Generation
 from tinyzero_trainer.utils.signals import Interrupted
 
-STEPS = 4
-
-
-class DedicatedEngine:
-    """A rollout engine that has the policy's weights as of the last `load_weights`."""
-
-    def __init__(self, config: TrainConfig, policy: LanguageModel) -> None:
-        self._policy, copied = policy, load_model(config.model.path, torch.device("cpu"))
-        self._state, self._engine = copied.model.state_dict(), build_engine(config, copied)
-        self._generating = threading.Lock()
-        self.load_weights()
-
-    @torch.no_grad()
-    def load_weights(self) -> None:
-        assert not self._generating.locked(), "weights were sent to an engine that generates"
-        for name, tensor in named_weights(self._policy.model):
-            self._state[name].copy_(tensor)
-        self._engine.load_weights()
-
-    def sleep(self) -> None:
-        self._engine.sleep()
-
-    def close(self) -> None:
-        self._engine.close()
-
-    def generate(self, *args: Any, **options: Any) -> list[list[Generation]]:
-        with self._generating:
-            return self._engine.generate(*args, **options)
+STEPS = 6
 
 
 @contextmanager
-def dedicated_workers(config: TrainConfig, **given: Any) -> Iterator[Workers]:
-    """The workers of a run on Ray, without it."""
-    here = replace(config.run, executor="local")
-    config = replace(config, run=here, ray=RayConfig(), rollout=replace(config.rollout, max_async_level=0))
+def in_a_thread(config: TrainConfig, **given: Any) -> Iterator[Workers]:
+    """The workers of a run on one GPU, whose engine samples beside the update."""
     with build_workers(config, **given) as workers:
-        engine: RolloutEngine = DedicatedEngine(config, workers.language_model)
-        yield replace(workers, engine=engine)
+        model = workers.language_model.model
+        device = torch.device("cpu")
+        inner = GraphEngine(
+            workers.language_model, partial(named_weights, model), dtype=torch.float32, device=device, max_num_seqs=24
+        )
+        engine = BackgroundEngine(inner, device)
+        try:
+            yield replace(workers, engine=engine)
+        finally:
+            engine.close()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _dedicated() -> Iterator[None]:
+def _often_checked() -> Iterator[None]:
+    """Engines look for finished completions, few tokens long here, after every step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "build_workers", dedicated_workers)
+        patch.setattr(TorchEngine, "check_every", 1)
         patch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
         yield
 
@@ -85,14 +67,15 @@ def _dedicated() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def configure(warm_model: Path, toy_task: str) -> Configure:
     settings = {
-        "run": {"task": toy_task, "steps": STEPS, "executor": "ray"},
+        "run": {"task": toy_task, "steps": STEPS},
         "task__limit": 15,
-        "rollout": {"max_async_level": 1, "return_logprobs": "always", "num_engines": 1},
+        "rollout": {"max_async_level": 2, "return_logprobs": "always", "max_num_seqs": 64, "temperature": 1.4},
         "rollout_correction__is_level": "token",
         "algorithm__entropy_coefficient": 0.1,
         "curriculum__buckets": 2,
         "length_control": {"mode": "adaptive", "warmup_steps": 1, "min_tokens": 4, "every": 1},
         "eval__greedy": False,
+        "rollout__max_completion_tokens": 24,
     }
     return lambda output, **changes: short_run(warm_model, output, **{**settings, **changes})
 
@@ -103,20 +86,28 @@ def whole(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return train(configure(tmp_path_factory.mktemp("whole") / "run")).output
 
 
-def batch_of(run: Path, step: int) -> Path:
-    return run / f"checkpoints/step_{step}" / STATE_DIRECTORY / BATCH_FILE
+def saved_groups(run: Path, step: int) -> list[in_flight.Admitted]:
+    found = load_in_flight(run / f"checkpoints/step_{step}" / STATE_DIRECTORY / IN_FLIGHT_FILE)
+    assert found is not None
+    return found.groups
 
 
 @pytest.mark.slow
-def test_samples_are_a_step_old_and_weighed(whole: Path) -> None:
-    rows = lines(whole)
-    assert [row.get("staleness/steps") for row in rows] == [None, 0, 1, 1, 1]
-    divergences = [row["staleness/kl"] for row in rows[1:]]
-    assert divergences[0] == pytest.approx(0, abs=1e-6)
-    assert min(divergences[1:]) > 1e-5, "the policy has moved since"
-    assert all(row["rollout_corr/rollout_is_mean"] <= 2.0 for row in rows[1:])
-    assert batch_of(whole, 2).exists()
-    assert not batch_of(whole, STEPS).exists(), "there is no next batch"
+def test_samples_are_some_steps_old_and_weighed(whole: Path) -> None:
+    rows = lines(whole)[1:]
+    assert rows[0]["staleness/steps_max"] == 0
+    assert {row["staleness/steps_max"] for row in rows[1:]} <= {0, 1, 2}
+    assert max(row["staleness/steps"] for row in rows) > 0
+    assert rows[0]["staleness/kl"] == pytest.approx(0, abs=1e-6)
+    assert max(row["staleness/kl"] for row in rows) > 1e-5, "the policy has moved since"
+    assert all(row["rollout_corr/rollout_is_mean"] <= 2.0 for row in rows)
+    assert [row["staleness/groups_in_flight"] for row in rows[:4]] == [8] * 4
+    assert rows[-1]["staleness/groups_in_flight"] == 0
+    groups = saved_groups(whole, 4)
+    assert len(groups) == 8
+    under_way = [each for group in groups for each in group.group.completions if not group.group.is_complete(each)]
+    assert any(each.token_ids for each in under_way), "the test is of completions that are cut in two"
+    assert not saved_groups(whole, STEPS), "there is no next batch"
 
 
 @pytest.mark.slow
@@ -124,10 +115,11 @@ def test_samples_are_a_step_old_and_weighed(whole: Path) -> None:
     ("owner", "name", "call"),
     [
         (TrainingStep, "take", 4),
-        (collecting, "generate", 4),  # in the thread, during the update
+        (TorchEngine, "advance", 7),
+        (collecting, "score", 4),
         (heldout_eval, "evaluate", 2),
         (store, "save", 2),
-        (rollout_batch, "to_json", 1),
+        (GroupsInFlight, "snapshot", 1),
     ],
 )
 def test_a_run_killed_anywhere_resumes_to_the_same_metrics(owner, name, call, configure, whole, tmp_path, monkeypatch):
@@ -144,36 +136,70 @@ def test_a_run_killed_anywhere_resumes_to_the_same_metrics(owner, name, call, co
     ("owner", "name", "call", "saved"),
     [
         (Policy, "update", 3, 3),
-        (collecting, "generate", 1, 0),  # before anything was sampled
-        (collecting, "generate", 4, 3),  # during the update
+        (TorchEngine, "advance", 1, 0),  # before anything was sampled
+        (TorchEngine, "advance", 6, None),  # within a batch, which is then sampled again
         (heldout_eval, "evaluate", 2, 2),
     ],
 )
-def test_a_signal_saves_the_batch_under_way_and_the_run_resumes_with_it(
+def test_a_signal_saves_what_is_in_flight_and_the_run_resumes_with_it(
     owner, name, call, saved, configure, whole, tmp_path, monkeypatch
 ):
     run, terminate = configure(tmp_path / "run"), partial(os.kill, os.getpid(), signal.SIGTERM)
     with (
         on_call(monkeypatch, owner, name, call, terminate),
-        pytest.raises(Interrupted, match=f"after step {saved}, which is saved"),
+        pytest.raises(Interrupted, match=f"after step {'' if saved is None else saved}.*, which is saved"),
     ):
         train(run)
-    assert batch_of(tmp_path / "run", saved).exists() == (saved > 0)
     train(run, resume=True)
     assert lines(run.run.output) == lines(whole)
 
 
 @pytest.mark.slow
-def test_an_engine_that_dies_during_an_update_costs_no_step(configure, tmp_path, monkeypatch):
-    run = configure(tmp_path / "run", run__steps=3)
-    death = WorkerDiedError("the rollout engine", "has died", policy_intact=True)
-    with (  # batch 3, during the update of step 2, which is evaluated too
-        on_call(monkeypatch, collecting, "generate", 3, death),
-        pytest.raises(TinyZeroError, match=r"the rollout engine has died; step 2 is saved; resume with: "),
-    ):
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("refill", [0, 2])
+def test_an_engine_in_a_thread_samples_beside_the_update_and_a_killed_run_goes_on(
+    level, refill, configure, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(loop, "build_workers", in_a_thread)
+    run = configure(tmp_path / "run", rollout__max_async_level=level, data__max_refill_rounds=refill)
+    with killed(monkeypatch, Policy, "update", 4):
         train(run)
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "rollouts"]
+    newest = store.latest(tmp_path / "run/checkpoints").step
+    kept = saved_groups(tmp_path / "run", newest)
+    train(run, resume=True)
+    rows = lines(run.run.output)
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    assert max(row["staleness/steps_max"] for row in rows[1:]) <= level
+    if not refill:
+        assert len(kept) in (4 * (level - 1), 4 * level), "the next batch is complete, and in a file of its own"
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_during_an_update_costs_no_step(configure, tmp_path, monkeypatch):
+    run = configure(tmp_path / "run", run__steps=3, rollout__max_async_level=1)
+    monkeypatch.setattr(loop, "build_workers", in_a_thread)
+    updating, died, update, take = threading.Event(), threading.Event(), Policy.update, GroupsInFlight.take
+
+    def wait_for_death(*args: Any) -> Any:
+        updating.set()
+        assert died.wait(60)
+        return update(*args)
+
+    def die(self: GroupsInFlight, count: int, step: int, *args: Any) -> Any:
+        if step < 3:
+            return take(self, count, step, *args)
+        patch.setattr(Policy, "update", wait_for_death)
+        assert updating.wait(60)
+        died.set()
+        raise WorkerDiedError("the rollout engine", "has died", policy_intact=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupsInFlight, "take", die)
+        with pytest.raises(TinyZeroError, match=r"the rollout engine has died; step 2 is saved; resume with: "):
+            train(run)
     assert store.latest(tmp_path / "run/checkpoints").step == 2
     train(run, resume=True)
     rows = lines(run.run.output)
-    assert [row.get("staleness/steps") for row in rows] == [None, 0, 1, 0], "newer weights sample the failed batch"
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert "val-core/toy_task/acc/mean@1" in rows[2]

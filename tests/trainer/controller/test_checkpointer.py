@@ -103,6 +103,6 @@ def test_a_task_that_has_changed_is_told_when_a_run_is_resumed(saved: dict[str, 
         display=SimpleNamespace(warn=said.append, log=lambda line: None),
     )
     checkpointer = Checkpointer(None, None, workers)  # type: ignore[arg-type]
-    state, _ = checkpointer.restore(SavedRun(Checkpoint(3, tmp_path, {}), Meta("", saved), TrainerState(3), None))
+    state = checkpointer.restore(SavedRun(Checkpoint(3, tmp_path, {}), Meta("", saved), TrainerState(3), None))
     assert state.step == 3
     assert ["version 1, now 2" in line for line in said] == ([True] if saved == {"toy": "1"} else [])

@@ -1,10 +1,10 @@
-"""Rollouts one batch ahead (`rollout.max_async_level=1`): what runs concurrently, what is trained on, how it ends."""
+"""Rollouts ahead of the update (`rollout.max_async_level`): what runs concurrently, what is trained on, how it ends."""
 
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,11 +18,11 @@ from tinyzero_trainer.algorithms.rollout_correction import ENGINE_DIVERGENCE
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller.rollout_batch import from_json, to_json
 from tinyzero_trainer.controller.state import TrainerState
-from tinyzero_trainer.controller.step import STOPPING, TrainingStep
+from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.engine import Group
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag, StopRequested
 
@@ -35,7 +35,7 @@ class World:
     """Policy and engine of a step, with a log of what they do. A completion's first token is its weights' version."""
 
     generating: float = 0.0
-    """Seconds that a batch takes."""
+    """Seconds that a batch or a group takes."""
 
     version: int = 0
     """Of the policy's weights: updates done."""
@@ -51,6 +51,9 @@ class World:
 
     notes: list[str] = field(default_factory=list)
     under_way: bool = False
+    concurrent: bool = True
+    waiting: list[Group] = field(default_factory=list)
+    next_at: float = 0.0
     fail_sampling: BaseException | None = None
     fail_updating: BaseException | None = None
     during_generation: Callable[[], object] = lambda: None
@@ -82,8 +85,33 @@ class World:
         finally:
             self.under_way = False
 
-    def load_weights(self) -> None:
-        assert not self.under_way, "weights were sent to an engine that generates"
+    def submit(self, groups: Sequence[Group]) -> None:
+        self.waiting += groups
+
+    def advance(self, params: SamplingParams, on_progress: Callable[[int], None]) -> list[Group]:
+        """The next group in order, by the weights that are loaded in the end."""
+        self.under_way = True
+        try:
+            self.during_generation()
+            time.sleep(TICK)
+            if self.fail_sampling is not None:
+                raise self.fail_sampling
+            on_progress(0)
+        finally:
+            self.under_way = False
+        if not self.waiting or time.monotonic() < self.next_at:
+            return []
+        self.next_at = time.monotonic() + self.generating
+        group = self.waiting.pop(0)
+        self.sampled.append(group.seed)
+        sampled = Generation([self.loaded], [-1.0], True, ((self.loaded, 1),))
+        return [replace(group, completions=(sampled,) * len(group.completions))]
+
+    def unfinished(self) -> list[Group]:
+        return list(self.waiting)
+
+    def load_weights(self, version: int | None = None) -> None:
+        assert version in (None, self.version), "the controller counts the updates"
         self.loaded = self.version
 
     def sleep(self) -> None:
@@ -106,9 +134,9 @@ class World:
 
     def steps(self, level: int = 1, *, steps: int = 9, state: TrainerState | None = None, **more: Any) -> TrainingStep:
         values = {
-            "run": {"executor": "ray", "task": "toy", "output": "run", "steps": steps},
+            "run": {"task": "toy", "output": "run", "steps": steps},
             "data": {"prompts_per_step": 1},
-            "rollout": {"group_size": 2, "max_async_level": level, "return_logprobs": "always", "num_engines": 1},
+            "rollout": {"group_size": 2, "max_async_level": level, "return_logprobs": "always"},
             "rollout_correction": {"is_level": "token"},
         }
         stop = more.pop("stop", None) or StopFlag()
@@ -132,7 +160,7 @@ def take(taken: TrainingStep, numbers: Sequence[int]) -> list[dict[str, float]]:
     return [taken.take(number)[1] for number in numbers]
 
 
-@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("level", [0, 1, 3])
 def test_every_batch_is_trained_once_in_the_order_and_with_the_seeds_of_a_synchronous_run(level: int) -> None:
     world, synchronous = World(), World()
     take(world.steps(level, steps=5), range(1, 6))
@@ -144,31 +172,38 @@ def test_every_batch_is_trained_once_in_the_order_and_with_the_seeds_of_a_synchr
     assert not [name for row in metrics for name in row if name.startswith("staleness") or "wait_for" in name]
 
 
-def test_the_staleness_is_that_of_the_weights_that_sampled() -> None:
-    world = World()
-    metrics = take(world.steps(steps=5), range(1, 6))
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_the_staleness_is_that_of_the_weights_that_sampled(level: int, concurrent: bool) -> None:
+    world = World(concurrent=concurrent)
+    metrics = take(world.steps(level, steps=6), range(1, 7))
     reported = [row["staleness/steps"] for row in metrics]
-    assert reported == [0, 1, 1, 1, 1]
     assert [step - version for step, (_, version) in enumerate(world.trained)] == reported
+    assert [row["staleness/steps_max"] for row in metrics] == reported
+    assert [row["staleness/stale_frac"] for row in metrics] == [float(age > 0) for age in reported]
+    assert reported[0] == 0
+    assert max(reported) <= (1 if concurrent else 0), "it samples in order, so nothing has to wait"
     assert {row["staleness/kl"] for row in metrics} == {0.125}
+    assert [row["staleness/groups_in_flight"] for row in metrics][-1] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cut", range(5))
 def test_a_run_cut_anywhere_continues_with_the_same_batches(cut: int) -> None:
-    """What a checkpoint holds: its state, and the prefetched batch."""
-    whole, interrupted = World(), World()
-    uncut = whole.steps(steps=5)
+    """What a checkpoint holds: its state, and the groups in flight."""
+    whole, interrupted = World(concurrent=False), World(concurrent=False)
+    uncut = whole.steps(2, steps=5)
     expected = take(uncut, range(1, 6))
-    before = interrupted.steps(steps=5)
+    before = interrupted.steps(2, steps=5)
     metrics = take(before, range(1, cut + 1))
-    prefetched = None if before.collector.prefetched is None else from_json(to_json(before.collector.prefetched))
-    after = interrupted.steps(steps=5, state=before.state, prefetched=prefetched)
+    before.state.step, in_flight = cut, before.in_flight  # as the loop does
+    assert len(in_flight.groups) == (0 if cut == 0 else min(2, 5 - cut))
+    interrupted.waiting = []
+    after = interrupted.steps(2, steps=5, state=before.state, in_flight=in_flight if cut else None)
     metrics += take(after, range(cut + 1, 6))
     assert interrupted.trained == whole.trained
     timeless = [{key: value for key, value in row.items() if "tim" not in key and "perf" not in key} for row in metrics]
     assert timeless == [{key: row[key] for key in ours} for row, ours in zip(expected, timeless, strict=True)]
-    assert after.state == uncut.state
+    assert replace(after.state, step=0) == uncut.state
 
 
 def test_the_next_batch_is_sampled_during_the_update() -> None:
@@ -198,14 +233,40 @@ def test_an_update_that_fails_or_is_interrupted_ends_the_concurrent_sampling(err
     assert steps.collector.prefetched.step == 2, "the batch of the step that was not taken"
 
 
-def test_a_signal_lets_both_sides_finish_and_the_batch_is_kept() -> None:
-    stop, world = StopFlag(), World(generating=0.03)
+def test_new_weights_arrive_while_the_next_batch_is_sampled() -> None:
+    """At level 2 the engine has groups for two batches beside the one that is trained on."""
+    world, loaded = World(), threading.Event()
+    steps = world.steps(2)
+    take(steps, [1])
+    load = world.load_weights
+
+    def load_weights(version: int) -> None:
+        load(version)
+        loaded.set()
+
+    world.load_weights = load_weights  # type: ignore[method-assign]
+    steps.collector.prefetched = None  # as if its groups had taken longer
+    world.during_generation = lambda: loaded.wait(60)
+    loaded.set()
+    take(steps, [2])
+    loaded.clear()
+    take(steps, [3])
+    assert loaded.is_set(), "the thread has waited for the weights, and these not for the thread"
+    assert steps.collector.prefetched.version == 3
+
+
+def test_a_signal_ends_the_wait_for_the_next_batch_whose_groups_stay_in_flight() -> None:
+    stop, world = StopFlag(), World()
     steps = world.steps(stop=stop)
     take(steps, [1])
-    world.during_update = lambda: stop.handle(signal.SIGTERM)
-    take(steps, [2])
-    assert (steps.collector.prefetched.step, steps.collector.prefetched.version) == (3, 1)
-    assert world.notes == [STOPPING]
+    world.next_at, waiting = float("inf"), threading.Event()
+    world.during_generation = waiting.set
+    world.during_update = lambda: (waiting.wait(60), stop.handle(signal.SIGTERM))
+    steps.take(2)
+    assert steps.collector.prefetched is None
+    assert steps.failure is None
+    assert [each.group.number for each in steps.in_flight.groups] == [2]
+    assert world.loaded == 2
 
 
 def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
@@ -215,6 +276,7 @@ def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
     with pytest.raises(StopRequested):
         steps.take(1)
     assert steps.collector.prefetched is None
+    assert [each.group.number for each in steps.in_flight.groups] == [0, 1]
     assert world.trained == []
 
 
@@ -228,9 +290,10 @@ def test_a_dead_engine_is_reported_after_the_running_step(failure: TinyZeroError
     take(steps, [1])
     assert steps.collector.failure is None
     world.fail_sampling = failure
+    world.during_update = lambda: time.sleep(0.2)
     _, metrics = steps.take(2)
-    assert metrics["staleness/steps"] == 1
-    assert steps.state.progress["toy"].taken == 2
+    assert metrics["staleness/steps"] <= 1
+    assert len(steps.in_flight.groups) == 1
     assert steps.collector.failure is failure
     assert steps.policy_intact
     assert steps.collector.prefetched is None
@@ -241,11 +304,16 @@ def test_a_dead_engine_is_reported_after_the_running_step(failure: TinyZeroError
 def test_a_failure_in_a_batch_is_raised_by_its_own_step() -> None:
     world = World()
     steps = world.steps()
-    world.during_update = lambda: setattr(world, "fail_sampling", BrokenTaskError("the scorer failed"))
-    world.generating = 0.02
+    updating = threading.Event()
+    world.during_generation = lambda: None if not world.sampled else updating.wait(60)
+
+    def update() -> None:
+        world.fail_sampling = BrokenTaskError("the scorer failed")
+        updating.set()
+
+    world.during_update = update
     take(steps, [1])
     assert steps.collector.failure is None
-    assert world.loaded == 1, "an evaluation would be of old weights"
     with pytest.raises(BrokenTaskError, match="the scorer failed"):
         steps.take(2)
     assert [problem for problem, _ in world.trained] == [0]

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from tests.trainer.plan.planned import GRPO, HALF_B, SPECS, config_of, shape_like
+from tests.trainer.rollout.engines import reserve
 from tinyzero_trainer.estimate.engine_memory import engine_of, needed_by_vllm
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.rollout.engine import PromptBatch
 from tinyzero_trainer.rollout.weight_source import named_weights
 
 
@@ -22,7 +22,7 @@ def engine_for(
     """The graph engine with buffers for so many prompts of 40 tokens, as if it had its kernels."""
     engine = GraphEngine(toy, lambda: named_weights(toy.model), dtype=dtype, device=torch.device("cpu"))
     engine._kernels = True
-    engine._reserve(PromptBatch([[1] * 40] * prompts, samples, params, seed=0))
+    reserve(engine, [[1] * 40] * prompts, samples, params)
     return engine
 
 

@@ -24,16 +24,14 @@ from tests.faults import Faults
 from tests.trainer import runs
 from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
-from tests.trainer.controller.test_async_loop import dedicated_workers
 from tests.trainer.plan.planned import config_of, on, target_of
 from tests.trainer.processes import in_own_process
 from tinyzero_sdk.settings import merge, to_mapping
 from tinyzero_trainer.config import RayConfig, SftConfig, TrainConfig
 from tinyzero_trainer.config.sft import compose_sft
-from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
+from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE
 from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.controller.rollout_batch import BATCH_FILE
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
 from tinyzero_trainer.executors import build
 from tinyzero_trainer.executors.ray import cluster as room
@@ -62,13 +60,13 @@ TAUGHT: dict[str, Any] = {"algorithm__advantage_estimator": "on_policy_distillat
 ASYNC: dict[str, Any] = {
     "run__steps": 4,
     "rollout__num_engines": 1,
-    "rollout__max_async_level": 1,
+    "rollout__max_async_level": 2,
     "rollout__return_logprobs": "always",
     "rollout_correction__is_level": "token",
     "eval__num_problems_during": 8,
     "eval__every": 2,
 }
-"""One step off-policy, with a dedicated engine."""
+"""Groups in flight over two updates, with a dedicated engine."""
 
 
 def make_config(folder: Path, name: str, **changes: Any) -> TrainConfig:
@@ -201,17 +199,15 @@ def test_three_steps_of_fine_tuning_over_two_nodes_are_those_of_one_process(fold
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
-def test_four_taught_steps_off_policy_are_those_of_one_process(
-    folder: Path, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "build_workers", dedicated_workers)
-    taught: dict[str, Any] = {"model__teacher": str(folder / "teacher"), **TAUGHT}
-    alone = train(make_config(folder, "alone async", **taught, **RANKS, **ASYNC))
-    together = lines(folder / "ray async")
-    assert [row.get("staleness/steps") for row in together] == [None, 0, 1, 1, 1]
-    assert all(abs(row["teacher/reverse_kl"]) > 1e-5 for row in together[1:])
-    for ours, theirs in zip(together, lines(alone.output), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+def test_four_taught_steps_off_policy_are_of_samples_that_are_hardly_old(folder: Path, found: dict[str, Any]) -> None:
+    """How old depends on the clock, but not how old at most."""
+    rows = lines(folder / "ray async")
+    assert [row["step"] for row in rows] == list(range(5))
+    assert rows[1]["staleness/steps_max"] == 0
+    assert all(row["staleness/steps_max"] <= 2 for row in rows[1:])
+    assert rows[-1]["staleness/groups_in_flight"] == 0
+    assert all(abs(row["teacher/reverse_kl"]) > 1e-5 for row in rows[1:])
+    assert all(row["rollout_corr/rollout_is_mean"] == pytest.approx(1, abs=0.1) for row in rows[1:])
 
 
 def test_a_gpu_is_described_where_it_is_unless_there_is_one_here(found: dict[str, Any]) -> None:
@@ -365,13 +361,13 @@ def test_engine_and_scorer_are_restarted_and_a_dead_rank_ends_a_run_that_can_be_
 @pytest.mark.nightly(reason="starts Ray once more; every change tests the restart above, and the signal without Ray")
 @pytest.mark.fault(
     "F4",
-    "SIGTERM to a run with Ray, one step off-policy",
-    made="it is sent while a dedicated engine generates the next batch, after an engine was killed and restarted",
+    "SIGTERM to a run with Ray, off-policy",
+    made="it is sent while a dedicated engine samples on during the updates, after an engine was killed and restarted",
     seen="stopped by SIGTERM …resume with: tinyzero train …",
-    kept="every whole step, and the batch that was generated ahead; no process is left",
+    kept="every whole step, and the completions that are under way; no process is left",
     code=143,
 )
-def test_off_policy_an_engine_is_restarted_and_a_signal_saves_the_prefetched_batch(
+def test_off_policy_an_engine_is_restarted_and_a_signal_saves_what_is_in_flight(
     fault_row: Faults, folder: Path
 ) -> None:
     run = make_config(folder, "run async", **RANKS, **ASYNC | {"run__steps": 10_000})
@@ -382,7 +378,7 @@ def test_off_policy_an_engine_is_restarted_and_a_signal_saves_the_prefetched_bat
         output = ends(process, everyone, 143)
     assert re.search(r"has died: .*; it is restarted", output), output
     fault_row.check(output, process.returncode)
-    assert (Path(run.run.output) / f"checkpoints/step_{newest(run)}" / STATE_DIRECTORY / BATCH_FILE).exists()
+    assert (Path(run.run.output) / f"checkpoints/step_{newest(run)}" / STATE_DIRECTORY / IN_FLIGHT_FILE).exists()
     steps = [row["step"] for row in lines(run.run.output)]
     assert steps == list(range(len(steps)))
 

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from queue import Queue
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.rollout.engines import asked
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
 from tinyzero_trainer.executors.ray import remote_engine, remote_workers
@@ -20,7 +22,7 @@ from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.restart import Restartable
-from tinyzero_trainer.rollout.engine import Groups, PromptBatch, SamplingParams
+from tinyzero_trainer.rollout.engine import Group, Groups, PromptBatch, SamplingParams
 from tinyzero_trainer.types import Generation
 
 PARAMS = SamplingParams(4)
@@ -39,6 +41,8 @@ class FakeActor:
         names = ("build_engine", "load_weights", "help_with_weights", "free_memory", "sleep", "close")
         self.methods = {name: partial(self.record, name) for name in names}
         self.methods |= {"generate": self.work, "finished": lambda: 0, "probe_engine": lambda: f"of {id(self)}"}
+        self.groups = list[Group]()
+        self.methods |= {"submit": self.take, "advance": self.complete_one, "unfinished": lambda: self.groups}
         self.methods["check_engine"] = lambda probes: self.record(f"check {probes}")
 
     def __getattr__(self, name: str) -> Any:
@@ -47,7 +51,7 @@ class FakeActor:
             return SimpleNamespace(remote=self.stopped.set)
         return SimpleNamespace(remote=lambda *args: lambda: self.methods[name](*args))
 
-    def record(self, name: str) -> None:
+    def record(self, name: str, *_: Any) -> None:
         self.calls.append(name)
 
     def work(self, batch: PromptBatch) -> Groups:
@@ -60,6 +64,18 @@ class FakeActor:
             [Generation([*prompt, index, sample, batch.seed], None, True) for sample in range(batch.samples)]
             for index, prompt in enumerate(batch.prompts, batch.first)
         ]
+
+    def take(self, groups: Sequence[Group]) -> None:
+        self.groups += groups
+
+    def complete_one(self, params: SamplingParams) -> tuple[list[Group], int]:
+        """The group submitted first."""
+        if self.fails:
+            raise self.fails.pop(0)
+        self.generated += 1
+        group, *self.groups = self.groups
+        sampled = tuple(replace(each, token_ids=[group.number], finished=True) for each in group.completions)
+        return [replace(group, completions=sampled)], len(sampled)
 
     def wait_for_stop(self, *_: Any) -> None:
         assert self.stopped.wait(WAIT)
@@ -292,7 +308,7 @@ def test_an_engine_that_cannot_sleep_or_take_weights_is_restarted(method: str, r
     ranks = Ranks(restarts)
     failing, failures = ranks.actors[2], [EngineDiedError("it hangs")]
 
-    def fail() -> None:
+    def fail(*_: Any) -> None:
         failing.record(method)
         if failures:
             raise failures.pop()
@@ -306,3 +322,63 @@ def test_an_engine_that_cannot_sleep_or_take_weights_is_restarted(method: str, r
         calls = [call for call in failing.calls if call != "free_memory"]
         assert calls == [method, "build_engine", *(["sleep"] if method == "sleep" else [])]
         assert ranks.actors[0].calls[-1] == "help_with_weights"
+
+
+# ---- groups that go on -----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 12), st.integers(1, 4))
+def test_every_group_is_completed_once_by_the_engine_with_the_fewest(count: int, engines: int) -> None:
+    actors, seen, complete = [FakeActor() for _ in range(engines)], list[int](), list[int]()
+    engine = dedicated(*actors)
+    engine.submit(asked([[1]] * count, 2, 4))
+    while len(complete) < count:
+        complete += [group.number for group in engine.advance(PARAMS, seen.append)]
+    assert sorted(complete) == list(range(count))
+    assert sum(seen) == 2 * count
+    generated = [actor.generated for actor in actors]
+    assert max(generated) - min(generated) <= 1
+    assert engine.unfinished() == []
+
+
+def test_an_engine_that_is_restarted_gets_its_groups_again_and_no_others() -> None:
+    dies, lives, anew = FakeActor(), FakeActor(), FakeActor()
+    engine = dedicated(dies, lives, restarts=1, start=lambda died: replace(died, handle=anew))
+    engine.submit(asked([[1]] * 6, 2, 4))
+    complete = engine.advance(PARAMS, lambda _: None)
+    dies.fails = [DEAD]
+    engine.submit(asked([[1]] * 2, 2, 4, start=6))
+    while engine.unfinished():
+        complete += engine.advance(PARAMS, lambda _: None)
+    assert sorted(group.number for group in complete) == list(range(8))
+    assert (dies.generated, lives.generated, anew.generated) == (1, 4, 3)
+
+
+def test_of_an_engine_that_has_died_the_groups_are_known_as_they_were_submitted() -> None:
+    dies = FakeActor([DEAD, DEAD])
+    engine = dedicated(dies)
+    engine.submit(asked([[1]] * 3, 2, 4))
+    with pytest.raises(WorkerDiedError):
+        engine.advance(PARAMS, lambda _: None)
+    dies.methods["unfinished"] = lambda: dies.complete_one(PARAMS)  # it does not answer either
+    assert engine.unfinished() == asked([[1]] * 3, 2, 4)
+
+
+def test_weights_are_passed_between_two_polls_with_their_version() -> None:
+    passed, polling, over, engines = list[int](), threading.Event(), threading.Event(), list[Any]()
+    engine: Any = dedicated(FakeActor(), send=lambda _: passed.extend(each._ranks.version for each in engines))
+    engines.append(engine)
+    engine.submit(asked([[1]] * 2000, 1, 4))
+
+    def poll() -> None:
+        while not over.is_set():
+            engine.advance(PARAMS, lambda _: polling.set())
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    assert polling.wait(WAIT)
+    for version in (1, 2, 3):
+        engine.load_weights(version)
+    over.set()
+    thread.join(WAIT)
+    assert passed[-3:] == [1, 2, 3]

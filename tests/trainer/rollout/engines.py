@@ -1,14 +1,16 @@
 """The two engines of `rollout.engine=torch` around random models."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout import TorchEngine
+from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.decoding import Decoding
+from tinyzero_trainer.rollout.engine import NOTHING, Group
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.types import Generation
 
@@ -27,6 +29,18 @@ def graph(model: Any, ends: Collection[int] = ENDS, **changes: Any) -> GraphEngi
 
 def plain(model: Any, ends: Collection[int] = ENDS, **changes: Any) -> TorchEngine:
     return TorchEngine(with_ends(model, ends), **changes)
+
+
+def asked(prompts: Sequence[list[int]], samples: int, max_tokens: int, *, seed: int = 0, start: int = 0) -> list[Group]:
+    """Groups of which nothing is sampled yet, with the random numbers that `generate` would give them."""
+    nothing = (NOTHING,) * samples
+    return [Group(start + i, prompt, nothing, max_tokens, seed, start + i) for i, prompt in enumerate(prompts)]
+
+
+def reserve(engine: GraphEngine, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> None:
+    """Let the engine allocate its buffers."""
+    engine._params = params
+    engine._reserve(Decoding(asked(prompts, samples, params.max_tokens)))
 
 
 def flat(groups: list[list[Generation]]) -> list[Generation]:

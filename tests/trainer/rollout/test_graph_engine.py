@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.trainer.conftest import random_model
-from tests.trainer.rollout.engines import ENDS, flat, graph, plain
+from tests.trainer.rollout.engines import ENDS, flat, graph, plain, reserve
 from tinyzero_trainer.rollout import SamplingParams, cuda_graph
 from tinyzero_trainer.rollout.cuda_graph.engine import kernels_run
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, KvCacheError
-from tinyzero_trainer.rollout.engine import PromptBatch
 from tinyzero_trainer.types import Generation
 
 PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]
@@ -150,7 +149,7 @@ def test_there_is_memory_for_each_way_of_sampling() -> None:
     engine, sizes = graph(random_model("qwen2"), memory=lambda: FreeMemory(2**40, 0)), []
     engine._kernels = True
     for params in (ALL, SamplingParams(24, 0.0), SamplingParams(24, top_p=0.9), ALL):
-        engine._reserve(PromptBatch(PROMPTS, 4, params, seed=0))
+        reserve(engine, PROMPTS, 4, params)
         sizes.append(engine._allocated)
     assert sizes[0] < sizes[1] < sizes[2] == sizes[3]
 
@@ -167,7 +166,7 @@ def test_sleep_keeps_memory_only_if_it_may_and_a_margin_stays_free(keep, unused,
     engine = graph(model, keep_memory=keep, memory=memory)
     before = engine.generate(PROMPTS, 10, ALL, seed=7)
     engine.sleep()
-    assert (engine._state is not None, bool(engine._weights)) == (kept, kept)
+    assert (engine._reserved, bool(engine._weights)) == (kept, kept)
     assert_same(engine.generate(PROMPTS, 10, ALL, seed=7), before)
 
 

@@ -182,7 +182,7 @@ def _summary(report: PlanReport) -> Iterator[str]:
             + ("" if report.sft else f" ({speed.rollout:,.0f} while generating)")
         )
         if speed.overlaps:
-            yield "the next batch is generated during the update (rollout.max_async_level)"
+            yield "completions are sampled during the update (rollout.max_async_level)"
     if (links := report.interconnect) is not None:
         reached, rated = links.reached / 1e9, links.rated / 1e9
         yield f"assumes that {links.kind} reaches {reached:.0f} of its {rated:.0f} GB/s each way"

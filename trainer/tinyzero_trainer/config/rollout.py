@@ -108,9 +108,10 @@ class RolloutConfig:
     """Whether the engine returns log-probabilities, which costs throughput: `sample` = in one step of ten, for metrics
     only; `always` = in every step, as the old log-probabilities of the loss."""
 
-    max_async_level: Literal[0, 1] = 0
-    """Batches that rollouts are ahead of the update. 1 = the next batch is sampled during the update, with weights one
-    step older: needs rollout.num_engines and rollout.return_logprobs=always, for some losses also
+    max_async_level: NonNegativeInt = 0
+    """Most training steps by which the weights that sampled a token may be older than those that train on it. 0 = all
+    completions of a batch are sampled, then it is trained on. Above, 1 + max_async_level batches are in flight, and the
+    first whole groups to finish are trained on: needs rollout.return_logprobs=always, for some losses also
     rollout_correction.is_level."""
 
     num_engines: NonNegativeInt = 0

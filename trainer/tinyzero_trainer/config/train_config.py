@@ -136,14 +136,18 @@ class TrainConfig:
             raise ValueError(wrong)
 
     def _problem_with_async(self) -> str:
-        """Why rollouts cannot be ahead of the update: no engine is free, or the loss would not correct for it."""
-        if not self.rollout.num_engines or self.run.executor != "ray":
+        """Why completions cannot go on while the weights change: the engine cannot, or the loss would be wrong."""
+        level = f"rollout.max_async_level={self.rollout.max_async_level}"
+        if self.rollout.engine == "vllm" and self.rollout.max_async_level > 1:
+            return (
+                f"{level}: rollout.engine='vllm' samples whole batches, one ahead of the update at most; set "
+                "rollout.max_async_level=1, or take rollout.engine=torch"
+            )
+        if self.rollout.engine == "vllm" and not (self.rollout.num_engines and self.run.executor == "ray"):
             local = self.run.executor == "local"
             return (
-                "rollout.max_async_level=1 generates during the update, and the trainer's "
-                f"{'process' if local else 'processes'} cannot do both at once; set "
-                f"{'run.executor=ray and ' * local}rollout.num_engines=1 (or more), or leave out "
-                "rollout.max_async_level"
+                f"{level} generates during the update, and rollout.engine='vllm' needs GPUs of its own for that; set "
+                f"{'run.executor=ray and ' * local}rollout.num_engines=1 (or more), or take rollout.engine=torch"
             )
         loss = self.algorithm.policy_loss
         if self.rollout_correction.is_level is not None:
@@ -155,6 +159,6 @@ class TrainConfig:
         else:
             return ""
         return (
-            f"rollout.max_async_level=1 trains on samples of older weights, {lacking}; set "
-            "rollout.return_logprobs=always and rollout_correction.is_level=token"
+            f"{level} trains on samples of older weights, {lacking}; set rollout.return_logprobs=always and "
+            "rollout_correction.is_level=token"
         )

@@ -19,6 +19,7 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.model_defaults import PRESET_FILE
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
+from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE, InFlight, load_in_flight, save_in_flight
 from tinyzero_trainer.controller.rollout_batch import BATCH_FILE, RolloutBatch, load_batch, save_batch
 from tinyzero_trainer.controller.state import STATE_FILE, TrainerState
 from tinyzero_trainer.executors.base import Workers
@@ -46,6 +47,7 @@ class SavedRun:
     meta: Meta
     state: TrainerState
     prefetched: RolloutBatch | None
+    in_flight: InFlight | None = None
 
 
 _META = TypeAdapter(Meta)
@@ -69,7 +71,8 @@ def newest_checkpoint(
         of_tasks = {} if isinstance(config, SftConfig) else config.tasks
         if state.step != checkpoint.step or (state.step and of_tasks.keys() - state.progress.keys()):
             raise store.DamagedCheckpointError(f"{directory / STATE_FILE} is not of this step and these tasks")
-        return SavedRun(checkpoint, meta, state, load_batch(directory / BATCH_FILE))
+        ahead = load_batch(directory / BATCH_FILE), load_in_flight(directory / IN_FLIGHT_FILE)
+        return SavedRun(checkpoint, meta, state, *ahead)
 
     saved = store.read_latest(run.checkpoints, read)
     if saved is not None:
@@ -86,8 +89,8 @@ class Checkpointer:
         self._saved_step: int | None = None  # of the newest checkpoint
         self._timing: dict[str, float] = {}
 
-    def restore(self, saved: SavedRun | None) -> tuple[TrainerState, RolloutBatch | None]:
-        """The state of a checkpoint or of a new run, and the prefetched batch; loads the optimizers' states too.
+    def restore(self, saved: SavedRun | None) -> TrainerState:
+        """The state of a checkpoint or of a new run; loads the optimizers' states too.
 
         The workers were built with the checkpoint's weights.
 
@@ -97,7 +100,7 @@ class Checkpointer:
         if saved is None:
             model = self.workers.language_model
             sizes = {"parameters": model.parameters, "trained_parameters": model.trained_parameters}
-            return TrainerState(pending_metrics={f"model/{name}": float(size) for name, size in sizes.items()}), None
+            return TrainerState(pending_metrics={f"model/{name}": float(size) for name, size in sizes.items()})
         directory = saved.checkpoint.path / STATE_DIRECTORY
         with catch_out_of_memory("the checkpoint was loaded"):
             self.policy.load(directory)
@@ -108,7 +111,7 @@ class Checkpointer:
         self._compare_tasks(saved.meta.tasks)
         self._saved_step = saved.state.step
         self.workers.display.log(f"resuming from step {saved.state.step:,}")
-        return saved.state, saved.prefetched
+        return saved.state
 
     def _compare_tasks(self, saved: Mapping[str, str]) -> None:
         """Warn of tasks that have changed: a corrected reward is a good reason to resume, a slip is not."""
@@ -120,7 +123,7 @@ class Checkpointer:
                     "accuracies before and after it may not be comparable"
                 )
 
-    def save(self, state: TrainerState, prefetched: RolloutBatch | None) -> None:
+    def save(self, state: TrainerState, prefetched: RolloutBatch | None, in_flight: InFlight | None = None) -> None:
         """Save a checkpoint of the present step, unless there is one."""
         if self._saved_step == state.step:
             return
@@ -139,6 +142,8 @@ class Checkpointer:
             state.save(state_directory)
             if prefetched is not None:
                 save_batch(prefetched, state_directory)
+            if in_flight is not None:
+                save_in_flight(in_flight, state_directory)
 
         meta = {
             "config": fingerprint(self.config),

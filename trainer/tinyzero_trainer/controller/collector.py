@@ -1,13 +1,13 @@
 """The first half of a step: sample problems, generate completions and score them. The update comes after.
 
-Nothing here depends on an update except through the engine's weights. With `rollout.max_async_level=1` the next batch
-is therefore prefetched during the update, with the weights from before it; curriculum and length limit depend only on
-what was sampled.
+Nothing here depends on an update except through the engine's weights; curriculum and length limit depend only on what
+was sampled. With `rollout.max_async_level` the groups of a batch come from in_flight.py; if the engine samples on by
+itself, the next batch is collected during the update.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.seeds import derive_seed
@@ -15,6 +15,7 @@ from tinyzero_trainer.algorithms.length_control import LengthStatistics, adapt, 
 from tinyzero_trainer.algorithms.rollout_correction import engine_returns_logprobs
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.controller.in_flight import GroupsInFlight, InFlight
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
@@ -26,11 +27,12 @@ from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.generate import generate
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.background import run_in_background
-from tinyzero_trainer.utils.signals import Stop
+from tinyzero_trainer.utils.oom import catch_out_of_memory
+from tinyzero_trainer.utils.signals import AnyStop, Stop, StopRequested
 
 
 class RolloutCollector:
-    """Collects batches in the order of the steps, one step ahead where `rollout.max_async_level` is 1."""
+    """Collects batches in the order of the steps."""
 
     def __init__(
         self,
@@ -39,17 +41,27 @@ class RolloutCollector:
         state: TrainerState,
         stop: Stop,
         prefetched: RolloutBatch | None = None,
+        in_flight: InFlight | None = None,
     ) -> None:
-        """Continue from `state`, or from what `prefetched`, a checkpoint's batch for the next step, left after it."""
+        """Continue from `state`, or from what a checkpoint has for later steps: the next batch, groups in flight."""
         self.config, self.workers, self.stop = config, workers, stop
-        progress = state.progress if prefetched is None else prefetched.progress
-        self.stream = training_stream(config, workers.tasks, progress)
-        self._length_control = state.length_control if prefetched is None else prefetched.length_control
+        latest = in_flight or prefetched or state
+        self.stream = training_stream(config, workers.tasks, latest.progress)
+        self._length_control = latest.length_control
+        self.groups: GroupsInFlight | None = None
+        """None if all completions of a batch are sampled by the same weights."""
+        if config.rollout.max_async_level:
+            self.groups = GroupsInFlight(config, workers, self.stream, state.step, in_flight)
         self._timer = StepTimer()  # of the present batch
         self.prefetched = prefetched
         """The next step's batch; None if it has not been collected."""
         self._error: BaseException | None = None  # which ended prefetching
         self._failed = set[str]()  # tasks whose scorer has failed on a completion
+
+    @property
+    def in_flight(self) -> InFlight | None:
+        """What a checkpoint keeps of the groups in flight; None if there are none."""
+        return None if self.groups is None else self.groups.snapshot(self._length_control)
 
     @property
     def failure(self) -> WorkerDiedError | VllmError | None:
@@ -65,28 +77,38 @@ class RolloutCollector:
         """
         if self._error is not None:
             raise self._error
-        batch = self.prefetched or self.collect(step, step - 1, self.stop)
+        batch = self.prefetched or self.collect(step, self.stop)
         assert batch.step == step
         return batch
 
     @contextmanager
     def prefetching(self, step: int) -> Iterator["Future[RolloutBatch] | None"]:
-        """Collect the batch of `step` during the block, where the run has such a step and is asynchronous.
+        """Collect the batch of `step` during the block, if the run has such a step and the engine samples by itself.
 
-        A signal does not end it: once the checkpoint holds newer weights, its completions cannot be sampled again.
+        A signal ends it: what is sampled stays in flight.
         """
-        if not self.config.rollout.max_async_level or step > self.config.run.steps:
+        if self.groups is None or not self.groups.engine.concurrent or step > self.config.run.steps:
             yield None
             self.prefetched = None
             return
-        version = step - 2  # the update of the step before is under way, and the engine has not seen it
-        with run_in_background(lambda stop: self.collect(step, version, stop)) as prefetch:
+        with run_in_background(lambda stop: self.collect(step, AnyStop(self.stop, stop))) as prefetch:
             yield prefetch
         self._error = prefetch.exception()
         self.prefetched = None if self._error else prefetch.result()
 
-    def collect(self, step: int, version: int, stop: Stop) -> RolloutBatch:
-        """The batch of a step (1-based), by weights that have completed `version` steps; raises as `next_batch`."""
+    def load_weights(self, version: int) -> None:
+        """Let the engine take over the policy's weights, which have completed `version` steps."""
+        if self.groups is None:
+            self.workers.engine.load_weights()
+        else:
+            self.groups.load_weights(version)
+
+    def collect(self, step: int, stop: Stop) -> RolloutBatch:
+        """The batch of a step (1-based); raises as `next_batch`."""
+        with nullcontext() if self.groups is None else self.groups.collecting():
+            return self._collect(step, stop)
+
+    def _collect(self, step: int, stop: Stop) -> RolloutBatch:
         config, rollout = self.config, self.config.rollout
         self._timer = StepTimer()
         control, full = config.length_control, rollout.max_completion_tokens
@@ -102,9 +124,10 @@ class RolloutCollector:
         rollouts, kept = self.sample(params, step, stop)
         greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.advantage_estimator == "remax" else None
         self._length_control = adapt(self._length_control, LengthStatistics.of(rollouts), control, full=full, step=step)
+        versions = [version for rollout in rollouts for version, _ in rollout.generation.versions]
         return RolloutBatch(
             step=step,
-            version=version,
+            version=min(versions, default=step - 1),
             rollouts=rollouts,
             kept=kept,
             greedy_rewards=greedy_rewards,
@@ -113,6 +136,7 @@ class RolloutCollector:
             curriculum_metrics=self.stream.close_step(rollouts),
             progress=self.stream.progress(),
             seconds=self._timer.seconds,
+            in_flight=0 if self.groups is None else len(self.groups),
         )
 
     def sample(self, params: SamplingParams, step: int, stop: Stop) -> tuple[list[Rollout], list[Rollout]]:
@@ -128,9 +152,13 @@ class RolloutCollector:
         rollouts: list[Rollout] = []
         kept: list[Rollout] = []
         for attempt in range(1 + refills):
-            prompts = [next(self.stream) for _ in range(count - len(kept) // group_size)]
-            seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
-            generated = self._generate(prompts, params, samples=group_size, seed=seed, stop=stop)
+            wanted = count - len(kept) // group_size
+            if self.groups is None:
+                prompts = [next(self.stream) for _ in range(wanted)]
+                seed = derive_seed("rollout", config.run.seed, step, *([attempt] if attempt else []))
+                generated = self._generate(prompts, params, samples=group_size, seed=seed, stop=stop)
+            else:
+                generated = self._take(self.groups, wanted, step, params, stop)
             self._timer.record("gen")
             scored = self._score(generated, group_size)
             self._timer.record("reward")
@@ -163,6 +191,18 @@ class RolloutCollector:
         model, engine, total = workers.language_model, workers.engine, len(prompts) * samples
         with workers.display.activity("sampling completions", total) as advance:
             return generate(model, engine, prompts, samples, params, seed=seed, on_progress=advance, stop=stop)
+
+    def _take(
+        self, groups: GroupsInFlight, count: int, step: int, params: SamplingParams, stop: Stop
+    ) -> list[tuple[Prompt, Generation]]:
+        def report(finished: int) -> None:
+            advance(finished)
+            if stop.requested:
+                raise StopRequested
+
+        sampling = self.workers.display.activity("sampling completions", count * self.config.rollout.group_size)
+        with sampling as advance, catch_out_of_memory("completions were generated"):
+            return groups.take(count, step, params, report)
 
     def _score(self, generated: list[tuple[Prompt, Generation]], group_size: int) -> list[Rollout]:
         workers, limit = self.workers, self.config.reward.max_failure_rate

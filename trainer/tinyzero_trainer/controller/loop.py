@@ -23,8 +23,9 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.config.tasks import load_tasks
-from tinyzero_trainer.controller.checkpointer import Checkpointer, newest_checkpoint
+from tinyzero_trainer.controller.checkpointer import Checkpointer, SavedRun, newest_checkpoint
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
+from tinyzero_trainer.controller.in_flight import InFlight
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, SkippedUpdates
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.state import TrainerState
@@ -87,6 +88,10 @@ class Step(Protocol):
         """The next step's batch, if it has been collected."""
 
     @property
+    def in_flight(self) -> InFlight | None:
+        """The groups that are being sampled for later steps."""
+
+    @property
     def failure(self) -> TinyZeroError | None:
         """What ends the run after this step, if anything."""
 
@@ -113,8 +118,8 @@ class Session:
     """The tasks of the workers, and those of `eval.tasks`."""
 
     state: TrainerState
-    prefetched: RolloutBatch | None
-    """The checkpoint's batch for the next step, if it has one."""
+    saved: SavedRun | None
+    """The checkpoint that it was resumed from."""
 
     stop: StopFlag
     checkpointer: Checkpointer
@@ -211,7 +216,7 @@ class Session:
             self.audit.drain()
         self.completions.write()
         self.log.flush()
-        self.checkpointer.save(self.state, step.prefetched)
+        self.checkpointer.save(self.state, step.prefetched, step.in_flight)
 
     def _save_or_wait(self, step: Step, *, is_due: bool) -> None:
         """Save, or try again after each step until the next checkpoint is due, as when the disk is full for a while."""
@@ -292,7 +297,7 @@ def open_session(
         RunDirectory.open(recorded.run.output, resume=resume) as run,
         catch_signals(progress.log) as stop,
         _ended_at_once(stop, recorded, run),
-        _restored(train_config, recorded, run, progress, resume, tasks) as (checkpointer, state, prefetched),
+        _restored(train_config, recorded, run, progress, resume, tasks) as (checkpointer, state, saved),
         MetricsLog(run.metrics, progress.warn) as log,
         Trackers(recorded.log, to_mapping(recorded), run.path, progress.log) as trackers,
         run_tasks(train_config, other_tasks, checkpointer.workers.language_model.tokenizer) as others,
@@ -305,7 +310,7 @@ def open_session(
         completions = CompletionLog(run.completions, recorded.log, named, model.tokenizer, progress.warn)
         completions.cut_after(state.step)
         progress.log(workers.language_model.trained)
-        made = (state, prefetched, stop, checkpointer, log, completions, trackers)
+        made = (state, saved, stop, checkpointer, log, completions, trackers)
         yield Session(train_config, recorded, run, workers, evaluated, *made)
 
 
@@ -330,7 +335,7 @@ def _restored(
     progress: Progress,
     resume: bool,
     tasks: Mapping[str, Task] | None,
-) -> Iterator[tuple[Checkpointer, TrainerState, RolloutBatch | None]]:
+) -> Iterator[tuple[Checkpointer, TrainerState, SavedRun | None]]:
     """The workers of a run and their state at its start, or at the newest checkpoint that can be loaded."""
     unusable: dict[Path, str] = {}
     while True:
@@ -343,12 +348,12 @@ def _restored(
                 fitting = _as_it_fits(recorded, workers)
                 run.save_config(fitting, _task_versions(workers))  # also when resumed: run.steps may have been raised
                 checkpointer = Checkpointer(fitting, run, workers)
-                state, prefetched = checkpointer.restore(saved)
+                state = checkpointer.restore(saved)
             except store.DamagedCheckpointError as error:
                 assert path is not None
                 unusable[path] = str(error)
                 continue
-            yield checkpointer, state, prefetched
+            yield checkpointer, state, saved
             return
 
 
@@ -396,7 +401,9 @@ def open_training(
             display.log(line)
         signal = SignalMonitor(config, workers)
         evaluation = HeldOutEvaluation(config, workers, session.evaluated, stop, signal)
-        yield session, TrainingStep(config, workers, session.state, stop, session.prefetched, signal), evaluation
+        saved = session.saved
+        ahead = (None, None) if saved is None else (saved.prefetched, saved.in_flight)
+        yield session, TrainingStep(config, workers, session.state, stop, *ahead, signal), evaluation
 
 
 def _task_versions(workers: Workers) -> dict[str, str]:

@@ -39,7 +39,7 @@ class RolloutBatch:
     """Training step (1-based)."""
 
     version: int
-    """Steps completed by the weights that sampled it."""
+    """Steps completed by the oldest weights that sampled any of it."""
 
     rollouts: list[Rollout]
     """All completions."""
@@ -62,6 +62,9 @@ class RolloutBatch:
 
     seconds: dict[str, float]
     """Wall-clock time of each phase."""
+
+    in_flight: int = 0
+    """Groups that were in flight when it was collected, its own left out."""
 
 
 _BATCH, _PROMPTS = TypeAdapter(RolloutBatch), TypeAdapter(list[Prompt])

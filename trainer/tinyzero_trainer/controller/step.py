@@ -3,6 +3,7 @@
 import math
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from tinyzero_trainer.algorithms.schedules import StepSettings, settings_at
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.collector import RolloutCollector
+from tinyzero_trainer.controller.in_flight import InFlight
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, SkippedUpdates
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.state import TrainerState
-from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics, trained_tokens
+from tinyzero_trainer.controller.step_metrics import batch_metrics, staleness_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.monitoring.performance import (
@@ -38,8 +40,6 @@ from tinyzero_trainer.utils.signals import StopFlag
 WAITED = "wait_for_rollouts"
 """Seconds of a step in which the trainer waited for completions."""
 
-STOPPING = "stopping once the next batch has been sampled and saved; another signal stops at once"
-
 
 class TrainingStep:
     """Takes training steps, for loop.py; each brings `state` up to date."""
@@ -51,14 +51,15 @@ class TrainingStep:
         state: TrainerState,
         stop: StopFlag,
         prefetched: RolloutBatch | None = None,
+        in_flight: InFlight | None = None,
         signal: SignalMonitor | None = None,
     ) -> None:
-        """`prefetched` is a checkpoint's batch."""
+        """`prefetched` and `in_flight` are a checkpoint's."""
         assert workers.policy is not None
         self.config, self.workers, self.policy, self.state = config, workers, workers.policy, state
         self.stop, self.signal = stop, signal
         self.skipped = SkippedUpdates(RunDirectory(Path(config.run.output)), workers.display.warn)
-        self.collector = RolloutCollector(config, workers, state, stop, prefetched)
+        self.collector = RolloutCollector(config, workers, state, stop, prefetched, in_flight)
         self._timer = StepTimer()  # of the present step
         self.last, self.policy_intact = config.run.steps, True
 
@@ -67,18 +68,22 @@ class TrainingStep:
         return self.collector.prefetched
 
     @property
+    def in_flight(self) -> InFlight | None:
+        return self.collector.in_flight
+
+    @property
     def failure(self) -> WorkerDiedError | VllmError | None:
         return self.collector.failure
 
     def give(self, batch: RolloutBatch) -> None:
-        """Let the next step train on this batch."""
-        self.collector.prefetched = batch
+        """Let the next step train on this batch, and collect none after it."""
+        self.collector.prefetched, self.collector.groups = batch, None
 
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
-        """Take a step (1-based); with `rollout.max_async_level=1` the next batch is collected during the update.
+        """Take a step (1-based); an engine that samples by itself goes on meanwhile.
 
-        Between steps no thread is running, and the engine has the newest weights. The result is all completions
-        sampled, and the step's metrics.
+        Between steps no thread calls the workers, and the engine has the newest weights. The result is all completions
+        that were sampled, and the step's metrics.
 
         Raises:
             StopRequested: a signal requested a stop while generating; nothing has changed.
@@ -94,21 +99,23 @@ class TrainingStep:
             self._timer.skip()  # the collector has measured it
         with self.collector.prefetching(step + 1) as prefetch:
             batch, metrics = self.learn(collected, settings)
-            if prefetch is not None and self.stop.requested and not prefetch.done():
-                self.workers.display.log(STOPPING)
+            self.pass_weights(step, prefetch)
         if prefetch is not None:
             self._timer.record(WAITED)
-        if self.collector.failure is None:
-            moving = self.workers.display.activity("passing the weights to the rollout engine")
-            with moving, catch_out_of_memory("the rollout engine took over the weights"):
-                self.workers.engine.load_weights()
-        self._timer.record("update_weights")
         self.state.progress, self.state.length_control = collected.progress, collected.length_control
         metrics |= self.adapt_kl(batch, metrics, settings) | self.other_metrics(collected, batch, metrics)
         self.policy_intact = True
         if self.signal is not None:
             self.signal.step(step, collected.rollouts)
         return with_training_values(collected, batch), metrics
+
+    def pass_weights(self, version: int, prefetch: "Future[RolloutBatch] | None") -> None:
+        """Let the engine take over the new weights, unless it has failed meanwhile."""
+        if prefetch is None or not prefetch.done() or prefetch.exception() is None:
+            moving = self.workers.display.activity("passing the weights to the rollout engine")
+            with moving, catch_out_of_memory("the rollout engine took over the weights"):
+                self.collector.load_weights(version)
+        self._timer.record("update_weights")
 
     def learn(self, collected: RolloutBatch, settings: StepSettings) -> tuple[TrainingBatch, dict[str, float]]:
         """From scored completions to updated weights; the batch with all its columns, and the update's metrics."""
@@ -228,7 +235,7 @@ class TrainingStep:
         ranks = self.policy.world_size // config.parallel.sequence_parallel
         metrics = batch_metrics(tasks, collected.rollouts, batch, ranks) | collected.curriculum_metrics
         if config.rollout.max_async_level:
-            metrics["staleness/steps"] = float(collected.step - 1 - collected.version)
+            metrics |= staleness_metrics(batch.rollouts, collected)
             if ENGINE_DIVERGENCE in updated:
                 metrics["staleness/kl"] = updated[ENGINE_DIVERGENCE]
         if config.length_control.mode == "adaptive":

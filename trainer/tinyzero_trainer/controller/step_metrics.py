@@ -1,7 +1,7 @@
 """Metrics of one training step, under verl's names so that dashboards port. Pure functions."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
@@ -10,6 +10,7 @@ import torch
 from tinyzero_sdk import ItemColumns, Task
 from tinyzero_sdk.records import SCORER_FAILURES, Reason
 from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.signal_monitor import learning_signal
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, TRUNCATED, ZERO_STD, task_key
 from tinyzero_trainer.training.seqlen_balancing import seqlen_metrics
@@ -59,6 +60,21 @@ def batch_metrics(
         **{f"reward/part/{name}": mean for name, mean in part_means(samples).items()},
         **_completions(samples),
         **_by_task(tasks, samples, group_size),
+    }
+
+
+def staleness_metrics(samples: Sequence[Rollout], batch: RolloutBatch) -> dict[str, float]:
+    """How old the tokens of a batch are, in training steps: by the weights that sampled each, since its update."""
+    ages = Counter[int]()
+    for sample in samples:
+        for version, count in sample.generation.versions or [(batch.version, len(sample.generation.token_ids))]:
+            ages[batch.step - 1 - version] += count
+    tokens = ages.total()
+    return {
+        "staleness/steps": sum(age * count for age, count in ages.items()) / tokens,
+        "staleness/steps_max": float(max(ages)),
+        "staleness/stale_frac": 1 - ages[0] / tokens,
+        "staleness/groups_in_flight": float(batch.in_flight),
     }
 
 

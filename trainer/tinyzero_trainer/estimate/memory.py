@@ -179,6 +179,8 @@ class _Step:
     def _phase(self, name: str, moment: list[Part], *active: Role, awake: bool = False) -> Phase:
         parts, of_engine = [*self._weights(name, active), *moment], list[Part]()
         if self.engine is not None:
+            # What is sampled over several updates keeps its keys and values meanwhile.
+            awake = awake or self.config.rollout.max_async_level > 0
             engine = self.engine.awake if awake else self.engine.asleep
             of_engine = [Part("rollout", what, size) for what, size in engine.items()]
         here = parts if self.engine is None or self.engine.separate_process else [*parts, *of_engine]

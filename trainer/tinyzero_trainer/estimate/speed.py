@@ -15,7 +15,7 @@ from tinyzero_trainer.estimate.workload import Workload, number_bytes, teacher_o
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
 
-COLLECTING = ("gen", "reward", "gen_greedy")  # overlap with the previous batch's update if rollout.max_async_level=1
+COLLECTING = ("gen", "reward", "gen_greedy")  # overlap with the update if engines with GPUs of their own sample on
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Speed:
     generated: int
     gpus: int = 1
     overlaps: bool = False
-    """Whether the next batch is collected while this one is trained on."""
+    """Whether completions are sampled while the policy is trained."""
 
     @property
     def step(self) -> float:
@@ -78,9 +78,9 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
     sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep_mode is True else 0.0
     copied = 10 * spec.parameters / (gpu.bandwidth * 1e9)
     seconds["update_weights"] = sleeps + copied + traffic.new_weights()
-    return Speed(
-        seconds, work.tokens, work.completions * work.completion, dims.gpus, config.rollout.max_async_level > 0
-    )
+    # An engine that shares a GPU with the update slows it down by about what it saves.
+    overlaps = config.rollout.max_async_level > 0 and dims.dedicated_engines > 0
+    return Speed(seconds, work.tokens, work.completions * work.completion, dims.gpus, overlaps)
 
 
 def _passes(traffic: Traffic, gpu: GpuSpec) -> tuple[float, float]:

@@ -85,7 +85,8 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Worklo
     data, rollout, optimizer, dims = config.data, config.rollout, config.optimizer, planned_dims(config)
     prompt = prompt_tokens or min(PROMPT_TOKENS, data.max_prompt_tokens)
     completions = data.prompts_per_step * rollout.group_size
-    all_sequences = max(completions, config.eval.num_problems)
+    groups = data.prompts_per_step * (1 + rollout.max_async_level if rollout.engine == "torch" else 1)
+    all_sequences = max(groups * rollout.group_size, config.eval.num_problems)
     most = given(rollout.max_num_seqs) or all_sequences
     if rollout.engine == "vllm" and given(rollout.max_num_seqs) is None:
         most = min(most, VLLM_SEQUENCES)
@@ -96,7 +97,7 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Worklo
         prompt=prompt,
         completion=rollout.max_completion_tokens,
         completions=completions,
-        trained_at_a_time=min(most, dims.largest_chunk(data.prompts_per_step) * rollout.group_size),
+        trained_at_a_time=min(most, dims.largest_chunk(groups) * rollout.group_size),
         evaluated_at_a_time=min(most, dims.largest_chunk(config.eval.num_problems)),
         mini_batches=optimizer.num_mini_batches,
         epochs=optimizer.update_epochs,

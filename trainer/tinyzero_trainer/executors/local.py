@@ -11,7 +11,7 @@ import torch
 from tinyzero_sdk import Task
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.cuda_allocator import expand_segments
-from tinyzero_trainer.distributed.fsdp import FsdpOptions, offload_note, process_group
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, device_of, offload_note, process_group
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.micro_batch_halving import PASSES, MicroBatchHalving
@@ -20,7 +20,9 @@ from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import RolloutEngine
+from tinyzero_trainer.rollout.background_engine import BackgroundEngine
 from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.training.build import TrainedModels, build_trained_models
 from tinyzero_trainer.training.learner import Learner
 from tinyzero_trainer.training.teacher import Teacher
@@ -105,8 +107,14 @@ class RepeatingLearner:
 def build_local_engine(
     config: TrainConfig, language_model: LanguageModel, note: Callable[[str], None]
 ) -> RolloutEngine:
-    """See `build_engine`; vLLM in a separate process is restarted when it fails."""
+    """See `build_engine`; vLLM in a separate process is restarted when it fails.
+
+    With `rollout.max_async_level` an engine with weights of its own samples on while the policy is trained.
+    """
     build = partial(build_engine, config, language_model, note)
     if config.rollout.engine == "vllm" and config.vllm.separate_process:
         return RestartingEngine(build, config.vllm.max_restarts, note)
-    return build()
+    engine = build()
+    if config.rollout.max_async_level and isinstance(engine, GraphEngine):
+        return BackgroundEngine(engine, device_of(language_model.model))
+    return engine

@@ -1,17 +1,18 @@
-"""The state of a batch that is being generated, in tensors that keep their addresses, as CUDA graphs require.
+"""The state of sequences that are being generated, in tensors that keep their addresses, as CUDA graphs require.
 
 Each sequence owns a slot of every tensor from its first token to its last. `slot_ids` says which slot each row of a
-step works on, so finished sequences leave the batch without anything being moved.
+step works on, so sequences leave the batch, and others take their slots, without anything being moved.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from tinyzero_trainer.rollout.decoding import Decoded, Sampled
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import sample_tokens, streams, uniforms
-from tinyzero_trainer.types import Generation
 
 
 class BatchState:
@@ -56,21 +57,55 @@ class BatchState:
 
         self.eos_ids = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
 
-    def reset(self, prompt_lengths: Sequence[int], first: int, params: SamplingParams, seed: int) -> None:
-        """Prepare for another batch, before its prompts are read; `first` is its first row's index in the call."""
-        rows, device = len(prompt_lengths), self.slot_ids.device
+        self._given_knobs: tuple[float, float] | None = None
+
+    def clear(self) -> None:
+        """Nothing is in a slot any more."""
         for tensor in (self.positions, self.counts, self.finished, self.last_token):
             tensor.zero_()
+
+    def reset(self, prompt_lengths: Sequence[int], first: int, params: SamplingParams, seed: int) -> None:
+        """Prepare the first slots, `first` being the index of the first row, without prompts: to try out steps."""
+        rows, device = len(prompt_lengths), self.slot_ids.device
+        self.clear()
         self.positions[:rows] = torch.tensor(prompt_lengths, device=device) - 1  # sampling advances it
         self.streams[:rows] = streams(seed, torch.arange(first, first + rows, device=device))
         self.lengths.fill_(params.max_tokens)
-        self.knobs.copy_(torch.tensor([params.temperature or 1.0, params.top_p]))
+        self.set_params(params)
+
+    def set_params(self, params: SamplingParams) -> None:
+        """Let the next steps sample with these values."""
+        knobs = (params.temperature or 1.0, params.top_p)
+        if knobs != self._given_knobs:  # copying them waits for the steps before
+            self.knobs.copy_(torch.tensor(knobs))
+            self._given_knobs = knobs
+
+    def enter(self, entering: Sequence[Decoded]) -> None:
+        """Prepare the slots of sequences, before their contexts are read."""
+        of_slots = [
+            (
+                each.slot,
+                len(each.group.prompt) + each.begun - 1,  # sampling advances it
+                each.begun,
+                each.group.max_tokens,
+            )
+            for each in entering
+        ]
+        table = torch.tensor(of_slots).T
+        starts = torch.cat([_streams_of(each) for each in entering])
+        slots, positions, counts, lengths, starts = to_device(torch.cat([table, starts[None]]), self.slot_ids.device)
+        for tensor, values in (
+            (self.positions, positions),
+            (self.counts, counts),
+            (self.lengths, lengths),
+            (self.streams, starts),
+        ):
+            tensor.index_put_((slots,), values)
+        self.finished.index_put_((slots,), torch.zeros_like(slots, dtype=torch.int32))
 
     def set_rows(self, slots: Tensor, rows: int) -> None:
         """Let a step of `rows` rows work on these slots (a CPU tensor), and its other rows on the spare one."""
-        if self.slot_ids.is_cuda:
-            slots = slots.pin_memory()  # else the host would wait for the steps before
-        self.slot_ids[: len(slots)].copy_(slots, non_blocking=True)
+        self.slot_ids[: len(slots)] = to_device(slots, self.slot_ids.device)
         self.slot_ids[len(slots) : rows] = self.spare
 
     def sample(self, logits: Tensor, rows: int, params: SamplingParams) -> None:
@@ -96,17 +131,50 @@ class BatchState:
         self.counts.index_put_((ids,), counts + onward)
         self.positions.index_put_((ids,), self.positions[ids] + onward)
 
-    def generations(self, rows: int, params: SamplingParams) -> list[Generation]:
-        """The completions in the first `rows` slots."""
-        tokens, logprobs = (tensor[: params.max_tokens, :rows].T for tensor in (self.tokens, self.logprobs))
-        lengths = self.lengths[:rows]
-        # One list of all valid tokens, then slices of it: converting the padding as well would take longer.
-        valid = torch.arange(params.max_tokens, device=tokens.device) < lengths[:, None]  # [rows, max tokens]
-        ids = tokens[valid].tolist()
-        values = logprobs[valid].tolist() if params.logprobs else None
-        found, start = [], 0
-        for length, finished in zip(lengths.tolist(), self.finished[:rows].tolist(), strict=True):
-            end = start + length
-            found.append(Generation(ids[start:end], None if values is None else values[start:end], bool(finished)))
-            start = end
-        return found
+    def read(self, decoded: Sequence[Decoded], *, logprobs: bool) -> Callable[[], Sampled]:
+        """Start to copy what is in the slots of sequences; returns a function that waits for the copies."""
+        slots = to_device(torch.tensor([each.slot for each in decoded]), self.slot_ids.device)
+        sampled = [self.tokens, self.logprobs] if logprobs else [self.tokens]
+        copies = [copy_to_host(tensor[:, slots].T) for tensor in sampled]  # each [slots, max tokens]
+        ends = copy_to_host(torch.stack([self.lengths[slots].minimum(self.counts[slots]), self.finished[slots]]))
+        return partial(_sampled, [each.begun for each in decoded], ends, copies)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device, without waiting for what the device does."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
+    """Start to copy a tensor as it is now; returns a function that waits for the copy."""
+    if not tensor.is_cuda:
+        copy = tensor.clone()
+        return lambda: copy
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+
+    def result() -> Tensor:
+        event.synchronize()
+        return copy
+
+    return result
+
+
+def _streams_of(decoded: Decoded) -> Tensor:
+    group = decoded.group
+    return streams(group.seed, torch.tensor([group.first * len(group.completions) + decoded.sample]))
+
+
+def _sampled(begun: Sequence[int], ends: Callable[[], Tensor], copies: Sequence[Callable[[], Tensor]]) -> Sampled:
+    stops, finished = ends().tolist()
+    tokens, *logprobs = (copy().numpy() for copy in copies)
+    return [
+        (
+            tokens[row, start:stop].tolist(),
+            logprobs[0][row, start:stop].tolist() if logprobs else None,
+            bool(finished[row]),
+        )
+        for row, (start, stop) in enumerate(zip(begun, stops, strict=True))
+    ]

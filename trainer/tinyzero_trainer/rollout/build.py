@@ -6,6 +6,7 @@ A new engine implements `RolloutEngine` (engine.py), is built here, and has its 
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -20,6 +21,7 @@ from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import spec_from_config
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory
 from tinyzero_trainer.rollout.decoder import FusedDecoder
 from tinyzero_trainer.rollout.engine import RolloutEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
@@ -88,13 +90,15 @@ def build_engine(
         return build_vllm(config, language_model, source, number)
     if device.type == "cuda":
         if FusedDecoder.fits(model):
+            ahead = config.rollout.max_async_level > 0  # what is sampled over several updates leaves them their memory
             return GraphEngine(
                 language_model,
                 source,
                 dtype=compute_dtype(config.model.dtype, device),
                 device=device,
                 max_num_seqs=given(config.rollout.max_num_seqs),
-                keep_memory=_keeps_memory(config, language_model, device),
+                keep_memory=ahead or _keeps_memory(config, language_model, device),
+                memory=(lambda: replace(FreeMemory.of(device), reusable=0)) if ahead else None,
                 report=report,
             )
         report(

@@ -27,8 +27,12 @@ class Decoder(Protocol):
     def load_weights(self) -> None:
         """Take over the model's current weights."""
 
-    def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
-        """Start a batch: tokens and mask [prompts, length]; returns logits [prompts × copies, vocabulary]."""
+    def start(self, tokens: Tensor, mask: Tensor, copies: Tensor) -> Tensor:
+        """Start a batch: tokens and mask [prompts, length], and of each prompt so many sequences, copies [prompts].
+
+        Returns:
+            Logits [sequences, vocabulary].
+        """
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append tokens [batch]; returns the next logits [batch, vocabulary]."""
@@ -61,12 +65,12 @@ class TransformersDecoder(Decoder):
         if self._model is not self._policy:
             self._model.load_state_dict(dict(engine_weights(self._policy)), assign=True)
 
-    def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
+    def start(self, tokens: Tensor, mask: Tensor, copies: Tensor) -> Tensor:
         self._cache = cache = DynamicCache(config=self._model.config)
         self._mask = mask.long()
         positions = (self._mask.cumsum(dim=1) - 1).clamp(min=0)
         logits = self._forward(tokens, positions)
-        cache.batch_repeat_interleave(copies)
+        cache.batch_repeat_interleave(copies)  # type: ignore[arg-type]  # torch takes both
         self._mask = self._mask.repeat_interleave(copies, dim=0)
         self._position = self._mask.sum(dim=1)
         return logits.repeat_interleave(copies, dim=0)
@@ -120,7 +124,7 @@ class FusedDecoder(Decoder):
         """Copy the projections into fused matrices; everything else is read where it is."""
         self._weights.load()
 
-    def start(self, tokens: Tensor, mask: Tensor, copies: int) -> Tensor:
+    def start(self, tokens: Tensor, mask: Tensor, copies: Tensor) -> Tensor:
         prompts, length = tokens.shape
         mask = mask.bool()
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)

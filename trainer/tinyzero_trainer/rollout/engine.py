@@ -57,6 +57,39 @@ class PromptBatch:
     which engine generates them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A prompt and its completions: asked for, under way, or complete."""
+
+    number: int
+    """Place in the order in which groups are submitted; identifies it."""
+
+    prompt: list[int]
+    """Token ids, not empty."""
+
+    completions: tuple[Generation, ...]
+    """As far as they are sampled."""
+
+    max_tokens: int
+    """Longest completion, in tokens."""
+
+    seed: int
+    first: int
+    """Index of the prompt among those of the same seed: see `PromptBatch`."""
+
+    @property
+    def complete(self) -> bool:
+        return all(map(self.is_complete, self.completions))
+
+    def is_complete(self, completion: Generation) -> bool:
+        """Whether nothing of it is left to sample."""
+        return completion.finished or len(completion.token_ids) == self.max_tokens
+
+
+NOTHING = Generation([], [], finished=False)
+"""A completion that is not begun."""
+
+
 class RolloutEngine(Protocol):
     """Generates completions under the current weights; an engine implements all methods but `generate`."""
 
@@ -83,3 +116,28 @@ class RolloutEngine(Protocol):
 
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
         """What `generate` returns; an error raised by `on_progress` ends it."""
+
+
+class StreamingEngine(RolloutEngine, Protocol):
+    """An engine whose completions go on while the weights change, for `rollout.max_async_level`.
+
+    `generate` may be called in between. Engines that cannot are put into a `BatchStream` (batch_stream.py).
+    """
+
+    concurrent: bool
+    """Whether it samples on by itself, also while the policy is trained; if not, only within `advance`."""
+
+    def load_weights(self, version: int = 0) -> None:
+        """Take over the policy's current weights, which have completed `version` training steps."""
+
+    def submit(self, groups: Sequence[Group]) -> None:
+        """Start these groups, or continue them, as soon as there is room; those submitted first come first."""
+
+    def advance(self, params: SamplingParams, on_progress: OnProgress) -> Sequence[Group]:
+        """Sample some more tokens of what was submitted; the groups that are complete now, perhaps none.
+
+        The limits of lengths are those of the groups. An error raised by `on_progress` loses nothing.
+        """
+
+    def unfinished(self) -> Sequence[Group]:
+        """What was submitted and not returned by `advance`, in order and as far as it is sampled; it goes on."""

@@ -1,6 +1,6 @@
 """The rollout engine for any causal LM on any device; nothing to install, the weights are the policy's own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,19 +11,23 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.decoder import build_decoder
-from tinyzero_trainer.rollout.engine import PromptBatch, SamplingParams
-
-DROP_EVERY = 8
-"""Steps between removals of finished sequences: copying the cache costs about as much as a step."""
+from tinyzero_trainer.rollout.decoding import Decoding
 
 
 class TorchEngine(BatchedEngine):
     """Generates with the policy's own model; the completions of one prompt share its prefill.
 
+    Its sequences grow together, so others join only when all enter again, with keys and values computed anew: where few
+    are left, and after new weights (as in AReaL, arXiv 2505.24298). So a resumed run, which has tokens only, goes on
+    alike.
+
     Example:
         engine = TorchEngine(load_model("tiny", torch.device("cpu")))
         engine.generate([[5, 6, 7]], 8, SamplingParams(max_tokens=64), seed=0)
     """
+
+    check_every = 8  # copying the cache costs about as much as a step
+    refills = False
 
     def __init__(self, language_model: LanguageModel, *, max_num_seqs: int = FEW_SEQUENCES) -> None:
         """
@@ -31,12 +35,17 @@ class TorchEngine(BatchedEngine):
             language_model: the policy's; call `load_weights` after its weights have changed.
             max_num_seqs: sequences generated at a time.
         """
+        super().__init__()
         self._model, self._pad_id = language_model.model, language_model.pad_id
         self._eos_ids, self._max_num_seqs = language_model.eos_ids, max_num_seqs
         self._decoder = build_decoder(self._model)
         self._device = next(self._model.parameters()).device
 
-    def load_weights(self) -> None:
+    def load_weights(self, version: int = 0) -> None:
+        self._suspend()
+        super().load_weights(version)
+
+    def _load(self) -> None:
         self._decoder.load_weights()
 
     def sleep(self) -> None:
@@ -53,31 +62,42 @@ class TorchEngine(BatchedEngine):
             with torch.inference_mode():
                 yield
         finally:
-            self._decoder.end()
             self._model.train(was_training)
 
-    def _reserve(self, batch: PromptBatch) -> tuple[BatchState, int]:
-        size = batch.samples * min(len(batch.prompts), max(1, self._max_num_seqs // batch.samples))
-        return BatchState(size, batch.params.max_tokens, self._eos_ids, self._device), size
+    def _reserve(self, decoding: Decoding) -> int:
+        largest = max(len(decoded.group.completions) for decoded in decoding.waiting)
+        slots = min(len(decoding.waiting), max(self._max_num_seqs, largest))
+        longest = max(decoded.group.max_tokens for decoded in decoding.waiting)
+        self._state = BatchState(slots, longest, self._eos_ids, self._device)
+        return slots
 
-    def _prefill(self, state: BatchState, batch: PromptBatch, prompt_indices: list[int]) -> None:
-        prompts = batch.prompts[prompt_indices[0] : prompt_indices[-1] + 1]
-        longest = max(map(len, prompts))
-        tokens = [[self._pad_id] * (longest - len(prompt)) + prompt for prompt in prompts]
-        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    def _has_room(self, decoding: Decoding) -> bool:
+        return True  # they enter new buffers
+
+    def _leave_slots(self) -> None:
+        self._decoder.end()
+
+    def _prefill(self, contexts: Sequence[list[int]], rows: Sequence[int], slots: Tensor) -> None:
+        longest = max(map(len, contexts))
+        tokens = [[self._pad_id] * (longest - len(context)) + context for context in contexts]
+        mask = [[0] * (longest - len(context)) + [1] * len(context) for context in contexts]
         tensors = torch.tensor(tokens, device=self._device), torch.tensor(mask, device=self._device)
-        self._rows = len(prompt_indices)
-        state.set_rows(torch.arange(self._rows), self._rows)
-        state.sample(self._decoder.start(*tensors, self._rows // len(prompts)), self._rows, batch.params)
+        self._work_on(slots)
+        logits = self._decoder.start(*tensors, torch.tensor(rows, device=self._device).bincount())
+        self._state.sample(logits, self._rows, self._params)
 
-    def _finished(self, state: BatchState, index: int) -> Tensor | None:
-        return None if index % DROP_EVERY else state.finished.cpu()
-
-    def _keep(self, state: BatchState, active: Tensor, kept: Tensor, params: SamplingParams) -> None:
+    def _work_on(self, active: Tensor) -> None:
         self._rows = len(active)
-        state.set_rows(active, self._rows)
+        self._state.set_rows(active, self._rows)
+
+    def _finished(self) -> Tensor | None:
+        return self._state.finished.cpu()
+
+    def _keep(self, active: Tensor, kept: Tensor) -> None:
+        self._work_on(active)
         self._decoder.keep(kept.to(self._device))
 
-    def _step(self, state: BatchState, index: int, params: SamplingParams) -> None:
+    def _step(self, index: int) -> None:
+        state = self._state
         logits = self._decoder.step(state.last_token[state.slot_ids[: self._rows]])
-        state.sample(logits, self._rows, params)
+        state.sample(logits, self._rows, self._params)

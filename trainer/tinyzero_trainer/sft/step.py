@@ -114,6 +114,7 @@ class SftStep:
 
     failure: None = None
     prefetched: None = None
+    in_flight: None = None
 
     def __init__(
         self, config: SftConfig, workers: Workers, batches: Iterator[list[Rollout]], state: TrainerState

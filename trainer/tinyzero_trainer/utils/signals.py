@@ -43,6 +43,17 @@ class Stop(Protocol):
         """Whether it is to end; once true, it stays true."""
 
 
+class AnyStop:
+    """Requested once one of several is."""
+
+    def __init__(self, *stops: Stop) -> None:
+        self._stops = stops
+
+    @property
+    def requested(self) -> bool:
+        return any(stop.requested for stop in self._stops)
+
+
 class StopFlag:
     """A `Stop` that is requested by a signal, which `report` is told of once."""
 

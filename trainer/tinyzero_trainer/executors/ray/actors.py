@@ -6,7 +6,7 @@ Constructors return at once; what takes time is done in methods, whose errors re
 import copy
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
@@ -31,8 +31,17 @@ with without_collector():
     from tinyzero_trainer.models.device import choose_device
     from tinyzero_trainer.models.loading import LanguageModel, load_model
     from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
+    from tinyzero_trainer.rollout.background_engine import BackgroundEngine
+    from tinyzero_trainer.rollout.batched_engine import BatchedEngine
     from tinyzero_trainer.rollout.build import build_engine
-    from tinyzero_trainer.rollout.engine import Groups, PromptBatch, RolloutEngine
+    from tinyzero_trainer.rollout.engine import (
+        Group,
+        Groups,
+        PromptBatch,
+        RolloutEngine,
+        SamplingParams,
+        StreamingEngine,
+    )
     from tinyzero_trainer.rollout.vllm.engine import START_SECONDS
     from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
     from tinyzero_trainer.rollout.weight_source import named_weights
@@ -118,6 +127,28 @@ class EngineActor(BaseActor):
     def stop(self) -> None:
         """End `generate` soon."""
         self._stopped = True
+
+    def submit(self, groups: Sequence[Group]) -> None:
+        """See `StreamingEngine`, as for the next two."""
+        self._streaming.submit(groups)
+
+    def advance(self, params: SamplingParams) -> tuple[list[Group], int]:
+        """The groups that are complete, and the number of newly finished completions."""
+        counts = list[int]()
+        return list(self._streaming.advance(params, counts.append)), sum(counts)
+
+    def unfinished(self) -> list[Group]:
+        return list(self._streaming.unfinished())
+
+    @property
+    def _streaming(self) -> StreamingEngine:
+        return cast(StreamingEngine, self.engine)
+
+    def _load_weights(self, version: int) -> None:
+        if isinstance(self.engine, BatchedEngine | BackgroundEngine):
+            self.engine.load_weights(version)
+        else:
+            self.engine.load_weights()
 
     def sleep(self) -> None:
         self.engine.sleep()
@@ -232,7 +263,7 @@ class TrainerActor(EngineActor):
 
     # ---- weights: all ranks iterate over them together ---------------------------------------------------------------
 
-    def build_engine(self) -> list[str]:
+    def build_engine(self, version: int = 0) -> list[str]:
         """Start an engine with the current weights, in place of one that failed; returns messages for the user."""
         notes = list[str]()
         with suppress(Exception):  # there is none yet, or it failed
@@ -241,11 +272,13 @@ class TrainerActor(EngineActor):
             self.engine = build_engine(
                 self._config, self._models.language_model, notes.append, source=self._full_weights, number=self._index
             )
+        if isinstance(self.engine, BatchedEngine):
+            self.engine.version = version
         return notes
 
-    def load_weights(self) -> None:
+    def load_weights(self, version: int = 0) -> None:
         with self._one_pass(), catch_out_of_memory("the rollout engine took over the weights"):
-            self.engine.load_weights()
+            self._load_weights(version)
 
     def broadcast(self) -> Shapes:
         """Send the policy's weights to the engines of the weight group; returns their names and shapes."""
@@ -285,7 +318,7 @@ class TrainerActor(EngineActor):
 
 
 class RolloutActor(EngineActor):
-    """A dedicated rollout engine, with its own copy of the weights."""
+    """A dedicated rollout engine, with its own copy of the weights; with `rollout.max_async_level` in a thread."""
 
     def build(self, source: str | None) -> list[str]:
         """Load a model of the policy's architecture, whose weights are sent later; returns messages for the user."""
@@ -295,17 +328,23 @@ class RolloutActor(EngineActor):
         language_model.model.to(self._device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
         self._state = language_model.model.state_dict()
         self.engine = build_engine(self._config, language_model, notes.append, number=self._index)
+        if self._config.rollout.max_async_level and isinstance(self.engine, BatchedEngine):
+            self.engine = BackgroundEngine(self.engine, self._device)
         return notes
 
     @torch.no_grad()
-    def receive(self) -> Shapes:
-        """Receive all weights from the weight group; returns their names and shapes."""
+    def receive(self, version: int = 0) -> Shapes:
+        """Receive all weights from the weight group, which have completed so many steps; returns names and shapes."""
         assert self.weight_group is not None
         shapes = [(name, tuple(tensor.shape)) for name, tensor in self._state.items()]
-        for bucket in self.weight_group.receive(shapes):
-            for name, tensor in bucket:
-                self._state[name].copy_(tensor)
-        self.engine.load_weights()
+        engine = self.engine
+        # One that has a copy of its own samples on while they arrive.
+        pauses = isinstance(engine, BackgroundEngine) and engine.shares_weights
+        with cast(BackgroundEngine, engine).paused() if pauses else nullcontext():
+            for bucket in self.weight_group.receive(shapes):
+                for name, tensor in bucket:
+                    self._state[name].copy_(tensor)
+            self._load_weights(version)
         return shapes
 
 

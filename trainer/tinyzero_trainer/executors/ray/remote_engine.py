@@ -5,12 +5,12 @@ dedicated, in processes of their own, to which the weights are sent.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
@@ -18,7 +18,14 @@ from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, ActorHandle, gath
 from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.restart import Restartable
-from tinyzero_trainer.rollout.engine import Groups, OnProgress, PromptBatch, RolloutEngine
+from tinyzero_trainer.rollout.engine import (
+    Group,
+    Groups,
+    OnProgress,
+    PromptBatch,
+    SamplingParams,
+    StreamingEngine,
+)
 
 CLOSE_SECONDS = 60.0
 
@@ -26,12 +33,46 @@ PROGRESS_SECONDS = 5.0
 """For engines to count what they have finished; meanwhile the trainer cannot stop."""
 
 
-class RemoteEngine(RolloutEngine):
+class RemoteEngine(StreamingEngine):
     """All engines of a run as one; how they get the weights is up to the subclass."""
 
     def __init__(self, engines: Sequence[Restartable[ActorHandle]], chunks_per_engine: int) -> None:
         """`engines` are `EngineActor`s; a batch has `chunks_per_engine` chunks for each."""
         self.engines, self._chunks_per_engine = engines, chunks_per_engine
+        self._streams = [EngineStream(engine) for engine in engines]
+        # One thread may wait for groups while another passes weights, and each may have to restart an engine.
+        self._one_at_a_time, self._may_advance = Lock(), Event()
+        self._may_advance.set()
+
+    def submit(self, groups: Sequence[Group]) -> None:
+        """See `StreamingEngine`; each group goes to the engine that has the fewest."""
+        for group in groups:
+            min(self._streams, key=lambda stream: len(stream.groups)).submit(group)
+
+    def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
+        self._may_advance.wait()
+        with self._one_at_a_time, ThreadPoolExecutor(len(self._streams)) as pool:
+            results = list(pool.map(lambda stream: stream.advance(params), self._streams))
+        on_progress(sum(finished for _, finished in results))
+        for stream, (complete, _) in zip(self._streams, results, strict=True):
+            for group in complete:
+                del stream.groups[group.number]
+        return [group for complete, _ in results for group in complete]
+
+    def unfinished(self) -> list[Group]:
+        """See `StreamingEngine`; those of an engine that has died as they were submitted."""
+        with self._one_at_a_time:
+            groups = [group for stream in self._streams for group in stream.unfinished()]
+        return sorted(groups, key=lambda group: group.number)
+
+    @contextmanager
+    def _while_none_advances(self) -> Iterator[None]:
+        self._may_advance.clear()  # a lock alone would go to the thread that polls, again and again
+        try:
+            with self._one_at_a_time:
+                yield
+        finally:
+            self._may_advance.set()
 
     def sleep(self) -> None:
         """See `RolloutEngine`; an engine that fails is restarted."""
@@ -105,8 +146,49 @@ class RemoteEngine(RolloutEngine):
         return 0
 
 
+class EngineStream:
+    """The groups that one engine samples for `rollout.max_async_level`; one that is restarted gets them again."""
+
+    def __init__(self, engine: Restartable[ActorHandle]) -> None:
+        self._engine, self._started = engine, engine.worker
+        self.groups = dict[int, Group]()  # as they were submitted
+        self._new = list[Group]()
+
+    def submit(self, group: Group) -> None:
+        self.groups[group.number] = group
+        self._new.append(group)
+
+    def advance(self, params: SamplingParams) -> tuple[list[Group], int]:
+        """Complete groups, and the number of newly finished completions."""
+        result: tuple[list[Group], int] = ([], 0)
+        if self.groups:
+            result = self._engine.do(lambda actor: self._call(actor, "advance", params))
+        return result
+
+    def unfinished(self) -> list[Group]:
+        if not self.groups:
+            return []
+        try:
+            groups: list[Group] = self._engine.do(lambda actor: self._call(actor, "unfinished"))
+        except (WorkerDiedError, EngineDiedError):
+            return list(self.groups.values())
+        return groups
+
+    def _call(self, actor: ActorHandle, method: str, *args: Any) -> Any:
+        new = self._new if actor is self._started else list(self.groups.values())
+        if new:
+            gather([(actor, actor.handle.submit.remote(new))], policy_intact=True)
+        self._started, self._new = actor, []
+        return gather([(actor, getattr(actor.handle, method).remote(*args))], policy_intact=True)[0]
+
+
 class ColocatedEngines(RemoteEngine):
-    """Engines in the processes of ranks; with tensor parallelism each also uses the GPUs of the ranks that follow."""
+    """Engines in the processes of ranks; with tensor parallelism each also uses the GPUs of the ranks that follow.
+
+    They sample between updates only.
+    """
+
+    concurrent = False
 
     def __init__(
         self,
@@ -137,8 +219,9 @@ class ColocatedEngines(RemoteEngine):
         engines = [Restartable(actor.name, actor, restart, limits, report) for actor in actors]
         super().__init__(engines, chunks_per_engine)
 
-    def load_weights(self) -> None:
-        """See `RolloutEngine`; an engine that cannot load them is restarted."""
+    def load_weights(self, version: int = 0) -> None:
+        """See `StreamingEngine`; an engine that cannot load them is restarted."""
+        self._ranks.version = version
         if self._generation != self._ranks.generation:  # the engines went with their ranks
             for engine, rank in zip(self.engines, self._engine_ranks, strict=True):
                 engine.worker = self._ranks.actors[rank]
@@ -168,7 +251,9 @@ class ColocatedEngines(RemoteEngine):
 
 
 class DedicatedEngines(RemoteEngine):
-    """Engines in processes of their own."""
+    """Engines in processes of their own, which may sample on while the ranks train."""
+
+    concurrent = True
 
     def __init__(
         self, ranks: TrainerActors, engines: Sequence[Restartable[ActorHandle]], chunks_per_engine: int
@@ -178,8 +263,13 @@ class DedicatedEngines(RemoteEngine):
         self._ranks = ranks
         self.load_weights()
 
-    def load_weights(self) -> None:
-        """See `RolloutEngine`; an engine that dies meanwhile is restarted."""
+    def load_weights(self, version: int = 0) -> None:
+        """See `StreamingEngine`; an engine that dies meanwhile is restarted."""
+        with self._while_none_advances():
+            self._ranks.version = version
+            self._send_weights()
+
+    def _send_weights(self) -> None:
         while True:
             try:
                 return self._ranks.send_weights([engine.worker for engine in self.engines])

@@ -35,6 +35,9 @@ class TrainerActors:
     generation = 0
     """How often all of them were replaced."""
 
+    version = 0
+    """Training steps completed by the weights, or fewer while a step is being completed."""
+
     def __init__(self, actors: Sequence[ActorHandle], replace: Replace | None = None, output: Path = Path()) -> None:
         """`replace` starts others in their place, `output` is the run's directory: without them none is replaced."""
         self.actors, self._replace, self._output, self._trained = actors, replace, output, False
@@ -102,7 +105,9 @@ class TrainerActors:
         """
         with self._lock:
             calls = [
-                (actor, getattr(actor.handle, method if rank in ranks else "help_with_weights").remote())
+                (actor, getattr(actor.handle, method).remote(self.version))
+                if rank in ranks
+                else (actor, actor.handle.help_with_weights.remote())
                 for rank, actor in enumerate(self.actors)
             ]
             return gather(calls, returned=returned)
@@ -131,7 +136,9 @@ class TrainerActors:
             sending = [(first, first.handle.broadcast.remote())]
             sending += [(actor, actor.handle.help_with_weights.remote()) for actor in others]
             try:
-                shapes = gather([*sending, *((engine, engine.handle.receive.remote()) for engine in engines)])
+                shapes = gather(
+                    [*sending, *((engine, engine.handle.receive.remote(self.version)) for engine in engines)]
+                )
                 received = shapes[len(sending) :]
                 assert received == [shapes[0]] * len(engines), "engines have the policy's weights, in its order"
             except BaseException as error:

@@ -3,6 +3,9 @@
 A step often takes less time than Python needs to launch its kernels one by one. Here one graph holds the whole step:
 layers, head, sampling and bookkeeping; the host checks only every few steps which sequences have finished. Graphs are
 captured when first needed, one for each batch size of a coarse grid. Without a GPU the same steps are called.
+
+Slots are refilled as sequences finish. New weights overwrite the old ones in place, between two steps: sequences under
+way keep the keys and values of their tokens so far (as in PipelineRL, arXiv 2509.19128).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -14,17 +17,15 @@ from torch import Tensor
 
 from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout.batch_state import BatchState
+from tinyzero_trainer.rollout.batch_state import BatchState, copy_to_host, to_device
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, fitting_sequences
 from tinyzero_trainer.rollout.cuda_graph.model import Cache, GraphModel
-from tinyzero_trainer.rollout.engine import PromptBatch, SamplingParams
+from tinyzero_trainer.rollout.decoding import Decoding
+from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.fused_weights import FusedWeights
 from tinyzero_trainer.rollout.weight_source import WeightSource
-
-CHECK_EVERY = 4
-"""Steps between two checks of the host for finished sequences."""
 
 CHECK_LAG = 2
 """Steps from a check's copy to its reading, so that the device need not wait for the host."""
@@ -66,8 +67,11 @@ def kernels_run(model: GraphModel, eos_ids: Collection[int], report: Callable[[s
 class GraphEngine(BatchedEngine):
     """Generates with static buffers; for models that `FusedDecoder.fits`."""
 
+    check_every = 4
+    refills = True
+
     _cache: Cache
-    """Exists if `_state` is not None."""
+    """Exists with `_state`, if `_reserved`."""
 
     _check: Callable[[], Tensor] | None
     """The last copy of `BatchState.finished` to the host."""
@@ -93,6 +97,7 @@ class GraphEngine(BatchedEngine):
             kernels: whether Triton's are used; None = on a GPU, if they run there.
             memory: returns what is free for the buffers; None = asks the GPU; no limit on the CPU.
         """
+        super().__init__()
         model, self._eos_ids, self._pad_id = language_model.model, language_model.eos_ids, language_model.pad_id
         self._weights = FusedWeights(model.config, source, dtype=dtype, device=device)
         self._model = GraphModel(model, self._weights, dtype=dtype, device=device)
@@ -108,15 +113,16 @@ class GraphEngine(BatchedEngine):
             memory = partial(FreeMemory.of, device)
         self._memory, self._report = memory, report
         self._runner = GraphRunner(device)
-        self._state: BatchState | None = None
+        self._reserved = False
         self._weights.load()
 
-    def load_weights(self) -> None:
+    def _load(self) -> None:
         self._weights.load()
 
     def sleep(self) -> None:
         """Keeps memory that nothing else needs."""
         if not self._kept:
+            self._suspend()
             self.close()
 
     def close(self) -> None:
@@ -131,7 +137,7 @@ class GraphEngine(BatchedEngine):
 
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, batch: PromptBatch) -> tuple[BatchState, int]:
+    def _reserve(self, decoding: Decoding) -> int:
         """See `BatchedEngine`; keeps the present buffers if they are large enough.
 
         Raises:
@@ -139,30 +145,35 @@ class GraphEngine(BatchedEngine):
         """
         if not self._weights:
             self._weights.load()
-        prompts, steps = batch.prompts, batch.params.max_tokens
-        rows, longest = len(prompts) * batch.samples, max(map(len, prompts))
-        state, wanted, length = self._state, min(rows, self._max_num_seqs or 2**62), longest + steps
-        sampling = self._sampling_bytes(batch.params)
+        length, steps = _longest(decoding)
+        wanted = min(len(decoding.waiting), self._max_num_seqs or 2**62)
+        sampling = self._sampling_bytes(self._params)
         large_enough = (
-            state is not None
-            and length <= self._cache.length
-            and steps <= state.max_tokens
+            self._reserved
+            and self._has_room(decoding)
             and sampling <= self._sampling
-            and (wanted <= state.slots or self._full)
+            and (wanted <= self._state.slots or self._full)
         )
         self._sampling = max(sampling, self._sampling)
-        if state is None or not large_enough:
-            if state is not None:
-                length, steps = max(length, self._cache.length), max(steps, state.max_tokens)
+        if not large_enough:
+            if self._reserved:
+                length, steps = max(length, self._cache.length), max(steps, self._state.max_tokens)
             length = -(-length // CACHE_BLOCK) * CACHE_BLOCK
             self._drop_buffers()
-            read_at_a_time = min(longest * len(prompts), max(longest, PREFILL_TOKENS))
+            contexts = [
+                len(each.group.prompt) + each.begun for each in decoding.waiting if each.begun or not each.sample
+            ]
+            longest = max(contexts, default=1)
+            read_at_a_time = min(longest * len(contexts), max(longest, PREFILL_TOKENS))
             wanted = self._fitting(wanted, length, steps, self._model.prefill_bytes(read_at_a_time))
-            self._state = state = BatchState(wanted, steps, self._eos_ids, self._device)
+            self._state, self._reserved = BatchState(wanted, steps, self._eos_ids, self._device), True
             self._cache = Cache(self._model, wanted + 1, length)
             self._capture_sizes = capture_sizes(wanted)
-        batches = -(-rows // min(wanted, state.slots))
-        return state, -(-rows // batches)  # of about the same size
+        return min(wanted, self._state.slots)
+
+    def _has_room(self, decoding: Decoding) -> bool:
+        length, steps = _longest(decoding)
+        return length <= self._cache.length and steps <= self._state.max_tokens
 
     def _fitting(self, wanted: int, length: int, steps: int, prefill: int) -> int:
         """How many of the wanted sequences fit."""
@@ -195,34 +206,37 @@ class GraphEngine(BatchedEngine):
         return sampling_bytes(self._model.dtype.itemsize, by_kernel=by_kernel, greedy=greedy)
 
     def _drop_buffers(self) -> None:
-        if self._state is not None:
-            del self._cache
-        self._state = None
+        if self._reserved:
+            del self._cache, self._state
+        self._reserved = False
         self._runner.forget()
+
+    def _leave_slots(self) -> None:
+        """The buffers stay."""
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def _prefill(self, state: BatchState, batch: PromptBatch, prompt_indices: list[int]) -> None:
+    def _prefill(self, contexts: Sequence[list[int]], rows: Sequence[int], slots: Tensor) -> None:
         """See `BatchedEngine`; in parts of a bounded number of tokens and logits."""
-        prompts, params, start = batch.prompts, batch.params, 0
-        while start < len(prompt_indices):
-            end = _part_end(prompts, prompt_indices, start, self._model.vocabulary)
-            distinct, copies = torch.tensor(prompt_indices[start:end]).unique_consecutive(return_counts=True)
-            part = [prompts[index] for index in distinct.tolist()]
+        state, start = self._state, 0
+        while start < len(rows):
+            end = _part_end(contexts, rows, start, self._model.vocabulary)
+            distinct, copies = torch.tensor(rows[start:end]).unique_consecutive(return_counts=True)
+            part = [contexts[index] for index in distinct.tolist()]
             longest = max(map(len, part))
-            tokens = torch.tensor([prompt + [self._pad_id] * (longest - len(prompt)) for prompt in part])
-            lengths = torch.tensor([len(prompt) for prompt in part])
-            tokens, lengths, copies = (tensor.to(self._device) for tensor in (tokens, lengths, copies))
-            logits = self._model.prefill(tokens, lengths, copies, slice(start, end), self._cache)
-            state.set_rows(torch.arange(start, end), end - start)
-            self._sample(state, logits, end - start, params)
+            tokens = torch.tensor([context + [self._pad_id] * (longest - len(context)) for context in part])
+            lengths = torch.tensor([len(context) for context in part])
+            tokens, lengths, copies = (to_device(tensor, self._device) for tensor in (tokens, lengths, copies))
+            entering = slots[start:end]
+            logits = self._model.prefill(tokens, lengths, copies, to_device(entering, self._device), self._cache)
+            state.set_rows(entering, end - start)
+            self._sample(state, logits, end - start, self._params)
             start = end
-        self._check = None
-        self._enter(state, torch.arange(len(prompt_indices)), params)
+        self._check = None  # it may be of sequences that were in these slots
 
-    def _enter(self, state: BatchState, active: Tensor, params: SamplingParams) -> None:
-        """Let the next steps work on these slots; prepares a step for their number if there is none."""
-        rows, cache = self._padded(len(active)), self._cache
+    def _work_on(self, active: Tensor) -> None:
+        """See `BatchedEngine`; prepares a step for their number if there is none."""
+        state, params, rows, cache = self._state, self._params, self._padded(len(active)), self._cache
         # What is fixed in a graph; it reads the values of temperature and top-p.
         key = (rows, params.temperature == 0, params.top_p < 1, params.top_k, params.ignore_eos)
 
@@ -236,17 +250,16 @@ class GraphEngine(BatchedEngine):
         state.set_rows(active, rows)
         self._rows, self._key = rows, key
 
-    def _finished(self, state: BatchState, index: int) -> Tensor | None:
-        return self._check() if self._check is not None and index % CHECK_EVERY == 0 else None
+    def _finished(self) -> Tensor | None:
+        return None if self._check is None else self._check()
 
-    def _keep(self, state: BatchState, active: Tensor, kept: Tensor, params: SamplingParams) -> None:
-        if self._padded(len(active)) < self._rows:
-            self._enter(state, active, params)
+    def _keep(self, active: Tensor, kept: Tensor) -> None:
+        self._work_on(active)
 
-    def _step(self, state: BatchState, index: int, params: SamplingParams) -> None:
+    def _step(self, index: int) -> None:
         self._runner.run(self._key)
-        if index % CHECK_EVERY == CHECK_EVERY - CHECK_LAG and not params.ignore_eos:
-            self._check = _copy_to_host(state.finished)
+        if index % self.check_every == self.check_every - CHECK_LAG and not self._params.ignore_eos:
+            self._check = copy_to_host(self._state.finished)
 
     def _sample(self, state: BatchState, logits: Tensor, rows: int, params: SamplingParams) -> None:
         if self._samples_by_kernel(params):
@@ -263,24 +276,15 @@ class GraphEngine(BatchedEngine):
         return next(size for size in self._capture_sizes if size >= rows)
 
 
-def _copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
-    """Start to copy a tensor as it is now; returns a function that waits for the copy."""
-    if not tensor.is_cuda:
-        copy = tensor.clone()
-        return lambda: copy
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-
-    def result() -> Tensor:
-        event.synchronize()
-        return copy
-
-    return result
+def _longest(decoding: Decoding) -> tuple[int, int]:
+    """Of the sequences that wait: the longest that one may become, and the longest completion."""
+    groups = [decoded.group for decoded in decoding.waiting]
+    return max((len(group.prompt) + group.max_tokens for group in groups), default=0), max(
+        (group.max_tokens for group in groups), default=0
+    )
 
 
-def _part_end(prompts: Sequence[list[int]], prompt_indices: list[int], start: int, vocabulary: int) -> int:
+def _part_end(prompts: Sequence[list[int]], prompt_indices: Sequence[int], start: int, vocabulary: int) -> int:
     """The end of the part of the rows that starts at `start`."""
     longest = count = 0
     most = max(1, PREFILL_LOGITS // vocabulary)

@@ -69,20 +69,20 @@ class GraphModel:
         none = torch.ones_like(cos), torch.zeros_like(sin)  # rotates by nothing, where a layer encodes no positions
         return [(cos, sin) if rotates else none for rotates in self._weights.rotates or [True] * self.layers]
 
-    def prefill(self, tokens: Tensor, lengths: Tensor, copies: Tensor, slots: slice, cache: Cache) -> Tensor:
+    def prefill(self, tokens: Tensor, lengths: Tensor, copies: Tensor, slots: Tensor, cache: Cache) -> Tensor:
         """Run each prompt once, whatever the number of its completions.
 
         Args:
             tokens: [prompts, longest], padded on the right, where no token sees the padding.
             lengths: [prompts].
             copies: [prompts] completions of each.
-            slots: of the cache, one for each completion, in order.
+            slots: [slots] of the cache, one for each completion, in order.
 
         Returns:
             Logits [slots, vocabulary] of the first token of each completion.
         """
         prompts, longest = tokens.shape
-        indices, count = torch.arange(prompts, device=tokens.device), slots.stop - slots.start
+        indices, count = torch.arange(prompts, device=tokens.device), len(slots)
         # [slots]; output_size saves asking the device for the sum.
         repeats = torch.repeat_interleave(indices, copies, output_size=count)
         group = self.heads // self.kv_heads

@@ -1,0 +1,297 @@
+"""Groups that go on while others end and weights change: `submit` and `advance` of the engines of `torch`."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.conftest import random_model
+from tests.trainer.rollout.engines import asked, flat, graph, plain
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.background_engine import BackgroundEngine
+from tinyzero_trainer.rollout.batch_stream import BatchStream
+from tinyzero_trainer.rollout.batched_engine import BatchedEngine
+from tinyzero_trainer.rollout.engine import Group, StreamingEngine
+from tinyzero_trainer.types import Generation
+
+PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]
+ALL = SamplingParams(24, logprobs=True)
+ENGINES = (graph, plain)
+
+
+def finish(engine: BatchedEngine, params: SamplingParams = ALL) -> list[Group]:
+    """All that was submitted, in the order in which it is complete."""
+    complete: list[Group] = []
+    while engine.unfinished():
+        complete += engine.advance(params)
+    return complete
+
+
+def by_number(groups: Sequence[Group]) -> list[list[Generation]]:
+    return [list(group.completions) for group in sorted(groups, key=lambda group: group.number)]
+
+
+def assert_same(ours: list[list[Generation]], theirs: list[list[Generation]]) -> None:
+    for left, right in zip(flat(ours), flat(theirs), strict=True):
+        assert (left.token_ids, left.finished) == (right.token_ids, right.finished)
+        assert left.logprobs == pytest.approx(right.logprobs, abs=1e-4)
+
+
+def change_weights(model: Any, factor: float = 1.1) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+
+
+@pytest.mark.slow
+@settings(max_examples=15)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    samples=st.integers(1, 5),
+    max_tokens=st.integers(1, 40),
+    at_a_time=st.integers(1, 12),
+    temperature=st.sampled_from([0.0, 1.0, 1.3]),
+    later=st.integers(0, 6),
+    kind=st.sampled_from(ENGINES),
+)
+def test_a_completion_is_what_generate_gives_whatever_runs_beside_it(
+    lengths: list[int],
+    samples: int,
+    max_tokens: int,
+    at_a_time: int,
+    temperature: float,
+    later: int,
+    kind: Callable[..., BatchedEngine],
+) -> None:
+    """Slots are refilled, groups come later, and `generate` needs the slots in between."""
+    model, prompts = random_model("qwen2"), [[(7 * i + n) % 97 for i in range(n)] for n in lengths]
+    params = SamplingParams(max_tokens, temperature, logprobs=True)
+    groups, engine = asked(prompts, samples, max_tokens, seed=3), kind(model, max_num_seqs=at_a_time)
+    engine.submit(groups[:later])
+    complete = engine.advance(params)
+    engine.submit(groups[later:])
+    complete += engine.advance(params)
+    engine.generate(PROMPTS[:2], 2, SamplingParams(5), seed=0)
+    complete += finish(engine, params)
+    assert sorted(group.number for group in complete) == list(range(len(prompts)))
+    assert all(group.complete for group in complete)
+    assert_same(by_number(complete), plain(model).generate(prompts, samples, params, seed=3))
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_slots_are_refilled_and_no_finished_sequence_is_decoded(
+    kind: Callable[..., BatchedEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of lengths that differ, each slot decodes one after another: fewer steps than batch by batch."""
+    engine, steps = kind(random_model("qwen2"), ends=(), max_num_seqs=8), []
+    inner = engine._step
+    monkeypatch.setattr(engine, "_step", lambda index: (steps.append(engine._rows), inner(index)))
+    groups = [replace(group, max_tokens=40 if group.number % 4 == 0 else 5) for group in asked([[5]] * 16, 2, 40)]
+    engine.submit(groups)
+    assert len(finish(engine)) == 16
+    in_turn = 4 * 39  # batches of four groups, the longest of each with 40 tokens
+    assert len(steps) <= (2 * 39 + 30 if engine.refills else 3 * 39)
+    assert sum(steps) < in_turn * 8, "those that have ended leave the batch"
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(kind: Callable[..., BatchedEngine]) -> None:
+    model = random_model("qwen2")
+    engine, old = kind(model, ends=()), kind(model, ends=())
+    engine.load_weights(7)
+    engine.submit(asked(PROMPTS, 2, 150))
+    before = old.generate(PROMPTS, 2, SamplingParams(150, logprobs=True), seed=0)
+    engine.advance(ALL)
+    counts = [len(each.token_ids) for group in engine.unfinished() for each in group.completions]
+    assert 0 < min(counts) < 150
+    change_weights(model)
+    engine.load_weights(8)
+    new = [each for group in by_number(finish(engine)) for each in group]
+    for generation, count, earlier in zip(new, counts, flat(before), strict=True):
+        assert generation.versions == ((7, count), (8, 150 - count))
+        assert generation.token_ids[:count] == earlier.token_ids[:count]
+    assert [each.token_ids for each in new] != [each.token_ids for each in flat(before)]
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_what_another_engine_has_begun_is_continued(kind: Callable[..., BatchedEngine]) -> None:
+    """As a resumed run does: from the tokens, under the same weights."""
+    model = random_model("qwen2")
+    expected = plain(model).generate(PROMPTS, 4, ALL, seed=0)
+    engine = kind(model)
+    engine.load_weights(3)
+    engine.submit(asked(PROMPTS, 4, 24))
+    complete = list(engine.advance(ALL))
+    half = engine.unfinished()
+    assert any(0 < len(each.token_ids) < 24 and not each.finished for group in half for each in group.completions)
+    resumed = kind(model)
+    resumed.load_weights(5)
+    resumed.submit(half)
+    complete += finish(resumed)
+    assert_same(by_number(complete), expected)
+    for generation in flat(by_number(complete)):
+        assert sum(count for _, count in generation.versions) == len(generation.token_ids)
+        assert [version for version, _ in generation.versions] in ([3], [3, 5], [5])
+
+
+def test_the_log_probabilities_after_new_weights_are_those_of_the_new_policy() -> None:
+    """Of `TorchEngine`, which computes keys and values anew."""
+    model = random_model("qwen2")
+    engine = plain(model, ends=())
+    engine.submit(asked(PROMPTS[:1], 1, 150))
+    engine.advance(ALL)
+    (begun,) = engine.unfinished()[0].completions
+    change_weights(model)
+    engine.load_weights(1)
+    ((generation,),) = by_number(finish(engine))
+    sequence = torch.tensor([PROMPTS[0] + generation.token_ids])
+    logits = model(input_ids=sequence).logits[0, len(PROMPTS[0]) - 1 : -1].log_softmax(dim=-1)
+    expected = logits.gather(1, sequence[0, len(PROMPTS[0]) :, None]).squeeze(1)
+    count = len(begun.token_ids)
+    assert generation.logprobs[count:] == pytest.approx(expected[count:].tolist(), abs=1e-4)
+    assert generation.logprobs[:count] == begun.logprobs
+    assert generation.logprobs[:count] != pytest.approx(expected[:count].tolist(), abs=1e-4)
+
+
+def test_a_graph_engine_whose_buffers_are_too_small_for_a_new_group_allocates_larger_ones() -> None:
+    model = random_model("qwen2")
+    engine, prompts = graph(model, ends=()), [*PROMPTS[:2], list(range(90))]
+    groups = asked(prompts, 2, 50)
+    engine.submit(groups[:2])
+    engine.advance(ALL)
+    engine.submit(groups[2:])
+    complete = finish(engine)
+    assert_same(by_number(complete), plain(model, ends=()).generate(prompts, 2, replace(ALL, max_tokens=50), seed=0))
+
+
+# ---- in a thread -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def background() -> Any:
+    engines: list[BackgroundEngine] = []
+
+    def start(engine: BatchedEngine) -> BackgroundEngine:
+        engines.append(BackgroundEngine(engine, torch.device("cpu")))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.close()
+    assert not any(thread.name == "rollouts" for thread in threading.enumerate())
+
+
+def wait_for(engine: StreamingEngine, count: int, params: SamplingParams = ALL) -> list[Group]:
+    complete: list[Group] = []
+    while len(complete) < count:
+        complete += engine.advance(params, lambda _: None)
+    return complete
+
+
+def test_in_a_thread_an_engine_samples_on_by_itself(background: Any) -> None:
+    model, done = random_model("qwen2"), threading.Event()
+    inner = graph(model)
+    engine = background(inner)
+    engine.submit(asked(PROMPTS, 4, 24))
+    assert [group.number for group in engine.unfinished()] == list(range(5))
+    complete = wait_for(engine, 1)  # it knows how to sample, and goes on
+    plain_advance = inner.advance
+
+    def advance(*args: Any) -> list[Group]:
+        found = plain_advance(*args)
+        if not inner._stream.unfinished:
+            done.set()
+        return found
+
+    inner.advance = advance  # type: ignore[method-assign]
+    assert len(complete) == 5 or done.wait(60)
+    complete += wait_for(engine, 5 - len(complete))
+    assert_same(by_number(complete), plain(model).generate(PROMPTS, 4, ALL, seed=0))
+    assert engine.unfinished() == []
+
+
+def test_in_a_thread_new_weights_come_between_two_tokens(background: Any) -> None:
+    model = random_model("qwen2")
+    inner, begun, go_on = graph(model, ends=()), threading.Event(), threading.Event()
+    step = inner._step
+
+    def slow_step(index: int) -> None:
+        step(index)
+        if index == 40:
+            begun.set()
+            assert go_on.wait(60)
+
+    inner._step = slow_step  # type: ignore[method-assign]
+    engine = background(inner)
+    engine.load_weights(1)
+    engine.submit(asked(PROMPTS, 2, 120))
+    engine.advance(ALL, lambda _: None)
+    assert begun.wait(60)
+    loading = threading.Thread(target=engine.load_weights, args=(2,))
+    loading.start()
+    go_on.set()
+    loading.join()
+    for generation in flat(by_number(wait_for(engine, 5))):
+        (first, before), (second, after) = generation.versions
+        assert (first, second, before + after) == (1, 2, 120)
+        assert 40 <= before < 120
+
+
+def test_in_a_thread_generate_comes_first_and_the_others_go_on(background: Any) -> None:
+    model = random_model("qwen2")
+    engine = background(graph(model))
+    engine.submit(asked(PROMPTS, 4, 24))
+    complete = list(engine.advance(ALL, lambda _: None))
+    assert_same(engine.generate(PROMPTS, 2, ALL, seed=8), plain(model).generate(PROMPTS, 2, ALL, seed=8))
+    complete += wait_for(engine, 5 - len(complete))
+    assert_same(by_number(complete), plain(model).generate(PROMPTS, 4, ALL, seed=0))
+
+
+def test_an_error_in_the_thread_is_raised_where_completions_are_waited_for(background: Any) -> None:
+    inner = graph(random_model("qwen2"))
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    inner._step = fail  # type: ignore[method-assign]
+    engine = background(inner)
+    engine.submit(asked(PROMPTS, 4, 24))
+    with pytest.raises(torch.OutOfMemoryError):
+        wait_for(engine, 1)
+
+
+# ---- of an engine that samples whole batches -------------------------------------------------------------------------
+
+
+def test_an_engine_of_whole_batches_samples_those_of_one_seed_at_a_time() -> None:
+    model = random_model("qwen2")
+    engine, params = BatchStream(plain(model)), replace(ALL, max_tokens=1)
+    engine.load_weights(4)
+    first, second = asked(PROMPTS, 2, 24, seed=1), asked(PROMPTS[:3], 2, 24, seed=2)
+    second = [replace(group, number=5 + group.number) for group in second]
+    engine.submit([*first, *second])
+    for groups, seed in ((first, 1), (second, 2)):
+        expected = plain(model).generate([group.prompt for group in groups], 2, ALL, seed=seed)
+        complete = engine.advance(params, lambda _: None)
+        assert [group.number for group in complete] == [group.number for group in groups]
+        assert_same(by_number(complete), expected)
+        assert all(each.versions == ((4, len(each.token_ids)),) for each in flat(by_number(complete)))
+    assert engine.advance(params, lambda _: None) == []
+
+
+def test_a_batch_that_is_stopped_is_sampled_again() -> None:
+    engine = BatchStream(plain(random_model("qwen2")))
+    engine.submit(asked(PROMPTS, 2, 24))
+
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.advance(ALL, stop)
+    assert len(engine.unfinished()) == 5
+    assert len(engine.advance(ALL, lambda _: None)) == 5

@@ -1,0 +1,189 @@
+"""Which sequences an engine is decoding: those that wait for a slot, those in one, and the groups that are complete.
+
+Bookkeeping on the host, without tensors; the tensors of the slots are in batch_state.py.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from tinyzero_trainer.rollout.engine import Group
+from tinyzero_trainer.types import Generation
+
+Sampled = Sequence[tuple[list[int], list[float] | None, bool]]
+"""Of each slot: the tokens sampled in it, their log-probabilities, and whether an end token is the last."""
+
+
+@dataclass(slots=True)
+class Decoded:
+    """A completion on its way."""
+
+    group: Group
+    sample: int
+    """Its place in the group."""
+
+    so_far: Generation
+    """What was sampled before it entered its slot."""
+
+    slot: int = -1
+    entered: int = 0
+    """Number of decoding steps before it entered."""
+
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """Versions of the weights since it entered, each with the number of its first token; empty = not recorded."""
+
+    @property
+    def begun(self) -> int:
+        """Tokens that it had when it entered."""
+        return len(self.so_far.token_ids)
+
+    @property
+    def context(self) -> list[int]:
+        """What is read before the next token is sampled."""
+        return self.group.prompt + self.so_far.token_ids
+
+    def with_sampled(self, tokens: list[int], logprobs: list[float] | None, finished: bool) -> Generation:
+        """The completion with what was sampled in its slot."""
+        before, end = self.so_far, self.begun + len(tokens)
+        versions, stops = list(before.versions), [start for _, start in self.versions[1:]] + [end]
+        for (version, start), stop in zip(self.versions, stops, strict=False):  # a stop alone without versions
+            count = min(stop, end) - start
+            if count > 0 and versions and versions[-1][0] == version:
+                versions[-1] = (version, versions[-1][1] + count)
+            elif count > 0:
+                versions.append((version, count))
+        joined = None if logprobs is None else [*(before.logprobs or ()), *logprobs]
+        return Generation(before.token_ids + tokens, joined, finished, tuple(versions))
+
+
+class Decoding:
+    """The groups that were submitted and not taken, and what is in which slot."""
+
+    def __init__(self, groups: Iterable[Group] = ()) -> None:
+        self.waiting, self.active = deque[Decoded](), list[Decoded]()
+        self.steps = 0
+        """Decoding steps so far."""
+
+        self._groups, self._complete = dict[int, Group](), list[Group]()
+        self._free, self._next_limit = list[int](), 0
+        self._reads = list[tuple[list[Decoded], Callable[[], Sampled]]]()
+        self.add(groups)
+
+    def add(self, groups: Iterable[Group]) -> None:
+        """Submit groups."""
+        for group in groups:
+            self._groups[group.number] = group
+            if group.complete:
+                self._complete.append(group)
+            self.waiting.extend(
+                Decoded(group, sample, completion)
+                for sample, completion in enumerate(group.completions)
+                if not group.is_complete(completion)
+            )
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether something waits or is active."""
+        return bool(self.waiting or self.active)
+
+    def set_slots(self, slots: int) -> None:
+        """Nothing is in a slot, of which there are so many; steps are counted from here."""
+        self._free, self.steps = list(range(slots)), 0
+
+    def next_size(self) -> int:
+        """How many of the next group wait."""
+        group = self.waiting[0].group if self.waiting else None
+        return next((i for i, other in enumerate(self.waiting) if other.group is not group), len(self.waiting))
+
+    def next_to_enter(self, least: int) -> list[Decoded]:
+        """Those that enter slots now: whole groups, so that their prompts are read once, in at least `least` slots."""
+        free, entering = len(self._free), list[Decoded]()
+        if self.active and free < least:
+            return []
+        while self.waiting and free:
+            size = self.next_size()
+            if size > free and (entering or self.active):
+                break
+            size = min(size, free)
+            entering += [self.waiting.popleft() for _ in range(size)]
+            free -= size
+        return entering
+
+    def enter(self, entering: Sequence[Decoded], version: int | None) -> list[int]:
+        """Give each a slot, where weights of this version sample it (None = not recorded); the slots."""
+        for decoded in entering:
+            decoded.slot, decoded.entered = self._free.pop(0), self.steps
+            decoded.versions = [] if version is None else [(version, decoded.begun)]
+        self._set_active([*self.active, *entering])
+        return [decoded.slot for decoded in entering]
+
+    def _set_active(self, active: list[Decoded]) -> None:
+        self.active = active
+        self._next_limit = min((self.steps + each.group.max_tokens - self.count(each) for each in active), default=0)
+
+    def count(self, decoded: Decoded) -> int:
+        """Tokens sampled of an active one so far, including those past its end."""
+        return decoded.begun + 1 + self.steps - decoded.entered
+
+    def mark(self, version: int) -> None:
+        """From now on, tokens are sampled by other weights."""
+        for decoded in self.active:
+            decoded.versions.append((version, self.count(decoded)))
+
+    def at_limit(self) -> set[int]:
+        """Slots of the active ones that are as long as they may be."""
+        if self.steps < self._next_limit:
+            return set()
+        return {decoded.slot for decoded in self.active if self.count(decoded) >= decoded.group.max_tokens}
+
+    def leave(self, slots: set[int], read: Callable[[Sequence[Decoded]], Callable[[], Sampled]]) -> list[int]:
+        """Free these slots, whose content `read` begins to copy; the places of the others among the active."""
+        leaving = [decoded for decoded in self.active if decoded.slot in slots]
+        kept = [place for place, decoded in enumerate(self.active) if decoded.slot not in slots]
+        self._reads.append((leaving, read(leaving)))
+        self._free = sorted([*self._free, *slots])
+        self._set_active([self.active[place] for place in kept])
+        return kept
+
+    def settle(self, pending: int = 0) -> int:
+        """Record what was sampled in the slots that were freed, but for the last `pending` reads; how many it was."""
+        count = 0
+        while len(self._reads) > pending:
+            decoded, sampled = self._reads.pop(0)
+            self._record(decoded, sampled())
+            count += len(decoded)
+        return count
+
+    def _record(self, decoded: Sequence[Decoded], sampled: Sampled) -> None:
+        for each, values in zip(decoded, sampled, strict=True):
+            before = self._groups[each.group.number]
+            completions = list(before.completions)
+            completions[each.sample] = each.with_sampled(*values)
+            after = self._groups[before.number] = replace(before, completions=tuple(completions))
+            if after.complete:
+                self._complete.append(after)
+
+    def take(self) -> list[Group]:
+        """The groups that have become complete since the last time."""
+        complete, self._complete = self._complete, []
+        for group in complete:
+            del self._groups[group.number]
+        return complete
+
+    def suspend(self, read: Callable[[Sequence[Decoded]], Callable[[], Sampled]]) -> None:
+        """Let all active ones wait again, in the order of their groups, with what is sampled."""
+        groups = self.snapshot(read)
+        self.waiting, self._groups, self._complete = deque(), {}, []
+        self._set_active([])
+        self.add(groups)
+
+    def snapshot(self, read: Callable[[Sequence[Decoded]], Callable[[], Sampled]]) -> list[Group]:
+        """All groups not taken, as far as they are sampled, in order."""
+        self.settle()
+        groups = dict(self._groups)
+        if self.active:
+            for each, values in zip(self.active, read(self.active)(), strict=True):
+                completions = list(groups[each.group.number].completions)
+                completions[each.sample] = each.with_sampled(*values)
+                groups[each.group.number] = replace(groups[each.group.number], completions=tuple(completions))
+        return sorted(groups.values(), key=lambda group: group.number)
