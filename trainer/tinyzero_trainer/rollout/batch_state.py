@@ -92,7 +92,11 @@ class BatchState:
             for each in entering
         ]
         table = torch.tensor(of_slots).T
-        starts = torch.cat([_streams_of(each) for each in entering])
+        starts = torch.empty(len(entering), dtype=torch.long)
+        for seed in {each.group.seed for each in entering}:
+            places = [place for place, each in enumerate(entering) if each.group.seed == seed]
+            rows = [entering[place].row for place in places]
+            starts[places] = streams(seed, torch.tensor(rows))
         slots, positions, counts, lengths, starts = to_device(torch.cat([table, starts[None]]), self.slot_ids.device)
         for tensor, values in (
             (self.positions, positions),
@@ -160,11 +164,6 @@ def copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
         return copy
 
     return result
-
-
-def _streams_of(decoded: Decoded) -> Tensor:
-    group = decoded.group
-    return streams(group.seed, torch.tensor([group.first * len(group.completions) + decoded.sample]))
 
 
 def _sampled(begun: Sequence[int], ends: Callable[[], Tensor], copies: Sequence[Callable[[], Tensor]]) -> Sampled:

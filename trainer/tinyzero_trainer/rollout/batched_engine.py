@@ -125,7 +125,8 @@ class BatchedEngine(StreamingEngine, ABC):
             due = (decoding.steps + 1) % self.check_every == 0
         slots = decoding.at_limit()
         if due and (finished := self._finished()) is not None:
-            slots |= {decoded.slot for decoded in decoding.active if finished[decoded.slot]}
+            ended = finished.tolist()  # reading the tensor's elements one by one would take longer than the steps
+            slots |= {decoded.slot for decoded in decoding.active if ended[decoded.slot]}
         if slots:
             kept = decoding.leave(slots, self._read)
             if decoding.active:

@@ -29,6 +29,9 @@ class Decoded:
     entered: int = 0
     """Number of decoding steps before it entered."""
 
+    limit: int = 0
+    """Number of decoding steps after which it is as long as it may be."""
+
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Versions of the weights since it entered, each with the number of its first token; empty = not recorded."""
 
@@ -36,6 +39,11 @@ class Decoded:
     def begun(self) -> int:
         """Tokens that it had when it entered."""
         return len(self.so_far.token_ids)
+
+    @property
+    def row(self) -> int:
+        """Its index among all completions of its seed, which its random numbers depend on."""
+        return self.group.first * len(self.group.completions) + self.sample
 
     @property
     def context(self) -> list[int]:
@@ -65,7 +73,8 @@ class Decoding:
         """Decoding steps so far."""
 
         self._groups, self._complete = dict[int, Group](), list[Group]()
-        self._free, self._next_limit = list[int](), 0
+        self._free = list[int]()
+        self._next_limit = 0  # no active one has an earlier `limit`
         self._reads = list[tuple[list[Decoded], Callable[[], Sampled]]]()
         self.add(groups)
 
@@ -113,13 +122,12 @@ class Decoding:
         """Give each a slot, where weights of this version sample it (None = not recorded); the slots."""
         for decoded in entering:
             decoded.slot, decoded.entered = self._free.pop(0), self.steps
+            decoded.limit = self.steps + decoded.group.max_tokens - decoded.begun - 1
             decoded.versions = [] if version is None else [(version, decoded.begun)]
-        self._set_active([*self.active, *entering])
+        earliest = min([decoded.limit for decoded in entering], default=self._next_limit)
+        self._next_limit = min(self._next_limit, earliest) if self.active else earliest
+        self.active = [*self.active, *entering]
         return [decoded.slot for decoded in entering]
-
-    def _set_active(self, active: list[Decoded]) -> None:
-        self.active = active
-        self._next_limit = min((self.steps + each.group.max_tokens - self.count(each) for each in active), default=0)
 
     def count(self, decoded: Decoded) -> int:
         """Tokens sampled of an active one so far, including those past its end."""
@@ -132,9 +140,12 @@ class Decoding:
 
     def at_limit(self) -> set[int]:
         """Slots of the active ones that are as long as they may be."""
-        if self.steps < self._next_limit:
+        if self.steps < self._next_limit or not self.active:
             return set()
-        return {decoded.slot for decoded in self.active if self.count(decoded) >= decoded.group.max_tokens}
+        reached = {decoded.slot for decoded in self.active if decoded.limit <= self.steps}
+        if not reached:  # those of the earliest limit have ended before it
+            self._next_limit = min(decoded.limit for decoded in self.active)
+        return reached
 
     def leave(self, slots: set[int], read: Callable[[Sequence[Decoded]], Callable[[], Sampled]]) -> list[int]:
         """Free these slots, whose content `read` begins to copy; the places of the others among the active."""
@@ -142,7 +153,7 @@ class Decoding:
         kept = [place for place, decoded in enumerate(self.active) if decoded.slot not in slots]
         self._reads.append((leaving, read(leaving)))
         self._free = sorted([*self._free, *slots])
-        self._set_active([self.active[place] for place in kept])
+        self.active = [self.active[place] for place in kept]
         return kept
 
     def settle(self, pending: int = 0) -> int:
@@ -174,7 +185,7 @@ class Decoding:
         """Let all active ones wait again, in the order of their groups, with what is sampled."""
         groups = self.snapshot(read)
         self.waiting, self._groups, self._complete = deque(), {}, []
-        self._set_active([])
+        self.active = []
         self.add(groups)
 
     def snapshot(self, read: Callable[[Sequence[Decoded]], Callable[[], Sampled]]) -> list[Group]:
