@@ -1,8 +1,10 @@
 """Why a run cannot reach Ray."""
 
 import builtins
+from typing import NoReturn
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from tests.trainer.doctor.test_cluster_checks import MISMATCH
@@ -39,3 +41,28 @@ def test_the_reason_is_one_line(error: str, text: str, words: str, monkeypatch: 
     ):
         pass
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_what_was_started_of_a_ray_that_could_not_be_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray._private.node import Node
+
+    def time_out(node: Node) -> NoReturn:
+        """As where its raylet was killed, without the 30 seconds that Ray waits for it."""
+        started.update({child: child.name() for child in psutil.Process().children(recursive=True)})
+        raise Exception("The current node timed out during startup. This could happen")  # noqa: TRY002
+
+    started = dict[psutil.Process, str]()
+    ray.shutdown()  # another test of this process may have started it
+    before = psutil.Process().children(recursive=True)
+    monkeypatch.setattr(Node, "start_ray_processes", time_out)
+    with (
+        pytest.raises(RayError, match=r"^Ray cannot be started: The current node timed out"),
+        placement_group(RayConfig(), [{"CPU": 1}]),
+    ):
+        pass
+    ours = {process: name for process, name in started.items() if process not in before}
+    assert "gcs_server" in ours.values()
+    psutil.wait_procs(ours, timeout=60)
+    assert not any(process.is_running() for process in ours)

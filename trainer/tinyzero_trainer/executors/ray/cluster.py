@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from traceback import walk_tb
 from typing import Any, cast
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -154,6 +155,7 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             **quiet,
         )
     except Exception as error:  # a bare one where a process of Ray dies while it starts
+        _end_unfinished(ray, error)
         reason = in_one_line(str(error))
         if config.address is None:
             raise RayError(f"Ray cannot be started: {reason}") from error
@@ -162,6 +164,13 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             "reason; `ray start` prints the address, and if it runs with RAY_AUTH_MODE=token, set that here too, with "
             "the same RAY_AUTH_TOKEN"
         ) from error
+
+
+def _end_unfinished(ray: Any, error: Exception) -> None:
+    """End what has been started of a Ray that could not be: Ray has no other reference to it than in this traceback."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if isinstance(node := frame.f_locals.get("self"), ray._private.node.Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=True)
 
 
 def check_address(address: str | None) -> None:
