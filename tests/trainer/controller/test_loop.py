@@ -371,16 +371,32 @@ def test_a_finished_run_can_be_lengthened(config, whole):
 
 
 @pytest.mark.slow
-def test_a_run_is_not_resumed_with_other_settings_or_without_its_metrics(config):
-    run = config(run__steps=2)
-    file = train(run).output / "metrics.jsonl"
+def test_a_run_is_not_resumed_with_other_settings(config):
+    train(config(run__steps=2))
     with pytest.raises(SettingsError, match=r"config\.toml has changed"):
         train(config(run__steps=2, optimizer__learning_rate=2e-3), resume=True)
-    rest = "".join(file.read_text().splitlines(keepends=True)[1:])
-    for damage in ("", "garbage\n"):
-        file.write_text(damage + rest)
-        with pytest.raises(TinyZeroError, match="lacks the line of step 0"):
-            train(run, resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "metrics.jsonl",
+    "metrics.jsonl is emptied, deleted or damaged, while the run goes on or before it is resumed",
+    made="its first lines are taken away during step 3, and again between two sessions",
+    seen="metrics.jsonl was cut short by another program: lines up to step 2 are lost; the run goes on…"
+    "metrics.jsonl lacks 3 lines up to step 4, the first of step 0; the run goes on without them",
+    kept="all that the model has learned, every other line, and what is written at the end of a run",
+)
+@pytest.mark.parametrize("damage", ["", "garbage\n"])
+def test_lost_lines_of_metrics_cost_nothing_else(config, whole, damage, monkeypatch, fault_row, capsys):
+    run = config(run__steps=4)
+    file = Path(run.run.output) / "metrics.jsonl"
+    with on_call(monkeypatch, TrainingStep, "take", 3, lambda: file.write_text(damage)):
+        train(run)
+    train(config(), resume=True)
+    fault_row.check(capsys.readouterr().err)
+    assert lines(file.parent)[-1] == lines(whole.output)[-1]
+    assert [row["step"] for row in lines(file.parent)] == [3, 4, 5]
+    assert_same_weights(file.parent, whole.output, STEPS)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from rich import filesize
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.console import plural
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.algorithms import rollout_correction
 from tinyzero_trainer.checkpoint import store
@@ -246,10 +246,12 @@ class Session:
     def _report(self, evaluation: HeldOutEvaluation, *, last: int) -> TrainResult:
         """Draw the curve and print what was reached."""
         run, workers, temperature = self.run, self.workers, self.recorded.eval.temperature
-        lines = {int(line["step"]): line for line in read_metrics(run.metrics)}
-        before, after = lines[0], lines[last]
+        lines = dict[int, dict[str, Any]]()
+        with suppress(DataError):  # which drawing the curve reports
+            lines = {int(line["step"]): line for line in read_metrics(run.metrics)}
+        before, after = lines.get(0, {}), lines.get(last, {})  # another program may have cut the file
         first, reached = held_out_accuracies(before), held_out_accuracies(after)
-        accuracy = {name: Change(first.get(name), reached[name]) for name in evaluation.prompts}
+        accuracy = {name: Change(first.get(name), reached[name]) for name in evaluation.prompts if name in reached}
         outcomes = [
             outcome_line(
                 name if len(accuracy) > 1 else None,
@@ -260,7 +262,7 @@ class Session:
             )
             for name, change in accuracy.items()
         ]
-        if HELD_OUT_LOSS in after:
+        if HELD_OUT_LOSS in before and HELD_OUT_LOSS in after:
             outcomes.insert(0, f"held-out loss: {before[HELD_OUT_LOSS]:.4f} -> {after[HELD_OUT_LOSS]:.4f}")
         try:
             plot_curve(run.metrics, run.curve, tasks=list(workers.tasks), model=workers.language_model.name)

@@ -170,7 +170,7 @@ def _end_unfinished(ray: Any, error: Exception) -> None:
     """End what has been started of a Ray that could not be: Ray has no other reference to it than in this traceback."""
     for frame, _ in walk_tb(error.__traceback__):
         if isinstance(node := frame.f_locals.get("self"), ray._private.node.Node):
-            node.kill_all_processes(check_alive=False, allow_graceful=True)
+            node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
 
 
 def check_address(address: str | None) -> None:
