@@ -13,6 +13,7 @@ import torch
 
 from tests.trainer.configurations import call
 from tests.trainer.runs import Configure, lines, short_run
+from tinyzero_trainer.cli.replay import _temporary_directory
 from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
@@ -216,3 +217,14 @@ def test_what_cannot_be_taken_again_ends_in_one_line(configure, warm_model, tmp_
         code, out, error = call(capsys, "replay", *words)
         assert (code, out) == (2, "")
         assert error.splitlines()[-1].startswith(expected.strip()), error
+
+
+def test_what_killed_replays_have_left_is_deleted_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with _temporary_directory() as in_use:
+        (tmp_path / "tinyzero-replay-killed").mkdir()
+        (tmp_path / "tinyzero-replay-killed/checkpoints").symlink_to(tmp_path / "elsewhere")
+        (tmp_path / "elsewhere").mkdir()
+        with _temporary_directory() as directory:
+            assert {*tmp_path.iterdir()} == {in_use, directory, tmp_path / "elsewhere"}
+    assert [*tmp_path.iterdir()] == [tmp_path / "elsewhere"]

@@ -361,6 +361,36 @@ def test_a_run_whose_directory_is_renamed_ends_in_one_line(fault_row, config, tm
 
 
 @pytest.mark.slow
+@pytest.mark.fault(
+    "directory",
+    "What is in a run's directory is deleted while it trains: checkpoints/, config.toml, or a file takes a place in it",
+    made="the first two are deleted during step 3, and completions/ becomes a file",
+    seen="warning: …completions…; the run goes on, and completions wait in memory until they can be written…"
+    "completions: …/completions (0 bytes); … files could not be written",
+    kept="all that comes after: the next checkpoint is whole, with the configuration, and the run can be resumed; "
+    "completions if their place is free again before the end",
+)
+def test_what_is_deleted_in_a_run_is_written_again(fault_row, config, whole, monkeypatch, capsys):
+    run = config(run__steps=4)
+    output = Path(run.run.output)
+
+    def delete() -> None:
+        shutil.rmtree(output / "checkpoints")
+        (output / "config.toml").unlink()
+        shutil.rmtree(output / "completions")
+        (output / "completions").touch()
+
+    with on_call(monkeypatch, TrainingStep, "take", 3, delete):
+        train(run)
+    printed = capsys.readouterr()
+    fault_row.check(printed.err + printed.out)
+    (output / "completions").unlink()
+    train(config(), resume=True)
+    assert lines(output) == lines(whole.output)
+    assert_same_weights(output, whole.output, STEPS)
+
+
+@pytest.mark.slow
 def test_a_finished_run_can_be_lengthened(config, whole):
     train(config("short", run__steps=2))
     longer = config("short")

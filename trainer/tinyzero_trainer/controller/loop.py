@@ -11,8 +11,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol, TypeVar
 
-from rich import filesize
-
 from tinyzero_sdk import Task
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import DataError, TinyZeroError
@@ -211,6 +209,9 @@ class Session:
             self.audit.drain()
         self.completions.write()
         self.log.flush()
+        if not self.run.config.exists():  # another program has deleted it, and nothing could resume the run
+            with suppress(RunDirectoryError):
+                self.run.save_config(self.recorded, _task_versions(self.workers))
         self.checkpointer.save(self.state, step.prefetched)
 
     def _save_or_wait(self, step: Step, *, is_due: bool) -> None:
@@ -269,11 +270,10 @@ class Session:
             curve = f"curve: {run.curve}"
         except TinyZeroError as error:  # a picture must not cost the result
             curve = f"no curve: {error}"
-        kept = f"completions: {run.completions} ({filesize.decimal(self.completions.size())})"
         model = f"model: {run.checkpoints / f'step_{last}'}"
         audited = [] if self.audit is None else self.audit.summary()
         look = f"look: tinyzero report {quote(str(run.path))}"
-        workers.display.done(*outcomes, *audited, curve, kept, model, look)
+        workers.display.done(*outcomes, *audited, curve, self.completions.summary(), model, look)
         return TrainResult(run.path, accuracy)
 
 

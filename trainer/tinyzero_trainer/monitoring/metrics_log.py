@@ -215,7 +215,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def plain_number(value: Any) -> int | float | None:
     """A number of any library as JSON can hold it; None for NaN and infinities."""
     number = value if isinstance(value, int) else float(value)
-    return number if math.isfinite(number) else None
+    return number if -math.inf < number < math.inf else None  # also for an integer that no float holds
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
