@@ -10,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from tinyzero_sdk.settings import build, read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import heldout_eval, loop
+from tinyzero_trainer.controller import checkpointer, heldout_eval, loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
@@ -362,6 +363,27 @@ def test_a_run_whose_directory_is_renamed_ends_in_one_line(fault_row, config, tm
 
 @pytest.mark.slow
 @pytest.mark.fault(
+    "disk",
+    "The disk has too little space for the checkpoints of a run",
+    made="it says that it has 1 MB free, before the run begins",
+    seen="warning: 2 checkpoints and the next take 2.1 MB more of the disk, which has 1.0 MB free; make room, choose "
+    "another --output, or keep fewer (checkpoint.keep=2)",
+    kept="everything: it is said before the first step, and that they take less is said as well",
+)
+def test_what_checkpoints_take_of_the_disk_is_said_before_the_first_step(fault_row, config, monkeypatch, capsys):
+    output = train(config(run__steps=1)).output
+    err = " ".join(capsys.readouterr().err.split())
+    said = err.index("2 checkpoints and the next take 2.1 MB more of the disk, which has ")
+    assert said < err.index("training: 1 step")
+    taken = sum(file.stat().st_size for file in (output / "checkpoints/step_1").rglob("*.safetensors"))
+    assert 0.9 * 2.1e6 < 3 * taken < 1.1 * 2.1e6
+    monkeypatch.setattr(checkpointer.shutil, "disk_usage", lambda _: Mock(free=1_000_000))
+    train(config("full", run__steps=1))
+    fault_row.check(capsys.readouterr().err)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
     "directory",
     "What is in a run's directory is deleted while it trains: checkpoints/, config.toml, or a file takes a place in it",
     made="the first two are deleted during step 3, and completions/ becomes a file",
@@ -386,7 +408,8 @@ def test_what_is_deleted_in_a_run_is_written_again(fault_row, config, whole, mon
     fault_row.check(printed.err + printed.out)
     (output / "completions").unlink()
     train(config(), resume=True)
-    assert lines(output) == lines(whole.output)
+    assert [row["step"] for row in lines(output)] == list(range(STEPS + 1))
+    assert lines(output)[-1] == lines(whole.output)[-1]
     assert_same_weights(output, whole.output, STEPS)
 
 
