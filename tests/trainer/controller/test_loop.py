@@ -22,8 +22,8 @@ from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller import checkpointer, heldout_eval, loop
+from tinyzero_trainer.controller import collector as collecting
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError, WorkerDiedError

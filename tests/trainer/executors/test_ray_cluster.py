@@ -51,7 +51,7 @@ def test_what_was_started_of_a_ray_that_could_not_be_is_ended(monkeypatch: pytes
     def time_out(node: Node) -> NoReturn:
         """As where its raylet was killed, without the 30 seconds that Ray waits for it."""
         started.update({child: child.name() for child in psutil.Process().children(recursive=True)})
-        raise Exception("The current node timed out during startup. This could happen")  # noqa: TRY002
+        raise Exception("The current node timed out during startup. This could happen")
 
     started = dict[psutil.Process, str]()
     ray.shutdown()  # another test of this process may have started it

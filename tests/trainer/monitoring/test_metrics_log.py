@@ -33,7 +33,9 @@ def test_numbers_come_back_exactly_and_nonfinite_ones_as_null(tmp_path_factory, 
     with MetricsLog(path, pytest.fail) as log:
         log.cut_after(-1)
         log.append(7, row)
-    expected = {name: None if value in (math.inf, -math.inf) or value != value else value for name, value in row.items()}
+    expected = {
+        name: None if value in (math.inf, -math.inf) or value != value else value for name, value in row.items()
+    }
     assert read_metrics(path) == [{"step": 7} | expected]
 
 

@@ -110,10 +110,8 @@ def status_of(path: Path) -> RunStatus:
             times[file] = file.stat().st_mtime
     drawn = times.pop(run.curve, 0.0)
     changed = max(times.values(), default=0.0)
-    if isinstance(steps, int):
-        is_finished = bool(saved) and saved[-1] >= steps
-    else:  # the plot is drawn at the end of a session
-        is_finished = bool(saved) and drawn >= changed
+    # Of a run in seconds: the plot is drawn at the end of a session.
+    is_finished = bool(saved) and (saved[-1] >= steps if isinstance(steps, int) else drawn >= changed)
     state: State = "finished" if is_finished else "stopped" if saved else "aborted"
     if fault:
         state = "unreadable"

@@ -184,8 +184,7 @@ class Session:
         except AuditAlarm as alarm:
             raise AuditAlarm(f"{alarm}; step {self.state.step:,} is saved; resume with: {command}") from None
         except WorkerDiedError as died:
-            newest = store.latest(self.run.checkpoints)
-            raise self._as_ended(died.with_resume_hint(None if newest is None else newest.step, command)) from None
+            raise self._with_resume_hint(died, command) from None
         except UpdateError as error:
             saved = ""
             if (newest := store.latest(self.run.checkpoints)) is not None:
@@ -198,6 +197,18 @@ class Session:
         except (MetricsError, store.CheckpointError) as error:
             resume = f"resume with: {command}" if any(store.sealed(self.run.checkpoints)) else "start again"
             raise self._as_ended(type(error)(f"{error}; once it can be written, {resume}")) from error
+        except TinyZeroError:
+            raise
+        except Exception as error:
+            try:
+                self.workers.check()
+            except WorkerDiedError as died:
+                raise self._with_resume_hint(died, command) from error
+            raise
+
+    def _with_resume_hint(self, died: WorkerDiedError, command: str) -> TinyZeroError:
+        newest = store.latest(self.run.checkpoints)
+        return self._as_ended(died.with_resume_hint(None if newest is None else newest.step, command))
 
     def _as_ended(self, error: TinyZeroError) -> TinyZeroError:
         """The error, with the exit code of the signal that asked the run to stop before it, if one has."""

@@ -165,7 +165,7 @@ class MetricsLog(ClosesOnExit):
             self._bytes: float = self._opened.st_size
 
     def _look_after_file(self, step: int) -> None:
-        """Go on in a new file if this one was deleted or replaced, but not if its directory was, and say what is lost."""
+        """Say what another program took away; go on in a new file if this one was deleted, but not its directory."""
         try:
             now = self.path.stat()
         except FileNotFoundError:
@@ -176,7 +176,9 @@ class MetricsLog(ClosesOnExit):
         if (now is not None and is_same and now.st_size >= self._bytes) or not self.path.parent.is_dir():
             return
         what = "cut short" if is_same else "deleted" if now is None else "replaced"
-        self._warn(f"{self.path} was {what} by another program: lines up to step {step - 1:,} are lost; the run goes on")
+        self._warn(
+            f"{self.path} was {what} by another program: lines up to step {step - 1:,} are lost; the run goes on"
+        )
         former = self._file
         try:
             self._open()

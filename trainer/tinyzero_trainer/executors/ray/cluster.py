@@ -6,14 +6,14 @@ import re
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from traceback import walk_tb
 from typing import Any, cast
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.distributed.parallel_dims import Resources
-from tinyzero_trainer.errors import WorkerDiedError
+from tinyzero_trainer.executors.ray.servers import check_servers, watched_servers
 from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
 
 OBJECT_STORE_BYTES = 2**30
@@ -52,7 +52,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
     """
     import torch  # late: `tinyzero doctor` uses this module where torch may be broken
 
-    ray = import_ray()
+    ray, stack = import_ray(), ExitStack()
     try:
         # Counted without initializing CUDA.
         if config.address is None and config.gpus > (here := torch.cuda.device_count()):
@@ -61,7 +61,8 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
                 "by --address"
             )
         start(config, bundles)
-        check_servers()
+        stack.enter_context(watched_servers(ray, config.timeout))
+        check_servers(ray)
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if not group.wait(RESOURCES_SECONDS):
             needed, free = _total(bundles), ray.available_resources()
@@ -71,8 +72,15 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
             more = f"; `tinyzero doctor --address {config.address}` shows what is free where" if config.address else ""
             raise RayError(f"Ray has too few free resources: the run needs {text}, and {there} are free{more}")
         yield group
-        ray.util.remove_placement_group(group)
+        with suppress(Exception):  # Ray itself may have ended, after the run
+            ray.util.remove_placement_group(group)
+    except TinyZeroError:
+        raise
+    except Exception:
+        check_servers(ray)  # what has died is the reason of whatever Ray raises
+        raise
     finally:
+        stack.close()
         ray.shutdown()
 
 
@@ -84,17 +92,6 @@ def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
     """
     if not (ray := import_ray()).is_initialized():
         _start(ray, config, bundles)
-
-
-def check_servers() -> None:
-    """Raise a WorkerDiedError if a server of the Ray that this process started has died.
-
-    Ray's client gives up its `gcs_server` after 10 seconds, and then ends this process by itself.
-    """
-    node = import_ray()._private.worker._global_node  # None: not connected; without processes: another one's Ray
-    for kind, process in [] if node is None else node.dead_processes():
-        if kind in ("gcs_server", "raylet"):
-            raise WorkerDiedError(f"Ray's {kind} (process {process.pid})", "has died", policy_intact=False)
 
 
 def gpu_there(config: RayConfig) -> TargetGpu | None:
