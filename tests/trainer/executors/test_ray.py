@@ -441,11 +441,11 @@ def test_a_server_of_ray_that_dies_ends_the_run_and_nothing_is_left(
     "F5",
     "A server of Ray hangs, and the run gets SIGTERM",
     made="SIGSTOP to the gcs_server or the raylet that the run has started, then SIGTERM to the run",
-    seen="stopped by SIGTERM …resume with: tinyzero train …",
-    kept="the newest step; the server is killed after 20 s (without a signal after `ray.timeout`), and nothing is left",
+    seen="resume",
+    kept="the newest step: the run ends within a minute (without a signal after `ray.timeout`), and nothing is left",
     code=143,
 )
-def test_a_server_of_ray_that_hangs_is_killed_and_nothing_is_left(
+def test_a_server_of_ray_that_hangs_ends_the_run_and_nothing_is_left(
     server: str, fault_row: Faults, folder: Path, tmp_path: Path
 ) -> None:
     more = {"model__path": str(folder / "model"), "rollout__num_engines": 1, "run__steps": 10_000}

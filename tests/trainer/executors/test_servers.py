@@ -1,6 +1,9 @@
-"""Servers of a Ray that hang are killed, with a Ray that is made up; the real ones are in test_ray.py."""
+"""Servers of a Ray that hang end what waits for them, with a Ray that is made up; the real ones are in test_ray.py."""
 
-from threading import Event, enumerate as threads
+import os
+import signal
+from threading import Event
+from threading import enumerate as threads
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +25,7 @@ class FakeRay:
             for number, kind in enumerate(SERVERS, 1)
         }
         node = SimpleNamespace(all_processes=processes, dead_processes=self._dead)
+        self.shutdown = lambda: None
         self._private = SimpleNamespace(worker=SimpleNamespace(_global_node=node))
         kv = SimpleNamespace(_internal_kv_get=lambda _: self._answer("gcs_server"))
         self.experimental = SimpleNamespace(internal_kv=kv)
@@ -53,50 +57,73 @@ def wait_until(condition: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "PING_SECONDS", 0.005)
-    monkeypatch.setattr(servers, "STOP_SECONDS", 0.02)
+def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """With which the process was ended; everything is quick."""
+    codes = list[int]()
+    servers._hung.clear()
+    for name, seconds in (("PING", 0.005), ("STOP", 0.02), ("GRACE", 0.2)):
+        monkeypatch.setattr(servers, f"{name}_SECONDS", seconds)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    return codes
 
 
 @pytest.mark.parametrize("kind", SERVERS)
-def test_a_server_that_hangs_is_killed_and_named(kind: str) -> None:
+def test_a_server_that_hangs_is_named_and_what_waits_for_it_is_ended(
+    kind: str, codes: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
     ray: Any = FakeRay()
     before = len(threads())
     with watched_servers(ray, timeout=0.05):
         wait_until(lambda: ray.pings > 3)
         check_servers(ray)
         ray.hangs[kind] = True
-        wait_until(lambda: ray.killed)
-        with pytest.raises(WorkerDiedError, match=rf"^Ray's {kind} \(process \d\) hangs: .* [\d.]+ s, and was killed; ray"):
+        wait_until(lambda: servers._hung)
+        with pytest.raises(
+            WorkerDiedError, match=rf"^Ray's {kind} \(process \d\) hangs: .* [\d.]+ s; ray\.timeout sets"
+        ):
             check_servers(ray)
-    assert ray.killed == [kind]
+        assert not ray.killed
+        wait_until(lambda: codes)
+    assert (ray.killed, codes) == (list(SERVERS), [2])
+    assert "--resume resumes the run" in capsys.readouterr().err
     assert len(threads()) == before
 
 
-@pytest.mark.parametrize("kind", SERVERS)
-def test_once_a_signal_asks_the_run_to_stop_a_server_has_less_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_a_signal_asks_the_run_to_stop_a_server_has_less_time(
+    monkeypatch: pytest.MonkeyPatch, codes: list[int]
+) -> None:
     ray: Any = FakeRay()
-    ray.hangs[kind] = True
+    ray.hangs["raylet"] = True
     with watched_servers(ray, timeout=1e9):
         Event().wait(0.05)
-        assert not ray.killed
-        monkeypatch.setattr(servers, "stop_requested", lambda: True)
-        wait_until(lambda: ray.killed)
+        assert not codes
+        monkeypatch.setattr(servers, "stop_requested", lambda: signal.SIGTERM)
+        wait_until(lambda: codes)
+    assert codes == [143]
 
 
-def test_one_that_hangs_at_the_end_does_not_keep_the_run() -> None:
+def test_one_that_hangs_at_the_end_does_not_keep_the_run(codes: list[int]) -> None:
     ray: Any = FakeRay()
-    before = len(threads())
     with watched_servers(ray, timeout=1e9):
-        ray.hangs["raylet"] = True
+        ray.hangs["gcs_server"] = True
         Event().wait(0.02)
-    assert ray.killed == ["raylet"]
-    assert len(threads()) == before
+    assert (ray.killed, codes) == (list(SERVERS), [2])
 
 
-def test_the_servers_of_a_cluster_are_not_this_runs_to_kill() -> None:
-    ray: Any = SimpleNamespace(_private=SimpleNamespace(worker=SimpleNamespace(_global_node=None)))
+def test_a_slow_end_of_a_server_that_answers_is_no_hang(codes: list[int]) -> None:
+    ray: Any = FakeRay()
+    ray.shutdown = lambda: Event().wait(0.5)
+    with watched_servers(ray, timeout=0.05):
+        pass
+    assert (ray.killed, codes) == ([], [])
+
+
+def test_the_servers_of_a_cluster_are_not_this_runs_to_end() -> None:
+    shut_down = list[bool]()
+    worker = SimpleNamespace(_global_node=None)
+    ray: Any = SimpleNamespace(_private=SimpleNamespace(worker=worker), shutdown=lambda: shut_down.append(True))
     before = len(threads())
     with watched_servers(ray, timeout=0.01):
         assert len(threads()) == before
         check_servers(ray)
+    assert shut_down == [True]

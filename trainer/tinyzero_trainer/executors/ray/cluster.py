@@ -81,7 +81,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
         raise
     finally:
         stack.close()
-        ray.shutdown()
+        ray.shutdown()  # where it was not watched yet
 
 
 def start(config: RayConfig, bundles: Sequence[Resources]) -> None:

@@ -1,5 +1,7 @@
 """Servers of a Ray that this process has started: whether they have died, and an end for one that hangs."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
@@ -16,47 +18,65 @@ PING_SECONDS = 5.0
 STOP_SECONDS = 20.0
 """Takes the place of `ray.timeout` once a signal has asked the run to stop: a scheduler soon kills it."""
 
+GRACE_SECONDS = 15.0
+"""For a run to end by itself once a server hangs."""
+
 _hung: dict[int, float] = {}
-"""By process, for how many seconds a server that was killed had not answered."""
+"""By process, for how many seconds a server that hangs has not answered."""
 
 
 def check_servers(ray: Any) -> None:
-    """Raise a WorkerDiedError if a server of the Ray that this process started has died, or was killed as it hung.
+    """Raise a WorkerDiedError if a server of the Ray that this process started has died or hangs.
 
     Ray's client gives up its `gcs_server` after 10 seconds, and then ends this process by itself.
     """
     node = ray._private.worker._global_node  # None: not connected; without processes: another one's Ray
     for kind, process in [] if node is None else node.dead_processes():
-        if kind in SERVERS:
-            end = "has died"
-            if (seconds := _hung.get(process.pid)) is not None:
-                end = f"hangs: it has not answered for {seconds:g} s, and was killed; ray.timeout sets how long it may"
-            raise WorkerDiedError(f"Ray's {kind} (process {process.pid})", end, policy_intact=False)
+        if kind in SERVERS and process.pid not in _hung:
+            raise WorkerDiedError(f"Ray's {kind} (process {process.pid})", "has died", policy_intact=False)
+    for kind, process in [] if node is None else _processes(node):
+        if (seconds := _hung.get(process.pid)) is not None:
+            raise WorkerDiedError(f"Ray's {kind} (process {process.pid})", _end(seconds), policy_intact=False)
 
 
 @contextmanager
 def watched_servers(ray: Any, timeout: float) -> Iterator[None]:
-    """Kill a server that does not answer for so many seconds.
+    """Shut Ray down at the end; end what waits for a server that does not answer for so many seconds.
 
-    Calls that wait for it do so inside Ray, for ever; they end as where it has died.
+    It would wait for ever, inside Ray.
+
+    The run first gets time to end by itself (`check_servers`). If it waits for the server, too, this process is ended,
+    as by a kill but with a last line: to kill the server instead would end it as well, by Ray and without one.
     """
     node = ray._private.worker._global_node
-    if node is None or not any(node.all_processes.get(kind) for kind in SERVERS):
-        yield
+    if node is None or not any(_processes(node)):
+        try:
+            yield
+        finally:
+            ray.shutdown()
         return
     watch = _Watch(ray, node, timeout)
     watch.start()
     try:
         yield
     finally:
-        watch.end()
+        watch.shut_down()
+
+
+def _processes(node: Any) -> Iterator[tuple[str, Any]]:
+    return ((kind, info.process) for kind in SERVERS for info in node.all_processes.get(kind, ()))
+
+
+def _end(seconds: float) -> str:
+    return f"hangs: it has not answered for {seconds:g} s; ray.timeout sets how long it may"
 
 
 class _Watch:
     """One thread pings, and may have to wait for ever; another one counts what is not answered."""
 
     def __init__(self, ray: Any, node: Any, timeout: float) -> None:
-        self._ray, self._node, self._timeout, self._over = ray, node, timeout, Event()
+        self._ray, self._node, self._timeout = ray, node, timeout
+        self._is_ending, self._over = Event(), Event()
         self._answers, self._pinged = 0, SERVERS[0]
         self._pinging, self._counting = (Thread(target=each, daemon=True) for each in (self._ping, self._count))
 
@@ -64,17 +84,18 @@ class _Watch:
         self._pinging.start()
         self._counting.start()
 
-    def end(self) -> None:
-        """End the pings, and with them a server that hangs now: Ray is not shut down while a thread is inside it."""
-        self._over.set()
-        self._pinging.join(STOP_SECONDS)
-        if self._pinging.is_alive():
-            self._kill(STOP_SECONDS)
-            self._pinging.join(STOP_SECONDS)
-        self._counting.join()
+    def shut_down(self) -> None:
+        """Shut Ray down, while no ping is inside it, and end the threads."""
+        self._is_ending.set()
+        self._pinging.join()
+        try:
+            self._ray.shutdown()
+        finally:
+            self._over.set()
+            self._counting.join()
 
     def _ping(self) -> None:
-        while not self._over.wait(PING_SECONDS):
+        while not self._is_ending.wait(PING_SECONDS):
             with suppress(Exception):  # one that has died is found elsewhere
                 self._pinged = "gcs_server"
                 self._ray.experimental.internal_kv._internal_kv_get(b"tinyzero")
@@ -85,13 +106,22 @@ class _Watch:
     def _count(self) -> None:
         missed, before = 0, -1
         while not self._over.wait(PING_SECONDS):
-            missed = missed + 1 if self._answers == before else 0
+            missed = missed + 1 if self._answers == before and self._pinging.is_alive() else 0
             before, seconds = self._answers, missed * PING_SECONDS
-            if seconds >= (min(self._timeout, STOP_SECONDS) if stop_requested() else self._timeout):
-                self._kill(seconds)
+            is_short = stop_requested() is not None or self._is_ending.is_set()
+            if seconds >= (min(self._timeout, STOP_SECONDS) if is_short else self._timeout):
+                self._end_what_waits(seconds)
                 return
 
-    def _kill(self, seconds: float) -> None:
-        for process in self._node.all_processes.get(self._pinged, ()):
-            _hung[process.process.pid] = seconds
-            process.process.kill()
+    def _end_what_waits(self, seconds: float) -> None:
+        hung = [process for kind, process in _processes(self._node) if kind == self._pinged]
+        _hung.update((process.pid, seconds) for process in hung)
+        if self._over.wait(GRACE_SECONDS):
+            return
+        name = f"Ray's {self._pinged} (process {', '.join(str(process.pid) for process in hung)})"
+        sys.stderr.write(f"error: {name} {_end(seconds)}; what waits for it was ended; --resume resumes the run\n")
+        sys.stderr.flush()
+        for processes in self._node.all_processes.values():
+            for info in processes:
+                info.process.kill()
+        os._exit(2 if (number := stop_requested()) is None else 128 + number)
