@@ -116,7 +116,7 @@ def kill_runs(context: Any, folder: Path, kills: int, changes: dict[str, Any], d
             if len(tally.faults) > 5:
                 return tally
         tally.faults += differences(run, whole)
-        print(f"{run.run.output}: done after {tally.victims.total()} kills, {len(tally.faults)} faults", flush=True)
+        print(f"{run.run.output}: done after {tally.victims.total()} kills", *tally.faults, sep="\n  ", flush=True)
     return tally
 
 

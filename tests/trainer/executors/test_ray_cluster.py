@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.doctor.test_cluster_checks import MISMATCH
 from tinyzero_trainer.config import RayConfig
-from tinyzero_trainer.executors.ray.cluster import RayError, check_address, placement_group
+from tinyzero_trainer.executors.ray.cluster import RayError, _start, check_address, placement_group, start
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.1:8265", "ray://x:1", "x", "x:y", "127.0.0.1:1"])
@@ -44,6 +44,20 @@ def test_the_reason_is_one_line(error: str, text: str, words: str, monkeypatch: 
 
 
 @pytest.mark.slow
+def test_a_ray_that_does_not_start_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init := Mock(side_effect=[Exception("The current node timed out"), None]))
+    start(RayConfig(), [{"CPU": 1}])
+    assert init.call_count == 2
+    init.side_effect = ValueError("not so")
+    with pytest.raises(RayError, match=r"^Ray cannot be started: not so$"):
+        start(RayConfig(), [{"CPU": 1}])
+    assert init.call_count == 4
+
+
+@pytest.mark.slow
 def test_what_was_started_of_a_ray_that_could_not_be_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
     from ray._private.node import Node
@@ -57,11 +71,8 @@ def test_what_was_started_of_a_ray_that_could_not_be_is_ended(monkeypatch: pytes
     ray.shutdown()  # another test of this process may have started it
     before = psutil.Process().children(recursive=True)
     monkeypatch.setattr(Node, "start_ray_processes", time_out)
-    with (
-        pytest.raises(RayError, match=r"^Ray cannot be started: The current node timed out"),
-        placement_group(RayConfig(), [{"CPU": 1}]),
-    ):
-        pass
+    with pytest.raises(RayError, match=r"^Ray cannot be started: The current node timed out"):
+        _start(ray, RayConfig(), [{"CPU": 1}])
     ours = {process: name for process, name in started.items() if process not in before}
     assert "gcs_server" in ours.values()
     psutil.wait_procs(ours, timeout=60)

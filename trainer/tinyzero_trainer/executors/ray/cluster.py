@@ -90,8 +90,14 @@ def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
     Raises:
         RayError: Ray cannot be reached or started.
     """
-    if not (ray := import_ray()).is_initialized():
+    if (ray := import_ray()).is_initialized():
+        return
+    try:
         _start(ray, config, bundles)
+    except RayError:
+        if config.address is not None:
+            raise
+        _start(ray, config, bundles)  # a busy machine may need longer than the 30 s that Ray waits for its raylet
 
 
 def gpu_there(config: RayConfig) -> TargetGpu | None:
