@@ -1,14 +1,16 @@
 """Servers of a Ray that this process has started: whether they have died, and an end for one that hangs."""
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import Any
 
 from tinyzero_trainer.errors import WorkerDiedError
-from tinyzero_trainer.utils.signals import stop_requested
+from tinyzero_trainer.utils.signals import SIGNALS, stop_requested
 
 SERVERS = ("gcs_server", "raylet")
 
@@ -55,12 +57,38 @@ def watched_servers(ray: Any, timeout: float) -> Iterator[None]:
         finally:
             ray.shutdown()
         return
-    watch = _Watch(ray, node, timeout)
-    watch.start()
+    with _arriving_signals() as arrived:
+        watch = _Watch(ray, node, timeout, arrived)
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.shut_down()
+
+
+@contextmanager
+def _arriving_signals() -> Iterator[Callable[[], int | None]]:
+    """The first signal that asks the run to stop, also while the main thread is inside Ray, where no handler runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield stop_requested
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    former = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    seen = list[int]()
+
+    def arrived() -> int | None:
+        with suppress(BlockingIOError):
+            seen.extend(number for number in os.read(reader, 4096) if number in SIGNALS)
+        return next(iter(seen), stop_requested())
+
     try:
-        yield
+        yield arrived
     finally:
-        watch.shut_down()
+        signal.set_wakeup_fd(former)
+        os.close(reader)
+        os.close(writer)
 
 
 def _processes(node: Any) -> Iterator[tuple[str, Any]]:
@@ -74,8 +102,8 @@ def _end(seconds: float) -> str:
 class _Watch:
     """One thread pings, and may have to wait for ever; another one counts what is not answered."""
 
-    def __init__(self, ray: Any, node: Any, timeout: float) -> None:
-        self._ray, self._node, self._timeout = ray, node, timeout
+    def __init__(self, ray: Any, node: Any, timeout: float, arrived: Callable[[], int | None]) -> None:
+        self._ray, self._node, self._timeout, self._arrived = ray, node, timeout, arrived
         self._is_ending, self._over = Event(), Event()
         self._answers, self._pinged = 0, SERVERS[0]
         self._pinging, self._counting = (Thread(target=each, daemon=True) for each in (self._ping, self._count))
@@ -108,7 +136,7 @@ class _Watch:
         while not self._over.wait(PING_SECONDS):
             missed = missed + 1 if self._answers == before and self._pinging.is_alive() else 0
             before, seconds = self._answers, missed * PING_SECONDS
-            is_short = stop_requested() is not None or self._is_ending.is_set()
+            is_short = self._arrived() is not None or self._is_ending.is_set()
             if seconds >= (min(self._timeout, STOP_SECONDS) if is_short else self._timeout):
                 self._end_what_waits(seconds)
                 return
@@ -124,4 +152,4 @@ class _Watch:
         for processes in self._node.all_processes.values():
             for info in processes:
                 info.process.kill()
-        os._exit(2 if (number := stop_requested()) is None else 128 + number)
+        os._exit(2 if (number := self._arrived()) is None else 128 + number)
