@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.faults import Faults
 from tests.trainer.configurations import call
 from tests.trainer.runs import Configure, lines, short_run
 from tinyzero_trainer.cli.replay import _temporary_directory
@@ -219,7 +220,17 @@ def test_what_cannot_be_taken_again_ends_in_one_line(configure, warm_model, tmp_
         assert error.splitlines()[-1].startswith(expected.strip()), error
 
 
-def test_what_killed_replays_have_left_is_deleted_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.fault(
+    "replay",
+    "`tinyzero replay` is killed",
+    made="a directory such as it leaves in /tmp lies beside that of one that is at work",
+    seen="",
+    kept="the run, which is only read; the next replay deletes what is left, links and no files of the run",
+    code=137,
+)
+def test_what_killed_replays_have_left_is_deleted_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault_row: Faults
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with _temporary_directory() as in_use:
         (tmp_path / "tinyzero-replay-killed").mkdir()
@@ -228,3 +239,4 @@ def test_what_killed_replays_have_left_is_deleted_by_the_next(tmp_path: Path, mo
         with _temporary_directory() as directory:
             assert {*tmp_path.iterdir()} == {in_use, directory, tmp_path / "elsewhere"}
     assert [*tmp_path.iterdir()] == [tmp_path / "elsewhere"]
+    fault_row.check("", 137)
