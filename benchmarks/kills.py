@@ -124,7 +124,7 @@ def kill_runs(context: Any, folder: Path, kills: int, changes: dict[str, Any], d
             if len(tally.faults) > 5:
                 return tally
         tally.faults += differences(run, whole)
-        print(f"{run.run.output}: done after {tally.victims.total()} kills, {len(tally.faults)} faults", flush=True)
+        print(f"{run.run.output}: done after {tally.victims.total()} kills", *tally.faults, sep="\n  ", flush=True)
     return tally
 
 
@@ -138,10 +138,10 @@ def session(
     while process.is_alive() and written(run) < target:
         time.sleep(0.002)
     process.join(dice.random() * (seconds[0] if target == first else 2 * seconds[1]))
-    everyone = [process.pid, *(other for other in marked() if other != process.pid)]
+    everyone, name = [process.pid, *(other for other in marked() if other != process.pid)], "nothing"
     if tally.victims.total() < kills and process.is_alive():
-        victim = psutil.Process(process.pid if dice.random() < 0.6 else dice.choice(everyone))
         with suppress(psutil.NoSuchProcess):
+            victim = psutil.Process(process.pid if dice.random() < 0.6 else dice.choice(everyone))
             name = "the trainer" if victim.pid == process.pid else title(victim)
             victim.kill()
             tally.victims[name] += 1
@@ -150,7 +150,9 @@ def session(
         tally.faults.append(f"{run.run.output}: hangs after the kill of {name}")
     if code != 0:
         tally.ended += 1
-    settle(tally, f"{run.run.output} after the kill of {name if code else 'none'}", before)
+        if name == "nothing":
+            tally.faults.append(f"{run.run.output}: ended by itself, exit code {code}")
+    settle(tally, f"{run.run.output} after the kill of {name}", before)
     return code
 
 

@@ -7,6 +7,7 @@ checks failed, 2 usage error, 70 internal error (`EX_SOFTWARE` of sysexits.h), 1
 import json
 import math
 import os
+import select
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,12 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.redaction import redact
 
 UNEXPECTED = 70  # exit code of an unexpected error
+
+PIECE_CHARACTERS = 1000
+"""No more bytes than a pipe that has room takes at once: a page."""
+
+STUCK_SECONDS = 5.0
+"""To wait for what reads the log, before a part of it is left out."""
 
 # No emoji: `:x:` in a message is the user's own text.
 stdout = Console(highlight=False, emoji=False)
@@ -71,15 +78,35 @@ def warn(message: str) -> None:
 
 
 class LogStream:
-    """A stream without keys of services that loses what cannot be written: a full disk costs a log, not the work."""
+    """A stream without keys of services that loses what cannot be written: a full disk costs a log, not the work.
+
+    Nor does a terminal that is paused (Ctrl-S) or a pipe that nobody reads, where writing would wait for ever.
+    """
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self._stream, self._is_stuck = stream, False
 
     def write(self, text: str) -> int:
+        redacted = redact(text)
         with suppress(OSError):
-            self._stream.write(redact(text))
+            for start in range(0, len(redacted), PIECE_CHARACTERS):
+                was_stuck = self._is_stuck
+                if not self._takes_more():
+                    break
+                note = "(output is missing here, since it was not read)\n" if was_stuck else ""
+                self._stream.write(note + redacted[start : start + PIECE_CHARACTERS])
+                self._stream.flush()  # what it keeps back could be more than fits
         return len(text)
+
+    def _takes_more(self) -> bool:
+        """Whether a piece can be written without waiting, now or within some seconds."""
+        try:
+            poll = select.poll()
+            poll.register(self._stream.fileno(), select.POLLOUT)
+        except (OSError, ValueError):  # not a file, or closed
+            return True
+        self._is_stuck = not poll.poll(0 if self._is_stuck else STUCK_SECONDS * 1000)
+        return not self._is_stuck
 
     def flush(self) -> None:
         with suppress(OSError):

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.controller import checkpointer, heldout_eval, loop
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import heldout_eval, loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
@@ -361,6 +362,58 @@ def test_a_run_whose_directory_is_renamed_ends_in_one_line(fault_row, config, tm
 
 
 @pytest.mark.slow
+@pytest.mark.fault(
+    "disk",
+    "The disk has too little space for the checkpoints of a run",
+    made="it says that it has 1 MB free, before the run begins",
+    seen="warning: 2 checkpoints and the next take 2.1 MB more of the disk, which has 1.0 MB free; make room, choose "
+    "another --output, or keep fewer (checkpoint.keep=2)",
+    kept="everything: it is said before the first step, and that they take less is said as well",
+)
+def test_what_checkpoints_take_of_the_disk_is_said_before_the_first_step(fault_row, config, monkeypatch, capsys):
+    output = train(config(run__steps=1)).output
+    err = " ".join(capsys.readouterr().err.split())
+    said = err.index("2 checkpoints and the next take 2.1 MB more of the disk, which has ")
+    assert said < err.index("training: 1 step")
+    taken = sum(file.stat().st_size for file in (output / "checkpoints/step_1").rglob("*.safetensors"))
+    assert 0.9 * 2.1e6 < 3 * taken < 1.1 * 2.1e6
+    monkeypatch.setattr(checkpointer.shutil, "disk_usage", lambda _: Mock(free=1_000_000))
+    train(config("full", run__steps=1))
+    fault_row.check(capsys.readouterr().err)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "directory",
+    "What is in a run's directory is deleted while it trains: checkpoints/, config.toml, or a file takes a place in it",
+    made="the first two are deleted during step 3, and completions/ becomes a file",
+    seen="warning: …completions…; the run goes on, and completions wait in memory until they can be written…"
+    "completions: …/completions (0 bytes); … files could not be written",
+    kept="all that comes after: the next checkpoint is whole, with the configuration, and the run can be resumed; "
+    "completions if their place is free again before the end",
+)
+def test_what_is_deleted_in_a_run_is_written_again(fault_row, config, whole, monkeypatch, capsys):
+    run = config(run__steps=4)
+    output = Path(run.run.output)
+
+    def delete() -> None:
+        shutil.rmtree(output / "checkpoints")
+        (output / "config.toml").unlink()
+        shutil.rmtree(output / "completions")
+        (output / "completions").touch()
+
+    with on_call(monkeypatch, TrainingStep, "take", 3, delete):
+        train(run)
+    printed = capsys.readouterr()
+    fault_row.check(printed.err + printed.out)
+    (output / "completions").unlink()
+    train(config(), resume=True)
+    assert [row["step"] for row in lines(output)] == list(range(STEPS + 1))
+    assert lines(output)[-1] == lines(whole.output)[-1]
+    assert_same_weights(output, whole.output, STEPS)
+
+
+@pytest.mark.slow
 def test_a_finished_run_can_be_lengthened(config, whole):
     train(config("short", run__steps=2))
     longer = config("short")
@@ -371,16 +424,32 @@ def test_a_finished_run_can_be_lengthened(config, whole):
 
 
 @pytest.mark.slow
-def test_a_run_is_not_resumed_with_other_settings_or_without_its_metrics(config):
-    run = config(run__steps=2)
-    file = train(run).output / "metrics.jsonl"
+def test_a_run_is_not_resumed_with_other_settings(config):
+    train(config(run__steps=2))
     with pytest.raises(SettingsError, match=r"config\.toml has changed"):
         train(config(run__steps=2, optimizer__learning_rate=2e-3), resume=True)
-    rest = "".join(file.read_text().splitlines(keepends=True)[1:])
-    for damage in ("", "garbage\n"):
-        file.write_text(damage + rest)
-        with pytest.raises(TinyZeroError, match="lacks the line of step 0"):
-            train(run, resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "metrics.jsonl",
+    "metrics.jsonl is emptied, deleted or damaged, while the run goes on or before it is resumed",
+    made="its first lines are taken away during step 3, and again between two sessions",
+    seen="metrics.jsonl was cut short by another program: lines up to step 2 are lost; the run goes on…"
+    "metrics.jsonl lacks 3 lines up to step 4, the first of step 0; the run goes on without them",
+    kept="all that the model has learned, every other line, and what is written at the end of a run",
+)
+@pytest.mark.parametrize("damage", ["", "garbage\n"])
+def test_lost_lines_of_metrics_cost_nothing_else(config, whole, damage, monkeypatch, fault_row, capsys):
+    run = config(run__steps=4)
+    file = Path(run.run.output) / "metrics.jsonl"
+    with on_call(monkeypatch, TrainingStep, "take", 3, lambda: file.write_text(damage)):
+        train(run)
+    train(config(), resume=True)
+    fault_row.check(capsys.readouterr().err)
+    assert lines(file.parent)[-1] == lines(whole.output)[-1]
+    assert [row["step"] for row in lines(file.parent)] == [3, 4, 5]
+    assert_same_weights(file.parent, whole.output, STEPS)
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ class FakeRay:
     """References are the results, done after a number of calls of `wait`; exceptions among them are raised."""
 
     exceptions = SimpleNamespace(RayError=FakeRayError, RayTaskError=TaskError)
+    _private = SimpleNamespace(worker=SimpleNamespace(_global_node=None))  # it is another process's
 
     def __init__(self, after: dict[Any, int]) -> None:
         self.after, self.waited = after, 0

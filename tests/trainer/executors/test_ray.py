@@ -431,6 +431,30 @@ def test_a_server_of_ray_that_dies_ends_the_run_and_nothing_is_left(
     assert set(os.listdir("/dev/shm")) <= memory
 
 
+@pytest.mark.nightly(reason="starts Ray twice more, and waits; every change tests the watch with a Ray that is made up")
+@pytest.mark.parametrize("server", ["gcs_server", "raylet"])
+@pytest.mark.fault(
+    "F5",
+    "A server of Ray hangs, and the run gets SIGTERM",
+    made="SIGSTOP to the gcs_server or the raylet that the run has started, then SIGTERM to the run",
+    seen="resume",
+    kept="the newest step: the run ends within a minute (without a signal after `ray.timeout`), and nothing is left",
+    code=143,
+)
+def test_a_server_of_ray_that_hangs_ends_the_run_and_nothing_is_left(
+    server: str, fault_row: Faults, folder: Path, tmp_path: Path
+) -> None:
+    more = {"model__path": str(folder / "model"), "rollout__num_engines": 1, "run__steps": 10_000}
+    run, memory = make_config(tmp_path, "run", **RANKS, **more), set(os.listdir("/dev/shm"))
+    with running(run) as process:
+        everyone = below(process, run, 2)
+        next(one for one in everyone if one.name() == server).suspend()
+        process.terminate()
+        output = ends(process, everyone, 143)
+    fault_row.check(output.strip().splitlines()[-1], process.returncode)
+    assert set(os.listdir("/dev/shm")) <= memory
+
+
 @pytest.mark.nightly(reason="starts Ray, and waits; every change tests the waits with a Ray that is made up")
 @pytest.mark.fault(
     "F5",

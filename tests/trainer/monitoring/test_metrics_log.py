@@ -11,7 +11,7 @@ from tinyzero_sdk.errors import DataError
 from tinyzero_trainer.monitoring import metrics_log
 from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog, held_out_key, read_metrics
 
-NUMBERS = st.floats() | st.integers(-(2**60), 2**60)
+NUMBERS = st.floats() | st.integers(-(2**60), 2**60) | st.just(10**400)
 ROW = st.dictionaries(st.text().filter(lambda name: name != "step"), NUMBERS, max_size=8)
 TORN = st.binary(max_size=9).filter(lambda line: b"\n" not in line)
 
@@ -33,7 +33,9 @@ def test_numbers_come_back_exactly_and_nonfinite_ones_as_null(tmp_path_factory, 
     with MetricsLog(path, pytest.fail) as log:
         log.cut_after(-1)
         log.append(7, row)
-    expected = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    expected = {
+        name: None if value in (math.inf, -math.inf) or value != value else value for name, value in row.items()
+    }
     assert read_metrics(path) == [{"step": 7} | expected]
 
 
@@ -86,16 +88,17 @@ def test_a_file_that_cannot_be_read_or_written_is_named(path, tmp_path):
 
 
 class FullDisk:
-    """Has room for so many bytes."""
+    """Has room for so many bytes of a file."""
 
-    def __init__(self, room):
-        self.room, self.content = room, b""
+    def __init__(self, path, room):
+        self.path, self.room = path, room
 
     def write(self, content):
         if not self.room:
             raise OSError(28, "No space left on device")
         size = min(self.room, len(content))
-        self.content += content[:size]
+        with self.path.open("ab") as file:
+            file.write(content[:size])
         self.room -= size
         return size
 
@@ -107,16 +110,15 @@ def test_lines_that_find_no_room_are_written_later_and_told_of_once(path):
     warnings = []
     with MetricsLog(path, warnings.append) as log:
         log._file.close()
-        log._file = FullDisk(20)
+        log._file = FullDisk(path, 20)
         for step in range(5):
             log.append(step, {"a": step / 3})
-        assert log._file.content == b'{"step": 0, "a": 0.0'
+        assert path.read_bytes() == b'{"step": 0, "a": 0.0'
         with pytest.raises(MetricsError, match=r"cannot write .*metrics\.jsonl: No space left on device$"):
             log.flush()
         assert len(warnings) == 1
         log._file.room = 10**6
         log.append(5, {"a": 5 / 3})
-        path.write_bytes(log._file.content)
     assert read_metrics(path) == [{"step": step, "a": step / 3} for step in range(6)]
 
 
@@ -124,8 +126,43 @@ def test_what_waits_for_room_is_bounded(path, monkeypatch):
     monkeypatch.setattr(metrics_log, "WAITING_BYTES", 99)
     with MetricsLog(path, [].append) as log:
         log._file.close()
-        log._file = FullDisk(0)
+        log._file = FullDisk(path, 0)
         for step in range(4):
             log.append(step, {"a": 1.0})
         with pytest.raises(MetricsError, match="No space left on device"):
             log.append(4, {"a": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("what", "harm"),
+    [
+        ("deleted", lambda path: path.unlink()),
+        ("cut short", lambda path: path.write_bytes(b"")),
+        ("replaced", lambda path: (path.unlink(), path.write_text(f"{' ' * 1000}\n"))),
+    ],
+)
+def test_lines_that_another_program_takes_away_are_told_of_and_later_ones_are_written(path, what, harm):
+    warnings = []
+    with MetricsLog(path, warnings.append) as log:
+        for step in range(6):
+            if step == 3:
+                harm(path)
+            log.append(step, {"a": step / 3})
+    assert warnings == [f"{path} was {what} by another program: lines up to step 2 are lost; the run goes on"]
+    rows = [line for line in path.read_text().splitlines() if line.strip()]
+    assert rows == [f'{{"step": {step}, "a": {step / 3}}}' for step in range(3, 6)]
+    with MetricsLog(path, warnings.append) as log:
+        log.cut_after(4)
+    assert warnings[1:] == [f"{path} lacks 3 lines up to step 4, the first of step 0; the run goes on without them"]
+    assert [row["step"] for row in read_metrics(path)] == [3, 4]
+
+
+def test_a_directory_in_place_of_the_file_costs_the_lines_alone(path):
+    warnings = []
+    with MetricsLog(path, warnings.append) as log:
+        log.append(0, {})
+        path.unlink()
+        path.mkdir()
+        log.append(1, {})
+        log.append(2, {})
+    assert warnings == [f"{path} was replaced by another program: lines up to step 0 are lost; the run goes on"]

@@ -291,24 +291,34 @@ def test_without_trackers_nothing_is_started(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_is_sent_once_more_whole(tmp_path, fake_wandb, monkeypatch, capsys):
+@pytest.mark.fault(
+    "metrics.jsonl",
+    "metrics.jsonl of a run that is sent holds null, a text, or a number that no float can hold",
+    made="each is in all lines, one of 401 digits in the last",
+    seen="40 steps recorded in wandb",
+    kept="all numbers of all lines",
+)
+def test_a_run_is_sent_once_more_whole(tmp_path, fake_wandb, monkeypatch, capsys, fault_row):
     monkeypatch.setattr(trackers, "MOST_WAITING", 5)
     fake_wandb()
     directory = tmp_path / "run"
     directory.mkdir()
     (directory / "config.toml").write_text('[log]\ntrackers = ["wandb"]\nproject = "p"\n')
     rows = [{"step": step, "loss": step / 2, "nothing": None, "text": "x"} for step in range(40)]
+    rows[-1]["huge"] = 10**400
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (directory / ".wandb-id").write_text("before")
     with pytest.raises(SystemExit, match="0"):
         main(["runs", "--send", str(directory)])
-    assert logged(directory) == [[step, {"loss": step / 2}] for step in range(40)]
+    *first, (last, numbers) = logged(directory)
+    assert first == [[step, {"loss": step / 2}] for step in range(39)]
+    assert (last, numbers) == (39, {"loss": 19.5, "huge": 10**400})
     assert (directory / ".wandb-id").read_text() != "before"
     fake_wandb("def init(**options): raise SystemExit(7)")
     with pytest.raises(SystemExit, match="1"):
         main(["runs", "--send", str(directory)])
     captured = capsys.readouterr()
-    assert "40 steps recorded in wandb" in captured.out
+    fault_row.check(captured.out)
     assert "SystemExit: 7; metrics.jsonl has everything" in captured.err
     (directory / "config.toml").write_text("")
     with pytest.raises(SystemExit, match="2"):

@@ -89,7 +89,11 @@ def find_runs(directory: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def status_of(path: Path) -> RunStatus:
-    """What a run directory holds now."""
+    """What a run directory holds now.
+
+    Raises:
+        OSError: it is being deleted.
+    """
     run = RunDirectory(path)
     config: Mapping[str, Any] = {}
     fault = None
@@ -100,12 +104,14 @@ def status_of(path: Path) -> RunStatus:
     steps, model, tasks = (get(config, key) for key in ("run.steps", "model.path", "tasks"))
     newest, evaluated, accuracy = _progress(run.metrics)
     saved = sorted(step for step, _ in store.sealed(run.checkpoints))
-    files = [file for file in (run.metrics, run.config) if file.exists()]
-    times = {file: file.stat().st_mtime for file in (*files, run.curve) if file.exists()}
-    if isinstance(steps, int):
-        is_finished = bool(saved) and saved[-1] >= steps
-    else:  # the plot is drawn at the end of a session
-        is_finished = bool(saved) and times.get(run.curve, 0.0) >= max(times[file] for file in files)
+    times = dict[Path, float]()
+    for file in (run.metrics, run.config, run.curve):
+        with suppress(FileNotFoundError):
+            times[file] = file.stat().st_mtime
+    drawn = times.pop(run.curve, 0.0)
+    changed = max(times.values(), default=0.0)
+    # Of a run in seconds: the plot is drawn at the end of a session.
+    is_finished = bool(saved) and (saved[-1] >= steps if isinstance(steps, int) else drawn >= changed)
     state: State = "finished" if is_finished else "stopped" if saved else "aborted"
     if fault:
         state = "unreadable"
@@ -125,7 +131,7 @@ def status_of(path: Path) -> RunStatus:
         alarms=audit_alarms(newest),
         checkpoints=tuple(saved),
         bytes={entry.name: _bytes(entry) for entry in sorted(path.iterdir())},
-        changed=max(times[file] for file in files),
+        changed=changed,
         resume=command if state in ("stopped", "aborted") else None,
         fault=fault,
     )
@@ -197,10 +203,11 @@ def _locked(path: Path) -> Iterator[RunDirectory]:
     if path.is_symlink() or not all((path / name).is_file() for name in (OWNER, "config.toml")):
         raise RunDirectoryError(f"{path} is not a run directory, so nothing in it is deleted")
     lock = FileLock(path / LOCK)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise RunDirectoryError(f"{path} is in progress; stop it first") from None
+    with errors_in_one_line(path):  # another process may have deleted it by now
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise RunDirectoryError(f"{path} is in progress; stop it first") from None
     try:
         yield RunDirectory(path)
     finally:

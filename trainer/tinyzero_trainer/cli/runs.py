@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,7 +62,11 @@ def runs(
             _send(path)
         return
     found = {run.resolve(): run for path in paths or [Path()] for run in run_status.find_runs(path)}
-    statuses = sorted(map(run_status.status_of, found.values()), key=lambda run: run.changed, reverse=True)
+    statuses = list["RunStatus"]()
+    for run in found.values():
+        with suppress(FileNotFoundError):  # deleted since it was found
+            statuses.append(run_status.status_of(run))
+    statuses.sort(key=lambda run: run.changed, reverse=True)
     if json:
         print_json([_as_json(run) for run in statuses])
     elif not statuses:

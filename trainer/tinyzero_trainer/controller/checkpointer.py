@@ -5,6 +5,7 @@ Atomic directories and their checksums are in checkpoint/.
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -152,6 +153,8 @@ class Checkpointer:
             "world_size": self.policy.world_size,
         }
         root, keep = self.run.checkpoints, self.config.checkpoint.keep
+        with suppress(OSError):  # a vanished run directory is not made again, one without checkpoints is of use
+            root.mkdir(exist_ok=True)
         with workers.display.activity("saving a checkpoint"):
             store.save(root, state.step, fill, meta=meta, keep=keep, expected_bytes=self._bytes())
         self._saved_step = state.step

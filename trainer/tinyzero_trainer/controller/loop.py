@@ -11,11 +11,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol, TypeVar
 
-from rich import filesize
-
 from tinyzero_sdk import Task
 from tinyzero_sdk.console import plural
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.algorithms import rollout_correction
 from tinyzero_trainer.checkpoint import store
@@ -191,8 +189,7 @@ class Session:
         except AuditAlarm as alarm:
             raise AuditAlarm(f"{alarm}; step {self.state.step:,} is saved; resume with: {command}") from None
         except WorkerDiedError as died:
-            newest = store.latest(self.run.checkpoints)
-            raise self._as_ended(died.with_resume_hint(None if newest is None else newest.step, command)) from None
+            raise self._with_resume_hint(died, command) from None
         except UpdateError as error:
             saved = ""
             if (newest := store.latest(self.run.checkpoints)) is not None:
@@ -205,6 +202,18 @@ class Session:
         except (MetricsError, store.CheckpointError) as error:
             resume = f"resume with: {command}" if any(store.sealed(self.run.checkpoints)) else "start again"
             raise self._as_ended(type(error)(f"{error}; once it can be written, {resume}")) from error
+        except TinyZeroError:
+            raise
+        except Exception as error:
+            try:
+                self.workers.check()
+            except WorkerDiedError as died:
+                raise self._with_resume_hint(died, command) from error
+            raise
+
+    def _with_resume_hint(self, died: WorkerDiedError, command: str) -> TinyZeroError:
+        newest = store.latest(self.run.checkpoints)
+        return self._as_ended(died.with_resume_hint(None if newest is None else newest.step, command))
 
     def _as_ended(self, error: TinyZeroError) -> TinyZeroError:
         """The error, with the exit code of the signal that asked the run to stop before it, if one has."""
@@ -216,6 +225,9 @@ class Session:
             self.audit.drain()
         self.completions.write()
         self.log.flush()
+        if not self.run.config.exists():  # another program has deleted it, and nothing could resume the run
+            with suppress(RunDirectoryError):
+                self.run.save_config(self.recorded, _task_versions(self.workers))
         self.checkpointer.save(self.state, step.prefetched, step.in_flight)
 
     def _save_or_wait(self, step: Step, *, is_due: bool) -> None:
@@ -251,10 +263,12 @@ class Session:
     def _report(self, evaluation: HeldOutEvaluation, *, last: int) -> TrainResult:
         """Draw the curve and print what was reached."""
         run, workers, temperature = self.run, self.workers, self.recorded.eval.temperature
-        lines = {int(line["step"]): line for line in read_metrics(run.metrics)}
-        before, after = lines[0], lines[last]
+        lines = dict[int, dict[str, Any]]()
+        with suppress(DataError):  # which drawing the curve reports
+            lines = {int(line["step"]): line for line in read_metrics(run.metrics)}
+        before, after = lines.get(0, {}), lines.get(last, {})  # another program may have cut the file
         first, reached = held_out_accuracies(before), held_out_accuracies(after)
-        accuracy = {name: Change(first.get(name), reached[name]) for name in evaluation.prompts}
+        accuracy = {name: Change(first.get(name), reached[name]) for name in evaluation.prompts if name in reached}
         outcomes = [
             outcome_line(
                 name if len(accuracy) > 1 else None,
@@ -265,18 +279,17 @@ class Session:
             )
             for name, change in accuracy.items()
         ]
-        if HELD_OUT_LOSS in after:
+        if HELD_OUT_LOSS in before and HELD_OUT_LOSS in after:
             outcomes.insert(0, f"held-out loss: {before[HELD_OUT_LOSS]:.4f} -> {after[HELD_OUT_LOSS]:.4f}")
         try:
             plot_curve(run.metrics, run.curve, tasks=list(workers.tasks), model=workers.language_model.name)
             curve = f"curve: {run.curve}"
         except TinyZeroError as error:  # a picture must not cost the result
             curve = f"no curve: {error}"
-        kept = f"completions: {run.completions} ({filesize.decimal(self.completions.size())})"
         model = f"model: {run.checkpoints / f'step_{last}'}"
         audited = [] if self.audit is None else self.audit.summary()
         look = f"look: tinyzero report {quote(str(run.path))}"
-        workers.display.done(*outcomes, *audited, curve, kept, model, look)
+        workers.display.done(*outcomes, *audited, curve, self.completions.summary(), model, look)
         return TrainResult(run.path, accuracy)
 
 

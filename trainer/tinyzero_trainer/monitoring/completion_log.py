@@ -8,15 +8,18 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rich import filesize
 from transformers import PreTrainedTokenizerBase
 
 from tinyzero_sdk import Task
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.files import replacing
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.seeds import derive_seed
@@ -122,9 +125,13 @@ class CompletionLog:
                 if int(path.stem.split("_")[1]) > step:
                     path.unlink(missing_ok=True)
 
-    def size(self) -> int:
-        """Bytes on disk."""
-        return sum(path.stat().st_size for path in self.directory.glob("*.parquet"))
+    def summary(self) -> str:
+        """Where they are and how many bytes; and how many files could not be written, at the end of a run."""
+        size, lost = 0, len(self._waiting)
+        with suppress(OSError):
+            size = sum(path.stat().st_size for path in self.directory.glob("*.parquet"))
+        text = f"completions: {self.directory} ({filesize.decimal(size)})"
+        return f"{text}; {plural(lost, 'file')} could not be written" if lost else text
 
     def _write_file(self, name: str, table: pa.Table) -> None:
         path = self.directory / f"{name}.parquet"

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.workers.process import ClosesOnExit
 
@@ -88,14 +89,13 @@ class MetricsError(TinyZeroError):
 class MetricsLog(ClosesOnExit):
     """Appends lines to `metrics.jsonl`; the operating system has each before `append` returns, unless it refuses it.
 
-    Such lines are written with the next; `warn` is told of the first. Methods other than `append` raise a
-    `MetricsError` if the file cannot be written.
+    Such lines are written with the next; `warn` is told of the first, and of lines that another program took away.
+    Methods other than `append` raise a `MetricsError` if the file cannot be written.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self.path, self._warn, self._waiting = path, warn, b""
-        with self._errors_in_one_line():
-            self._file = path.open("ab", buffering=0)
+        self._open()
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write one line: `step`, then the metrics by name. NaN and infinities, which JSON lacks, become null.
@@ -108,6 +108,7 @@ class MetricsLog(ClosesOnExit):
             MetricsError: too much is waiting.
         """
         row = {"step": step} | {name: plain_number(metrics[name]) for name in sorted(metrics)}
+        self._look_after_file(step)
         is_first = not self._waiting
         self._waiting += json.dumps(row).encode() + b"\n"
         try:
@@ -122,23 +123,25 @@ class MetricsLog(ClosesOnExit):
         """Write the lines that wait."""
         with self._errors_in_one_line():
             while self._waiting:  # a disk may have room for a part of a line
-                self._waiting = self._waiting[self._file.write(self._waiting) :]
+                written = self._file.write(self._waiting)
+                self._waiting = self._waiting[written:]
+                self._bytes += written
 
     def cut_after(self, step: int) -> int:
-        """Drop the lines past `step` and a line torn by a kill, when a run resumes from `step`; returns their number.
+        """Drop the lines past `step` and damaged ones, when a run resumes from `step`; returns their number.
+
+        A line up to `step` that is missing must not cost the run what it has learned: it is warned of.
 
         Raises:
-            MetricsError: a line up to `step` is missing or damaged, or the file cannot be rewritten.
+            MetricsError: the file cannot be rewritten.
         """
         lines = self.path.read_bytes().splitlines(keepends=True)
         rows = [(line, _parse(line)) for line in lines]
         kept = [line for line, row in rows if row is not None and row["step"] <= step]
         present = {row["step"] for _, row in rows if row is not None}
         if missing := set(range(step + 1)) - present:
-            raise MetricsError(
-                f"{self.path} lacks the line of step {min(missing):,}, but the run resumes from step {step:,}; "
-                "restore the file, or start a run in another --output"
-            )
+            lacks = f"lacks {plural(len(missing), 'line')} up to step {step:,}, the first of step {min(missing):,}"
+            self._warn(f"{self.path} {lacks}; the run goes on without them")
         if len(kept) == len(lines):
             return 0
         aside = self.path.with_name(f"{self.path.name}.tmp")
@@ -146,7 +149,7 @@ class MetricsLog(ClosesOnExit):
             aside.write_bytes(b"".join(kept))
             os.replace(aside, self.path)
             self._file.close()
-            self._file = self.path.open("ab", buffering=0)
+        self._open()
         return len(lines) - len(kept)
 
     def close(self) -> None:
@@ -154,6 +157,34 @@ class MetricsLog(ClosesOnExit):
         with suppress(MetricsError):  # a checkpoint that needs the lines was refused
             self.flush()
         self._file.close()
+
+    def _open(self) -> None:
+        with self._errors_in_one_line():
+            self._file = self.path.open("ab", buffering=0)
+            self._opened = os.fstat(self._file.fileno())
+            self._bytes: float = self._opened.st_size
+
+    def _look_after_file(self, step: int) -> None:
+        """Say what another program took away; go on in a new file if this one was deleted, but not its directory."""
+        try:
+            now = self.path.stat()
+        except FileNotFoundError:
+            now = None
+        except OSError:
+            return
+        is_same = now is not None and os.path.samestat(now, self._opened)
+        if (now is not None and is_same and now.st_size >= self._bytes) or not self.path.parent.is_dir():
+            return
+        what = "cut short" if is_same else "deleted" if now is None else "replaced"
+        self._warn(
+            f"{self.path} was {what} by another program: lines up to step {step - 1:,} are lost; the run goes on"
+        )
+        former = self._file
+        try:
+            self._open()
+            former.close()
+        except MetricsError:  # a directory in its place: the file that was deleted is still written to
+            self._opened, self._bytes = now or self._opened, -math.inf
 
     @contextmanager
     def _errors_in_one_line(self) -> Iterator[None]:
@@ -186,7 +217,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def plain_number(value: Any) -> int | float | None:
     """A number of any library as JSON can hold it; None for NaN and infinities."""
     number = value if isinstance(value, int) else float(value)
-    return number if math.isfinite(number) else None
+    return number if -math.inf < number < math.inf else None  # also for an integer that no float holds
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

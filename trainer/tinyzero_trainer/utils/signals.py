@@ -106,9 +106,9 @@ def catch_signals(report: Callable[[str], None] | None = None) -> Iterator[StopF
         _flags.remove(stop)
 
 
-def stop_requested() -> bool:
-    """Whether a signal has asked the run of this process to stop: for what waits far below its loop."""
-    return any(flag.requested for flag in _flags)
+def stop_requested() -> signal.Signals | None:
+    """The signal that has asked the run of this process to stop, if one has: for what waits far below its loop."""
+    return next((flag.signal for flag in _flags if flag.signal is not None), None)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tinyzero_sdk.errors import SettingsError
+
 
 def user_cache(name: str) -> str:
     """A directory of the user's cache, which may not exist yet."""
@@ -18,7 +20,14 @@ def set_torch_environment() -> None:
 
     Threads wait passively: active waiting makes a step ten times slower next to a busy process. Compiled kernels are
     kept in the user's cache, since torch's own place for them is /tmp.
+
+    Raises:
+        SettingsError: the current directory has been deleted, where torch would end the process without a reason.
     """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise SettingsError("the current directory has been deleted; change to one that exists") from None
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for variable, name in {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}.items():
         directory = Path(user_cache("compiled"), name).expanduser()

@@ -22,6 +22,7 @@ from tinyzero_trainer.executors.ray.cluster import RayError, import_ray, placeme
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import RemoteLearner, RemotePool, TrainerActors
 from tinyzero_trainer.executors.ray.reward_actor import RewardActor
+from tinyzero_trainer.executors.ray.servers import check_servers
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel
@@ -100,7 +101,16 @@ def build_ray_workers(
         try:
             ahead = config.rollout.max_async_level and config.rollout.engine == "vllm"
             engine_of_run = BatchStream(remote) if ahead else remote
-            yield Workers(run, language_model, engine_of_run, policy, critic, teacher, display)
+            yield Workers(
+                run,
+                language_model,
+                engine_of_run,
+                policy,
+                critic,
+                teacher,
+                display,
+                lambda: check_servers(import_ray()),
+            )
         finally:
             pool.kill_hung()
             remote.close()

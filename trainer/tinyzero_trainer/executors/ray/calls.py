@@ -10,8 +10,9 @@ from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
-from tinyzero_trainer.executors.ray.cluster import check_servers, import_ray
+from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.deaths import describe_death
+from tinyzero_trainer.executors.ray.servers import PING_SECONDS, STOP_SECONDS, check_servers
 from tinyzero_trainer.utils.signals import stop_requested
 
 GRACE_SECONDS = 15.0
@@ -20,14 +21,8 @@ GRACE_SECONDS = 15.0
 TICK_SECONDS = 0.2
 """Between two calls of `meanwhile` while actors work."""
 
-PING_SECONDS = 5.0
-"""Between two pings of an actor that works; a trainer that was suspended itself counts at most one as missed."""
-
 START_SECONDS = 600.0
 """For an actor's process to start: on a shared file system all of them import PyTorch at the same time."""
-
-STOP_SECONDS = 20.0
-"""Takes the place of `ray.timeout` once a signal has asked the run to stop: a scheduler soon kills it."""
 
 KILL_SECONDS = 30.0
 """For a process on another machine to be killed."""
@@ -82,7 +77,7 @@ def gather(
     pings = _Pings(ray, actors)
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, timeout=TICK_SECONDS)
-        check_servers()
+        check_servers(ray)
         hung = pings.unanswered(pending)
         pending = [reference for reference in pending if reference not in hung]
         for reference in [*done, *hung]:

@@ -6,13 +6,14 @@ import re
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from traceback import walk_tb
 from typing import Any, cast
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.distributed.parallel_dims import Resources
-from tinyzero_trainer.errors import WorkerDiedError
+from tinyzero_trainer.executors.ray.servers import check_servers, watched_servers
 from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
 
 OBJECT_STORE_BYTES = 2**30
@@ -51,7 +52,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
     """
     import torch  # late: `tinyzero doctor` uses this module where torch may be broken
 
-    ray = import_ray()
+    ray, stack = import_ray(), ExitStack()
     try:
         # Counted without initializing CUDA.
         if config.address is None and config.gpus > (here := torch.cuda.device_count()):
@@ -60,7 +61,8 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
                 "by --address"
             )
         start(config, bundles)
-        check_servers()
+        stack.enter_context(watched_servers(ray, config.timeout))
+        check_servers(ray)
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if not group.wait(RESOURCES_SECONDS):
             needed, free = _total(bundles), ray.available_resources()
@@ -70,9 +72,16 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
             more = f"; `tinyzero doctor --address {config.address}` shows what is free where" if config.address else ""
             raise RayError(f"Ray has too few free resources: the run needs {text}, and {there} are free{more}")
         yield group
-        ray.util.remove_placement_group(group)
+        with suppress(Exception):  # Ray itself may have ended, after the run
+            ray.util.remove_placement_group(group)
+    except TinyZeroError:
+        raise
+    except Exception:
+        check_servers(ray)  # what has died is the reason of whatever Ray raises
+        raise
     finally:
-        ray.shutdown()
+        stack.close()
+        ray.shutdown()  # where it was not watched yet
 
 
 def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
@@ -81,19 +90,14 @@ def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
     Raises:
         RayError: Ray cannot be reached or started.
     """
-    if not (ray := import_ray()).is_initialized():
+    if (ray := import_ray()).is_initialized():
+        return
+    try:
         _start(ray, config, bundles)
-
-
-def check_servers() -> None:
-    """Raise a WorkerDiedError if a server of the Ray that this process started has died.
-
-    Ray's client gives up its `gcs_server` after 10 seconds, and then ends this process by itself.
-    """
-    node = import_ray()._private.worker._global_node  # None: not connected; without processes: another one's Ray
-    for kind, process in [] if node is None else node.dead_processes():
-        if kind in ("gcs_server", "raylet"):
-            raise WorkerDiedError(f"Ray's {kind} (process {process.pid})", "has died", policy_intact=False)
+    except RayError:
+        if config.address is not None:
+            raise
+        _start(ray, config, bundles)  # a busy machine may need longer than the 30 s that Ray waits for its raylet
 
 
 def gpu_there(config: RayConfig) -> TargetGpu | None:
@@ -154,6 +158,7 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             **quiet,
         )
     except Exception as error:  # a bare one where a process of Ray dies while it starts
+        _end_unfinished(ray, error)
         reason = in_one_line(str(error))
         if config.address is None:
             raise RayError(f"Ray cannot be started: {reason}") from error
@@ -162,6 +167,13 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             "reason; `ray start` prints the address, and if it runs with RAY_AUTH_MODE=token, set that here too, with "
             "the same RAY_AUTH_TOKEN"
         ) from error
+
+
+def _end_unfinished(ray: Any, error: Exception) -> None:
+    """End what has been started of a Ray that could not be: Ray has no other reference to it than in this traceback."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if isinstance(node := frame.f_locals.get("self"), ray._private.node.Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
 
 
 def check_address(address: str | None) -> None:
