@@ -99,6 +99,16 @@ def test_gradients_that_add_up_are_in_one_block(toy_model: LanguageModel, monkey
     assert not blocks(policy)
 
 
+def test_a_weight_that_nothing_uses_is_not_decayed(toy_model: LanguageModel) -> None:
+    model = copy.deepcopy(toy_model.model)
+    model.spare = nn.Linear(3, 5)
+    spare = model.spare.weight.detach().clone()
+    policy = make_policy(replace(toy_model, model=model), Case(), PLAIN)
+    policy.update(shared_batch(toy_model), NOW)
+    weights = dict(policy.language_model.model.named_parameters())
+    assert torch.equal(local_shard(weights["spare.weight"]), spare)
+
+
 def test_what_one_rank_sends_is_what_it_receives(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     given = list[torch.Tensor]()
     allocate = _OwnGradients.allocate

@@ -119,8 +119,11 @@ def test_the_task_completes_the_problems_of_a_data_file(read: Read, toy_task: st
 def test_problems_as_their_authors_publish_them_are_completed(read: Read) -> None:
     tasks = {"gsm8k": {"task": "gsm8k", "options": {"source": "synthetic"}}}
     rows = [{"question": "How many?", "answer": "1 + 1 = <<1+1=2>>2\n#### 2"}]
-    ((prompt, completion),) = texts(read(rows, tasks=tasks))
-    assert ("How many?" in prompt, completion.endswith("<answer>2</answer>")) == (True, True)
+    by_verl = {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "How many? Let's think."}]}
+    by_verl |= {"reward_model": {"style": "rule", "ground_truth": "2"}, "extra_info": {"split": "train", **rows[0]}}
+    for row in (*rows, by_verl):
+        ((prompt, completion),) = texts(read([row], tasks=tasks))
+        assert ("How many?" in prompt, completion.endswith("<answer>2</answer>")) == (True, True)
     with pytest.raises(DataError, match=r"rows\.jsonl:1: .*solve.*'answer'"):
         read([{"prompt": "How many?", "ground_truth": "2"}], tasks=tasks)
 
@@ -293,9 +296,11 @@ def test_the_held_out_loss_is_of_other_problems_or_another_file(read: Read, tmp_
     assert 30 < len(held_out) < 70
     assert held_out | {completion for _, completion in texts(examples)} == set(map(str, range(200)))
     assert len(texts(examples)) == 200 - len(held_out)
-    examples = read(rows, test_path=write(tmp_path / "test.jsonl", rows[:3]))
+    examples = read(rows[3:], test_path=write(tmp_path / "test.jsonl", rows[:3]))
     assert [example.text for example in examples.held_out(2)] == ["0", "1"]
-    assert len(texts(examples)) == 200
+    assert len(texts(examples)) == 197
+    with pytest.raises(DataError, match=r"1 problem to learn from and held out as well, such as .*:2 and .*:3; remove"):
+        read([rows[0], *rows[2:]], test_path=write(tmp_path / "test.jsonl", [rows[1], rows[1], rows[2]]))
 
 
 def test_an_example_that_is_too_long_is_tokenized_once(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,9 @@ class ExampleFile:
         self._seed = config.run.seed
         self._test_fraction, self._eval_problems = config.data.test_fraction, config.eval.num_problems
         of_loss = learned and config.data.test_path is None
+        self._compares = config.data.test_path is not None
         places: dict[bool, array[int]] = {True: array("q"), False: array("q")}
+        self._problems = dict[int, int]()  # the row of each, by the hash of its key or of its prompt
         for row, turn, key in self._find(config.data.max_per_problem):
             held_out = of_loss and split_of_key(f"held-out loss of {key}", self._test_fraction) == "test"
             places[held_out].extend((row, turn))
@@ -90,6 +92,13 @@ class ExampleFile:
         self.held_out = (self, for_loss)  # a file, and the places in it
         if learned and config.data.test_path is not None:
             test = ExampleFile(config.data.test_path, config, tasks, learned=False)
+            if both := self._problems.keys() & test._problems.keys():
+                first, other = (file._rows.place(file._problems[min(both)]) for file in (self, test))
+                raise DataError(
+                    f"{plural(len(both), 'problem')} to learn from and held out as well, such as {first} and {other}; "
+                    "remove them from one"
+                )
+            self._problems, test._problems = {}, {}
             self.held_out, self.first_chat = (test, test.places), self.first_chat or test.first_chat
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -123,8 +132,10 @@ class ExampleFile:
         """What the task writes for a row's problem."""
         try:
             return demonstration(self._tasks[task], item, derive_seed("demonstration", self._seed, index))
-        except BrokenTaskError as error:  # the row lacks a column that the task's own problems have
-            raise DataError(f"{self._rows.place(index)}: {error}") from error
+        except BrokenTaskError as error:
+            raise DataError(
+                f"{self._rows.place(index)}: {error}; a problem needs the ground truth and columns of the task's own"
+            ) from error
 
     def _find(self, max_per_problem: int) -> Iterator[tuple[int, int, str]]:
         """Row, turn, and the key of the problem or the prompt of each example; see `data.max_per_problem`."""
@@ -164,6 +175,8 @@ class ExampleFile:
                         continue
                     seen.add(pair)
                     taken[hash(key)] += 1
+                if self._compares:
+                    self._problems.setdefault(hash(str(example.prompt) if example.item is None else key), index)
                 yield index, turn, key
 
     def _examples(self, index: int, row: Row) -> list[Example]:
@@ -199,7 +212,10 @@ class ExampleFile:
         raise DataError(f"{self._rows.place(index)} has the columns {', '.join(row)}; {KINDS}")
 
     def _own_problem(self, row: Row, task: str) -> Item | None:
-        """The problem of a row without a completion, also as its authors publish it."""
+        """The problem of a row without a completion, also as its authors publish it, or verl's scripts keep it."""
+        extra = row.get("extra_info")
+        if isinstance(extra, Mapping) and (published := self._tasks[task].read_row(extra)) is not None:
+            return published
         with suppress(DataError):
             return _problem(row)
         return self._tasks[task].read_row(row)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -48,6 +49,10 @@ class Optimizer:
         self._is_distributed, options = ranks_of(model).is_distributed, options_of(model)
         self._is_sharded = options is not None
         self._offloads_gradients = options is not None and options.offload == "always"
+        self._reached: set[str] | None = None  # parameters that a backward pass has reached; None = not recorded
+        if self._is_sharded and not self._offloads_gradients:
+            for name, parameter in self._parameters.items():
+                parameter.register_post_accumulate_grad_hook(partial(self._reach, name))
         self._offload = CpuOffload(self._moments) if options is not None and options.offload == "idle" else None
 
     def zero_grad(self) -> None:
@@ -61,13 +66,19 @@ class Optimizer:
         activations were just freed, in whose place the next micro-batch's would not fit any more.
         """
         self.zero_grad()
+        self._reached = None
         if not (accumulates and self._is_sharded) or self._offloads_gradients:
             return
+        self._reached = set()
         sizes = [-(-shard.numel() // ALIGNED) * ALIGNED for shard in self._shards.values()]
         block = torch.zeros(sum(sizes), device=next(iter(self._shards.values())).device)
         for (name, shard), part in zip(self._shards.items(), block.split(sizes), strict=True):
             parameter = self._parameters[name]
             parameter.grad = as_dtensor(part[: shard.numel()].view(shard.shape), parameter)
+
+    def _reach(self, name: str, _: Tensor) -> None:
+        if self._reached is not None:
+            self._reached.add(name)
 
     def end(self) -> None:
         """After the last mini-batch: free the gradients of a sharded model; a plain one keeps them for inspection."""
@@ -103,6 +114,8 @@ class Optimizer:
     def _gather_gradients(self, loss: Tensor) -> Tensor:
         """Give each shard its gradient; returns the norm over all ranks, NaN if the loss of one is not finite."""
         for name, parameter in self._parameters.items():
+            if self._reached is not None and name not in self._reached:
+                parameter.grad = None  # else AdamW would decay a weight that nothing uses
             self._shards[name].grad = None if parameter.grad is None else local_shard(parameter.grad)
         gradients = [shard.grad for shard in self._shards.values() if shard.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
