@@ -82,12 +82,9 @@ def open_fine_tuning(
             if file.first_chat and not resume:
                 path = config.model.path
                 file.require_template(build_tokenizer() if path is None else load_tokenizer(path))
-            kept_out = f"{len(file.held_out[1]):,} held out"
-            if not len(file.held_out[1]):
-                held_out = (
-                    "none held out: without data.test_path or a larger data.test_fraction no loss on others is measured"
-                )
-            display.log(f"{len(file.places):,} examples to learn from, {kept_out}")
+            count = len(file.held_out[1])
+            hint = "" if count else "; a held-out loss takes data.test_path, or a larger data.test_fraction"
+            display.log(f"{len(file.places):,} examples to learn from, {count:,} held out{hint}")
         if config.run.steps is None and config.run.seconds is None:
             config = replace(config, run=replace(config.run, steps=_steps(config, file, display), epochs=None))
         if config.model.path is None and not resume:
