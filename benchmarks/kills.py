@@ -206,7 +206,9 @@ def settle(tally: Tally, what: str, memory: set[str]) -> None:
         with suppress(psutil.NoSuchProcess):
             tally.faults.append(f"{what}: left {title(psutil.Process(process))} ({process})")
             psutil.Process(process).kill()
-    tally.faults += [f"{what}: left /dev/shm/{name}" for name in sorted(shared_memory() - memory)]
+    if new := shared_memory() - memory:  # what is in use is another program's, since no process of the run is left
+        in_use = mapped()
+        tally.faults += [f"{what}: left /dev/shm/{name}" for name in sorted(new) if f"/dev/shm/{name}" not in in_use]
 
 
 def marked() -> Iterator[int]:
@@ -232,6 +234,15 @@ def title(process: psutil.Process) -> str:
 
 def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
+
+
+def mapped() -> str:
+    """What all processes of this machine have in memory: the text of their maps."""
+    texts = list[str]()
+    for file in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            texts.append(file.read_text(errors="replace"))
+    return "\n".join(texts)
 
 
 def differences(run: TrainConfig, whole: TrainConfig) -> list[str]:
