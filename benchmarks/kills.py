@@ -214,7 +214,12 @@ def settle(tally: Tally, what: str, memory: set[str]) -> None:
         with suppress(psutil.NoSuchProcess):
             tally.faults.append(f"{what}: left {title(psutil.Process(process))} ({process})")
             psutil.Process(process).kill()
-    tally.faults += [f"{what}: left /dev/shm/{name}" for name in sorted(shared_memory() - memory)]
+    if new := shared_memory() - memory:  # what is in use is another program's, since no process of the run is left
+        in_use = mapped()
+        for name in sorted(new):
+            with suppress(FileNotFoundError):
+                if os.stat(f"/dev/shm/{name}").st_ino not in in_use:
+                    tally.faults.append(f"{what}: left /dev/shm/{name}")
 
 
 def marked() -> Iterator[int]:
@@ -240,6 +245,16 @@ def title(process: psutil.Process) -> str:
 
 def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
+
+
+def mapped() -> set[int]:
+    """The inodes of the shared memory that any process of this machine has; names in maps may be older ones."""
+    inodes = set[int]()
+    for file in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            lines = file.read_text(errors="replace").splitlines()
+            inodes.update(int(line.split()[4]) for line in lines if "/dev/shm/" in line)
+    return inodes
 
 
 def differences(run: TrainConfig, whole: TrainConfig) -> list[str]:
