@@ -103,6 +103,7 @@ def test_what_is_tried_out_is_no_more_than_a_step_has(
         _max_tokens=16,
         _ranks=ALONE,
         _updating=lambda **_: nullcontext(),
+        _optimizer=SimpleNamespace(start=lambda **_: None),
     )
     with pytest.raises(InterruptedError):
         policy.Policy.warm_up(trained, settings_at(config, 1), workload_of(config).micro_batch)

@@ -142,7 +142,7 @@ def test_memory_that_runs_out_while_ranks_restart_counts_too(configure: Configur
 def test_the_largest_micro_batch_is_tried_out_until_it_fits(configure: Configure, said: list[str]) -> None:
     config, tried = configure("run", optimizer__micro_batch_tokens=2048, data__max_prompt_tokens=24), list[int]()
 
-    def warm_up(settings: StepSettings, most: int) -> None:
+    def warm_up(settings: StepSettings, most: int, *, accumulates: bool) -> None:
         tried.append(most)
         if len(tried) < 3:
             run_out()

@@ -118,6 +118,7 @@ def test_with_groups_in_flight_an_engine_on_a_gpu_leaves_the_update_what_it_has_
     )
     monkeypatch.setattr(build, "device_of", lambda model: torch.device("cuda"))
     monkeypatch.setattr(build, "GraphEngine", lambda *_, **options: made.append(options))
+    monkeypatch.setattr(build, "_keeps_memory", lambda *_: False)
     monkeypatch.setattr(build.FreeMemory, "of", lambda device: build.FreeMemory(unused=30, reusable=70, margin=5))
     build.build_engine(config, toy_model)
     (options,) = made

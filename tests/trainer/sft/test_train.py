@@ -153,7 +153,7 @@ def test_epochs_set_the_number_of_steps(
 
     monkeypatch.setattr(sft, "open_session", open_session)
     rows = [json.dumps({"prompt": f"{number}+0=", "completion": f"{number}"}) for number in range(20)]
-    for name, some in {"train": rows, "test": rows[:1]}.items():
+    for name, some in {"train": rows, "test": [json.dumps({"prompt": "20+0=", "completion": "20"})]}.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(some))
     data = {"path": str(tmp_path / "train.jsonl"), "test_path": str(tmp_path / "test.jsonl")}
     with pytest.raises(TinyZeroError):
