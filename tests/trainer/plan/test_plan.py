@@ -89,7 +89,8 @@ def test_more_memory_makes_no_step_slower(name: str, values: dict[str, Any], gib
     less, more = (planned(spec, config, size) for size in (gib, gib * factor))
     assert more.fits or not less.fits
     if less.fits and less.config.lora.rank == more.config.lora.rank:  # else they train something else
-        assert step(spec, more.config) <= WORTHWHILE * step(spec, less.config)
+        # Each plan is greedy: of two changes in a row, each may leave a gain that is not worthwhile.
+        assert step(spec, more.config) <= WORTHWHILE**2 * step(spec, less.config)
 
 
 def test_the_fewest_sequences_are_tried_though_they_are_no_half() -> None:
