@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from benchmarks.several.jobs import Job, run_jobs, succeeded
 from benchmarks.several.suites import SUITES, Setup
 from benchmarks.training import metrics_of, plot_curves
 
-VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers", "ray")
+VERSIONS = ("tinyzero-trainer", "tinyzero-countdown", "torch", "transformers", *(["ray"] if find_spec("ray") else []))
 
 
 def select(jobs: Sequence[Job], only: Sequence[str]) -> list[Job]:

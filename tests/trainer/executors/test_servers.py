@@ -11,7 +11,7 @@ import pytest
 
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray import servers
-from tinyzero_trainer.executors.ray.servers import SERVERS, check_servers, watched_servers
+from tinyzero_trainer.executors.ray.servers import SERVERS, check_servers, end_with_gcs_server, watched_servers
 
 
 class FakeRay:
@@ -47,6 +47,16 @@ class FakeRay:
         return [(kind, SimpleNamespace(pid=SERVERS.index(kind) + 1)) for kind in self.killed]
 
 
+class Node:
+    """Of a Ray, which only its own frames refer to while it is started."""
+
+    def __init__(self, all_processes: Any, dead_processes: Any) -> None:
+        self.all_processes, self.dead_processes = all_processes, dead_processes
+
+    def start(self, wait: Any) -> None:
+        wait()
+
+
 def wait_until(condition: Any) -> None:
     pause = Event()
     for _ in range(10_000):
@@ -61,7 +71,7 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """With which the process was ended; everything is quick."""
     codes = list[int]()
     servers._hung.clear()
-    for name, seconds in (("PING", 0.005), ("STOP", 0.02), ("GRACE", 0.2)):
+    for name, seconds in (("PING", 0.005), ("STOP", 0.02), ("GRACE", 0.2), ("GCS", 0.02), ("POLL", 0.005)):
         monkeypatch.setattr(servers, f"{name}_SECONDS", seconds)
     monkeypatch.setattr(os, "_exit", codes.append)
     return codes
@@ -119,6 +129,43 @@ def test_a_slow_end_of_a_server_that_answers_is_no_hang(codes: list[int]) -> Non
     with watched_servers(ray, timeout=0.05):
         pass
     assert (ray.killed, codes) == ([], [])
+
+
+def test_a_run_that_waits_inside_ray_for_a_dead_gcs_server_is_ended(
+    codes: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray: Any = FakeRay()
+    stop = end_with_gcs_server(ray)
+    ray._kill("gcs_server")
+    wait_until(lambda: codes)
+    stop()
+    assert (ray.killed, codes) == (["gcs_server", *SERVERS], [2])
+    assert "error: Ray's gcs_server (process 1) has died; what waits for it was ended; --res" in capsys.readouterr().err
+
+
+def test_a_ray_that_loses_its_gcs_server_while_it_starts_is_ended(codes: list[int]) -> None:
+    ray: Any = FakeRay()
+    node, ray._private.worker._global_node = ray._private.worker._global_node, None
+    ray._private.node = SimpleNamespace(Node=Node)
+    stop = end_with_gcs_server(ray)
+    ray._kill("gcs_server")
+    Event().wait(0.05)
+    assert not codes  # nothing is known of it
+    Node(node.all_processes, node.dead_processes).start(lambda: wait_until(lambda: codes))
+    stop()
+    assert codes == [2]
+
+
+@pytest.mark.parametrize("server", ["raylet", None])
+def test_a_run_that_ends_by_itself_is_left_alone(server: str | None, codes: list[int]) -> None:
+    ray: Any = FakeRay()
+    before = len(threads())
+    stop = end_with_gcs_server(ray)
+    if server is not None:
+        ray._kill(server)
+    Event().wait(0.05)
+    stop()
+    assert (codes, len(threads())) == ([], before)
 
 
 def test_the_servers_of_a_cluster_are_not_this_runs_to_end() -> None:

@@ -65,11 +65,11 @@ def test_none_is_made_where_one_is_named_or_the_run_has_no_gpu(words: tuple[str,
 def test_settings_of_a_model_that_is_not_made_are_refused(monkeypatch: pytest.MonkeyPatch, toy_task: str) -> None:
     ray = ("run.executor=ray", "ray.gpus=0", "run.device=cuda")
     with pytest.raises(SettingsError, match=r"default_model has no effect: Ray with ray\.gpus=0 has no GPU"):
-        plan(typed(*ray, "default_model.seconds=3", task=toy_task))
+        plan(typed(*ray, "default_model.steps=3", task=toy_task))
     assert planned(toy_task, *ray[:1], "ray.gpus=2").directory
     monkeypatch.setattr(nvml, "sees_gpu", lambda device: False)
     with pytest.raises(SettingsError, match=r"default_model has no effect: run\.device=auto finds no GPU"):
-        plan(typed("default_model.seconds=3", task=toy_task))
+        plan(typed("default_model.steps=3", task=toy_task))
     assert plan(typed(task=toy_task)) is None
 
 
@@ -88,7 +88,7 @@ def test_a_task_without_demonstrations_needs_a_model(mute_task: str) -> None:
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_another_recipe_another_model(toy_task: str) -> None:
-    recipe = ("default_model.seconds=3", "default_model.layers=2", "task.limit=7", "data.test_fraction=0.3")
+    recipe = ("default_model.steps=3", "default_model.layers=2", "task.limit=7", "data.test_fraction=0.3")
     words = [(), *((word,) for word in (*recipe, "data.prompt_template=base"))]
     directories = {planned(toy_task, *each).directory for each in words}
     assert len(directories) == len(words)
@@ -266,16 +266,16 @@ def test_it_is_made_trained_resumed_and_found_again(capsys, cache, tmp_path, toy
     few += " optimizer.micro_batch_tokens=256 rollout.max_completion_tokens=8 reward.num_workers=1"
     few += " optimizer.lr_schedule=constant"  # one that has ended could not be lengthened
     words = ("train", "--task", toy_task, "task.limit=5", "data.test_fraction=0.4", *model.split(), *few.split())
-    words += ("default_model.seconds=2",)
+    words += ("default_model.steps=2",)
     code, _, err = call(capsys, *words, "--output", str(tmp_path / "first"))
     assert code == 0, err
-    assert err.startswith("no --model: fine-tuning a small model on examples of toy_task first, for 2 s on the GPU")
+    assert err.startswith("no --model: fine-tuning a small model on examples of toy_task first, for 2 steps on the GPU")
     (made,) = [path for path in (cache / "tinyzero" / "models").iterdir() if path.is_dir()]
     saved = read_toml(tmp_path / "first" / "config.toml")
     assert saved["model"]["path"] == str(made)
     assert saved["default_model"] == {"hidden_size": 384, "layers": 6, "head_size": 64, "kv_heads": 2} | {
         "mlp_size": 1024,
-        "seconds": 45.0,
+        "steps": 1600,
     }
     assert (saved["optimizer"]["num_mini_batches"], saved["optimizer"]["micro_batch_tokens"]) == (4, 256)
     before = os.stat(made / "model.safetensors").st_mtime_ns

@@ -142,8 +142,8 @@ class DefaultModelConfig:
     mlp_size: PositiveInt = 1024
     """Hidden width of the gated MLP."""
 
-    seconds: PositiveFloat = 45.0
-    """Seconds of training on the task's demonstrations."""
+    steps: PositiveInt = 1_600
+    """Steps of training on the task's demonstrations. Countdown's search is learnt all at once, between 500 and 900."""
 
     directory: str | None = None
     """Directory of these models; none = tinyzero/models in the user's cache."""

@@ -48,7 +48,7 @@ class CpuOffload:
                 self._copies[id(tensor)][1].copy_(tensor, non_blocking=True)
         on_gpu = any(tensor.is_cuda for tensor in present)
         if on_gpu:
-            torch.cuda.synchronize()  # what is freed must not be in use
+            torch.cuda.current_stream().synchronize()  # what is freed must not be in use
         for tensor in present:
             tensor.untyped_storage().resize_(0)
         if on_gpu:

@@ -86,7 +86,8 @@ class StepTimer:
     def skip(self) -> None:
         """Charge the time since the last record to nothing: another timer measures it."""
         if torch.cuda.is_initialized():  # with Ray its actors have the GPUs, and their calls are waited for
-            torch.cuda.synchronize()
+            # Not the whole device: an engine in another thread samples on, or is capturing a graph, which forbids that.
+            torch.cuda.current_stream().synchronize()
         self._last = perf_counter()
 
     def stop(self) -> dict[str, float]:

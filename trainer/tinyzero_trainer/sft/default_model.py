@@ -59,7 +59,7 @@ class DefaultModel:
         tasks = " and ".join(spec.name for spec in self.recipe.task_specs)
         return (
             f"no --model: fine-tuning a small model on examples of {tasks} first, for "
-            f"{self.recipe.run.seconds:g} s on the GPU (default_model.seconds); it is kept in {self.directory}"
+            f"{self.recipe.run.steps:,} steps on the GPU (default_model.steps); it is kept in {self.directory}"
         )
 
     def settle(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
             f"the tasks share no template of {' and '.join(TEMPLATES)}; give data.prompt_template or --model"
         )
     own = {
-        "run": {"seconds": config.default_model.seconds},
+        "run": {"steps": config.default_model.steps},
         "tasks": config.tasks,
         "new_model": to_mapping(default_shape(config.default_model)),
         "data": {"prompt_template": templates.pop(), "test_fraction": config.data.test_fraction},

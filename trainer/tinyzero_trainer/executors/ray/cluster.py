@@ -13,7 +13,7 @@ from typing import Any, cast
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.distributed.parallel_dims import Resources
-from tinyzero_trainer.executors.ray.servers import check_servers, watched_servers
+from tinyzero_trainer.executors.ray.servers import check_servers, end_with_gcs_server, node_in, watched_servers
 from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
 
 OBJECT_STORE_BYTES = 2**30
@@ -53,6 +53,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
     import torch  # late: `tinyzero doctor` uses this module where torch may be broken
 
     ray, stack = import_ray(), ExitStack()
+    stop_watch = end_with_gcs_server(ray)
     try:
         # Counted without initializing CUDA.
         if config.address is None and config.gpus > (here := torch.cuda.device_count()):
@@ -80,6 +81,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
         check_servers(ray)  # what has died is the reason of whatever Ray raises
         raise
     finally:
+        stop_watch()
         stack.close()
         ray.shutdown()  # where it was not watched yet
 
@@ -170,10 +172,9 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
 
 
 def _end_unfinished(ray: Any, error: Exception) -> None:
-    """End what has been started of a Ray that could not be: Ray has no other reference to it than in this traceback."""
-    for frame, _ in walk_tb(error.__traceback__):
-        if isinstance(node := frame.f_locals.get("self"), ray._private.node.Node):
-            node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+    """End what has been started of a Ray that could not be."""
+    if (node := node_in(ray, (frame for frame, _ in walk_tb(error.__traceback__)))) is not None:
+        node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
 
 
 def check_address(address: str | None) -> None:

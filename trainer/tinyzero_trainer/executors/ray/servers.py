@@ -4,9 +4,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 from tinyzero_trainer.errors import WorkerDiedError
@@ -22,6 +24,12 @@ STOP_SECONDS = 20.0
 
 GRACE_SECONDS = 15.0
 """For a run to end by itself once a server hangs."""
+
+GCS_SECONDS = 8.0
+"""For a run to end by itself once its `gcs_server` has died: after 10, Ray ends it without a word of ours."""
+
+POLL_SECONDS = 0.5
+"""Between two looks at the `gcs_server`."""
 
 _hung: dict[int, float] = {}
 """By process, for how many seconds a server that hangs has not answered."""
@@ -39,6 +47,60 @@ def check_servers(ray: Any) -> None:
     for kind, process in [] if node is None else _processes(node):
         if (seconds := _hung.get(process.pid)) is not None:
             raise WorkerDiedError(f"Ray's {kind} (process {process.pid})", _end(seconds), policy_intact=False)
+
+
+def end_with_gcs_server(ray: Any) -> Callable[[], None]:
+    """End this process, with a last line, if its `gcs_server` has died and it still waits inside Ray.
+
+    From before Ray is started, by this thread, until what is returned is called.
+    """
+    starting, over = threading.get_ident(), Event()
+
+    def watch() -> None:
+        polls = 0
+        while not over.wait(POLL_SECONDS):
+            dead = _dead_gcs_server(ray, starting)
+            polls = 0 if dead is None else polls + 1
+            if dead is not None and polls * POLL_SECONDS >= GCS_SECONDS:
+                node, process = dead
+                _end_process(node, f"Ray's gcs_server (process {process.pid}) has died", 2)
+                return
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        thread.join()
+
+    return stop
+
+
+def _dead_gcs_server(ray: Any, starting: int) -> tuple[Any, Any] | None:
+    """The node and the process, where the Ray that this thread has started, or is starting, has lost it."""
+    node = ray._private.worker._global_node
+    if node is None and (frame := sys._current_frames().get(starting)) is not None:
+        node = node_in(ray, (frame for frame, _ in walk_stack(frame)))
+    for kind, process in [] if node is None else node.dead_processes():
+        if kind == "gcs_server" and process.pid not in _hung:
+            return node, process
+    return None
+
+
+def node_in(ray: Any, frames: Iterable[FrameType]) -> Any:
+    """What is being started of a Ray: it has no other reference to it than in these frames; None if nothing is."""
+    nodes = (frame.f_locals.get("self") for frame in frames)
+    return next((node for node in nodes if isinstance(node, ray._private.node.Node)), None)
+
+
+def _end_process(node: Any, why: str, code: int) -> None:
+    """End this process and what it has started of Ray, as by a kill but with a last line."""
+    sys.stderr.write(f"error: {why}; what waits for it was ended; --resume resumes the run\n")
+    sys.stderr.flush()
+    for processes in node.all_processes.values():
+        for info in processes:
+            info.process.kill()
+    os._exit(code)
 
 
 @contextmanager
@@ -147,9 +209,5 @@ class _Watch:
         if self._over.wait(GRACE_SECONDS):
             return
         name = f"Ray's {self._pinged} (process {', '.join(str(process.pid) for process in hung)})"
-        sys.stderr.write(f"error: {name} {_end(seconds)}; what waits for it was ended; --resume resumes the run\n")
-        sys.stderr.flush()
-        for processes in self._node.all_processes.values():
-            for info in processes:
-                info.process.kill()
-        os._exit(2 if (number := self._arrived()) is None else 128 + number)
+        number = self._arrived()
+        _end_process(self._node, f"{name} {_end(seconds)}", 2 if number is None else 128 + number)
