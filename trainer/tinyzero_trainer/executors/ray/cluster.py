@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from traceback import walk_tb
 from typing import Any, cast
@@ -27,6 +27,10 @@ CONNECT_SECONDS = 5.0
 
 class RayError(TinyZeroError):
     """Ray is not installed, cannot be reached, or has too few free resources."""
+
+
+_watches = list[Callable[[], None]]()
+"""Calls that end the watch over the Ray that this process starts."""
 
 
 def import_ray() -> Any:
@@ -53,7 +57,6 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
     import torch  # late: `tinyzero doctor` uses this module where torch may be broken
 
     ray, stack = import_ray(), ExitStack()
-    stop_watch = end_with_gcs_server(ray)
     try:
         # Counted without initializing CUDA.
         if config.address is None and config.gpus > (here := torch.cuda.device_count()):
@@ -81,7 +84,8 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
         check_servers(ray)  # what has died is the reason of whatever Ray raises
         raise
     finally:
-        stop_watch()
+        while _watches:
+            _watches.pop()()
         stack.close()
         ray.shutdown()  # where it was not watched yet
 
@@ -94,6 +98,8 @@ def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
     """
     if (ray := import_ray()).is_initialized():
         return
+    if config.address is None and not _watches:
+        _watches.append(end_with_gcs_server(ray))
     try:
         _start(ray, config, bundles)
     except RayError:

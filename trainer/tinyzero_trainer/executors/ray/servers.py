@@ -186,7 +186,9 @@ class _Watch:
 
     def _ping(self) -> None:
         while not self._is_ending.wait(PING_SECONDS):
-            with suppress(Exception):  # one that has died is found elsewhere
+            if self._node.dead_processes():  # found elsewhere; a put into a raylet that has died would end this process
+                continue
+            with suppress(Exception):
                 self._pinged = "gcs_server"
                 self._ray.experimental.internal_kv._internal_kv_get(b"tinyzero")
                 self._pinged = "raylet"
