@@ -88,7 +88,13 @@ def test_a_task_without_demonstrations_needs_a_model(mute_task: str) -> None:
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_another_recipe_another_model(toy_task: str) -> None:
-    recipe = ("default_model.steps=3", "default_model.layers=2", "task.limit=7", "data.test_fraction=0.3")
+    recipe = (
+        "default_model.steps=3",
+        "default_model.seconds=3",
+        "default_model.layers=2",
+        "task.limit=7",
+        "data.test_fraction=0.3",
+    )
     words = [(), *((word,) for word in (*recipe, "data.prompt_template=base"))]
     directories = {planned(toy_task, *each).directory for each in words}
     assert len(directories) == len(words)

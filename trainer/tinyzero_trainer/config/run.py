@@ -145,6 +145,9 @@ class DefaultModelConfig:
     steps: PositiveInt = 1_600
     """Steps of training on the task's demonstrations. Countdown's search is learnt all at once, between 500 and 900."""
 
+    seconds: PositiveFloat | None = None
+    """Train for so long instead of default_model.steps."""
+
     directory: str | None = None
     """Directory of these models; none = tinyzero/models in the user's cache."""
 

@@ -57,9 +57,15 @@ class DefaultModel:
         if self.directory.is_dir():
             return f"no --model: using the small model made here before, {self.directory}"
         tasks = " and ".join(spec.name for spec in self.recipe.task_specs)
+        given = self.config.default_model
+        how_long = (
+            f"{given.steps:,} steps on the GPU (default_model.steps)"
+            if given.seconds is None
+            else f"{given.seconds:g} s on the GPU (default_model.seconds)"
+        )
         return (
             f"no --model: fine-tuning a small model on examples of {tasks} first, for "
-            f"{self.recipe.run.steps:,} steps on the GPU (default_model.steps); it is kept in {self.directory}"
+            f"{how_long}; it is kept in {self.directory}"
         )
 
     def settle(self) -> dict[str, Any]:
@@ -159,8 +165,9 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
         raise SettingsError(
             f"the tasks share no template of {' and '.join(TEMPLATES)}; give data.prompt_template or --model"
         )
+    seconds = config.default_model.seconds
     own = {
-        "run": {"steps": config.default_model.steps},
+        "run": {"steps": config.default_model.steps} if seconds is None else {"seconds": seconds},
         "tasks": config.tasks,
         "new_model": to_mapping(default_shape(config.default_model)),
         "data": {"prompt_template": templates.pop(), "test_fraction": config.data.test_fraction},
