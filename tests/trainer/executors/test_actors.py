@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,32 @@ def test_a_rank_takes_over_what_another_has_done_of_an_update(toy_model: Languag
     assert policy.update(batch, now) == undisturbed.update(batch, now)
     for weight, expected in zip(*(each.model.parameters() for each in (policy, undisturbed)), strict=True):
         assert torch.equal(weight, expected)
+
+
+def test_a_rank_that_waits_for_the_gradients_of_others_hands_over(toy_model: LanguageModel, tmp_path: Path) -> None:
+    policy, waits, goes_on = build_policy(toy_model, optimizer=OptimizerConfig()), Event(), Event()
+    actor = actors.TrainerActor(make_config({"run": {"task": "countdown"}}), 0, 1, "cpu")
+    actor._models = SimpleNamespace(learners=[policy])  # type: ignore[assignment]
+    gather = policy._optimizer.gather_gradients
+
+    def gather_late(loss: torch.Tensor) -> torch.Tensor:
+        waits.set()
+        goes_on.wait()
+        return gather(loss)
+
+    policy._optimizer.gather_gradients = gather_late  # type: ignore[method-assign]
+    batch = with_advantages(ragged_samples(toy_model), [1.0, -1.0] * 6)
+    before = [weight.detach().clone() for weight in toy_model.model.parameters()]
+    now = StepSettings(learning_rate=1e-2, temperature=1.0)
+    updating = Thread(target=policy.update, args=(batch, now), daemon=True)
+    updating.start()
+    assert waits.wait(60)
+    [done] = actor.hand_over(tmp_path)
+    goes_on.set()
+    updating.join(0.5)
+    assert updating.is_alive()  # it makes no step
+    assert done.mini_batches == 0
+    assert all(map(torch.equal, before, toy_model.model.parameters()))
 
 
 def test_a_model_without_its_weights_can_be_sent(toy_model: LanguageModel) -> None:

@@ -115,11 +115,12 @@ def test_once_a_signal_asks_the_run_to_stop_a_server_has_less_time(codes: list[i
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_one_that_hangs_at_the_end_does_not_keep_the_run(codes: list[int]) -> None:
+@pytest.mark.parametrize("seconds_before", [0.0, 0.02])  # in which no ping, or one, begins
+def test_one_that_hangs_at_the_end_does_not_keep_the_run(seconds_before: float, codes: list[int]) -> None:
     ray: Any = FakeRay()
     with watched_servers(ray, timeout=1e9):
         ray.hangs["gcs_server"] = True
-        Event().wait(0.02)
+        Event().wait(seconds_before)
     assert (ray.killed, codes) == (list(SERVERS), [2])
 
 

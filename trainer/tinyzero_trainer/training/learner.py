@@ -99,8 +99,11 @@ class Learner:
         return found
 
     def _step(self, learning_rate: float, metrics: MetricAccumulator) -> None:
+        norm = self._optimizer.gather_gradients(torch.stack(self._losses).sum())
+        is_finite = bool(torch.isfinite(norm))  # here a GPU may wait for a rank that failed; `stop` must not
         with self._stepping:
-            metrics.end_mini_batch(self._optimizer.step(learning_rate, torch.stack(self._losses).sum()))
+            self._optimizer.step(learning_rate, norm, is_finite=is_finite)
+            metrics.end_mini_batch(norm)
             self._metrics = metrics
 
     # ---- from a rank to the one that takes its place: both have the same shards ------------------------------------

@@ -89,30 +89,26 @@ class Optimizer:
         """Within, the moments are on the device of the weights; `changed` = steps are made."""
         return nullcontext() if self._offload is None else self._offload.on_device(changed=changed)
 
-    def step(self, learning_rate: float, loss: Tensor) -> Tensor:
-        """Update the weights, unless the gradient, or this rank's loss [] of it, is not finite on any rank.
-
-        Returns the gradient's norm before clipping, not finite if the update was skipped; equal on all ranks.
+    def step(self, learning_rate: float, norm: Tensor, *, is_finite: bool) -> None:
+        """Update the weights, unless the gradient, whose norm `gather_gradients` returned, is not finite.
 
         Raises:
             UpdateError: after `optimizer.max_nonfinite_updates` such updates in a row. Each was skipped.
         """
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
-        norm = self._gather_gradients(loss)
-        torch.nn.utils.clip_grads_with_norm_(self._shards.values(), self._settings.max_grad_norm, norm)
-        if torch.isfinite(norm):
+        if is_finite:
+            torch.nn.utils.clip_grads_with_norm_(self._shards.values(), self._settings.max_grad_norm, norm)
             self._adamw.step()
             self._nonfinite_updates.zero_()
-            return norm
+            return
         # A NaN in AdamW's moments would stay there.
         count = int(self._nonfinite_updates.add_(1))
         if count >= self._settings.max_nonfinite_updates:
             raise UpdateError(f"{count} updates in a row had a loss or gradient that is not finite, and were skipped")
-        return norm
 
-    def _gather_gradients(self, loss: Tensor) -> Tensor:
-        """Give each shard its gradient; returns the norm over all ranks, NaN if the loss of one is not finite."""
+    def gather_gradients(self, loss: Tensor) -> Tensor:
+        """Give each shard its gradient; returns the norm over all ranks, NaN if the loss [] of one is not finite."""
         for name, parameter in self._parameters.items():
             if self._reached is not None and name not in self._reached:
                 parameter.grad = None  # else AdamW would decay a weight that nothing uses

@@ -225,7 +225,7 @@ class TrainerActor(EngineActor):
         Called while another method may run; the rank is of no use afterwards.
 
         Raises:
-            TinyZeroError: it waits for other ranks amid a step of the optimizer.
+            TinyZeroError: a step of the optimizer does not end.
         """
         learners = self._models.learners
         for learner in learners:
@@ -238,6 +238,7 @@ class TrainerActor(EngineActor):
             states = [stack.enter_context(learner.local_state(changed=False)) for learner in learners]
             if self._device.type == "cuda":
                 dist.distributed_c10d._abort_process_group()  # ends kernels that wait; there is no public name for it
+                torch.cuda.synchronize()  # the last step of the optimizer may not have ended
             file = stack.enter_context(self._handed_over(directory).open("wb"))
             for tensor in chain.from_iterable(states):
                 file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)

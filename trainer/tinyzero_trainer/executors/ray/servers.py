@@ -175,7 +175,7 @@ class _Watch:
         self._counting.start()
 
     def shut_down(self) -> None:
-        """Shut Ray down, while no ping is inside it, and end the threads."""
+        """Shut Ray down, once a last ping has told that its servers answer, and end the threads."""
         self._is_ending.set()
         self._pinging.join()
         try:
@@ -185,7 +185,9 @@ class _Watch:
             self._counting.join()
 
     def _ping(self) -> None:
-        while not self._is_ending.wait(PING_SECONDS):
+        is_last = False
+        while not is_last:
+            is_last = self._is_ending.wait(PING_SECONDS)
             if self._node.dead_processes():  # found elsewhere; a put into a raylet that has died would end this process
                 continue
             with suppress(Exception):
