@@ -94,7 +94,7 @@ RECIPES = {
         "countdown",
         {
             "sft": [*SFT, *SEARCH, FOUR, "data.path={files}/chat.jsonl", "run.steps=600"],
-            "train": [*GRPO, FOUR, *PUZZLES, "rollout.group_size=8", "run.steps=20"],
+            "train": [*GRPO, FOUR, *PUZZLES, "rollout.group_size=8", "run.steps=40"],
             "eval": [FOUR, TARGETS],
         },
     ),
@@ -278,7 +278,7 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
             panel.plot(minutes, percent, "o-", ms=3, color=color, label=f"seed {one['seed']}")
         panel.set_title(recipe, loc="left", fontweight="bold")
         panel.set_xlabel("minutes of training, sft and then GRPO")
-        panel.set_ylim(0, 100)
+        panel.set_ylim(bottom=0)
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(frameon=False, loc="lower right")

@@ -32,7 +32,7 @@ def configure(folder: Path, name: str, gpus: int, **changes: Any) -> TrainConfig
     shared: dict[str, Any] = {"ray__gpus": gpus, "parallel__world_size": None}
     values: dict[str, Any] = {
         "run__device": "auto",
-        "data__prompts_per_step": 64,
+        "data__prompts_per_step": 64 * gpus,
         "data__max_prompt_tokens": 32,
         "rollout__group_size": 8,
         "rollout__max_completion_tokens": 64,

@@ -480,9 +480,8 @@ def test_a_server_of_ray_that_hangs_ends_the_run_and_nothing_is_left(
         everyone = below(process, run, 2)
         next(one for one in everyone if one.name() == server).suspend()
         process.terminate()
-        terminated = time.monotonic()
+        process.wait(90)  # a minute, and a busy machine
         output = ends(process, everyone, 143)
-    assert time.monotonic() - terminated < 90  # a minute, and a busy machine
     fault_row.check(output.strip().splitlines()[-1], process.returncode)
     assert set(os.listdir("/dev/shm")) <= memory
 
