@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
+from typing import cast
 
 from tinyzero_sdk.scoring import pool
 from tinyzero_sdk.tasks.task import Task
@@ -24,7 +25,7 @@ class ScoringThread:
             shared.truncate(SharedTimer.SIZE)
             self.timer = SharedTimer(shared.fileno())
         self.timer.stop()
-        self._thread = threading.Thread(target=_serve, args=(theirs, task, service, self.timer), daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(theirs, _load(task), service, self.timer), daemon=True)
         self._thread.start()
 
     def has_ended(self) -> bool:
@@ -40,12 +41,18 @@ class ScoringThread:
         self._thread.join()
 
 
-def _serve(connection: Connection, task_bytes: bytes, service: Service, timer: SharedTimer) -> None:
+def _load(task: bytes) -> Task | Exception:
+    """Not in the thread: in CPython 3.11 an `ast.parse` fails beside that of another thread, and plugins use it."""
+    try:
+        return cast(Task, pickle.loads(task))
+    except Exception as error:  # as in a worker process, which imports a plugin
+        return error
+
+
+def _serve(connection: Connection, task: Task | Exception, service: Service, timer: SharedTimer) -> None:
     with connection, suppress(EOFError, OSError):  # the pool is done with us
-        try:
-            task = pickle.loads(task_bytes)
-        except Exception as error:  # as a worker process, which imports a plugin
-            connection.send(to_picklable_error(error))
+        if isinstance(task, Exception):
+            connection.send(to_picklable_error(task))
             return
         connection.send(None)
         service(task, connection, timer)

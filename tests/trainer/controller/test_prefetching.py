@@ -310,10 +310,12 @@ def test_a_failure_in_a_batch_is_raised_by_its_own_step() -> None:
     def update() -> None:
         world.fail_sampling = BrokenTaskError("the scorer failed")
         updating.set()
+        time.sleep(0.2)
 
     world.during_update = update
     take(steps, [1])
     assert steps.collector.failure is None
+    assert world.loaded == 1, "the engine of an evaluation has old weights"
     with pytest.raises(BrokenTaskError, match="the scorer failed"):
         steps.take(2)
     assert [problem for problem, _ in world.trained] == [0]

@@ -354,6 +354,18 @@ def test_an_engine_that_is_restarted_gets_its_groups_again_and_no_others() -> No
     assert (dies.generated, lives.generated, anew.generated) == (1, 4, 3)
 
 
+def test_groups_that_are_complete_when_a_signal_arrives_are_not_lost() -> None:
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    engine = dedicated(FakeActor())
+    engine.submit(asked([[1]] * 3, 2, 4))
+    with pytest.raises(KeyboardInterrupt):
+        engine.advance(PARAMS, stop)
+    assert [group.complete for group in engine.unfinished()] == [True, False, False]
+    assert [group.number for group in engine.advance(PARAMS, lambda _: None)] == [0, 1]
+
+
 def test_of_an_engine_that_has_died_the_groups_are_known_as_they_were_submitted() -> None:
     dies = FakeActor([DEAD, DEAD])
     engine = dedicated(dies)

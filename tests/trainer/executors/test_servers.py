@@ -44,7 +44,7 @@ class FakeRay:
         self.alive[kind].set()
 
     def _dead(self) -> list[tuple[str, Any]]:
-        return [(kind, SimpleNamespace(pid=SERVERS.index(kind) + 1)) for kind in self.killed]
+        return [(kind, SimpleNamespace(pid=[*SERVERS, "log_monitor"].index(kind) + 1)) for kind in self.killed]
 
 
 class Node:
@@ -124,12 +124,14 @@ def test_one_that_hangs_at_the_end_does_not_keep_the_run(seconds_before: float, 
     assert (ray.killed, codes) == (list(SERVERS), [2])
 
 
-def test_a_slow_end_of_a_server_that_answers_is_no_hang(codes: list[int]) -> None:
+def test_a_slow_end_of_servers_that_answer_is_no_hang_nor_is_the_death_of_another_process(codes: list[int]) -> None:
     ray: Any = FakeRay()
+    ray.killed.append("log_monitor")
     ray.shutdown = lambda: Event().wait(0.5)
     with watched_servers(ray, timeout=0.05):
-        pass
-    assert (ray.killed, codes) == ([], [])
+        Event().wait(0.2)
+        check_servers(ray)
+    assert (ray.killed, codes) == (["log_monitor"], [])
 
 
 def test_a_run_that_waits_inside_ray_for_a_dead_gcs_server_is_ended(

@@ -268,15 +268,17 @@ def test_an_error_in_the_thread_is_raised_where_completions_are_waited_for(backg
 # ---- of an engine that samples whole batches -------------------------------------------------------------------------
 
 
-def test_an_engine_of_whole_batches_samples_those_of_one_seed_at_a_time() -> None:
+def test_an_engine_of_whole_batches_samples_those_of_one_seed_and_limit_at_a_time() -> None:
     model = random_model("qwen2")
     engine, params = BatchStream(plain(model)), replace(ALL, max_tokens=1)
     engine.load_weights(4)
     first, second = asked(PROMPTS, 2, 24, seed=1), asked(PROMPTS[:3], 2, 24, seed=2)
     second = [replace(group, number=5 + group.number) for group in second]
-    engine.submit([*first, *second])
-    for groups, seed in ((first, 1), (second, 2)):
-        expected = plain(model).generate([group.prompt for group in groups], 2, ALL, seed=seed)
+    third = [replace(group, number=8 + group.number) for group in asked(PROMPTS[:3], 2, 12, seed=2)]
+    engine.submit([*first, *second, *third])
+    for groups, seed, limit in ((first, 1, 24), (second, 2, 24), (third, 2, 12)):
+        limited = replace(ALL, max_tokens=limit)
+        expected = plain(model).generate([group.prompt for group in groups], 2, limited, seed=seed)
         complete = engine.advance(params, lambda _: None)
         assert [group.number for group in complete] == [group.number for group in groups]
         assert_same(by_number(complete), expected)

@@ -260,6 +260,8 @@ def test_problems_of_a_tasks_own_test_split_are_refused(read: Read, toy_task: st
             "rows.jsonl:2: a message has the role 'human', expected one of system, developer, user, assistant, tool",
         ),
         ({"text": "a"}, "rows.jsonl:2 has the columns text; expected a scored completion (completion, correct), mes"),
+        ({"instruction": "a", "input": "", "output": "b"}, "(with its input) to prompt, output to completion"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "conversations to messages, from to role, value to con"),
         ({"messages": "hello"}, "rows.jsonl:2: got 'hello', expected messages with role and content"),
         ({"messages": [{"role": "user"}]}, "rows.jsonl:2: got [{'role': 'user'}], expected messages with role and co"),
         ({"messages": CHAT}, "rows.jsonl:2: no message of the assistant with text follows another"),

@@ -111,7 +111,8 @@ class TrainingStep:
 
     def pass_weights(self, version: int, prefetch: "Future[RolloutBatch] | None") -> None:
         """Let the engine take over the new weights, unless it has failed meanwhile."""
-        if prefetch is None or not prefetch.done() or prefetch.exception() is None:
+        failed = None if prefetch is None or not prefetch.done() else prefetch.exception()
+        if not isinstance(failed, WorkerDiedError | VllmError):
             moving = self.workers.display.activity("passing the weights to the rollout engine")
             with moving, catch_out_of_memory("the rollout engine took over the weights"):
                 self.collector.load_weights(version)

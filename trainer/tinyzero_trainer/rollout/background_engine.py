@@ -92,7 +92,7 @@ class BackgroundEngine(StreamingEngine):
 
     def unfinished(self) -> list[Group]:
         with self.paused() as engine, self._on_stream(after_others=False):
-            return sorted([*self._complete, *engine.unfinished()], key=lambda group: group.number)
+            return [*self._complete, *engine.unfinished()]
 
     def _decode(self) -> None:
         """In the thread."""

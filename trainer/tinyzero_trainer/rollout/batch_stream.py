@@ -21,7 +21,7 @@ from tinyzero_trainer.rollout.engine import (
 
 
 class BatchStream(StreamingEngine):
-    """Samples the groups of one seed, and so of one step, at a time."""
+    """Samples the groups of one seed and length limit, and so of one step, at a time."""
 
     concurrent = True
 
@@ -54,7 +54,7 @@ class BatchStream(StreamingEngine):
         if not self._waiting:
             return []
         first = self._waiting[0]
-        batch = list(takewhile(lambda group: group.seed == first.seed, self._waiting))
+        batch = list(takewhile(lambda one: (one.seed, one.max_tokens) == (first.seed, first.max_tokens), self._waiting))
         params = replace(params, max_tokens=first.max_tokens)
         prompts, samples = [group.prompt for group in batch], len(first.completions)
         with self._sampling:

@@ -62,8 +62,9 @@ class BatchedEngine(StreamingEngine, ABC):
         with self._session():
             try:
                 while decoding.unfinished:
+                    pending = decoding.pending_reads
                     on_progress(self._decode(decoding, batch.params, None))
-                    decoding.settle(pending=1)
+                    decoding.settle(pending)
                 decoding.settle()
             finally:
                 self._leave_slots()
@@ -76,8 +77,9 @@ class BatchedEngine(StreamingEngine, ABC):
         stream = self._stream
         with self._session():
             for _ in range(ADVANCE_CHECKS):
+                pending = stream.pending_reads
                 on_progress(self._decode(stream, params, self.version) if stream.unfinished else 0)
-                stream.settle(pending=1 if stream.unfinished else 0)
+                stream.settle(pending if stream.unfinished else None)
                 if complete := stream.take():
                     return complete
         return []

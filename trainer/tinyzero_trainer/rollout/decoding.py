@@ -95,6 +95,11 @@ class Decoding:
         """Whether something waits or is active."""
         return bool(self.waiting or self.active)
 
+    @property
+    def pending_reads(self) -> int:
+        """Copies of what was sampled in freed slots that were begun, and not recorded."""
+        return len(self._reads)
+
     def set_slots(self, slots: int) -> None:
         """Nothing is in a slot, of which there are so many; steps are counted from here."""
         self._free, self.steps = list(range(slots)), 0
@@ -129,14 +134,10 @@ class Decoding:
         self.active = [*self.active, *entering]
         return [decoded.slot for decoded in entering]
 
-    def count(self, decoded: Decoded) -> int:
-        """Tokens sampled of an active one so far, including those past its end."""
-        return decoded.begun + 1 + self.steps - decoded.entered
-
     def mark(self, version: int) -> None:
         """From now on, tokens are sampled by other weights."""
         for decoded in self.active:
-            decoded.versions.append((version, self.count(decoded)))
+            decoded.versions.append((version, decoded.begun + 1 + self.steps - decoded.entered))
 
     def at_limit(self) -> set[int]:
         """Slots of the active ones that are as long as they may be."""
@@ -156,23 +157,15 @@ class Decoding:
         self.active = [self.active[place] for place in kept]
         return kept
 
-    def settle(self, pending: int = 0) -> int:
-        """Record what was sampled in the slots that were freed, but for the last `pending` reads; how many it was."""
-        count = 0
-        while len(self._reads) > pending:
-            decoded, sampled = self._reads.pop(0)
-            self._record(decoded, sampled())
-            count += len(decoded)
-        return count
-
-    def _record(self, decoded: Sequence[Decoded], sampled: Sampled) -> None:
-        for each, values in zip(decoded, sampled, strict=True):
-            before = self._groups[each.group.number]
-            completions = list(before.completions)
-            completions[each.sample] = each.with_sampled(*values)
-            after = self._groups[before.number] = replace(before, completions=tuple(completions))
-            if after.complete:
-                self._complete.append(after)
+    def settle(self, reads: int | None = None) -> None:
+        """Record what was sampled in the slots that were freed, of the first `reads` of `pending_reads`; None = all."""
+        settled = self._reads[:reads]
+        del self._reads[:reads]
+        for decoded, sampled in settled:
+            for each, values in zip(decoded, sampled(), strict=True):
+                after = self._groups[each.group.number] = _continued(self._groups[each.group.number], each, values)
+                if after.complete:
+                    self._complete.append(after)
 
     def take(self) -> list[Group]:
         """The groups that have become complete since the last time."""
@@ -194,7 +187,12 @@ class Decoding:
         groups = dict(self._groups)
         if self.active:
             for each, values in zip(self.active, read(self.active)(), strict=True):
-                completions = list(groups[each.group.number].completions)
-                completions[each.sample] = each.with_sampled(*values)
-                groups[each.group.number] = replace(groups[each.group.number], completions=tuple(completions))
+                groups[each.group.number] = _continued(groups[each.group.number], each, values)
         return sorted(groups.values(), key=lambda group: group.number)
+
+
+def _continued(group: Group, decoded: Decoded, sampled: tuple[list[int], list[float] | None, bool]) -> Group:
+    """The group with what was sampled in the slot of one of its completions."""
+    completions = list(group.completions)
+    completions[decoded.sample] = decoded.with_sampled(*sampled)
+    return replace(group, completions=tuple(completions))

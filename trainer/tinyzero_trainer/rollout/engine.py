@@ -140,4 +140,4 @@ class StreamingEngine(RolloutEngine, Protocol):
         """
 
     def unfinished(self) -> Sequence[Group]:
-        """What was submitted and not returned by `advance`, in order and as far as it is sampled; it goes on."""
+        """What was submitted and not returned by `advance`, as far as it is sampled; it goes on."""

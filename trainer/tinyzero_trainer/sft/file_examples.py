@@ -36,6 +36,10 @@ KINDS = (
 REFUSED = (
     "is of a held-out problem, and accuracy is measured on those; take training problems (tinyzero eval --split train)"
 )
+OTHER_FORMATS = {
+    "output": "rename the columns of Alpaca's format: instruction (with its input) to prompt, output to completion",
+    "conversations": "rename those of ShareGPT's format: conversations to messages, from to role, value to content",
+}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NOT_OF_PROBLEM = {*RESULT_COLUMNS, PARTS, "completion", "token_count", "finished", "sample", "sampling"}
 
@@ -209,7 +213,8 @@ class ExampleFile:
                 return [Example("", None, task, item)]
         except DataError as error:
             raise DataError(f"{self._rows.place(index)}: {error}") from None
-        raise DataError(f"{self._rows.place(index)} has the columns {', '.join(row)}; {KINDS}")
+        advice = "".join(f"; {text}" for column, text in OTHER_FORMATS.items() if column in row)
+        raise DataError(f"{self._rows.place(index)} has the columns {', '.join(row)}; {KINDS}{advice}")
 
     def _own_problem(self, row: Row, task: str) -> Item | None:
         """The problem of a row without a completion, also as its authors publish it, or verl's scripts keep it."""

@@ -40,6 +40,8 @@ class RemoteEngine(StreamingEngine):
         """`engines` are `EngineActor`s; a batch has `chunks_per_engine` chunks for each."""
         self.engines, self._chunks_per_engine = engines, chunks_per_engine
         self._streams = [EngineStream(engine) for engine in engines]
+        self._complete = list[Group]()  # not returned yet
+        self._threads = ThreadPoolExecutor(len(engines))
         # One thread may wait for groups while another passes weights, and each may have to restart an engine.
         self._one_at_a_time, self._may_advance = Lock(), Event()
         self._may_advance.set()
@@ -50,20 +52,27 @@ class RemoteEngine(StreamingEngine):
             min(self._streams, key=lambda stream: len(stream.groups)).submit(group)
 
     def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
-        self._may_advance.wait()
-        with self._one_at_a_time, ThreadPoolExecutor(len(self._streams)) as pool:
-            results = list(pool.map(lambda stream: stream.advance(params), self._streams))
-        on_progress(sum(finished for _, finished in results))
-        for stream, (complete, _) in zip(self._streams, results, strict=True):
-            for group in complete:
-                del stream.groups[group.number]
-        return [group for complete, _ in results for group in complete]
+        def advance(stream: EngineStream) -> int:
+            complete, finished = stream.advance(params)
+            self._complete += complete
+            return finished
+
+        with self._as_the_only_one():
+            finished = sum(self._threads.map(advance, self._streams))
+        on_progress(finished)
+        complete, self._complete = self._complete, []
+        return complete
 
     def unfinished(self) -> list[Group]:
         """See `StreamingEngine`; those of an engine that has died as they were submitted."""
         with self._one_at_a_time:
-            groups = [group for stream in self._streams for group in stream.unfinished()]
-        return sorted(groups, key=lambda group: group.number)
+            return [*self._complete, *(group for stream in self._streams for group in stream.unfinished())]
+
+    @contextmanager
+    def _as_the_only_one(self) -> Iterator[None]:
+        self._may_advance.wait()
+        with self._one_at_a_time:
+            yield
 
     @contextmanager
     def _while_none_advances(self) -> Iterator[None]:
@@ -87,9 +96,14 @@ class RemoteEngine(StreamingEngine):
         with suppress(Exception):  # one may have died, or wait for another rank
             closing = [engine.worker.handle.close.remote() for engine in self.engines]
             import_ray().wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
+        self._threads.shutdown(wait=False)
 
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
         """See `RolloutEngine`; each engine takes one chunk after another until none is left."""
+        with self._as_the_only_one():
+            return self._generate_batch(batch, on_progress)
+
+    def _generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
         pending = iter(chunks(len(batch.prompts), len(self.engines) * self._chunks_per_engine))
         results: dict[int, Groups] = {}  # by the index of a chunk's first prompt
         stopped = Event()
@@ -163,6 +177,8 @@ class EngineStream:
         result: tuple[list[Group], int] = ([], 0)
         if self.groups:
             result = self._engine.do(lambda actor: self._call(actor, "advance", params))
+        for group in result[0]:
+            del self.groups[group.number]
         return result
 
     def unfinished(self) -> list[Group]:

@@ -50,9 +50,9 @@ def check_servers(ray: Any) -> None:
 
 
 def end_with_gcs_server(ray: Any) -> Callable[[], None]:
-    """End this process, with a last line, if its `gcs_server` has died and it still waits inside Ray.
+    """End this process with a last line if it has not ended by itself `GCS_SECONDS` after its `gcs_server` died.
 
-    From before Ray is started, by this thread, until what is returned is called.
+    To be called before this thread starts Ray. Returns a call that ends the watch.
     """
     starting, over = threading.get_ident(), Event()
 
@@ -188,7 +188,8 @@ class _Watch:
         is_last = False
         while not is_last:
             is_last = self._is_ending.wait(PING_SECONDS)
-            if self._node.dead_processes():  # found elsewhere; a put into a raylet that has died would end this process
+            # Found elsewhere; a put into a raylet that has died would end this process.
+            if any(kind in SERVERS for kind, _ in self._node.dead_processes()):
                 continue
             with suppress(Exception):
                 self._pinged = "gcs_server"
