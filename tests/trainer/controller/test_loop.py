@@ -18,7 +18,7 @@ import torch
 from tests.trainer import preloaded
 from tests.trainer.controller.test_damaged_checkpoints import seal
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, on_call, short_run
-from tinyzero_sdk.errors import SettingsError, TinyZeroError
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
@@ -237,17 +237,19 @@ def latest_step(run: TrainConfig) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "call", "saved"),
+    ("owner", "method", "call", "saved"),
     [
-        ("generate", 7, 3),  # two evaluations, steps 1 and 2, an evaluation, step 3
-        ("sleep", 4, 3),
-        ("load_weights", 4, 2),  # after the update of step 4, which nobody can save as a whole step
+        (TorchEngine, "generate", 7, 3),  # two evaluations, steps 1 and 2, an evaluation, step 3
+        (TorchEngine, "sleep", 4, 3),
+        (TorchEngine, "load_weights", 4, 2),  # after the update of step 4, which nobody can save as a whole step
+        (collecting.RolloutCollector, "_score", 4, 3),
     ],
 )
-def test_an_engine_that_fails_for_good_costs_no_step_that_is_whole(method, call, saved, config, whole, monkeypatch):
-    run, failure = config(), VllmError("vLLM failed 3 times")
-    said = f"failed 3 times; step {saved} is saved; resume with: tinyzero train "
-    with on_call(monkeypatch, TorchEngine, method, call, failure), pytest.raises(VllmError, match=said):
+@pytest.mark.parametrize("kind", [VllmError, BrokenTaskError])
+def test_what_fails_for_good_costs_no_step_that_is_whole(owner, method, call, saved, kind, config, whole, monkeypatch):
+    run, failure = config(), kind("it failed 3 times")
+    said = f"it failed 3 times; step {saved} is saved; resume with: tinyzero train "
+    with on_call(monkeypatch, owner, method, call, failure), pytest.raises(kind, match=said):
         train(run)
     assert latest_step(run) == saved
     assert lines(train(run, resume=True).output) == lines(whole.output)

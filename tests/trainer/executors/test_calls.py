@@ -46,7 +46,7 @@ class FakeRay:
 
     def wait(self, pending: list[Any], *, timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
         self.waited += 1
-        done = [reference for reference in pending if self.after[reference] <= self.waited]
+        done = [reference for reference in pending if self.after.get(reference, 0) <= self.waited]  # 0: of a ping
         done = done[:num_returns]
         return done, [reference for reference in pending if reference not in done]
 
@@ -98,6 +98,15 @@ def test_an_error_without_a_death_behind_it_is_raised(
     monkeypatch.setattr(calls_module, "GRACE_SECONDS", 0.0)
     with pytest.raises(TaskError):
         call("never comes", TaskError(RuntimeError("a fault of ours")))
+
+
+def test_a_connection_that_breaks_without_a_death_is_named(
+    call: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "GRACE_SECONDS", 0.0)
+    message = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"
+    with pytest.raises(WorkerDiedError, match=r"^rank 1 has lost its connection to another rank \(\[gloo.*:4711\)$"):
+        call("never comes", TaskError(RuntimeError(message)))
 
 
 @pytest.mark.parametrize(

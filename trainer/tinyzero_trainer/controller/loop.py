@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.console import plural
-from tinyzero_sdk.errors import DataError, TinyZeroError
+from tinyzero_sdk.errors import BrokenTaskError, DataError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.algorithms import rollout_correction
 from tinyzero_trainer.checkpoint import store
@@ -32,6 +32,7 @@ from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers, gpu_elsewhere
 from tinyzero_trainer.executors.tasks import RunTask, run_tasks
+from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.monitoring.completion_log import CompletionLog
 from tinyzero_trainer.monitoring.metrics_log import (
     HELD_OUT_LOSS,
@@ -50,6 +51,9 @@ from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.signals import Interrupted, StopFlag, Stopped, StopRequested, catch_signals
 
 C = TypeVar("C", bound=TrainConfig | SftConfig)
+
+FAULTS_OF_OTHERS = (BrokenTaskError, DataError, ModelError)
+"""Of a task, a data file or a chat template, in the trainer's own process: the ranks have nothing to do with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ class Session:
 
     @contextmanager
     def _saving_at_the_end(self, step: Step) -> Iterator[None]:
-        """Save when the block ends, also where a signal, an alarm or a dead worker ends it with an intact policy."""
+        """Save when the block ends, also where a signal or a fault ends it with an intact policy."""
         with self._saying_how_to_resume():
             try:
                 yield
@@ -173,6 +177,10 @@ class Session:
                 raise
             except (WorkerDiedError, VllmError) as error:
                 if error.policy_intact if isinstance(error, WorkerDiedError) else step.policy_intact:
+                    self._save(step)
+                raise
+            except FAULTS_OF_OTHERS:
+                if step.policy_intact and self.state.step:
                     self._save(step)
                 raise
             self._save(step)
@@ -195,9 +203,10 @@ class Session:
             if (newest := store.latest(self.run.checkpoints)) is not None:
                 saved = f"step {newest.step:,} is saved; resume with: {command}; if that fails, "
             raise UpdateError(f"{error}; {saved}start again with a lower optimizer.learning_rate") from None
-        except VllmError as error:
+        except (VllmError, *FAULTS_OF_OTHERS) as error:
+            kind = VllmError if isinstance(error, VllmError) else type(error)
             if (newest := store.latest(self.run.checkpoints)) is not None:
-                error = VllmError(f"{error}; step {newest.step:,} is saved; resume with: {command}")
+                error = kind(f"{error}; step {newest.step:,} is saved; resume with: {command}")
             raise self._as_ended(error) from None
         except (MetricsError, store.CheckpointError) as error:
             resume = f"resume with: {command}" if any(store.sealed(self.run.checkpoints)) else "start again"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
+from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError, first_line
 from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.deaths import describe_death
 from tinyzero_trainer.executors.ray.servers import PING_SECONDS, STOP_SECONDS, check_servers
@@ -26,6 +26,10 @@ START_SECONDS = 600.0
 
 KILL_SECONDS = 30.0
 """For a process on another machine to be killed."""
+
+
+LOST = ("DistBackendError", "DistNetworkError")
+"""PyTorch's errors of a connection to another rank; gloo's own are RuntimeErrors that name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,11 @@ def gather(
 
     Raises:
         WorkerDiedError: an actor or a server of Ray has died; or an actor hangs, and was killed.
-        TinyZeroError: raised by an actor. Other exceptions are raised as Ray wraps them.
+        TinyZeroError: raised by an actor, or a connection between ranks has broken. Other exceptions are raised as Ray wraps them.
     """
     ray = import_ray()
     actors, results = {reference: actor for actor, reference in calls}, dict[Any, Any]()
-    pending, failed, deadline = list(actors), list[BaseException](), float("inf")
+    pending, failed, deadline = list(actors), list[tuple[ActorHandle, Any]](), float("inf")
     pings = _Pings(ray, actors)
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, timeout=TICK_SECONDS)
@@ -88,12 +92,15 @@ def gather(
             except returned as error:
                 results[reference] = error
             except ray.exceptions.RayTaskError as error:
-                failed.append(error)
+                failed.append((actors[reference], error))
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if meanwhile is not None:
             meanwhile()
-    if failed:
-        raise failed[0]
+    for actor, failure in failed:
+        if "gloo" in str(failure.cause) or type(failure.cause).__name__ in LOST:
+            end = f"has lost its connection to another rank ({first_line(failure.cause)})"
+            raise WorkerDiedError(actor.name, end, policy_intact=False) from failure
+        raise failure
     return [results[reference] for _, reference in calls]
 
 
