@@ -1,7 +1,12 @@
+import os
+import signal
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinyzero_trainer.data import chat_template
+from tinyzero_trainer.data.chat_template import TemplateRenderer
 from tinyzero_trainer.data.tokenization import decode_texts, encode_prompt, end_token
 from tinyzero_trainer.models.new_model import build_tokenizer
 
@@ -67,3 +72,23 @@ def test_a_chat_template_gives_the_text_that_transformers_gives(template: str) -
     text, ids = encode_prompt(tokenizer, messages)
     assert text == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_killed_process_of_chat_templates_is_started_again_and_one_that_hangs_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renderer = TemplateRenderer()
+    template, messages = "{{ messages[0].content }}!", [{"role": "user", "content": "yes"}]
+    assert renderer.render(template, messages, {}) == "yes!"
+    first, _ = renderer._child or (None, None)
+    assert first is not None
+    first.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    assert renderer.render(template, messages, {}) == "yes!"
+    second, _ = renderer._child or (None, None)
+    assert second is not None
+    second.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(chat_template, "HANGS_SECONDS", 0.1)
+    with pytest.raises(chat_template.TemplateError, match=r"^its process has not answered for 0\.1 s$"):
+        renderer.render(template, messages, {})
+    assert second.poll() == -signal.SIGKILL

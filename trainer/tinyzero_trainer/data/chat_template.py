@@ -17,6 +17,9 @@ from typing import Any
 from tinyzero_sdk.workers.process import limit_memory
 
 SECONDS = 20
+HANGS_SECONDS = SECONDS + 40
+"""For an answer of the process, which ends itself if the template takes too long."""
+
 MEMORY = 2 << 30  # address space in bytes
 _LONGEST = 1 << 26  # bytes of a text
 
@@ -48,13 +51,19 @@ class TemplateRenderer:
     def render(self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The text of chat messages, as transformers renders it; a TemplateError if there is none."""
         with self._lock:
+            if self._child is not None and self._child[0].poll() is not None:  # something has killed it
+                self.close()
             if self._child is None:
                 self._child = _start()
             process, connection = self._child
             try:
                 request = [template, messages, variables, SECONDS]
                 connection.send_bytes(json.dumps(request, default=str).encode())
-                text, fault = json.loads(connection.recv_bytes(_LONGEST))
+                if connection.poll(HANGS_SECONDS):
+                    text, fault = json.loads(connection.recv_bytes(_LONGEST))
+                else:
+                    self.close()
+                    fault = f"its process has not answered for {HANGS_SECONDS} s"
             except EOFError:
                 is_late = process.wait() == -signal.SIGALRM
                 self.close()

@@ -140,7 +140,8 @@ class SftStep:
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """See `loop.Step`."""
         timer = StepTimer()
-        examples = next(self._batches)
+        with self.workers.display.activity("making examples"):
+            examples = next(self._batches)
         self._report_left_out(step, len(examples))
         timer.record("data")
         self.workers.engine.sleep()
