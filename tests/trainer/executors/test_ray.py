@@ -442,7 +442,7 @@ def test_a_server_of_ray_that_dies_ends_the_run_and_nothing_is_left(
     "F5",
     "Ray's gcs_server dies while Ray starts",
     made="SIGKILL to it 3 s after it has started; where it has not answered yet, Ray is started once more",
-    seen="error: Ray's gcs_server (process …) has died; what waits for it was ended; --resume resumes the run",
+    seen="error: Ray's gcs_server (process …) has died; what waits for it was ended; --resume resumes what is saved",
     kept="nothing has begun; no process or shared memory is left",
     code=2,
 )

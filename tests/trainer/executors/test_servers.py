@@ -95,7 +95,7 @@ def test_a_server_that_hangs_is_named_and_what_waits_for_it_is_ended(
         assert not ray.killed
         wait_until(lambda: codes)
     assert (ray.killed, codes) == (list(SERVERS), [2])
-    assert "--resume resumes the run" in capsys.readouterr().err
+    assert "--resume resumes what is saved" in capsys.readouterr().err
     assert len(threads()) == before
 
 

@@ -95,7 +95,7 @@ def node_in(ray: Any, frames: Iterable[FrameType]) -> Any:
 
 def _end_process(node: Any, why: str, code: int) -> None:
     """End this process and what it has started of Ray, as by a kill but with a last line."""
-    sys.stderr.write(f"error: {why}; what waits for it was ended; --resume resumes the run\n")
+    sys.stderr.write(f"error: {why}; what waits for it was ended; --resume resumes what is saved\n")
     sys.stderr.flush()
     for processes in node.all_processes.values():
         for info in processes:
