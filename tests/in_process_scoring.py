@@ -4,7 +4,6 @@ A process takes 0.15 s to start. What kills, hangs, prints or must not be truste
 """
 
 import pickle
-import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,8 +20,7 @@ class ScoringThread:
 
     def __init__(self, task: bytes, service: Service, environment: Mapping[str, str] | None = None) -> None:
         self.connection, theirs = Pipe()
-        with tempfile.TemporaryFile() as shared:
-            shared.truncate(SharedTimer.SIZE)
+        with SharedTimer.make_file() as shared:
             self.timer = SharedTimer(shared.fileno())
         self.timer.stop()
         self._thread = threading.Thread(target=_serve, args=(theirs, _load(task), service, self.timer), daemon=True)

@@ -132,6 +132,13 @@ def exit_on_error() -> Iterator[None]:
         if isinstance(error, OSError):  # a full disk, for example
             _line("[red]error:[/]", str(error))
             sys.exit(2)
+        if isinstance(error, RuntimeError) and "determine home directory" in str(error):  # of pathlib
+            _line(
+                "[red]error:[/]",
+                "a path begins with ~ or lies in the home directory, which cannot be determined; give the whole path, "
+                "or set HOME",
+            )
+            sys.exit(2)
         _line("[red]unexpected error:[/]", f"{type(error).__name__}: {error} (set TINYZERO_DEBUG=1 to see where)")
         sys.exit(UNEXPECTED)
 

@@ -65,14 +65,15 @@ def report(
 
 
 def _open(paths: list[Path]) -> "list[Run]":
-    from tinyzero_sdk.report.runs import open_run
+    from tinyzero_sdk.report.runs import name_of, open_run
 
     full = [Path(os.path.realpath(path)) for path in paths]  # `resolve` raises where links form a loop
     if len({*full}) < len(paths):
         raise SettingsError("a run is given twice; name each once")
-    names = [path.name for path in full]
+    names = [name_of(path.name) for path in full]
     return [
-        open_run(path, name if names.count(name) == 1 else str(path)) for path, name in zip(paths, names, strict=True)
+        open_run(path, name if names.count(name) == 1 else name_of(path))
+        for path, name in zip(paths, names, strict=True)
     ]
 
 

@@ -29,7 +29,8 @@ def hub_files(repository: str, configuration: str | None) -> dict[str, list[Path
     """The files of each split of a data set: Parquet, JSON Lines, or Arrow.
 
     Raises:
-        DataError: there is neither a copy in a cache nor a network, or the data set has no such configuration.
+        DataError: the Hub does not allow the name, there is neither a copy in a cache nor a network, or the data set
+            has no such configuration.
     """
     try:
         import datasets
@@ -58,10 +59,15 @@ def hub_files(repository: str, configuration: str | None) -> dict[str, list[Path
 def _hub_cache(repository: str, configuration: str | None) -> list[Path]:
     """What `hf download` fetched."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         snapshot = Path(snapshot_download(repository, repo_type="dataset", local_files_only=True))
+    except HFValidationError as error:
+        raise DataError(
+            f"there is no file or folder {repository}, and the Hugging Face Hub allows no data set of that name; give "
+            "a file, a folder or a name such as openai/gsm8k"
+        ) from error
     except LocalEntryNotFoundError:
         return []
     folders = [snapshot / configuration] if configuration else [snapshot / "data", snapshot]

@@ -27,6 +27,7 @@ from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import to_rows
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS
+from tinyzero_sdk.report.runs import name_of
 from tinyzero_sdk.scoring.outputs import as_numbers
 from tinyzero_sdk.scoring.scored_rows import SCORES, read_scored_blocks
 from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, interval_of_rate, named_ranges, pass_at_k
@@ -91,7 +92,7 @@ class CompletionFile:
         if self.metadata is None:
             return _contain([*self.texts(range(start, start + len(answers)), SEARCHED).columns, answers], text)
         # All samples of a problem have one prompt.
-        with pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=["prompt"]) as file:
+        with pq.ParquetFile(open_for_arrow(self.path), metadata=self.metadata, read_dictionary=["prompt"]) as file:
             present = [name for name in SEARCHED if name in file.schema_arrow.names]
             found, done = [np.empty(0, bool)], 0
             for batch in file.iter_batches(_SEARCH_ROWS, row_groups=[group], columns=present, use_threads=False):
@@ -106,7 +107,7 @@ class CompletionFile:
             return pa.table(
                 {name: _array_or_nulls([_plain(name, _find(every[row], name)) for row in rows]) for name in columns}
             )
-        with pq.ParquetFile(self.path, metadata=self.metadata) as file:
+        with pq.ParquetFile(open_for_arrow(self.path), metadata=self.metadata) as file:
             ends = np.cumsum(self.groups)
             groups = np.unique(np.searchsorted(ends, rows, side="right"))
             sizes = np.diff(ends, prepend=0)
@@ -188,7 +189,9 @@ class Completions:
         starts = self._starts()
         numbers = np.searchsorted(starts, places, side="right") - 1
         own = (places - starts[numbers]).tolist()
-        return [f"{self.files[number].path.stem}:{row}" for number, row in zip(numbers.tolist(), own, strict=True)]
+        return [
+            f"{name_of(self.files[number].path.stem)}:{row}" for number, row in zip(numbers.tolist(), own, strict=True)
+        ]
 
     def texts_at(self, places: np.ndarray, columns: Sequence[str] = TEXTS) -> pa.Table:
         """The long columns of the rows at these places, which are sorted."""
@@ -210,7 +213,7 @@ class Completions:
 
     def texts(self, ids: Sequence[str]) -> list[dict[str, Any] | None]:
         """Index and long columns of the rows with these ids; None where there is none (any more)."""
-        stems = {file.path.stem: number for number, file in enumerate(self.files)}
+        stems = {name_of(file.path.stem): number for number, file in enumerate(self.files)}
         found: list[dict[str, Any] | None] = []
         for name in ids:
             stem, _, own = name.rpartition(":")
@@ -373,6 +376,11 @@ def read_completions(paths: Sequence[Path]) -> Completions:
     return Completions(tuple(files), index, left_out=tuple(left_out))
 
 
+def open_for_arrow(path: Path) -> pa.OSFile:
+    """A file to read; Arrow takes no path whose bytes are not UTF-8, except as bytes."""
+    return pa.OSFile(os.fsencode(path))
+
+
 def _version(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_mtime_ns, status.st_size
@@ -383,10 +391,10 @@ def _read_file(path: Path, modified: int, size: int) -> CompletionFile:
     metadata, columns = None, None
     ignored: Mapping[str, int] = {}
     if path.suffix == ".parquet":
-        metadata = pq.read_metadata(path)
+        metadata = pq.read_metadata(open_for_arrow(path))
         names = metadata.schema.to_arrow_schema().names
         wanted = {source.split(".")[0] for name in INDEX.names for source in _sources(name, names)[:1]}
-        table = pq.read_table(path, columns=sorted(wanted))
+        table = pq.read_table(open_for_arrow(path), columns=sorted(wanted))
         if _all_scored(table):
             columns = {name: _column(table, name) for name in INDEX.names}
     if columns is None:

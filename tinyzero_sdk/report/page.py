@@ -126,7 +126,8 @@ def html(
 
 def as_json(value: Any) -> str:
     """JSON that can stand within a script element; NaN and infinities become null."""
-    return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), default=str).replace("<", "\\u003c")
+    text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), default=str).replace("<", "\\u003c")
+    return text.encode(errors="backslashreplace").decode()  # a lone surrogate as JSON's own escape
 
 
 def _sample(completions: Completions, most: int) -> np.ndarray:

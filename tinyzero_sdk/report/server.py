@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.report.comparison import compare
-from tinyzero_sdk.report.completions import Completions, read_completions
+from tinyzero_sdk.report.completions import Completions, open_for_arrow, read_completions
 from tinyzero_sdk.report.page import as_json, describe, html
-from tinyzero_sdk.report.runs import CONFIG, METRICS, Run, modified, open_run
+from tinyzero_sdk.report.runs import CONFIG, METRICS, Run, modified, name_of, open_run
 
 POLL_SECONDS = 3.0
 _DEPTH = 4  # of the directories searched for runs
@@ -42,8 +42,8 @@ class Library:
     def paths(self) -> dict[str, Path]:
         """What there is now, by name, in the order of names."""
         if self.root.is_file() or (self.root / METRICS).is_file():
-            return {self.root.name: self.root}
-        found = {path.relative_to(self.root).as_posix(): path for path in self._search(self.root, _DEPTH, [])}
+            return {name_of(self.root.name): self.root}
+        found = {name_of(path.relative_to(self.root)): path for path in self._search(self.root, _DEPTH, [])}
         return dict(sorted(found.items()))
 
     def unreadable(self) -> list[Path]:
@@ -131,7 +131,7 @@ class Library:
 def _is_scored(path: Path) -> bool:
     """Whether the first row of a file has a score; raises OSError, ValueError or RecursionError if it has none."""
     if path.suffix == ".parquet":
-        return {"score", "completion"} <= set(pq.read_schema(path).names)
+        return {"score", "completion"} <= set(pq.read_schema(open_for_arrow(path)).names)
     if path.suffix != ".jsonl" or not path.stat().st_size:
         return False
     with path.open("rb") as file:
@@ -146,26 +146,27 @@ def make_server(root: Path, port: int) -> ThreadingHTTPServer:
         OSError: the port is taken.
     """
     library = Library(root)
-    page = html({"live": POLL_SECONDS, "written": str(root), "runs": []}, connect="'self'").encode()
+    page = html({"live": POLL_SECONDS, "written": name_of(root), "runs": []}, connect="'self'")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             address = urlsplit(self.path)
             if not _LOCAL.fullmatch(self.headers.get("Host") or ""):
-                return self._send(403, "text/plain", b"this server answers to 127.0.0.1 and localhost only")
+                return self._send(403, "text/plain", "this server answers to 127.0.0.1 and localhost only")
             if address.path == "/":
                 return self._send(200, "text/html", page)
             try:
                 answer = library.answer(address.path, parse_qs(address.query, keep_blank_values=True))
             except (DataError, OSError, KeyError) as error:
-                return self._send(404, "text/plain", str(error).encode())
+                return self._send(404, "text/plain", str(error))
             except (ValueError, ArithmeticError, AttributeError, RecursionError, TypeError) as error:
-                return self._send(400, "text/plain", f"not a request of this page: {error}".encode())
-            return self._send(200, "application/json", as_json(answer).encode())
+                return self._send(400, "text/plain", f"not a request of this page: {error}")
+            return self._send(200, "application/json", as_json(answer))
 
         do_HEAD = do_GET
 
-        def _send(self, status: int, kind: str, body: bytes) -> None:
+        def _send(self, status: int, kind: str, text: str) -> None:
+            body = text.encode(errors="backslashreplace")  # an error may name a path that is not UTF-8
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))

@@ -21,7 +21,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.tasks.unsafe_scorers import enter_worker
@@ -56,6 +56,18 @@ class SharedTimer:
 
     def __init__(self, fd: int) -> None:
         self._cells = memoryview(mmap.mmap(fd, self.SIZE)).cast("d")
+
+    @classmethod
+    def make_file(cls) -> BinaryIO:
+        """The file of a timer, in anonymous memory where the system has that.
+
+        Its bytes are written, so that a full disk is an error here; a write to a mapped file would end the process.
+        """
+        is_anonymous = hasattr(os, "memfd_create")
+        file = os.fdopen(os.memfd_create("timer"), "r+b") if is_anonymous else tempfile.TemporaryFile()  # noqa: SIM115
+        file.write(bytes(cls.SIZE))
+        file.flush()
+        return file
 
     def start(self, index: int) -> float:
         """Start work on entry `index` of the job; return the start time, by `time.monotonic`."""
@@ -95,8 +107,7 @@ class WorkerProcess:
         """
         self.connection, theirs = Pipe()
         watchdog, self._watchdog = os.pipe()
-        with theirs, tempfile.TemporaryFile() as shared:
-            shared.truncate(SharedTimer.SIZE)
+        with theirs, SharedTimer.make_file() as shared:
             self.timer = SharedTimer(shared.fileno())
             self.timer.stop()
             descriptors = (theirs.fileno(), watchdog, shared.fileno())

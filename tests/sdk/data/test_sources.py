@@ -80,6 +80,12 @@ def test_what_cannot_be_read_is_one_line(tmp_path, name, content, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["data/my--set", "données/exemples", "data/x.git/main", "hf://-a/b"])
+def test_a_name_that_the_hub_does_not_allow_is_one_line(name):
+    with pytest.raises(DataError, match=r"there is no file or folder .* allows no data set of that name; give a file"):
+        open_rows(name)
+
+
 def test_a_cached_data_set_of_the_hub_is_read_without_a_request(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)

@@ -12,9 +12,10 @@ from urllib.parse import urlencode
 
 import pytest
 
+from tests.dummy_runs import write_run
 from tests.environments import ROOT
 from tinyzero_sdk.cli import main
-from tinyzero_sdk.report.page import report
+from tinyzero_sdk.report.page import as_json, report
 from tinyzero_sdk.report.runs import open_run
 from tinyzero_sdk.report.server import Library, make_server
 
@@ -240,6 +241,56 @@ def test_links_in_a_loop_are_named(tmp_path, command, capsys):
         main([name, str(tmp_path / "loop"), *options])
     assert ended.value.code == 2
     assert "loop" in capsys.readouterr().err
+
+
+@pytest.fixture
+def odd_path(tmp_path):
+    """A directory, of a name that is not UTF-8, with a run; both its files of completions have such a name, too."""
+    path = write_run(tmp_path / "run", steps=2, completions=300)
+    first, second = path.glob("completions/*.parquet")
+    first.rename(os.fsdecode(os.fsencode(path / "completions") + b"/\xe9.parquet"))
+    second.rename(os.fsdecode(os.fsencode(path / "completions") + b"/\xe8.parquet"))
+    scored = json.dumps({"completion": "a", "score": 0.0, "correct": False, "reason": "wrong"})
+    (path.parent / os.fsdecode(b"\xe9.jsonl")).write_text(scored + "\n")
+    return path.rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+
+
+def test_a_directory_whose_name_is_not_utf_8_has_a_report(odd_path, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(odd_path), "-o", str(tmp_path / "page.html")])
+    assert not ended.value.code
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    (run,) = json.loads(re.findall(r'id="data">(.*?)</script>', text)[0])["runs"]
+    assert (run["name"], run["kept"] > 200, run["leftOut"]) == (r"caf\xe9", True, [])
+
+
+def test_a_directory_whose_name_is_not_utf_8_is_served(odd_path):
+    library = Library(odd_path.parent)
+    assert {run["name"] for run in library.listed()} == {r"caf\xe9", r"\xe9.jsonl"}
+    for name in (r"caf\xe9", r"\xe9.jsonl"):
+        wanted = {"run": [name], "filters": ["{}"], "offset": ["0"], "limit": ["1"]}
+        found = library.answer("/completions", {**wanted, "filters": ['{"text": "a"}']})
+        row_id = found["rows"][0]["id"]
+        assert library.answer("/texts", {"run": [name], "id": [row_id]})[0]["completion"]
+        assert row_id.isascii()
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_server_below_a_name_that_is_not_utf_8_answers(odd_path, below):
+    with make_server(odd_path if below else odd_path.parent, 0) as server:
+        for path, status in (("/", 200), ("/runs", 200), ("/describe?run=x", 404)):
+            thread = threading.Thread(target=server.handle_request)
+            thread.start()
+            connection = HTTPConnection("127.0.0.1", server.server_port)
+            connection.request("GET", path)
+            with connection.getresponse() as response:
+                assert (response.status, len(response.read().decode()) > 10) == (status, True)
+            connection.close()
+            thread.join()
+
+
+def test_a_lone_surrogate_stays_json():
+    assert json.loads(as_json({"a\udce9": "\\\ud800"}).encode()) == {"a\udce9": "\\\ud800"}
 
 
 def test_links_out_of_the_directory_are_not_followed(tmp_path, run_path):

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from math import inf, nan
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tinyzero_sdk.errors import BrokenTaskError, SettingsError, VersionMismatchE
 from tinyzero_sdk.records import ScoreColumns
 from tinyzero_sdk.scoring.batches import CompletionBatch
 from tinyzero_sdk.scoring.pool import ScoringPool
+from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess
 
 HOSTILE_SCORE = """
 import ctypes, os, re, signal, subprocess, sys, time
@@ -378,6 +380,21 @@ def test_successor_starts_while_a_hanging_worker_uses_up_its_time(hostile):
         (successor,) = pool._workers
     assert [score.reason for score in scores] == ["timeout"] + ["ok"] * 20
     assert started < successor.born < started + 0.6
+
+
+def test_a_worker_needs_no_directory_for_temporary_files(monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with closing(WorkerProcess(b"", print)) as worker:
+        assert worker.timer.index is None
+        assert worker.timer.start(3) == worker.timer.started
+
+
+def test_a_timer_is_a_file_where_memory_has_none(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with SharedTimer.make_file() as file:
+        timer = SharedTimer(file.fileno())
+        timer.start(3)
+        assert SharedTimer(file.fileno()).index == 3
 
 
 def test_scores_are_kept_by_place():

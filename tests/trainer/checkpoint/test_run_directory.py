@@ -8,10 +8,13 @@ from importlib.metadata import version
 
 import pytest
 
+from tests.trainer.controller.test_checkpointer import batch_of
+from tests.trainer.samples import make_sample
 from tinyzero_sdk.settings import build, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.controller.rollout_batch import MOST_SKIPPED, SkippedUpdates
 
 CONFIG = TrainConfig(tasks={"countdown": {"options": {"numbers": [3, 4]}}})
 
@@ -131,3 +134,17 @@ def test_saving_the_configuration_is_whole_or_not_at_all(path, monkeypatch):
             run.save_config(TrainConfig())
         assert run.config.read_text() == before
         assert to_mapping(CONFIG)["tasks"] == tomllib.loads(before)["tasks"]
+
+
+def test_batches_of_skipped_updates_give_way_to_newer_ones_and_files_with_other_names_stay(path):
+    skipped, told = RunDirectory(path).skipped_batch(3).parent, []
+    skipped.mkdir(parents=True)
+    foreign = {"step_3_old.json", "step_.json"}
+    old = {f"step_{step}.json" for step in range(100, 100 + MOST_SKIPPED)}
+    for name in foreign | old | {"step_2.json"}:
+        (skipped / name).touch()
+    SkippedUpdates(RunDirectory(path), told.append).watch(
+        batch_of([make_sample(3, 2)]), lambda: {"actor/skipped_updates": 1.0}
+    )
+    assert "to see where: tinyzero replay" in told[0]
+    assert {file.name for file in skipped.iterdir()} == foreign | old

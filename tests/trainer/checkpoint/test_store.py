@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import shutil
+import stat
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -416,3 +417,47 @@ def test_a_byte_that_has_changed_in_any_piece_of_a_file_is_noticed(content, data
         assert checkpoint._fingerprint(file) == before
         file.write_bytes(changed)
         assert checkpoint._fingerprint(file) != before
+
+
+@pytest.mark.parametrize("name", ["empty", "manifest.json"])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), RuntimeError("can't start new thread")])
+def test_an_error_of_the_system_says_nothing_about_a_checkpoint(root, monkeypatch, name, error):
+    real = checkpoint._check_regular
+
+    def check_regular(file):
+        if file == root / "step_20" / name:
+            raise error
+        return real(file)
+
+    monkeypatch.setattr(checkpoint, "_check_regular", check_regular)
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    for use in (latest, checkpoint.prune):
+        with pytest.raises(CheckpointError) as caught:
+            use(root)
+        assert not isinstance(caught.value, DamagedCheckpointError)
+        assert str(caught.value) == (
+            f"cannot read {root}/step_20/{name}: {reason}; it may be intact, and nothing has been deleted: try again"
+        )
+    monkeypatch.undo()
+    assert latest(root).step == 20
+    assert names(root) == ["step_10", "step_20"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_where_directories_cannot_be_synced_a_checkpoint_is_saved_and_where_files_cannot_it_is_not(
+    root, monkeypatch, number
+):
+    real, refused = os.fsync, stat.S_ISDIR
+
+    def fsync(descriptor):
+        if refused(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    save(root, 30, filler(30), meta=META)
+    assert read_back(latest(root)) == content(30)
+    refused = stat.S_ISREG
+    with pytest.raises(CheckpointError, match=os.strerror(number)):
+        save(root, 40, filler(40), meta=META)
+    assert latest(root).step == 30

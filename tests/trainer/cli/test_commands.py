@@ -18,6 +18,7 @@ from tinyzero_trainer.cli import start
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.config.sft import warm_start
+from tinyzero_trainer.controller.eval_config import import_errors_in_one_line
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.utils.signals import Interrupted
 
@@ -53,6 +54,32 @@ def test_ctrl_c_while_torch_is_imported_is_told(monkeypatch, capsys, tmp_path):
     words = ("--task", "countdown", "--model", "tiny", "run.device=cpu", "--output", str(tmp_path))
     code, _, error = call(capsys, "train", *words)
     assert (code, error.splitlines()[-1]) == (130, "stopped by SIGINT while the run was being loaded")
+
+
+@pytest.mark.parametrize("error", [ImportError("cannot import name 'dlopen'"), OSError("libcudart.so.12: not found")])
+def test_a_broken_package_is_one_line(error, monkeypatch, capsys, tmp_path):
+    of_torch = {"__name__": "torch._C", "error": error}
+    exec("def import_module(name): raise error", of_torch)
+    monkeypatch.setattr(start, "import_module", of_torch["import_module"])
+    words = ("--task", "countdown", "--model", "tiny", "run.device=cpu", "--output", str(tmp_path))
+    code, _, printed = call(capsys, "train", *words)
+    expected = f"error: cannot import torch ({error}); `tinyzero doctor` looks at the installation"
+    assert (code, printed.splitlines()[-1]) == (2, expected)
+
+
+def test_an_import_error_of_our_own_is_a_bug():
+    ours = {"__name__": "tinyzero_trainer.ours", "import_errors_in_one_line": import_errors_in_one_line}
+    with pytest.raises(ImportError, match="cannot import name 'gone'"):
+        exec("with import_errors_in_one_line():\n    from tinyzero_trainer.types import gone", ours)
+
+
+def test_eval_without_torch_is_one_line(monkeypatch, capsys):
+    for module in ("controller.local_sampler", "models.loading"):
+        monkeypatch.delitem(sys.modules, f"tinyzero_trainer.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, _, error = call(capsys, "eval", "--task", "countdown", "--model", "tiny", "--size", "2", "run.device=cpu")
+    assert code == 2
+    assert "cannot import torch (import of torch halted; None in sys.modules); `tinyzero doctor` looks at" in error
 
 
 @pytest.fixture

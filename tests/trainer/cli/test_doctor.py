@@ -99,6 +99,15 @@ def test_the_report_is_markdown_that_does_not_name_the_user(
     assert "/home/you" not in printed
 
 
+@pytest.mark.parametrize("home", ["/", None])
+def test_a_report_without_a_home_directory_keeps_its_paths(
+    home: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: home or path)
+    assert run(replace(BAD, output=Folder("/data/runs", GIB)), monkeypatch, "--report") == 1
+    assert " /data/runs" in capsys.readouterr().out
+
+
 def test_what_a_configuration_requires() -> None:
     config = TrainConfig(algorithm=AlgorithmConfig(advantage_estimator="gae", kl_coefficient=0.001))
     assert command.requirements_of(config) == Requirements(trained_models=2, frozen_models=1, names_model=False)

@@ -11,6 +11,7 @@ from tinyzero_sdk.settings import TABLE, build, describe, format_value, to_mappi
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.compose import compose, gather, make_config
+from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.sft.default_model import plan
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
@@ -94,6 +95,21 @@ def test_the_config_of_a_run_is_taken_again_for_another_one(tmp_path):
     mine.write_text(directory.config.read_text())
     with pytest.raises(SettingsError, match=r"data\.max_refill_rounds=2 has no effect"):
         make_config(gather(TrainConfig, {}, ["rollout.group_size=1", "algorithm.advantage_estimator=gae"], mine))
+
+
+def test_the_home_directory_takes_the_place_of_a_tilde_in_the_output(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "my.toml"
+    file.write_text("[run]\noutput = '~/my runs/1'\ntask = 'countdown'")
+    expected = f"{tmp_path}/my runs/1"
+    for cls in (TrainConfig, SftConfig):
+        assert gather(cls, {}, [], file)["run"]["output"] == expected
+        assert gather(cls, {}, ["run.output=~/my runs/1"])["run"]["output"] == expected
+        assert gather(cls, {}, ["run.output=r~/1"])["run"]["output"] == "r~/1"
+    config = make_config({"run": {"output": "~/my runs/1"}, "tasks": {"countdown": {}}})
+    assert resume_command(config) == f"tinyzero train --output '{expected}' --resume"
+    with pytest.raises(SettingsError, match=r"run\.output='~no-one/r': no home directory is known; give the path"):
+        gather(TrainConfig, {}, ["run.output=~no-one/r"])
 
 
 def test_a_mistake_in_a_file_names_the_file(tmp_path):

@@ -1,6 +1,7 @@
 """A run goes on by its saved configuration; only what is not learnt from may be changed."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -25,6 +26,11 @@ def test_resuming_takes_the_saved_configuration_and_may_repeat_it(saved_run):
     config = resume_config(saved_run, typed("task.numbers=[3]", task="countdown"))
     assert (config.run.steps, config.run.output) == (50, str(saved_run))
     assert config.tasks["countdown"]["options"] == {"numbers": [3]}
+
+
+def test_the_directory_may_be_given_by_a_tilde(saved_run, monkeypatch):
+    monkeypatch.setenv("HOME", str(saved_run.parent))
+    assert resume_config(Path("~", saved_run.name), {}).run.output == str(saved_run)
 
 
 @pytest.mark.parametrize(

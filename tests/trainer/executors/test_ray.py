@@ -461,6 +461,27 @@ def test_a_gcs_server_that_dies_while_ray_starts_ends_the_run_and_nothing_is_lef
     assert set(os.listdir("/dev/shm")) <= memory
 
 
+@pytest.mark.nightly(reason="starts Ray once more, and waits a minute for Ray to start another process")
+@pytest.mark.fault(
+    "F5",
+    "A worker dies while Ray starts its process",
+    made="SIGKILL to the first such process",
+    seen="held-out accuracy:",
+    kept="everything: Ray starts another after a minute",
+)
+def test_a_worker_that_dies_before_it_works_costs_a_minute(fault_row: Faults, folder: Path, tmp_path: Path) -> None:
+    run = make_config(tmp_path, "run", **RANKS, model__path=str(folder / "model"), run__steps=1)
+    with running(run) as process:
+
+        def starting() -> list[psutil.Process]:
+            below = psutil.Process(process.pid).children(recursive=True)
+            return [one for one in below if one.name() != "raylet" and "default_worker.py" in " ".join(one.cmdline())]
+
+        until(starting)[0].kill()
+        output = ends(process, [], 0)
+    fault_row.check(output)
+
+
 @pytest.mark.nightly(reason="starts Ray twice more, and waits; every change tests the watch with a Ray that is made up")
 @pytest.mark.parametrize("server", ["gcs_server", "raylet"])
 @pytest.mark.fault(

@@ -169,6 +169,16 @@ def test_what_lies_past_a_checkpoint_is_cut(log, tmp_path):
     assert log.summary() == f"completions: {log.directory} (0 bytes)"
 
 
+def test_files_with_other_names_stay_when_a_run_resumes(log):
+    log.train(3, group(3))
+    log.write()
+    foreign = ["train_best.parquet", "heldout_.parquet", "train_00000009_00000009 copy.parquet"]
+    for name in foreign:
+        (log.directory / name).touch()
+    log.cut_after(0)
+    assert sorted(path.name for path in log.directory.iterdir()) == sorted(foreign)
+
+
 def test_files_that_cannot_be_written_wait_within_a_bound_and_are_told_of_once(log, tmp_path, warnings, monkeypatch):
     (tmp_path / "completions").write_text("in the way")
     for step in (1, 2):

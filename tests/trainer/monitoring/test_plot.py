@@ -1,6 +1,7 @@
 """The plot shows what is in metrics.jsonl, and can be drawn from any run, however short."""
 
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -121,6 +122,20 @@ def test_a_long_model_name_keeps_its_end(metrics, tmp_path, drawn):
 def test_a_directory_that_is_gone_is_one_line(metrics, tmp_path):
     with pytest.raises(PlotError, match=r"cannot write .*gone/curve\.png: No such file or directory"):
         plot_curve(metrics([before()]), tmp_path / "gone" / "curve.png", tasks=["countdown"], model="m")
+
+
+@pytest.mark.parametrize("error", [ValueError("'qt4agg' is not a valid value for backend"), ImportError("no libpng")])
+def test_a_matplotlib_that_cannot_be_imported_is_one_line(metrics, tmp_path, monkeypatch, error):
+    class Finder:
+        def find_spec(self, name, *_):
+            if name == "matplotlib.figure":
+                raise error
+
+    monkeypatch.delitem(sys.modules, "matplotlib.figure")
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(PlotError) as caught:
+        plot_curve(metrics([before()]), tmp_path / "curve.png", tasks=["countdown"], model="m")
+    assert str(caught.value).startswith(f"cannot import matplotlib ({error}); install it again, or unset MPLBACKEND")
 
 
 @given(values=NUMBERS, window=st.integers(1, 9))

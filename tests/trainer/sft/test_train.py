@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from safetensors import SafetensorError
 
 from tests.trainer.configurations import call
 from tests.trainer.runs import assert_same_weights, killed, lines
@@ -174,6 +175,35 @@ def test_what_cannot_be_trained_is_refused_and_leaves_no_checkpoint(
     with pytest.raises(TinyZeroError, match=r"unknown key 'optimizer\.lr'"):
         fine_tune(configure("other", settings={"optimizer": {"lr": 1.0}}))
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left on device"), OSError(28, "No space left")])
+def test_a_new_model_that_cannot_be_written_leaves_nothing_and_the_one_before_it(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def save_model(directory: Path, _: object) -> NoReturn:
+        directory.mkdir()
+        (directory / "model.safetensors").touch()
+        raise error
+
+    monkeypatch.setattr(sft, "save_model", save_model)
+    with pytest.raises(TinyZeroError, match=r"cannot write .*run/new_model: .*No space left"):
+        fine_tune(configure())
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run/new_model").mkdir(parents=True)
+    with pytest.raises(TinyZeroError, match="No space left"):
+        fine_tune(configure())
+    assert (tmp_path / "run/new_model").is_dir()
+    assert not (tmp_path / "run/new_model.tmp").exists()
+
+
+def test_the_new_model_of_a_run_in_progress_is_not_replaced(configure: Configure, tmp_path: Path) -> None:
+    config = configure()
+    with RunDirectory.open(config.run.output):
+        config.new_model_directory.mkdir()
+        with pytest.raises(TinyZeroError, match="is in use by process"):
+            fine_tune(config)
+        assert not list(config.new_model_directory.iterdir())
 
 
 @pytest.mark.parametrize(

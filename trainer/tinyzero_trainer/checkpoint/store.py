@@ -7,6 +7,7 @@ ones. Its only state is the directory. No torch here.
     checkpoints/step_50.tmp-<uuid>/       being written or deleted, or left by a killed run
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -37,6 +38,7 @@ FORMAT = 1  # other formats are refused
 MIN_KEEP = 2
 """One remains intact while another is being written, or turns out to be damaged."""
 
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _SEALED = re.compile(r"step_(\d+)")
 _TEMPORARY = re.compile(r"step_\d+\.tmp-[0-9a-f]{32}")
 
@@ -44,7 +46,7 @@ Content = TypeVar("Content")
 
 
 class CheckpointError(TinyZeroError):
-    """A checkpoint cannot be written, or none of those that exist is intact."""
+    """A checkpoint cannot be written or read, or none of those that exist is intact."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -145,7 +147,8 @@ def read_latest(root: Path, read: Callable[[Checkpoint], Content]) -> Content | 
         read: reads its content; raises a DamagedCheckpointError for one that cannot be used.
 
     Raises:
-        CheckpointError: there are checkpoints, and all are damaged; each is named with its fault.
+        CheckpointError: there are checkpoints, and all are damaged; each is named with its fault. Or the system
+            cannot read one now, for which no older one is taken.
     """
     skipped: list[str] = []
     for step, entry in sorted(sealed(root), reverse=True):
@@ -167,6 +170,7 @@ def verify(path: Path) -> Mapping[str, Json]:
 
     Raises:
         DamagedCheckpointError: names the file and what is wrong with it.
+        CheckpointError: the system cannot read a file now, so what it holds is unknown.
     """
     file, root = path / MANIFEST, path.resolve()
     with damage_in_one_line(file):
@@ -191,16 +195,27 @@ def verify(path: Path) -> Mapping[str, Json]:
 
 @contextmanager
 def damage_in_one_line(file: Path) -> Iterator[None]:
-    """A DamagedCheckpointError, which names the file, for whatever else reading it ends in."""
+    """A DamagedCheckpointError, which names the file, for whatever else reading it ends in.
+
+    Except for errors of the system, as of a disk or of too many threads, which say nothing about the file's content:
+    these are a CheckpointError, so that no older checkpoint is taken and this one deleted.
+    """
     try:
         yield
-    except OSError as error:
-        raise DamagedCheckpointError(f"{file}: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+        if isinstance(error, OSError) and (error.errno is None or error.errno in _NOT_THERE):  # None: of a library
+            raise DamagedCheckpointError(f"{file}: {reason}") from error
+        if isinstance(error, OSError) or "start new thread" in reason:
+            raise CheckpointError(
+                f"cannot read {file}: {reason}; it may be intact, and nothing has been deleted: try again"
+            ) from error
+        raise DamagedCheckpointError(f"{file} cannot be read ({reason})") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise DamagedCheckpointError(f"{file} is wrong at {place}: {first['msg']}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise DamagedCheckpointError(f"{file} cannot be read ({first_line(error)})") from error
 
 
@@ -312,8 +327,12 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def _sync(path: Path) -> None:
+    """Bring a file or directory to the disk; some network file systems cannot do that for directories."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)

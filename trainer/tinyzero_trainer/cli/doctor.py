@@ -1,5 +1,6 @@
 """`tinyzero doctor`: checks whether a run will work on this machine or on a Ray cluster."""
 
+import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
@@ -82,7 +83,8 @@ def _markdown(findings: "Sequence[Finding]", facts: "Facts") -> str:
     machine = f"Python {facts.machine.python}, {platform.platform()}, {facts.machine.cores} CPU cores, {gpus}"
     shown = [f"{finding.level:<8}{finding.check}: {finding.what}" for finding in findings]
     text = "\n".join([f"- {machine}", f"- {', '.join(versions)}", "", "```text", *shown, "```"])
-    return text.replace(str(Path.home()), "~")  # which names the user
+    home = os.path.expanduser("~")  # which names the user; ~ where it is unknown
+    return text if home == "/" else text.replace(home, "~")
 
 
 def requirements_of(config: "TrainConfig") -> "Requirements":

@@ -85,6 +85,7 @@ def resolve_auto(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "Tra
 @contextmanager
 def imported(module: str, config: "TrainConfig", num_tasks: int) -> Iterator["Progress"]:
     """Import what a run needs, `module` and with it torch, and show the run's progress."""
+    from tinyzero_trainer.controller.eval_config import import_errors_in_one_line
     from tinyzero_trainer.monitoring.progress import Progress
     from tinyzero_trainer.utils.signals import left_at_once
 
@@ -93,9 +94,10 @@ def imported(module: str, config: "TrainConfig", num_tasks: int) -> Iterator["Pr
         set_torch_environment()
         with without_collector():
             _start_ray(module, config, num_tasks)
-            from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
+            with import_errors_in_one_line():
+                from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
 
-            import_module(module)
+                import_module(module)
         progress.record_startup("imports")
         with advise_on_out_of_memory(config):
             yield progress

@@ -61,7 +61,7 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
         if value is None and key.startswith(tables):  # TOML has no null
             raise SettingsError(f"{key}=none cannot be kept in config.toml; leave it out for the task's own default")
     if file is None:
-        return with_task_table(typed)
+        return with_home(with_task_table(typed))
     content = read_toml(file)
     made_with, recipe = get(content, "run.recipe"), get(typed, "run.recipe")
     if made_with and recipe not in (None, made_with):
@@ -76,7 +76,18 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
     if is_of_run(file):  # to be repeated elsewhere, with what still has an effect
         content.get("run", {}).pop("output", None)
         content = drop_unused(content, typed) if cls is TrainConfig else content
-    return with_task_table(merge(content, typed))
+    return with_home(with_task_table(merge(content, typed)))
+
+
+def with_home(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the home directory for `~` in `run.output`, which no shell expands in a file or a KEY=VALUE."""
+    output = text(settings, "run.output")
+    if not output or not output.startswith("~"):
+        return dict(settings)
+    try:
+        return merge(settings, {"run": {"output": str(Path(output).expanduser())}})
+    except RuntimeError as error:  # of whom there is no home
+        raise SettingsError(f"run.output={output!r}: no home directory is known; give the path without ~") from error
 
 
 def is_of_run(file: Path | None) -> bool:
@@ -107,7 +118,7 @@ def compose(
     Raises:
         SettingsError: what `build` raises, a setting of the user or the recipe without effect, no task, or no model.
     """
-    overrides = with_task_table(overrides)
+    overrides = with_home(with_task_table(overrides))
     if not overrides.get("tasks") and (needs_task or overrides.get("task")):
         raise SettingsError("no task is named; give --task, or a table [tasks.NAME] in the file")
     check_models(overrides)

@@ -65,6 +65,7 @@ def resume_config(
     Raises:
         SettingsError: there is no run, or `overrides` would change what is learned.
     """
+    directory = directory.expanduser()
     file = directory / "config.toml"
     if not file.exists():
         raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")

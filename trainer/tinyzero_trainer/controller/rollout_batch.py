@@ -4,6 +4,7 @@ A batch with which an update was skipped is kept in the run's directory.
 """
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from tinyzero_trainer.types import Prompt, Rollout
 BATCH_FILE = "next_batch.json"
 MOST_SKIPPED = 10
 """Batches kept of skipped updates."""
+
+_SKIPPED = re.compile(r"step_(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,9 @@ class SkippedUpdates:
         try:
             with replacing(file) as temporary:
                 temporary.write_bytes(to_json(batch))
-            by_step = sorted(file.parent.glob("step_*.json"), key=lambda path: int(path.stem.removeprefix("step_")))
-            for old in by_step[:-MOST_SKIPPED]:
+            matches = [(_SKIPPED.fullmatch(path.name), path) for path in file.parent.glob("step_*.json")]
+            by_step = sorted((int(match[1]), path) for match, path in matches if match)
+            for _, old in by_step[:-MOST_SKIPPED]:
                 old.unlink()
         except (DataError, OSError) as error:
             return f"its batch is not kept: {error}"

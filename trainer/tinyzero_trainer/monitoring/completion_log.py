@@ -6,6 +6,7 @@ so that they are a fair sample. `tinyzero score` reads the files too.
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -62,6 +63,7 @@ SCHEMA = pa.schema(
 )
 
 Split = Literal["train", "heldout"]
+_FILE = re.compile(r"(?:train|heldout)_(\d+)_\d+\.parquet")  # first and last step; others are not ours
 
 
 class CompletionLog:
@@ -120,10 +122,9 @@ class CompletionLog:
 
     def cut_after(self, step: int) -> None:
         """Remove what lies past the checkpoint of a step from which the run is resumed."""
-        for split in self._rows:
-            for path in self.directory.glob(f"{split}_*.parquet"):
-                if int(path.stem.split("_")[1]) > step:
-                    path.unlink(missing_ok=True)
+        for path in self.directory.glob("*.parquet"):
+            if (match := _FILE.fullmatch(path.name)) and int(match[1]) > step:
+                path.unlink(missing_ok=True)
 
     def summary(self) -> str:
         """Where they are and how many bytes; and how many files could not be written, at the end of a run."""

@@ -4,23 +4,27 @@ Reinforcement learning finds nothing in a model that never succeeds: examples sh
 of a task may be fallible; reinforcement learning corrects what they get wrong.
 """
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import ceil
+
+from safetensors import SafetensorError
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.console import percent, plural
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.workers.process import count_cores
-from tinyzero_trainer.checkpoint.run_directory import RunDirectory, errors_in_one_line
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError, errors_in_one_line
 from tinyzero_trainer.config import SftConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.sft import DEFAULT_EPOCHS, DEFAULT_STEPS
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.loop import Session, TrainResult, open_session
 from tinyzero_trainer.data.prompts import StreamState
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import from_parts, load_tokenizer, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
@@ -131,14 +135,22 @@ def _steps(config: SftConfig, file: ExampleFile | None, display: Progress) -> in
 
 
 def _make_new_model(config: SftConfig) -> None:
-    """Save a decoder with random weights as the starting model."""
+    """Save a decoder with random weights as the starting model, whole or not at all."""
     directory = config.new_model_directory
-    RunDirectory(directory.parent).check(resume=False)
-    tokenizer = build_tokenizer()
-    model = build_model(config.new_model, tokenizer, derive_seed("weights", config.run.seed))
-    with errors_in_one_line(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    save_model(directory, from_parts("a new decoder", model, tokenizer))
+    aside = directory.with_name("new_model.tmp")
+    with RunDirectory.open(config.run.output):  # another process may be training from the model that is there
+        tokenizer = build_tokenizer()
+        model = build_model(config.new_model, tokenizer, derive_seed("weights", config.run.seed))
+        try:
+            with errors_in_one_line(directory):
+                save_model(aside, from_parts("a new decoder", model, tokenizer))
+                if directory.exists():
+                    shutil.rmtree(directory)
+                aside.rename(directory)
+        except SafetensorError as error:  # of the system, as on a full disk
+            raise RunDirectoryError(f"cannot write {directory}: {first_line(error)}") from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _num_workers(config: SftConfig) -> int:

@@ -72,8 +72,8 @@ def gather(
         returned: errors that take the place of a result, once all actors have answered.
 
     Raises:
-        WorkerDiedError: an actor or a server of Ray has died; or an actor hangs, and was killed.
-        TinyZeroError: raised by an actor, or a connection between ranks has broken. Other exceptions are raised as Ray wraps them.
+        WorkerDiedError: an actor or a server of Ray has died; an actor hangs, and was killed; ranks lost each other.
+        TinyZeroError: raised by an actor. Other exceptions are raised as Ray wraps them.
     """
     ray = import_ray()
     actors, results = {reference: actor for actor, reference in calls}, dict[Any, Any]()

@@ -155,7 +155,7 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
         # If the trainer is killed, Ray's helper processes look for their dead cluster this long before they exit.
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
         os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is the lowest priority
-        # Else `ray.init` waits for workers that it starts in advance, for ever and with the GIL held if one of them dies.
+        # Else `ray.init` waits for workers that it starts in advance, and for ever, with the GIL held, if one dies.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         os.environ.setdefault("RAY_enable_worker_prestart", "0")
         # Else its server keeps a record of the last 100,000 calls, which only a dashboard reads.
