@@ -40,11 +40,12 @@ def gradients(policy: Policy, experience: TrainingBatch, monkeypatch: pytest.Mon
     found: dict[str, Tensor] = {}
     parameters = dict(policy.language_model.model.named_parameters())
 
-    def step(rate: float, loss: Tensor) -> Tensor:
+    def gather(loss: Tensor) -> Tensor:
         found.update({name: value.grad.clone() for name, value in parameters.items() if value.grad is not None})
         return torch.tensor(1.0)
 
-    monkeypatch.setattr(policy._optimizer, "step", step)
+    monkeypatch.setattr(policy._optimizer, "gather_gradients", gather)
+    monkeypatch.setattr(policy._optimizer, "step", lambda *_, **__: None)
     policy._update_mini_batch(experience, NOW, MetricAccumulator())
     return found
 
@@ -102,7 +103,7 @@ def learn(
 def watched(optimizer: Optimizer) -> dict[str, Tensor]:
     """The full gradients of the first update, summed over the ranks and not yet clipped; filled by the update."""
     found: dict[str, Tensor] = {}
-    gather = optimizer._gather_gradients
+    gather = optimizer.gather_gradients
 
     def gather_and_keep(loss: Tensor) -> Tensor:
         norm = gather(loss)
@@ -114,7 +115,7 @@ def watched(optimizer: Optimizer) -> dict[str, Tensor]:
             found["norm"] = norm.clone()
         return norm
 
-    optimizer._gather_gradients = gather_and_keep  # type: ignore[method-assign]
+    optimizer.gather_gradients = gather_and_keep  # type: ignore[method-assign]
     return found
 
 
