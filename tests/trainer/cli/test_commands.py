@@ -18,9 +18,9 @@ from tinyzero_trainer.cli import start
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.config.sft import warm_start
-from tinyzero_trainer.controller.eval_config import import_errors_in_one_line
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.utils.signals import Interrupted
+from tinyzero_trainer.utils.startup import import_errors_in_one_line
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 

@@ -366,6 +366,24 @@ def test_groups_that_are_complete_when_a_signal_arrives_are_not_lost() -> None:
     assert [group.number for group in engine.advance(PARAMS, lambda _: None)] == [0, 1]
 
 
+def test_a_death_is_raised_once_no_other_engine_is_used_any_more() -> None:
+    dies, slow = FakeActor([DEAD]), FakeActor()
+    engine = dedicated(dies, slow)
+    engine.submit(asked([[1]] * 2, 2, 4))
+    answer = slow.methods["advance"]
+
+    def advance_slowly(params: SamplingParams) -> Any:
+        time.sleep(0.2)
+        return answer(params)
+
+    slow.methods["advance"] = advance_slowly
+    with pytest.raises(WorkerDiedError):
+        engine.advance(PARAMS, lambda _: None)
+    assert slow.generated == 1
+    dies.methods["unfinished"] = lambda: dies.groups
+    assert [group.complete for group in engine.unfinished()] == [True, False]
+
+
 def test_of_an_engine_that_has_died_the_groups_are_known_as_they_were_submitted() -> None:
     dies = FakeActor([DEAD, DEAD])
     engine = dedicated(dies)

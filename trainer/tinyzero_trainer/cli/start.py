@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.console import stderr, warn
 from tinyzero_trainer.utils.background import run_in_background
-from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
+from tinyzero_trainer.utils.startup import import_errors_in_one_line, set_torch_environment, without_collector
 
 if TYPE_CHECKING:
     from tinyzero_sdk import Task
@@ -85,7 +85,6 @@ def resolve_auto(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "Tra
 @contextmanager
 def imported(module: str, config: "TrainConfig", num_tasks: int) -> Iterator["Progress"]:
     """Import what a run needs, `module` and with it torch, and show the run's progress."""
-    from tinyzero_trainer.controller.eval_config import import_errors_in_one_line
     from tinyzero_trainer.monitoring.progress import Progress
     from tinyzero_trainer.utils.signals import left_at_once
 

@@ -23,7 +23,7 @@ _RESUMABLE = {
     "parallel": "world_size dp_replicate sequence_parallel",
     "ray": "address gpus max_restarts timeout",
     "model": "compile",
-    "default_model": "steps",  # it is made before the run, whose model.path it is then
+    "default_model": "steps",  # what 0.1 saved lacks it; the run's model.path names what was made
     "memory": "activation_checkpointing cpu_offload",
     "rollout": "num_engines chunks_per_engine max_num_seqs",
     "vllm": "gpu_memory_gb sleep_mode tensor_parallel separate_process cuda_graphs max_restarts timeout verify_weights",

@@ -6,11 +6,10 @@ The command, its output file and the scoring belong to the SDK. No torch before 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk import Task
-from tinyzero_sdk.errors import SettingsError, TinyZeroError
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationRequest, Sampler
 from tinyzero_sdk.settings import describe, flatten, get, merge, read_toml, unflatten
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
@@ -22,12 +21,11 @@ from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, direct
 from tinyzero_trainer.config.renamed_keys import with_new_names
 from tinyzero_trainer.config.resume import is_sft
 from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, refuse_unused, task_of, with_task_table
-from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.files import start_loading
 from tinyzero_trainer.models.hub import refuse_unreachable
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.signals import left_at_once
-from tinyzero_trainer.utils.startup import set_torch_environment, without_collector
+from tinyzero_trainer.utils.startup import import_errors_in_one_line, set_torch_environment, without_collector
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,8 +48,6 @@ EVALUATION_KEYS = (
     "eval.num_problems",
 )
 """Keys that affect `tinyzero eval`; any other is refused there."""
-
-_OWN = ("tinyzero_sdk", "tinyzero_trainer")
 
 
 class LocalModels:
@@ -108,25 +104,6 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
         start_loading(config.model.path, progress)
         sampler = LocalSampler(config, task, request, progress.log)
     yield sampler
-
-
-@contextmanager
-def import_errors_in_one_line() -> Iterator[None]:
-    """A TinyZeroError for a missing or broken package that the block imports; an error of our own code stays as it is.
-
-    It names the package that our code imported, though the fault may be in another one that this needs.
-    """
-    try:
-        yield
-    except (ImportError, OSError) as error:  # OSError: a shared library cannot be loaded
-        modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-        packages = [name.partition(".")[0] for name in (*modules, getattr(error, "name", None) or "")]
-        package = next((one for one in packages if one not in ("", "importlib", *_OWN)), None)
-        if package is None:
-            raise
-        raise TinyZeroError(
-            f"cannot import {package} ({first_line(error)}); `tinyzero doctor` looks at the installation"
-        ) from error
 
 
 def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:

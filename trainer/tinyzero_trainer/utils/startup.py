@@ -1,4 +1,4 @@
-"""What precedes the import of torch: its environment, and no garbage collection meanwhile. No torch in here."""
+"""The import of torch: its environment, no garbage collection meanwhile, and one line if it fails. No torch in here."""
 
 import gc
 import os
@@ -6,8 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from traceback import walk_tb
 
-from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
+from tinyzero_trainer.errors import first_line
+
+_OWN = ("tinyzero_sdk", "tinyzero_trainer")
 
 
 def user_cache(name: str) -> str:
@@ -53,3 +57,22 @@ def without_collector() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def import_errors_in_one_line() -> Iterator[None]:
+    """A TinyZeroError for a missing or broken package that the block imports; an error of our own code stays as it is.
+
+    It names the package that our code imported, though the fault may be in another one that this needs.
+    """
+    try:
+        yield
+    except (ImportError, OSError) as error:  # OSError: a shared library cannot be loaded
+        modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+        packages = [name.partition(".")[0] for name in (*modules, getattr(error, "name", None) or "")]
+        package = next((one for one in packages if one not in ("", "importlib", *_OWN)), None)
+        if package is None:
+            raise
+        raise TinyZeroError(
+            f"cannot import {package} ({first_line(error)}); `tinyzero doctor` looks at the installation"
+        ) from error

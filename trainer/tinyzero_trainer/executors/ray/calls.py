@@ -96,7 +96,8 @@ def gather(
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if meanwhile is not None:
             meanwhile()
-    for actor, failure in failed:
+    if failed:
+        actor, failure = failed[0]
         if "gloo" in str(failure.cause) or type(failure.cause).__name__ in LOST:
             end = f"has lost its connection to another rank ({first_line(failure.cause)})"
             raise WorkerDiedError(actor.name, end, policy_intact=False) from failure

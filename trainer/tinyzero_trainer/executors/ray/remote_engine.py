@@ -52,13 +52,15 @@ class RemoteEngine(StreamingEngine):
             min(self._streams, key=lambda stream: len(stream.groups)).submit(group)
 
     def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
-        def advance(stream: EngineStream) -> int:
+        def poll(stream: EngineStream) -> int:
             complete, finished = stream.advance(params)
             self._complete += complete
             return finished
 
         with self._as_the_only_one():
-            finished = sum(self._threads.map(advance, self._streams))
+            polls = [self._threads.submit(poll, stream) for stream in self._streams]
+            wait(polls)  # also if one fails: none may use an engine after this
+            finished = sum(each.result() for each in polls)
         on_progress(finished)
         complete, self._complete = self._complete, []
         return complete
