@@ -278,7 +278,7 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
             panel.plot(minutes, percent, "o-", ms=3, color=color, label=f"seed {one['seed']}")
         panel.set_title(recipe, loc="left", fontweight="bold")
         panel.set_xlabel("minutes of training, sft and then GRPO")
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 100 if panel.get_ylim()[1] > 50 else None)
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(frameon=False, loc="lower right")
