@@ -9,8 +9,8 @@ import torch
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.rollout.decoding import Decoding
 from tinyzero_trainer.rollout.engine import NOTHING, Group
+from tinyzero_trainer.rollout.scheduler import Scheduler
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.types import Generation
 
@@ -40,7 +40,7 @@ def asked(prompts: Sequence[list[int]], samples: int, max_tokens: int, *, seed: 
 def reserve(engine: GraphEngine, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> None:
     """Let the engine allocate its buffers."""
     engine._params = params
-    engine._reserve(Decoding(asked(prompts, samples, params.max_tokens)))
+    engine._reserve(Scheduler(asked(prompts, samples, params.max_tokens)))
 
 
 def flat(groups: list[list[Generation]]) -> list[Generation]:

@@ -12,14 +12,14 @@ from threading import Condition, Lock
 import torch
 
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
-from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, PromptBatch, SamplingParams, StreamingEngine
+from tinyzero_trainer.rollout.engine import AsyncEngine, Group, Groups, OnProgress, PromptBatch, SamplingParams
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
 
 POLL_SECONDS = 0.05
 """For `advance` to wait for a group that is complete."""
 
 
-class BackgroundEngine(StreamingEngine):
+class BackgroundEngine(AsyncEngine):
     """Decodes whenever something is submitted and no other method has the engine."""
 
     concurrent = True
@@ -76,7 +76,7 @@ class BackgroundEngine(StreamingEngine):
                 self._submitted += len(groups)
 
     def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
-        """See `StreamingEngine`; waits a moment for a group. `params` hold from now on."""
+        """See `AsyncEngine`; waits a moment for a group. `params` hold from now on."""
         self._params = params
         with self._news:
             if not self._complete and self._error is None:

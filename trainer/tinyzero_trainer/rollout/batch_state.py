@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.rollout.decoding import Decoded, Sampled
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import sample_tokens, streams, uniforms
+from tinyzero_trainer.rollout.scheduler import Request, Sampled
 
 
 class BatchState:
@@ -80,7 +80,7 @@ class BatchState:
             self.knobs.copy_(torch.tensor(knobs))
             self._given_knobs = knobs
 
-    def enter(self, entering: Sequence[Decoded]) -> None:
+    def enter(self, entering: Sequence[Request]) -> None:
         """Prepare the slots of sequences, before their contexts are read."""
         of_slots = [
             (
@@ -135,13 +135,13 @@ class BatchState:
         self.counts.index_put_((ids,), counts + onward)
         self.positions.index_put_((ids,), self.positions[ids] + onward)
 
-    def read(self, decoded: Sequence[Decoded], *, logprobs: bool) -> Callable[[], Sampled]:
+    def read(self, requests: Sequence[Request], *, logprobs: bool) -> Callable[[], Sampled]:
         """Start to copy what is in the slots of sequences; returns a function that waits for the copies."""
-        slots = to_device(torch.tensor([each.slot for each in decoded]), self.slot_ids.device)
+        slots = to_device(torch.tensor([each.slot for each in requests]), self.slot_ids.device)
         sampled = [self.tokens, self.logprobs] if logprobs else [self.tokens]
         copies = [copy_to_host(tensor[:, slots].T) for tensor in sampled]  # each [slots, max tokens]
         ends = copy_to_host(torch.stack([self.lengths[slots].minimum(self.counts[slots]), self.finished[slots]]))
-        return partial(_sampled, [each.begun for each in decoded], ends, copies)
+        return partial(_sampled, [each.begun for each in requests], ends, copies)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """The decoding loop of `rollout.engine=torch`, on any device: slots, sampling, dropping finished sequences.
 
 One loop serves `generate` and the groups that go on while the weights change. How the model runs is up to the
-subclasses: torch_engine.py, cuda_graph/engine.py. What is in which slot is in decoding.py.
+subclasses: torch_engine.py, cuda_graph/engine.py. What is in which slot is in scheduler.py.
 """
 
 from abc import ABC, abstractmethod
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.decoding import Decoded, Decoding, Sampled
 from tinyzero_trainer.rollout.engine import (
     NOTHING,
+    AsyncEngine,
     Group,
     Groups,
     OnProgress,
     PromptBatch,
     SamplingParams,
-    StreamingEngine,
 )
+from tinyzero_trainer.rollout.scheduler import Request, Sampled, Scheduler
 
 REFILL_PART = 16
 """Slots are refilled when one in so many is free: reading prompts interrupts the others for about a step."""
@@ -31,14 +31,14 @@ ADVANCE_CHECKS = 8
 """Checks for finished sequences in one call of `advance`, at most."""
 
 
-class BatchedEngine(StreamingEngine, ABC):
+class BatchedEngine(AsyncEngine, ABC):
     """Decodes many sequences at a time; finished ones leave every few steps, and others take their slots."""
 
     check_every: ClassVar[int]
     """Steps between two checks for finished sequences."""
 
     refills: ClassVar[bool]
-    """Whether sequences enter while others are active."""
+    """Whether sequences enter while others are running."""
 
     concurrent = False
     version = 0
@@ -49,106 +49,108 @@ class BatchedEngine(StreamingEngine, ABC):
     _params: SamplingParams
 
     def __init__(self) -> None:
-        self._stream = Decoding()  # what was submitted; in slots unless something else has needed these
+        self._scheduler = Scheduler()  # what was submitted; in slots unless something else has needed these
 
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
         if not batch.prompts or not batch.samples:
             return [[] for _ in batch.prompts]
-        decoding = Decoding(
+        scheduler = Scheduler(
             Group(place, prompt, (NOTHING,) * batch.samples, batch.params.max_tokens, batch.seed, batch.first + place)
             for place, prompt in enumerate(batch.prompts)
         )
         self._suspend()
         with self._session():
             try:
-                while decoding.unfinished:
-                    pending = decoding.pending_reads
-                    on_progress(self._decode(decoding, batch.params, None))
-                    decoding.settle(pending)
-                decoding.settle()
+                while scheduler.unfinished:
+                    pending = scheduler.pending_reads
+                    on_progress(self._decode(scheduler, batch.params, None))
+                    scheduler.settle(pending)
+                scheduler.settle()
             finally:
                 self._leave_slots()
-        return [list(group.completions) for group in sorted(decoding.take(), key=lambda group: group.number)]
+        return [list(group.completions) for group in sorted(scheduler.take(), key=lambda group: group.number)]
 
     def submit(self, groups: Sequence[Group]) -> None:
-        self._stream.add(groups)
+        self._scheduler.add(groups)
 
     def advance(self, params: SamplingParams, on_progress: OnProgress = lambda _: None) -> list[Group]:
-        stream = self._stream
+        scheduler = self._scheduler
         with self._session():
             for _ in range(ADVANCE_CHECKS):
-                pending = stream.pending_reads
-                on_progress(self._decode(stream, params, self.version) if stream.unfinished else 0)
-                stream.settle(pending if stream.unfinished else None)
-                if complete := stream.take():
+                pending = scheduler.pending_reads
+                on_progress(self._decode(scheduler, params, self.version) if scheduler.unfinished else 0)
+                scheduler.settle(pending if scheduler.unfinished else None)
+                if complete := scheduler.take():
                     return complete
         return []
 
     def unfinished(self) -> list[Group]:
         with self._session():
-            return self._stream.snapshot(self._read)
+            return self._scheduler.snapshot(self._read)
 
     def load_weights(self, version: int = 0) -> None:
-        """See `StreamingEngine`; sequences in slots go on, with the keys and values of their tokens so far."""
+        """See `AsyncEngine`; sequences in slots go on, with the keys and values of their tokens so far."""
         self._load()
         self.version = version
-        self._stream.mark(version)
+        self._scheduler.mark(version)
 
     def _suspend(self) -> None:
         """Empty the slots; what was submitted enters them again when it goes on."""
-        if self._stream.active:
+        if self._scheduler.running:
             with self._session():
-                self._stream.suspend(self._read)
+                self._scheduler.suspend(self._read)
             self._leave_slots()
 
-    def _decode(self, decoding: Decoding, params: SamplingParams, version: int | None) -> int:
+    def _decode(self, scheduler: Scheduler, params: SamplingParams, version: int | None) -> int:
         """Decode up to the next check, or to the limit of a length; how many sequences have left their slots.
 
         `version` of the weights is recorded, unless it is None.
         """
         self._params = params
         if (
-            decoding.active
-            and decoding.waiting
-            and (not self._has_room(decoding) or self._starts_anew(decoding, version))
+            scheduler.running
+            and scheduler.waiting
+            and (not self._has_room(scheduler) or self._starts_anew(scheduler, version))
         ):
-            decoding.suspend(self._read)
-        if not decoding.active:
-            self._slots = self._reserve(decoding)
-            decoding.set_slots(self._slots)
+            scheduler.suspend(self._read)
+        if not scheduler.running:
+            self._slots = self._reserve(scheduler)
+            scheduler.set_slots(self._slots)
             self._state.clear()
         self._state.set_params(params)
-        if self.refills or not decoding.active:
-            self._refill(decoding, version)
+        if self.refills or not scheduler.running:
+            self._refill(scheduler, version)
         due = False
-        while not due and not decoding.at_limit():
-            self._step(decoding.steps + 1)
-            decoding.steps += 1
-            due = (decoding.steps + 1) % self.check_every == 0
-        slots = decoding.at_limit()
+        while not due and not scheduler.at_limit():
+            self._step(scheduler.steps + 1)
+            scheduler.steps += 1
+            due = (scheduler.steps + 1) % self.check_every == 0
+        slots = scheduler.at_limit()
         if due and (finished := self._finished()) is not None:
             ended = finished.tolist()  # reading the tensor's elements one by one would take longer than the steps
-            slots |= {decoded.slot for decoded in decoding.active if ended[decoded.slot]}
+            slots |= {request.slot for request in scheduler.running if ended[request.slot]}
         if slots:
-            kept = decoding.leave(slots, self._read)
-            if decoding.active:
-                self._keep(torch.tensor([decoded.slot for decoded in decoding.active]), torch.tensor(kept))
+            kept = scheduler.leave(slots, self._read)
+            if scheduler.running:
+                self._keep(torch.tensor([request.slot for request in scheduler.running]), torch.tensor(kept))
         return len(slots)
 
-    def _starts_anew(self, decoding: Decoding, version: int | None) -> bool:
+    def _starts_anew(self, scheduler: Scheduler, version: int | None) -> bool:
         """Whether the contexts of all are read again, so that others can join them, where only few are left.
 
         Not in `generate`, where that would change the last bits of what is sampled.
         """
-        few = 2 * len(decoding.active) <= self._slots and decoding.next_size() <= self._slots - len(decoding.active)
+        few = 2 * len(scheduler.running) <= self._slots and scheduler.next_size() <= self._slots - len(
+            scheduler.running
+        )
         return few and not self.refills and version is not None
 
-    def _refill(self, decoding: Decoding, version: int | None) -> None:
+    def _refill(self, scheduler: Scheduler, version: int | None) -> None:
         """Let sequences that wait enter free slots, and sample a token of each."""
-        entering = decoding.next_to_enter(least=max(1, self._slots // REFILL_PART))
+        entering = scheduler.next_to_enter(least=max(1, self._slots // REFILL_PART))
         if not entering:
             return
-        slots = decoding.enter(entering, version)
+        slots = scheduler.enter(entering, version)
         contexts, rows = list[list[int]](), list[int]()
         for place, each in enumerate(entering):
             before = entering[place - 1]
@@ -158,10 +160,10 @@ class BatchedEngine(StreamingEngine, ABC):
             rows.append(len(contexts) - 1)
         self._state.enter(entering)
         self._prefill(contexts, rows, torch.tensor(slots))
-        self._work_on(torch.tensor([decoded.slot for decoded in decoding.active]))
+        self._work_on(torch.tensor([request.slot for request in scheduler.running]))
 
-    def _read(self, decoded: Sequence[Decoded]) -> Callable[[], Sampled]:
-        return self._state.read(decoded, logprobs=self._params.logprobs)
+    def _read(self, requests: Sequence[Request]) -> Callable[[], Sampled]:
+        return self._state.read(requests, logprobs=self._params.logprobs)
 
     @abstractmethod
     def _load(self) -> None:
@@ -172,11 +174,11 @@ class BatchedEngine(StreamingEngine, ABC):
         """The context in which the model runs."""
 
     @abstractmethod
-    def _reserve(self, decoding: Decoding) -> int:
-        """Allocate `_state` and other buffers for what waits, while nothing is active; the number of slots."""
+    def _reserve(self, scheduler: Scheduler) -> int:
+        """Allocate `_state` and other buffers for what waits, while nothing is running; the number of slots."""
 
     @abstractmethod
-    def _has_room(self, decoding: Decoding) -> bool:
+    def _has_room(self, scheduler: Scheduler) -> bool:
         """Whether the buffers are large enough for the sequences that wait."""
 
     @abstractmethod
@@ -188,7 +190,7 @@ class BatchedEngine(StreamingEngine, ABC):
         """Read contexts into slots (on the CPU), slot i the context `rows[i]`, and sample a token of each slot."""
 
     @abstractmethod
-    def _work_on(self, active: Tensor) -> None:
+    def _work_on(self, running: Tensor) -> None:
         """After a prefill: let the next steps work on these slots [n], the new ones last."""
 
     @abstractmethod
@@ -196,9 +198,9 @@ class BatchedEngine(StreamingEngine, ABC):
         """`BatchState.finished` on the CPU, perhaps as it was some steps before; None = not known at present."""
 
     @abstractmethod
-    def _keep(self, active: Tensor, kept: Tensor) -> None:
-        """Drop finished sequences; `active` [n] are the slots of the others, `kept` [n] their places among the last."""
+    def _keep(self, running: Tensor, kept: Tensor) -> None:
+        """Drop finished sequences; `running` [n] are the slots of the others, `kept` [n] their former places."""
 
     @abstractmethod
     def _step(self, index: int) -> None:
-        """Sample a token of every sequence; `index` counts the steps since nothing was active, from 1."""
+        """Sample a token of every sequence; `index` counts the steps since nothing was running, from 1."""

@@ -118,10 +118,10 @@ class RolloutEngine(Protocol):
         """What `generate` returns; an error raised by `on_progress` ends it."""
 
 
-class StreamingEngine(RolloutEngine, Protocol):
+class AsyncEngine(RolloutEngine, Protocol):
     """An engine whose completions go on while the weights change, for `rollout.max_async_level`.
 
-    `generate` may be called in between. Engines that cannot are put into a `BatchStream` (batch_stream.py).
+    `generate` may be called in between. Engines that cannot are put into a `AsyncBatchEngine` (async_batch_engine.py).
     """
 
     concurrent: bool

@@ -11,7 +11,7 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.decoder import build_decoder
-from tinyzero_trainer.rollout.decoding import Decoding
+from tinyzero_trainer.rollout.scheduler import Scheduler
 
 
 class TorchEngine(BatchedEngine):
@@ -64,14 +64,14 @@ class TorchEngine(BatchedEngine):
         finally:
             self._model.train(was_training)
 
-    def _reserve(self, decoding: Decoding) -> int:
-        largest = max(len(decoded.group.completions) for decoded in decoding.waiting)
-        slots = min(len(decoding.waiting), max(self._max_num_seqs, largest))
-        longest = max(decoded.group.max_tokens for decoded in decoding.waiting)
+    def _reserve(self, scheduler: Scheduler) -> int:
+        largest = max(len(request.group.completions) for request in scheduler.waiting)
+        slots = min(len(scheduler.waiting), max(self._max_num_seqs, largest))
+        longest = max(request.group.max_tokens for request in scheduler.waiting)
         self._state = BatchState(slots, longest, self._eos_ids, self._device)
         return slots
 
-    def _has_room(self, decoding: Decoding) -> bool:
+    def _has_room(self, scheduler: Scheduler) -> bool:
         return True  # they enter new buffers
 
     def _leave_slots(self) -> None:
@@ -86,15 +86,15 @@ class TorchEngine(BatchedEngine):
         logits = self._decoder.start(*tensors, torch.tensor(rows, device=self._device).bincount())
         self._state.sample(logits, self._rows, self._params)
 
-    def _work_on(self, active: Tensor) -> None:
-        self._rows = len(active)
-        self._state.set_rows(active, self._rows)
+    def _work_on(self, running: Tensor) -> None:
+        self._rows = len(running)
+        self._state.set_rows(running, self._rows)
 
     def _finished(self) -> Tensor | None:
         return self._state.finished.cpu()
 
-    def _keep(self, active: Tensor, kept: Tensor) -> None:
-        self._work_on(active)
+    def _keep(self, running: Tensor, kept: Tensor) -> None:
+        self._work_on(running)
         self._decoder.keep(kept.to(self._device))
 
     def _step(self, index: int) -> None:

@@ -35,12 +35,12 @@ with without_collector():
     from tinyzero_trainer.rollout.batched_engine import BatchedEngine
     from tinyzero_trainer.rollout.build import build_engine
     from tinyzero_trainer.rollout.engine import (
+        AsyncEngine,
         Group,
         Groups,
         PromptBatch,
         RolloutEngine,
         SamplingParams,
-        StreamingEngine,
     )
     from tinyzero_trainer.rollout.vllm.engine import START_SECONDS
     from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
@@ -129,20 +129,20 @@ class EngineActor(BaseActor):
         self._stopped = True
 
     def submit(self, groups: Sequence[Group]) -> None:
-        """See `StreamingEngine`, as for the next two."""
-        self._streaming.submit(groups)
+        """See `AsyncEngine`, as for the next two."""
+        self._async_engine.submit(groups)
 
     def advance(self, params: SamplingParams) -> tuple[list[Group], int]:
         """The groups that are complete, and the number of newly finished completions."""
         counts = list[int]()
-        return list(self._streaming.advance(params, counts.append)), sum(counts)
+        return list(self._async_engine.advance(params, counts.append)), sum(counts)
 
     def unfinished(self) -> list[Group]:
-        return list(self._streaming.unfinished())
+        return list(self._async_engine.unfinished())
 
     @property
-    def _streaming(self) -> StreamingEngine:
-        return cast(StreamingEngine, self.engine)
+    def _async_engine(self) -> AsyncEngine:
+        return cast(AsyncEngine, self.engine)
 
     def _load_weights(self, version: int) -> None:
         if isinstance(self.engine, BatchedEngine | BackgroundEngine):

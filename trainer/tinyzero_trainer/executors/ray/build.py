@@ -27,7 +27,7 @@ from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.rollout.batch_stream import BatchStream
+from tinyzero_trainer.rollout.async_batch_engine import AsyncBatchEngine
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 ANSWER_SECONDS = 5.0
@@ -100,7 +100,7 @@ def build_ray_workers(
         display.end_phase()
         try:
             ahead = config.rollout.max_async_level and config.rollout.engine == "vllm"
-            engine_of_run = BatchStream(remote) if ahead else remote
+            engine_of_run = AsyncBatchEngine(remote) if ahead else remote
             yield Workers(
                 run,
                 language_model,

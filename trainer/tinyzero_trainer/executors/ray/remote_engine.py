@@ -19,12 +19,12 @@ from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.rollout.engine import (
+    AsyncEngine,
     Group,
     Groups,
     OnProgress,
     PromptBatch,
     SamplingParams,
-    StreamingEngine,
 )
 
 CLOSE_SECONDS = 60.0
@@ -33,7 +33,7 @@ PROGRESS_SECONDS = 5.0
 """For engines to count what they have finished; meanwhile the trainer cannot stop."""
 
 
-class RemoteEngine(StreamingEngine):
+class RemoteEngine(AsyncEngine):
     """All engines of a run as one; how they get the weights is up to the subclass."""
 
     def __init__(self, engines: Sequence[Restartable[ActorHandle]], chunks_per_engine: int) -> None:
@@ -47,7 +47,7 @@ class RemoteEngine(StreamingEngine):
         self._may_advance.set()
 
     def submit(self, groups: Sequence[Group]) -> None:
-        """See `StreamingEngine`; each group goes to the engine that has the fewest."""
+        """See `AsyncEngine`; each group goes to the engine that has the fewest."""
         for group in groups:
             min(self._streams, key=lambda stream: len(stream.groups)).submit(group)
 
@@ -66,7 +66,7 @@ class RemoteEngine(StreamingEngine):
         return complete
 
     def unfinished(self) -> list[Group]:
-        """See `StreamingEngine`; those of an engine that has died as they were submitted."""
+        """See `AsyncEngine`; those of an engine that has died as they were submitted."""
         with self._one_at_a_time:
             return [*self._complete, *(group for stream in self._streams for group in stream.unfinished())]
 
@@ -238,7 +238,7 @@ class ColocatedEngines(RemoteEngine):
         super().__init__(engines, chunks_per_engine)
 
     def load_weights(self, version: int = 0) -> None:
-        """See `StreamingEngine`; an engine that cannot load them is restarted."""
+        """See `AsyncEngine`; an engine that cannot load them is restarted."""
         self._ranks.version = version
         if self._generation != self._ranks.generation:  # the engines went with their ranks
             for engine, rank in zip(self.engines, self._engine_ranks, strict=True):
@@ -282,7 +282,7 @@ class DedicatedEngines(RemoteEngine):
         self.load_weights()
 
     def load_weights(self, version: int = 0) -> None:
-        """See `StreamingEngine`; an engine that dies meanwhile is restarted."""
+        """See `AsyncEngine`; an engine that dies meanwhile is restarted."""
         with self._while_none_advances():
             self._ranks.version = version
             self._send_weights()

@@ -22,9 +22,9 @@ from tinyzero_trainer.rollout.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, fitting_sequences
 from tinyzero_trainer.rollout.cuda_graph.model import Cache, GraphModel
-from tinyzero_trainer.rollout.decoding import Decoding
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.fused_weights import FusedWeights
+from tinyzero_trainer.rollout.scheduler import Scheduler
 from tinyzero_trainer.rollout.weight_source import WeightSource
 
 CHECK_LAG = 2
@@ -137,7 +137,7 @@ class GraphEngine(BatchedEngine):
 
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, decoding: Decoding) -> int:
+    def _reserve(self, scheduler: Scheduler) -> int:
         """See `BatchedEngine`; keeps the present buffers if they are large enough.
 
         Raises:
@@ -145,12 +145,12 @@ class GraphEngine(BatchedEngine):
         """
         if not self._weights:
             self._weights.load()
-        length, steps = _longest(decoding)
-        wanted = min(len(decoding.waiting), self._max_num_seqs or 2**62)
+        length, steps = _longest(scheduler)
+        wanted = min(len(scheduler.waiting), self._max_num_seqs or 2**62)
         sampling = self._sampling_bytes(self._params)
         large_enough = (
             self._reserved
-            and self._has_room(decoding)
+            and self._has_room(scheduler)
             and sampling <= self._sampling
             and (wanted <= self._state.slots or self._full)
         )
@@ -161,7 +161,7 @@ class GraphEngine(BatchedEngine):
             length = -(-length // CACHE_BLOCK) * CACHE_BLOCK
             self._drop_buffers()
             contexts = [
-                len(each.group.prompt) + each.begun for each in decoding.waiting if each.begun or not each.sample
+                len(each.group.prompt) + each.begun for each in scheduler.waiting if each.begun or not each.sample
             ]
             longest = max(contexts, default=1)
             read_at_a_time = min(longest * len(contexts), max(longest, PREFILL_TOKENS))
@@ -171,8 +171,8 @@ class GraphEngine(BatchedEngine):
             self._capture_sizes = capture_sizes(wanted)
         return min(wanted, self._state.slots)
 
-    def _has_room(self, decoding: Decoding) -> bool:
-        length, steps = _longest(decoding)
+    def _has_room(self, scheduler: Scheduler) -> bool:
+        length, steps = _longest(scheduler)
         return length <= self._cache.length and steps <= self._state.max_tokens
 
     def _fitting(self, wanted: int, length: int, steps: int, prefill: int) -> int:
@@ -234,9 +234,9 @@ class GraphEngine(BatchedEngine):
             start = end
         self._check = None  # it may be of sequences that were in these slots
 
-    def _work_on(self, active: Tensor) -> None:
+    def _work_on(self, running: Tensor) -> None:
         """See `BatchedEngine`; prepares a step for their number if there is none."""
-        state, params, rows, cache = self._state, self._params, self._padded(len(active)), self._cache
+        state, params, rows, cache = self._state, self._params, self._padded(len(running)), self._cache
         # What is fixed in a graph; it reads the values of temperature and top-p.
         key = (rows, params.temperature == 0, params.top_p < 1, params.top_k, params.ignore_eos)
 
@@ -245,16 +245,16 @@ class GraphEngine(BatchedEngine):
             self._sample(state, self._model.step(state, rows, cache), rows, params)
 
         if key not in self._runner:
-            state.set_rows(active[:0], rows)  # preparing it changes only the spare slot
+            state.set_rows(running[:0], rows)  # preparing it changes only the spare slot
             self._runner.prepare(key, step)
-        state.set_rows(active, rows)
+        state.set_rows(running, rows)
         self._rows, self._key = rows, key
 
     def _finished(self) -> Tensor | None:
         return None if self._check is None else self._check()
 
-    def _keep(self, active: Tensor, kept: Tensor) -> None:
-        self._work_on(active)
+    def _keep(self, running: Tensor, kept: Tensor) -> None:
+        self._work_on(running)
 
     def _step(self, index: int) -> None:
         self._runner.run(self._key)
@@ -276,9 +276,9 @@ class GraphEngine(BatchedEngine):
         return next(size for size in self._capture_sizes if size >= rows)
 
 
-def _longest(decoding: Decoding) -> tuple[int, int]:
+def _longest(scheduler: Scheduler) -> tuple[int, int]:
     """Of the sequences that wait: the longest that one may become, and the longest completion."""
-    groups = [decoded.group for decoded in decoding.waiting]
+    groups = [request.group for request in scheduler.waiting]
     return max((len(group.prompt) + group.max_tokens for group in groups), default=0), max(
         (group.max_tokens for group in groups), default=0
     )

@@ -10,17 +10,17 @@ from threading import Lock
 
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.rollout.engine import (
+    AsyncEngine,
     Group,
     Groups,
     OnProgress,
     PromptBatch,
     RolloutEngine,
     SamplingParams,
-    StreamingEngine,
 )
 
 
-class BatchStream(StreamingEngine):
+class AsyncBatchEngine(AsyncEngine):
     """Samples the groups of one seed and length limit, and so of one step, at a time."""
 
     concurrent = True
@@ -31,7 +31,7 @@ class BatchStream(StreamingEngine):
         self._sampling, self._failed = Lock(), False
 
     def load_weights(self, version: int = 0) -> None:
-        """See `StreamingEngine`; waits for the batch under way. If that fails, the engine is not used again."""
+        """See `AsyncEngine`; waits for the batch under way. If that fails, the engine is not used again."""
         with self._sampling:
             if not self._failed:
                 self._engine.load_weights()

@@ -1,4 +1,4 @@
-"""Which sequences an engine is decoding: those that wait for a slot, those in one, and the groups that are complete.
+"""Which requests of an engine wait for a slot and which are in one, and the groups that are complete.
 
 Bookkeeping on the host, without tensors; the tensors of the slots are in batch_state.py.
 """
@@ -15,7 +15,7 @@ Sampled = Sequence[tuple[list[int], list[float] | None, bool]]
 
 
 @dataclass(slots=True)
-class Decoded:
+class Request:
     """A completion on its way."""
 
     group: Group
@@ -64,18 +64,18 @@ class Decoded:
         return Generation(before.token_ids + tokens, joined, finished, tuple(versions))
 
 
-class Decoding:
+class Scheduler:
     """The groups that were submitted and not taken, and what is in which slot."""
 
     def __init__(self, groups: Iterable[Group] = ()) -> None:
-        self.waiting, self.active = deque[Decoded](), list[Decoded]()
+        self.waiting, self.running = deque[Request](), list[Request]()
         self.steps = 0
         """Decoding steps so far."""
 
         self._groups, self._complete = dict[int, Group](), list[Group]()
         self._free = list[int]()
-        self._next_limit = 0  # no active one has an earlier `limit`
-        self._reads = list[tuple[list[Decoded], Callable[[], Sampled]]]()
+        self._next_limit = 0  # no running one has an earlier `limit`
+        self._reads = list[tuple[list[Request], Callable[[], Sampled]]]()
         self.add(groups)
 
     def add(self, groups: Iterable[Group]) -> None:
@@ -85,15 +85,15 @@ class Decoding:
             if group.complete:
                 self._complete.append(group)
             self.waiting.extend(
-                Decoded(group, sample, completion)
+                Request(group, sample, completion)
                 for sample, completion in enumerate(group.completions)
                 if not group.is_complete(completion)
             )
 
     @property
     def unfinished(self) -> bool:
-        """Whether something waits or is active."""
-        return bool(self.waiting or self.active)
+        """Whether something waits or is running."""
+        return bool(self.waiting or self.running)
 
     @property
     def pending_reads(self) -> int:
@@ -109,60 +109,60 @@ class Decoding:
         group = self.waiting[0].group if self.waiting else None
         return next((i for i, other in enumerate(self.waiting) if other.group is not group), len(self.waiting))
 
-    def next_to_enter(self, least: int) -> list[Decoded]:
+    def next_to_enter(self, least: int) -> list[Request]:
         """Those that enter slots now: whole groups, so that their prompts are read once, in at least `least` slots."""
-        free, entering = len(self._free), list[Decoded]()
-        if self.active and free < least:
+        free, entering = len(self._free), list[Request]()
+        if self.running and free < least:
             return []
         while self.waiting and free:
             size = self.next_size()
-            if size > free and (entering or self.active):
+            if size > free and (entering or self.running):
                 break
             size = min(size, free)
             entering += [self.waiting.popleft() for _ in range(size)]
             free -= size
         return entering
 
-    def enter(self, entering: Sequence[Decoded], version: int | None) -> list[int]:
+    def enter(self, entering: Sequence[Request], version: int | None) -> list[int]:
         """Give each a slot, where weights of this version sample it (None = not recorded); the slots."""
-        for decoded in entering:
-            decoded.slot, decoded.entered = self._free.pop(0), self.steps
-            decoded.limit = self.steps + decoded.group.max_tokens - decoded.begun - 1
-            decoded.versions = [] if version is None else [(version, decoded.begun)]
-        earliest = min([decoded.limit for decoded in entering], default=self._next_limit)
-        self._next_limit = min(self._next_limit, earliest) if self.active else earliest
-        self.active = [*self.active, *entering]
-        return [decoded.slot for decoded in entering]
+        for request in entering:
+            request.slot, request.entered = self._free.pop(0), self.steps
+            request.limit = self.steps + request.group.max_tokens - request.begun - 1
+            request.versions = [] if version is None else [(version, request.begun)]
+        earliest = min([request.limit for request in entering], default=self._next_limit)
+        self._next_limit = min(self._next_limit, earliest) if self.running else earliest
+        self.running = [*self.running, *entering]
+        return [request.slot for request in entering]
 
     def mark(self, version: int) -> None:
         """From now on, tokens are sampled by other weights."""
-        for decoded in self.active:
-            decoded.versions.append((version, decoded.begun + 1 + self.steps - decoded.entered))
+        for request in self.running:
+            request.versions.append((version, request.begun + 1 + self.steps - request.entered))
 
     def at_limit(self) -> set[int]:
-        """Slots of the active ones that are as long as they may be."""
-        if self.steps < self._next_limit or not self.active:
+        """Slots of the running ones that are as long as they may be."""
+        if self.steps < self._next_limit or not self.running:
             return set()
-        reached = {decoded.slot for decoded in self.active if decoded.limit <= self.steps}
+        reached = {request.slot for request in self.running if request.limit <= self.steps}
         if not reached:  # those of the earliest limit have ended before it
-            self._next_limit = min(decoded.limit for decoded in self.active)
+            self._next_limit = min(request.limit for request in self.running)
         return reached
 
-    def leave(self, slots: set[int], read: Callable[[Sequence[Decoded]], Callable[[], Sampled]]) -> list[int]:
-        """Free these slots, whose content `read` begins to copy; the places of the others among the active."""
-        leaving = [decoded for decoded in self.active if decoded.slot in slots]
-        kept = [place for place, decoded in enumerate(self.active) if decoded.slot not in slots]
+    def leave(self, slots: set[int], read: Callable[[Sequence[Request]], Callable[[], Sampled]]) -> list[int]:
+        """Free these slots, whose content `read` begins to copy; the places of the others among the running."""
+        leaving = [request for request in self.running if request.slot in slots]
+        kept = [place for place, request in enumerate(self.running) if request.slot not in slots]
         self._reads.append((leaving, read(leaving)))
         self._free = sorted([*self._free, *slots])
-        self.active = [self.active[place] for place in kept]
+        self.running = [self.running[place] for place in kept]
         return kept
 
     def settle(self, reads: int | None = None) -> None:
         """Record what was sampled in the slots that were freed, of the first `reads` of `pending_reads`; None = all."""
         settled = self._reads[:reads]
         del self._reads[:reads]
-        for decoded, sampled in settled:
-            for each, values in zip(decoded, sampled(), strict=True):
+        for requests, sampled in settled:
+            for each, values in zip(requests, sampled(), strict=True):
                 after = self._groups[each.group.number] = _continued(self._groups[each.group.number], each, values)
                 if after.complete:
                     self._complete.append(after)
@@ -174,25 +174,25 @@ class Decoding:
             del self._groups[group.number]
         return complete
 
-    def suspend(self, read: Callable[[Sequence[Decoded]], Callable[[], Sampled]]) -> None:
-        """Let all active ones wait again, in the order of their groups, with what is sampled."""
+    def suspend(self, read: Callable[[Sequence[Request]], Callable[[], Sampled]]) -> None:
+        """Let all running ones wait again, in the order of their groups, with what is sampled."""
         groups = self.snapshot(read)
         self.waiting, self._groups, self._complete = deque(), {}, []
-        self.active = []
+        self.running = []
         self.add(groups)
 
-    def snapshot(self, read: Callable[[Sequence[Decoded]], Callable[[], Sampled]]) -> list[Group]:
+    def snapshot(self, read: Callable[[Sequence[Request]], Callable[[], Sampled]]) -> list[Group]:
         """All groups not taken, as far as they are sampled, in order."""
         self.settle()
         groups = dict(self._groups)
-        if self.active:
-            for each, values in zip(self.active, read(self.active)(), strict=True):
+        if self.running:
+            for each, values in zip(self.running, read(self.running)(), strict=True):
                 groups[each.group.number] = _continued(groups[each.group.number], each, values)
         return sorted(groups.values(), key=lambda group: group.number)
 
 
-def _continued(group: Group, decoded: Decoded, sampled: tuple[list[int], list[float] | None, bool]) -> Group:
+def _continued(group: Group, request: Request, sampled: tuple[list[int], list[float] | None, bool]) -> Group:
     """The group with what was sampled in the slot of one of its completions."""
     completions = list(group.completions)
-    completions[decoded.sample] = decoded.with_sampled(*sampled)
+    completions[request.sample] = request.with_sampled(*sampled)
     return replace(group, completions=tuple(completions))

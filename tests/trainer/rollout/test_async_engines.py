@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import asked, flat, graph, plain
 from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.async_batch_engine import AsyncBatchEngine
 from tinyzero_trainer.rollout.background_engine import BackgroundEngine
-from tinyzero_trainer.rollout.batch_stream import BatchStream
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
-from tinyzero_trainer.rollout.engine import Group, StreamingEngine
+from tinyzero_trainer.rollout.engine import AsyncEngine, Group
 from tinyzero_trainer.types import Generation
 
 PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]
@@ -186,7 +186,7 @@ def background() -> Any:
     assert not any(thread.name == "rollouts" for thread in threading.enumerate())
 
 
-def wait_for(engine: StreamingEngine, count: int, params: SamplingParams = ALL) -> list[Group]:
+def wait_for(engine: AsyncEngine, count: int, params: SamplingParams = ALL) -> list[Group]:
     complete: list[Group] = []
     while len(complete) < count:
         complete += engine.advance(params, lambda _: None)
@@ -204,7 +204,7 @@ def test_in_a_thread_an_engine_samples_on_by_itself(background: Any) -> None:
 
     def advance(*args: Any) -> list[Group]:
         found = plain_advance(*args)
-        if not inner._stream.unfinished:
+        if not inner._scheduler.unfinished:
             done.set()
         return found
 
@@ -270,7 +270,7 @@ def test_an_error_in_the_thread_is_raised_where_completions_are_waited_for(backg
 
 def test_an_engine_of_whole_batches_samples_those_of_one_seed_and_limit_at_a_time() -> None:
     model = random_model("qwen2")
-    engine, params = BatchStream(plain(model)), replace(ALL, max_tokens=1)
+    engine, params = AsyncBatchEngine(plain(model)), replace(ALL, max_tokens=1)
     engine.load_weights(4)
     first, second = asked(PROMPTS, 2, 24, seed=1), asked(PROMPTS[:3], 2, 24, seed=2)
     second = [replace(group, number=5 + group.number) for group in second]
@@ -287,7 +287,7 @@ def test_an_engine_of_whole_batches_samples_those_of_one_seed_and_limit_at_a_tim
 
 
 def test_a_batch_that_is_stopped_is_sampled_again() -> None:
-    engine = BatchStream(plain(random_model("qwen2")))
+    engine = AsyncBatchEngine(plain(random_model("qwen2")))
     engine.submit(asked(PROMPTS, 2, 24))
 
     def stop(_: int) -> None:
