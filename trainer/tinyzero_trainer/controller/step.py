@@ -40,6 +40,9 @@ from tinyzero_trainer.utils.signals import StopFlag
 WAITED = "wait_for_rollouts"
 """Seconds of a step in which the trainer waited for completions."""
 
+MOST_STALENESS_KL = 0.02
+"""Runs that unlearnt went above 0.03, those that lost nothing stayed below 0.013 (docs/training/asynchronous.md)."""
+
 
 class TrainingStep:
     """Takes training steps, for loop.py; each brings `state` up to date."""
@@ -61,7 +64,7 @@ class TrainingStep:
         self.skipped = SkippedUpdates(RunDirectory(Path(config.run.output)), workers.display.warn)
         self.collector = RolloutCollector(config, workers, state, stop, prefetched, in_flight)
         self._timer = StepTimer()  # of the present step
-        self.last, self.policy_intact = config.run.steps, True
+        self.last, self.policy_intact, self._warned = config.run.steps, True, False
 
     @property
     def prefetched(self) -> RolloutBatch | None:
@@ -239,6 +242,7 @@ class TrainingStep:
             metrics |= staleness_metrics(batch.rollouts, collected)
             if ENGINE_DIVERGENCE in updated:
                 metrics["staleness/kl"] = updated[ENGINE_DIVERGENCE]
+                self.warn_of_staleness(metrics["staleness/kl"])
         if config.length_control.mode == "adaptive":
             metrics["length_control/max_tokens"] = float(collected.max_tokens)
             after = collected.length_control
@@ -247,6 +251,16 @@ class TrainingStep:
         seconds = {**collected.seconds, **self._timer.stop()}
         metrics |= timing_metrics(seconds, collected.rollouts, batch.rollouts) | memory_metrics(gpus)
         return metrics | self.utilization(seconds, batch.rollouts, gpus)
+
+    def warn_of_staleness(self, kl: float) -> None:
+        """Warn once where the policy moves so far between sampling and training that it may unlearn."""
+        if kl > MOST_STALENESS_KL and not self._warned:
+            self._warned, parts = True, self.config.rollout.max_async_level + 1
+            self.workers.display.warn(
+                f"the policy changes too fast for rollout.max_async_level={parts - 1} (staleness/kl is {kl:.3f}, above "
+                f"{MOST_STALENESS_KL:g}); if the reward falls, divide optimizer.learning_rate by {parts}, or take a "
+                "lower level"
+            )
 
     def utilization(
         self, seconds: dict[str, float], kept: Sequence[Rollout], gpus: Sequence[GpuMemoryUsage]
