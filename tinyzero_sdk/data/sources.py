@@ -1,12 +1,15 @@
 """Rows by index, from wherever users keep them: a file, a folder, or the Hugging Face Hub.
 
-No row is held as Python objects: Arrow is memory-mapped, Parquet by way of an unnamed temporary file, and of JSON Lines
-there is an index of the lines. `files.py` reads whole files in order.
+No row is held as Python objects: Arrow and Parquet are memory-mapped as an unnamed temporary file, since a file of the
+user that is truncated while it is mapped would end the process; of JSON Lines there is an index of the lines.
+`files.py` reads whole files in order.
 """
 
 import hashlib
-import mmap
+import os
+import shutil
 import tempfile
+import weakref
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -130,7 +133,7 @@ class _Table:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            table = _map_parquet(path) if path.suffix == ".parquet" else _map_arrow(str(path))
+            table = _map_copy(path)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"cannot read {path}: {' '.join(str(error).split())}") from error
         # Times, images and the like are no part of a problem.
@@ -169,24 +172,23 @@ def _text_bytes(values: pa.Array) -> np.ndarray:
     return sum(map(_text_bytes, fields), start=np.zeros(len(values), np.int64))
 
 
-def _map_arrow(path: str) -> pa.Table:
-    return pa.ipc.open_stream(pa.memory_map(path)).read_all()
-
-
-def _map_parquet(path: Path) -> pa.Table:
-    """The rows of a Parquet file, decompressed into a file without a name, which is gone with the process."""
+def _map_copy(path: Path) -> pa.Table:
+    """The rows of a Parquet or Arrow file, in a file without a name, which is gone with the process."""
     with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
-        writer = None
-        for block in read_blocks(path):
-            assert block.table is not None
-            if block.bad:
-                raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].problem}")
-            writer = writer or pa.ipc.new_stream(file.name, block.table.schema)
-            writer.write_table(block.table)
-        if writer is None:
-            return pa.table({})
-        writer.close()
-        return _map_arrow(file.name)
+        if path.suffix == ".arrow":
+            shutil.copyfile(path, file.name)
+        else:
+            writer = None
+            for block in read_blocks(path):
+                assert block.table is not None
+                if block.bad:
+                    raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].problem}")
+                writer = writer or pa.ipc.new_stream(file.name, block.table.schema)
+                writer.write_table(block.table)
+            if writer is None:
+                return pa.table({})
+            writer.close()
+        return pa.ipc.open_stream(pa.memory_map(file.name)).read_all()
 
 
 class _JsonLines:
@@ -203,7 +205,8 @@ class _JsonLines:
                         lengths.append(len(line))
                         numbers.append(number)
                     end += len(line)
-                self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if end else b""
+                self._fd = os.dup(file.fileno())
+            weakref.finalize(self, os.close, self._fd)
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         self._starts, self._lengths, self._numbers = starts, lengths, numbers
@@ -220,10 +223,12 @@ class _JsonLines:
     def take(self, indices: np.ndarray, without: str | None) -> list[Row]:
         rows = []
         for index in indices.tolist():
-            start = self._starts[index]
-            line = self._text[start : start + self._lengths[index]]
+            start, length = self._starts[index], self._lengths[index]
             try:
+                line = os.pread(self._fd, length, start)
+                if len(line) < length:
+                    raise DataError("the file is shorter than when it was opened; leave it as it is while it is in use")
                 rows.append(parse_line(line.removeprefix(b"\xef\xbb\xbf") if start == 0 else line) or {})
-            except DataError as error:
+            except (DataError, OSError) as error:
                 raise DataError(f"{self.place(index)}: {error}") from None
         return rows
