@@ -237,10 +237,6 @@ class ScoringPool(ClosesOnExit):
             pass  # what it had sent counts
         running, late = worker.running(), worker.process.timer.seconds > self._timeout
         self._remove(worker)
-        if not worker.ready:
-            raise BrokenTaskError(
-                f"a scoring worker ended or hung while it loaded task {self._task_name!r}; see the messages above"
-            )
         # Between our look and the kill a late worker may have gone on to another answer, which is not to blame.
         if worker.job is not None and running is not None and (late or (worker.ended and caught)):
             failed, stop = ScoreColumns(), worker.job.owner.end_of(running)
@@ -251,6 +247,10 @@ class ScoringPool(ClosesOnExit):
             return worker.job.without(running, stop)
         if worker.job is None or worker.job.careful:
             self._useless += not worker.answered
+        if not worker.ready and (not worker.ended or self._useless > _MAX_USELESS):
+            raise BrokenTaskError(
+                f"a scoring worker ended or hung while it loaded task {self._task_name!r}; see the messages above"
+            )
         if self._useless > _MAX_USELESS:
             raise BrokenTaskError(f"the scoring workers of task {self._task_name!r} keep dying between two answers")
         # An answer may have closed the socket, and all seems well until scores are to be sent: find out which.

@@ -278,6 +278,25 @@ def test_task_that_kills_its_process_on_import_is_reported(write_task, tmp_path)
         pool.score([tagged(1)], [1])
 
 
+@pytest.mark.slow
+@pytest.mark.fault(
+    "F13",
+    "A scoring worker is killed while it starts",
+    made="SIGKILL to the first while it imports the task",
+    seen="ok",
+    kept="everything: another is started in its place, up to four times in a row",
+)
+def test_a_worker_that_is_killed_while_it_starts_is_replaced(write_task, tmp_path, fault_row):
+    armed = tmp_path / "armed"
+    die = f"    os.unlink({str(armed)!r})\n    os.kill(os.getpid(), 9)\n"
+    code = f"import os\nif os.path.exists({str(armed)!r}):\n{die}"
+    task = load_task(write_task("killed", top=code))
+    armed.touch()
+    with ScoringPool(task) as pool:
+        fault_row.check(*[score.reason for score in pool.score([tagged(1)], [1])])
+    assert not armed.exists()
+
+
 def test_memory_limit_below_what_the_task_needs_is_reported(mild):
     with ScoringPool(mild, memory_limit_gb=0.01) as pool, pytest.raises(BrokenTaskError, match="raise memory_limit_gb"):
         pool.score([tagged(1)], [1])

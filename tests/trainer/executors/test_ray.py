@@ -482,6 +482,22 @@ def test_a_worker_that_dies_before_it_works_costs_a_minute(fault_row: Faults, fo
     fault_row.check(output)
 
 
+@pytest.mark.nightly(reason="starts Ray once more; every change tests the restart of a scorer during the run")
+@pytest.mark.fault(
+    "F5",
+    "A scorer of Ray dies before the run begins",
+    made="SIGKILL to its actor while the models are loaded",
+    seen="the scorer of toy_task …has died: …; it is restarted, and its work repeated…held-out accuracy:",
+    kept="everything",
+)
+def test_a_scorer_that_dies_before_the_run_begins_is_restarted(fault_row: Faults, folder: Path, tmp_path: Path) -> None:
+    run = make_config(tmp_path, "run", **RANKS, model__path=str(folder / "model"), run__steps=1)
+    with running(run) as process:
+        until(lambda: entitled(psutil.Process(process.pid).children(recursive=True), "RewardActor")).kill()
+        output = ends(process, [], 0)
+    fault_row.check(output)
+
+
 @pytest.mark.nightly(reason="starts Ray twice more, and waits; every change tests the watch with a Ray that is made up")
 @pytest.mark.parametrize("server", ["gcs_server", "raylet"])
 @pytest.mark.fault(

@@ -90,10 +90,13 @@ def build_ray_workers(
                 gather([(scorer, scorer.handle.start.remote(reward, task))], policy_intact=True)
                 return scorer
 
-            scorer, limits = start(next(scorers)), {WorkerDiedError: config.ray.max_restarts}
-            return RemotePool(
-                Restartable(scorer.name, scorer, lambda died: start(*pool.restart(died)), limits, display.log)
-            )
+            first, limits = next(scorers), {WorkerDiedError: config.ray.max_restarts}
+            scorer = Restartable(first.name, first, lambda died: start(*pool.restart(died)), limits, display.log)
+            try:
+                start(first)
+            except WorkerDiedError as error:
+                scorer.restart(error)
+            return RemotePool(scorer)
 
         run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
         display.record_startup("engine")
