@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from tinyzero_trainer.checkpoint import store as checkpoint
-from tinyzero_trainer.checkpoint.store import CheckpointError, DamagedCheckpointError, latest, save, sweep, verify
+from tinyzero_trainer.checkpoint.store import (
+    CheckpointError,
+    DamagedCheckpointError,
+    keep_for,
+    latest,
+    prune,
+    save,
+    sweep,
+    verify,
+)
 
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR
 META = {"config": "c0ffee", "world_size": 1}
@@ -75,6 +84,18 @@ def test_the_newest_are_kept_and_at_least_two(root, keep, kept):
     save(root, 100, filler(100), meta=META, keep=keep)
     assert names(root) == [f"step_{step}" for step in kept]
     assert latest(root).step == 100
+
+
+def test_one_that_another_run_needs_is_kept_as_long_as_that_run_is_there(root, tmp_path):
+    (tmp_path / "user").mkdir()
+    for model in (root / "step_10", root, Path("Qwen/Qwen3-0.6B")):  # only the first is a checkpoint
+        keep_for(tmp_path / "user", model)
+    save(root, 30, filler(30), meta=META)
+    prune(root)
+    assert names(root) == ["step_10", "step_30"]
+    (tmp_path / "user").rmdir()
+    prune(root)
+    assert names(root) == ["step_30"]
 
 
 @pytest.mark.parametrize("damaged", [False, True])

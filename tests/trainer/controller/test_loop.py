@@ -19,7 +19,7 @@ from tests.trainer import preloaded
 from tests.trainer.controller.test_damaged_checkpoints import seal
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
-from tinyzero_sdk.settings import build, read_toml, to_mapping
+from tinyzero_sdk.settings import build, merge, read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import checkpointer, heldout_eval, loop
@@ -31,6 +31,7 @@ from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog
 from tinyzero_trainer.plan import auto
+from tinyzero_trainer.plan.limits import refuse_model
 from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.rollout.build import TorchEngine
 from tinyzero_trainer.training.policy import Policy
@@ -413,6 +414,28 @@ def test_what_is_deleted_in_a_run_is_written_again(fault_row, config, whole, mon
     assert [row["step"] for row in lines(output)] == list(range(STEPS + 1))
     assert lines(output)[-1] == lines(whole.output)[-1]
     assert_same_weights(output, whole.output, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "checkpoint",
+    "A run goes on from a checkpoint of another run, which deletes its older ones",
+    made="the other run saves twice more with a KL to that checkpoint; then somebody deletes it",
+    seen="…/step_2 has been deleted, which this run must load to be resumed; restore it, or start a run in another",
+    kept="the checkpoint, as long as the run that needs it is there: others are deleted in its place",
+    code=2,
+)
+def test_a_checkpoint_that_another_run_needs_is_kept(fault_row, config):
+    base = Path(train(config("base", run__steps=2)).output) / "checkpoints"
+    config = partial(config, "next", model__path=str(base / "step_2"))
+    train(config(run__steps=1))
+    train(build(TrainConfig, merge(read_toml(base.parent / "config.toml"), {"run": {"steps": 5}})), resume=True)
+    assert {path.name for path in base.iterdir()} == {"step_2", "step_4", "step_5"}
+    train(run := config(run__steps=2), resume=True)
+    shutil.rmtree(base / "step_2")
+    with pytest.raises(SettingsError) as error:
+        refuse_model(run, resume=True)
+    fault_row.check(error.value)
 
 
 @pytest.mark.slow

@@ -35,6 +35,9 @@ PIECE_BYTES, BLOCK_BYTES = 2**28, 2**20
 HASHING_THREADS = min(16, os.cpu_count() or 1)
 MANIFEST = "manifest.json"
 FORMAT = 1  # other formats are refused
+USERS = "used_by"
+"""A file in a checkpoint: the directories of runs that must load its model to be resumed, one a line."""
+
 MIN_KEEP = 2
 """One remains intact while another is being written, or turns out to be damaged."""
 
@@ -94,7 +97,7 @@ def save(
     keep: int = MIN_KEEP,
     expected_bytes: int = 0,
 ) -> Path:
-    """Write the checkpoint of `step`, then delete all but the newest `keep`.
+    """Write the checkpoint of `step`, then delete all but the newest `keep` and those that another run needs.
 
     Killed at any moment, it leaves the older checkpoints as they were, and the new one whole or absent.
     A checkpoint of this step that exists already is replaced: the run has not resumed from it, so it was of no use.
@@ -129,7 +132,8 @@ def save(
     with suppress(OSError):  # the checkpoint is saved; what cannot be deleted now is deleted after the next one
         up_to_now = sorted((number for number, _ in sealed(root) if number <= step), reverse=True)
         for number, path in list(sealed(root)):
-            if number not in up_to_now[: max(keep, MIN_KEEP)]:  # later steps too: this run could not resume from them
+            is_later = number > step  # this run could not resume from it
+            if is_later or (number not in up_to_now[: max(keep, MIN_KEEP)] and not _is_used(path)):
                 _remove(path)
     return final
 
@@ -227,16 +231,32 @@ def sealed(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def prune(root: Path) -> None:
-    """Delete all checkpoints but the newest intact one, and what killed runs left; the caller holds the run's lock.
+    """Delete all checkpoints but the newest intact one and those that another run needs, and what killed runs left.
+
+    The caller holds the run's lock.
 
     Raises:
         CheckpointError: all are damaged, so none is deleted.
     """
     newest = latest(root)
     for _, path in list(sealed(root)):
-        if newest is not None and path != newest.path:
+        if newest is not None and path != newest.path and not _is_used(path):
             _remove(path)
     sweep(root)
+
+
+def keep_for(run: Path, model: Path) -> None:
+    """Keep a model, if it is a checkpoint of another run, for as long as the directory of `run` exists."""
+    if (model / MANIFEST).exists():
+        with suppress(OSError), (model / USERS).open("a", encoding="utf-8") as file:  # another user's
+            file.write(f"{run.absolute()}\n")
+
+
+def _is_used(path: Path) -> bool:
+    try:
+        return any(Path(run).is_dir() for run in (path / USERS).read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError):
+        return False
 
 
 def sweep(root: Path) -> None:

@@ -27,7 +27,11 @@ def runs(
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete these runs, after asking.")] = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Delete all checkpoints of these runs but the newest, after asking.")
+        bool,
+        typer.Option(
+            "--prune",
+            help="Delete all checkpoints of these runs but the newest, and those that other runs need, after asking.",
+        ),
     ] = False,
     send: Annotated[
         bool, typer.Option("--send", help="Record these runs in their trackers once more, from metrics.jsonl.")

@@ -81,6 +81,12 @@ class TrainConfig:
         needed_before = self.algorithm.kl_in_reward or self.algorithm.needs_teacher or self.rollout_correction.corrects
         return "update" if single_update and not needed_before else "policy"
 
+    @property
+    def models_to_resume(self) -> tuple[str, ...]:
+        """The models that a resumed run loads beside its checkpoint: an adapter's, a KL's, an engine's, the teacher."""
+        is_needed = self.lora.rank or self.algorithm.kl_coefficient or self.rollout.num_engines or self.model.teacher
+        return tuple(filter(None, (self.model.path if is_needed else None, self.model.teacher)))
+
     def as_train_config(self) -> "TrainConfig":
         """Itself; see `SftConfig`."""
         return self

@@ -359,6 +359,8 @@ def _restored(
     tasks: Mapping[str, Task] | None,
 ) -> Iterator[tuple[Checkpointer, TrainerState, SavedRun | None]]:
     """The workers of a run and their state at its start, or at the newest checkpoint that can be loaded."""
+    for model in config.models_to_resume:
+        store.keep_for(run.path, Path(model).expanduser())
     unusable: dict[Path, str] = {}
     while True:
         saved = newest_checkpoint(recorded, run, unusable) if resume else None

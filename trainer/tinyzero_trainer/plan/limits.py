@@ -3,9 +3,11 @@
 What divides unevenly over several GPUs is refused in distributed/parallel_dims.py.
 """
 
+from pathlib import Path
+
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of
+from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of, is_path
 from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims, refuse_uneven
 from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.models.hub import config_of, refuse_unreachable
@@ -64,6 +66,12 @@ def refuse_model(config: TrainConfig, *, resume: bool) -> None:
             rollout.max_completion_tokens leave its context no token for a prompt.
     """
     most = config.rollout.max_completion_tokens
+    for path in config.models_to_resume if resume and config.ray.address is None else ():
+        if is_path(path) and not Path(path).expanduser().is_dir():
+            raise SettingsError(
+                f"{path} has been deleted, which this run must load to be resumed; restore it, or start a run in "
+                "another --output"
+            )
     for path in (config.model.path, *filter(None, [config.model.teacher])):
         # A resumed run may do without it, and a cluster may have it elsewhere.
         if not resume and config.ray.address is None:
