@@ -387,6 +387,11 @@ def _without_empty_structs(values: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(parts, [field.name for field in values.type], mask=values.is_null())
 
 
+def open_for_arrow(path: Path, mode: str = "rb") -> pa.OSFile:
+    """Open a file for Arrow, which takes no path whose bytes are not UTF-8, except as bytes."""
+    return pa.OSFile(os.fsencode(path), mode)
+
+
 class ParquetWriter:
     """Writes tables to a Parquet file in row groups of one size, so that its bytes do not depend on the tables."""
 
@@ -424,10 +429,11 @@ class ParquetWriter:
             self._waiting = self._write_group(self._waiting)
 
     def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
+        self._file = open_for_arrow(self._path, "wb")
         others: bool | list[str] = [name for name in schema.names if name not in self._plain] if self._plain else True
         try:
             return pq.ParquetWriter(
-                self._path, schema, version="2.6", compression="zstd", use_dictionary=others, write_page_checksum=True
+                self._file, schema, version="2.6", compression="zstd", use_dictionary=others, write_page_checksum=True
             )
         except pa.ArrowNotImplementedError as error:
             raise DataError(f"Parquet cannot hold this: {error}; write .jsonl instead") from error
@@ -445,3 +451,4 @@ class ParquetWriter:
             if kind is None and len(self._waiting):
                 self._write_group(self._waiting)
             self._writer.close()
+            self._file.close()

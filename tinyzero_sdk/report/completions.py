@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import to_rows
+from tinyzero_sdk.data.files import open_for_arrow
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS
 from tinyzero_sdk.report.runs import name_of
@@ -374,11 +375,6 @@ def read_completions(paths: Sequence[Path]) -> Completions:
     tables = [file.index for file in files] or [INDEX.empty_table()]
     index = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
     return Completions(tuple(files), index, left_out=tuple(left_out))
-
-
-def open_for_arrow(path: Path) -> pa.OSFile:
-    """A file to read; Arrow takes no path whose bytes are not UTF-8, except as bytes."""
-    return pa.OSFile(os.fsencode(path))
 
 
 def _version(path: Path) -> tuple[int, int]:

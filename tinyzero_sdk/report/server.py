@@ -17,9 +17,10 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pyarrow.parquet as pq
 
+from tinyzero_sdk.data.files import open_for_arrow
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.report.comparison import compare
-from tinyzero_sdk.report.completions import Completions, open_for_arrow, read_completions
+from tinyzero_sdk.report.completions import Completions, read_completions
 from tinyzero_sdk.report.page import as_json, describe, html
 from tinyzero_sdk.report.runs import CONFIG, METRICS, Run, modified, name_of, open_run
 

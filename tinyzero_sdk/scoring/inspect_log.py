@@ -4,6 +4,7 @@ The log has schema version 2, which Inspect reads since 0.3. A problem is a samp
 """
 
 import json
+import os
 import re
 import uuid
 import zipfile
@@ -201,8 +202,11 @@ class _Log:
         options, task = settings.get("task_options") or {}, _task(self.first)
         known = {name: settings.get(name) for name in ("temperature", "top_p", "max_tokens", "seed")}
         others = {name: value for name, value in settings.items() if name not in known}
-        place = f"{self.source.resolve()} {at} {task}"
-        identity = {name: uuid.uuid5(uuid.NAMESPACE_URL, f"{place} {name}").hex for name in _IDS}
+        # A path may have bytes that are not UTF-8.
+        source, place = (
+            os.fsencode(path).decode(errors="backslashreplace") for path in (self.source, self.source.resolve())
+        )
+        identity = {name: uuid.uuid5(uuid.NAMESPACE_URL, f"{place} {at} {task} {name}").hex for name in _IDS}
         return {
             "version": SCHEMA,
             "status": "success",
@@ -217,7 +221,7 @@ class _Log:
                 "model_generate_config": {name: value for name, value in known.items() if value is not None},
                 "config": {"epochs": int(counts.max())},
                 "packages": {"tinyzero-sdk": version("tinyzero-sdk")},
-                "metadata": {"source": str(self.source), **others},
+                "metadata": {"source": source, **others},
             },
             "plan": {"name": "plan", "steps": [{"solver": "generate"}]},
             "results": {

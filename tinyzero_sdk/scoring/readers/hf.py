@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tinyzero_sdk.data.files import BadRow, Block, invalid_rows, read_blocks
+from tinyzero_sdk.data.files import BadRow, Block, invalid_rows, open_for_arrow, read_blocks
 from tinyzero_sdk.data.folders import TABLES, split_files
 from tinyzero_sdk.errors import DataError
 
@@ -50,7 +50,7 @@ def _files(path: Path) -> list[Path]:
 def _read_arrow(path: Path) -> Iterator[Block]:
     done, size = 0, max(1, path.stat().st_size)
     try:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        with open_for_arrow(path) as file, pa.ipc.open_stream(file) as stream:
             for batch in stream:
                 batch.validate(full=True)  # where offsets lead out of the file, other functions end the process
                 table = pa.Table.from_batches([batch])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tinyzero_sdk.data.files import Block
+from tinyzero_sdk.data.files import Block, open_for_arrow
 from tinyzero_sdk.errors import DataError
 
 _OTHERWISE = ("problem", "difficulty", "num_tokens", "step", "decoding")  # what a scored file has in other columns
@@ -54,8 +54,9 @@ def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
     if file is None:
         raise DataError(f"{path} {_why(run)}")
     try:
-        present = pq.read_schema(file).names
-        table = pq.read_table(file, columns=[name for name in present if name in (*columns, *_OTHERWISE)])
+        present = pq.read_schema(open_for_arrow(file)).names
+        wanted = [name for name in present if name in (*columns, *_OTHERWISE)]
+        table = pq.read_table(open_for_arrow(file), columns=wanted)
         table = table.append_column("number", pa.array(range(1, len(table) + 1)))
         table = table.filter(pc.equal(table["step"], step))
         sampled = pc.equal(table["decoding"].cast(pa.string()), "sampled")
@@ -91,7 +92,8 @@ def _files(run: Path) -> list[Path]:
 def _steps(file: Path) -> list[int]:
     """The steps whose evaluations are in a file."""
     try:
-        return np.unique(pq.read_table(file, columns=["step"])["step"].cast(pa.int64()).to_numpy()).tolist()
+        table = pq.read_table(open_for_arrow(file), columns=["step"])
+        return np.unique(table["step"].cast(pa.int64()).to_numpy()).tolist()
     except (pa.ArrowException, OSError, KeyError) as error:
         raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error
 
