@@ -1,5 +1,6 @@
 """The whole loop on a toy: what a run leaves, and that an interruption of any kind changes nothing."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.trainer import preloaded
 from tests.trainer.controller.test_damaged_checkpoints import seal
@@ -24,6 +26,7 @@ from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import checkpointer, heldout_eval, loop
 from tinyzero_trainer.controller import collector as collecting
+from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
@@ -414,6 +417,34 @@ def test_what_is_deleted_in_a_run_is_written_again(fault_row, config, whole, mon
     assert [row["step"] for row in lines(output)] == list(range(STEPS + 1))
     assert lines(output)[-1] == lines(whole.output)[-1]
     assert_same_weights(output, whole.output, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("owner", "name"), [(AutoModelForCausalLM, "from_pretrained"), (Path, "read_bytes")])
+@pytest.mark.fault(
+    "F18",
+    "The system cannot read a checkpoint for a moment",
+    made="the read of its model ends in EIO (of its other files in the tests of `store.py`)",
+    seen="cannot read …: Input/output error; it may be intact, and nothing has been deleted: try again",
+    kept="all checkpoints: no older one is taken, and the next start reads this one",
+    code=2,
+)
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_damaged(fault_row, owner, name, config, monkeypatch):
+    run = Path(train(config(run__steps=2)).output)
+    real, broken = getattr(owner, name), OSError(errno.EIO, "Input/output error")
+
+    def read(file, *args, **options):
+        if str(run / "checkpoints") in str(file) and STATE_DIRECTORY not in str(file):
+            raise broken
+        return real(file, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, read)
+        with pytest.raises(store.CheckpointError) as error:
+            train(config(run__steps=3), resume=True)
+    fault_row.check(error.value)
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_2"}
+    train(config(run__steps=3), resume=True)
 
 
 @pytest.mark.slow

@@ -59,14 +59,17 @@ def check_sharded(directory: Path, expected: Mapping[str, Kind]) -> None:
     """Raise a DamagedCheckpointError unless `save_sharded` wrote these tensors; reads headers alone, the same on all
     ranks.
     """
-    if not any(directory.glob("*.safetensors")):
-        raise DamagedCheckpointError(f"{directory.with_suffix('.safetensors')} is missing")
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-    try:
-        found = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
-    except Exception as error:  # the border to torch: broken files raise anything there
-        raise DamagedCheckpointError(f"{directory} cannot be read ({first_line(error)})") from error
+    with damage_in_one_line(directory):
+        if not any(directory.glob("*.safetensors")):
+            raise DamagedCheckpointError(f"{directory.with_suffix('.safetensors')} is missing")
+        try:
+            found = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
+        except OSError:
+            raise
+        except Exception as error:  # the border to torch: broken files raise anything there
+            raise DamagedCheckpointError(f"{directory} cannot be read ({first_line(error)})") from error
     tensors = {name: tensor for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
     _require(directory, {name: (tuple(one.size), one.properties.dtype) for name, one in tensors.items()}, expected)
 

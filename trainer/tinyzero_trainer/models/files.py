@@ -154,6 +154,7 @@ def _in_directory(name: str, directory: Path, *, local: bool, download: str = ""
             return reader(directory)
         except Fault as fault:
             faults.append(Fault(fault.what, fault.do, (download,) if download else fault.commands))
+            faults[-1].__cause__ = fault.__cause__
             return None
 
     config, sizes = read(read_config) or {}, read(read_sizes) or {}

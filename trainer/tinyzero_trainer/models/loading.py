@@ -73,7 +73,7 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
             config, _ = architecture(source)
             # transformers gives what config.json lacks a size of its own, which may be gigabytes.
             if (fault := find_model(source, Path(source), hub_cache()).fault) is not None:
-                raise _loading_error(source, fault.what)
+                raise _loading_error(source, fault.what) from fault.__cause__
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             # Missing or mismatched weights would be random numbers: the report lists them.
             model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
