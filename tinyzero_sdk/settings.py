@@ -193,7 +193,18 @@ def check_keys(cls: type, values: Mapping[str, Any], prefix: str = "", *, in_hel
         prefix: put before every key in messages, e.g. `task.`.
         in_help: whether --help lists all keys; if not, the message lists those that are known at that place.
     """
-    _check_table(values, prefix, [field.key for field in describe(cls, prefix)], in_help)
+    _check_table(values, prefix, list(_keys(cls, prefix)), in_help)
+
+
+def _keys(cls: type, prefix: str) -> Iterator[str]:
+    """The leaves of a settings tree, without their help, for which the source is read."""
+    groups = _nested_types(cls)
+    for field in dataclasses.fields(cls):
+        key = prefix + field.name
+        if field.name in groups:
+            yield from _keys(groups[field.name], key + ".")
+        else:
+            yield key
 
 
 def _check_table(values: Mapping[str, Any], prefix: str, known: Sequence[str], in_help: bool) -> None:
@@ -311,7 +322,7 @@ def to_mapping(settings: Any) -> dict[str, Any]:
 
 def describe(cls: type, prefix: str = "") -> Iterator[Field]:
     """The leaves of a settings tree in order of definition, with their help."""
-    groups, helps, hints = _nested_types(cls), field_docs(cls), typing.get_type_hints(cls, include_extras=True)
+    groups, helps, names = _nested_types(cls), field_docs(cls), _type_names(cls)
     for field in dataclasses.fields(cls):
         key = prefix + field.name
         if field.name in groups:
@@ -319,13 +330,19 @@ def describe(cls: type, prefix: str = "") -> Iterator[Field]:
             continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         help = helps.get(field.name) or field.metadata.get("help", "")  # a type created at run time has no docstrings
-        yield Field(key, _type_name(hints[field.name]), default, help)
+        yield Field(key, names[field.name], default, help)
 
 
 @cache
 def _nested_types(cls: type) -> dict[str, type]:
     hints = typing.get_type_hints(cls)
     return {name: hint for name, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
+
+
+@cache
+def _type_names(cls: type) -> dict[str, str]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: _type_name(hints[field.name]) for field in dataclasses.fields(cls)}
 
 
 def _type_name(hint: Any) -> str:
