@@ -36,7 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")  # for model text that the terminal cannot encode
     with redirect_stderr(LogStream(sys.stderr)), _signals_as_ctrl_c(), exit_on_error():
         try:
-            build_app()(args=arguments, prog_name="tinyzero")
+            app, name = build_app(), next(iter(sys.argv[1:] if arguments is None else arguments), None)
+            # Typer reads the signatures of all commands, which takes longer than many a command.
+            if wanted := [command for command in app.registered_commands if command.name == name]:
+                app.registered_commands = wanted
+            app(args=arguments, prog_name="tinyzero")
         finally:
             _flush_stdout()
 
