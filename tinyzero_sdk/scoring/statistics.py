@@ -6,6 +6,7 @@ prompt's n completions, sampled without replacement, averaged over all samples.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -130,6 +131,7 @@ def bootstrap_intervals(
     return intervals
 
 
+@cache
 def student_t(freedom: int) -> float:
     """The 97.5% quantile of Student's t distribution.
 
