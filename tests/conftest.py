@@ -40,7 +40,7 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-        gc.set_threshold(20_000, 20, 20)
+        gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture

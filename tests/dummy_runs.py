@@ -167,9 +167,8 @@ def _texts(
     problems: list[list[int]], reasons: list[str], dice: np.random.Generator
 ) -> tuple[list[str], list[str | None], list[str]]:
     """Prompts, answers and completions."""
-    sentences = np.array(
-        [" ".join([*dice.choice(_WORDS, 14), *map(str, dice.integers(1, 999, 4))]) for _ in range(5000)], dtype=object
-    )
+    words, values = dice.choice(_WORDS, (5000, 14)).tolist(), dice.integers(1, 999, (5000, 4)).tolist()
+    sentences = np.array([" ".join([*some, *map(str, few)]) for some, few in zip(words, values, strict=True)], object)
     prompts, answers, completions = list[str](), list[str | None](), list[str]()
     lengths = dice.integers(2, 9, len(problems))
     for place, ((a, b, c, _, e), reason) in enumerate(zip(problems, reasons, strict=True)):
