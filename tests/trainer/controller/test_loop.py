@@ -301,7 +301,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(fault_row, config, whole,
     ),
     kept=(
         "all checkpoints before it, and nothing of the half one; it is tried again after each step until the "
-        "next is due"
+        "next is due, after the last step for five minutes"
     ),
     code=2,
 )
@@ -318,6 +318,29 @@ def test_a_disk_that_stays_full_ends_the_run_in_one_line_with_the_last_checkpoin
         train(run)
     fault_row.check(error.value)
     assert [path.name for path in (Path(run.run.output) / "checkpoints").iterdir()] == ["step_2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+def test_the_last_checkpoint_is_tried_again_for_a_while(seconds, config, whole, capsys, monkeypatch):
+    def export(policy: Policy, directory: Path) -> None:
+        attempts.append(directory.name)
+        if len(attempts) < 3:
+            raise OSError(28, "No space left on device")
+        exported(policy, directory)
+
+    exported, attempts = Policy.export, list[str]()
+    monkeypatch.setattr(Policy, "export", export)
+    monkeypatch.setattr(loop, "LAST_SAVE_SECONDS", seconds)
+    monkeypatch.setattr(loop, "RETRY_SECONDS", 0.01)
+    run = config(checkpoint__every=0)
+    if not seconds:
+        with pytest.raises(store.CheckpointError, match=r"No space left on device .*; no checkpoint is saved yet"):
+            train(run)
+        return
+    train(run)
+    assert capsys.readouterr().err.count("trying again for 60 s at most") == 1
+    assert_same_weights(run.run.output, whole.output, STEPS)
 
 
 @pytest.mark.slow

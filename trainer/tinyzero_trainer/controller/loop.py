@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from time import monotonic, sleep
 from typing import Any, Protocol, TypeVar
 
 from tinyzero_sdk import Task
@@ -51,6 +52,9 @@ from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.signals import Interrupted, StopFlag, Stopped, StopRequested, catch_signals
 
 C = TypeVar("C", bound=TrainConfig | SftConfig)
+
+LAST_SAVE_SECONDS, RETRY_SECONDS = 300.0, 5.0
+"""How long and how often the checkpoint of the last step is tried again."""
 
 FAULTS_OF_OTHERS = (BrokenTaskError, DataError, ModelError)
 """Of a task, a data file or a chat template, in the trainer's own process: the ranks have nothing to do with them."""
@@ -183,7 +187,7 @@ class Session:
                 if step.policy_intact and self.state.step:
                     self._save(step)
                 raise
-            self._save(step)
+            self._save_at_last(step)
 
     @contextmanager
     def _saying_how_to_resume(self) -> Iterator[None]:
@@ -251,6 +255,20 @@ class Session:
                 every = plural(self.recorded.checkpoint.every, "step")
                 self.workers.display.warn(f"{error}; trying again after each step, for {every} at most")
                 self.unsaved = self.state.step
+
+    def _save_at_last(self, step: Step) -> None:
+        """Save after the last step, again and again for a while where that fails: no later checkpoint would hold it."""
+        deadline, told = monotonic() + LAST_SAVE_SECONDS, False
+        while True:
+            try:
+                return self._save(step)
+            except (MetricsError, store.CheckpointError) as error:
+                if self.stop.requested or monotonic() > deadline or not self.run.path.is_dir():
+                    raise
+                if not told:
+                    self.workers.display.warn(f"{error}; trying again for {LAST_SAVE_SECONDS:g} s at most")
+                told = True
+            sleep(RETRY_SECONDS)
 
     def _evaluate_and_log(self, training_step: Step, evaluation: HeldOutEvaluation) -> None:
         """Evaluate if it is due, then write the step's line; a stop meanwhile leaves both to the resumed run."""
