@@ -57,7 +57,15 @@ def test_ctrl_c_while_torch_is_imported_is_told(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("error", [ImportError("cannot import name 'dlopen'"), OSError("libcudart.so.12: not found")])
-def test_a_broken_package_is_one_line(error, monkeypatch, capsys, tmp_path):
+@pytest.mark.fault(
+    "packages",
+    "An installed package is broken",
+    made="the import of torch raises ImportError, or OSError for a library that is missing",
+    seen="error: cannot import torch (…); `tinyzero doctor` looks at the installation",
+    kept="nothing has begun",
+    code=2,
+)
+def test_a_broken_package_is_one_line(error, monkeypatch, capsys, tmp_path, fault_row):
     of_torch = {"__name__": "torch._C", "error": error}
     exec("def import_module(name): raise error", of_torch)
     monkeypatch.setattr(start, "import_module", of_torch["import_module"])
@@ -65,6 +73,7 @@ def test_a_broken_package_is_one_line(error, monkeypatch, capsys, tmp_path):
     code, _, printed = call(capsys, "train", *words)
     expected = f"error: cannot import torch ({error}); `tinyzero doctor` looks at the installation"
     assert (code, printed.splitlines()[-1]) == (2, expected)
+    fault_row.check(printed, code)
 
 
 def test_an_import_error_of_our_own_is_a_bug():

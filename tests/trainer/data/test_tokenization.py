@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.faults import Faults
 from tinyzero_trainer.data import chat_template
 from tinyzero_trainer.data.chat_template import TemplateRenderer
 from tinyzero_trainer.data.tokenization import decode_texts, encode_prompt, end_token
@@ -74,8 +75,16 @@ def test_a_chat_template_gives_the_text_that_transformers_gives(template: str) -
     assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.fault(
+    "chat template",
+    "The process that renders chat templates is killed, or hangs",
+    made="SIGKILL to the first, SIGSTOP to the second",
+    seen="its process has not answered for …",
+    kept="all steps so far: a killed one is started again, one that hangs is ended, and the run with it",
+    code=2,
+)
 def test_a_killed_process_of_chat_templates_is_started_again_and_one_that_hangs_is_ended(
-    monkeypatch: pytest.MonkeyPatch,
+    fault_row: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renderer = TemplateRenderer()
     template, messages = "{{ messages[0].content }}!", [{"role": "user", "content": "yes"}]
@@ -89,6 +98,7 @@ def test_a_killed_process_of_chat_templates_is_started_again_and_one_that_hangs_
     assert second is not None
     second.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(chat_template, "HANGS_SECONDS", 0.1)
-    with pytest.raises(chat_template.TemplateError, match=r"^its process has not answered for 0\.1 s$"):
+    with pytest.raises(chat_template.TemplateError, match=r"^its process has not answered for 0\.1 s$") as error:
         renderer.render(template, messages, {})
+    fault_row.check(str(error.value), 2)
     assert second.poll() == -signal.SIGKILL

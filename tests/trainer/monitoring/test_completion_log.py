@@ -169,7 +169,14 @@ def test_what_lies_past_a_checkpoint_is_cut(log, tmp_path):
     assert log.summary() == f"completions: {log.directory} (0 bytes)"
 
 
-def test_files_with_other_names_stay_when_a_run_resumes(log):
+@pytest.mark.fault(
+    "directory",
+    "Files of others lie among a run's completions",
+    made="three with names that are nearly those of the run's own",
+    seen="",
+    kept="they stay when the run is resumed, and it goes on",
+)
+def test_files_with_other_names_stay_when_a_run_resumes(log, fault_row):
     log.train(3, group(3))
     log.write()
     foreign = ["train_best.parquet", "heldout_.parquet", "train_00000009_00000009 copy.parquet"]
@@ -177,6 +184,7 @@ def test_files_with_other_names_stay_when_a_run_resumes(log):
         (log.directory / name).touch()
     log.cut_after(0)
     assert sorted(path.name for path in log.directory.iterdir()) == sorted(foreign)
+    fault_row.check("")
 
 
 def test_files_that_cannot_be_written_wait_within_a_bound_and_are_told_of_once(log, tmp_path, warnings, monkeypatch):

@@ -125,7 +125,15 @@ def test_a_directory_that_is_gone_is_one_line(metrics, tmp_path):
 
 
 @pytest.mark.parametrize("error", [ValueError("'qt4agg' is not a valid value for backend"), ImportError("no libpng")])
-def test_a_matplotlib_that_cannot_be_imported_is_one_line(metrics, tmp_path, monkeypatch, error):
+@pytest.mark.fault(
+    "packages",
+    "matplotlib cannot be imported",
+    made="its import raises ImportError, or ValueError for an unknown MPLBACKEND",
+    seen="cannot import matplotlib (…); install it again, or unset MPLBACKEND",
+    kept="the run, which ends with code 0 and without a picture",
+    code="0 at the end of a run",
+)
+def test_a_matplotlib_that_cannot_be_imported_is_one_line(metrics, tmp_path, monkeypatch, error, fault_row):
     class Finder:
         def find_spec(self, name, *_):
             if name == "matplotlib.figure":
@@ -136,6 +144,7 @@ def test_a_matplotlib_that_cannot_be_imported_is_one_line(metrics, tmp_path, mon
     with pytest.raises(PlotError) as caught:
         plot_curve(metrics([before()]), tmp_path / "curve.png", tasks=["countdown"], model="m")
     assert str(caught.value).startswith(f"cannot import matplotlib ({error}); install it again, or unset MPLBACKEND")
+    fault_row.check(caught.value)
 
 
 @given(values=NUMBERS, window=st.integers(1, 9))

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 from safetensors import SafetensorError
 
+from tests.faults import Faults
 from tests.trainer.configurations import call
 from tests.trainer.runs import assert_same_weights, killed, lines
 from tinyzero_sdk.errors import TinyZeroError
@@ -178,8 +179,16 @@ def test_what_cannot_be_trained_is_refused_and_leaves_no_checkpoint(
 
 
 @pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left on device"), OSError(28, "No space left")])
+@pytest.mark.fault(
+    "F1",
+    "The disk is full while a new model is written",
+    made="saving it raises ENOSPC, or what safetensors makes of that",
+    seen="cannot write …run/new_model: …No space left",
+    kept="nothing of the new model, and the one that was there",
+    code=2,
+)
 def test_a_new_model_that_cannot_be_written_leaves_nothing_and_the_one_before_it(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    fault_row: Faults, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def save_model(directory: Path, _: object) -> NoReturn:
         directory.mkdir()
@@ -187,8 +196,9 @@ def test_a_new_model_that_cannot_be_written_leaves_nothing_and_the_one_before_it
         raise error
 
     monkeypatch.setattr(sft, "save_model", save_model)
-    with pytest.raises(TinyZeroError, match=r"cannot write .*run/new_model: .*No space left"):
+    with pytest.raises(TinyZeroError) as caught:
         fine_tune(configure())
+    fault_row.check(caught.value)
     assert not (tmp_path / "run").exists()
     (tmp_path / "run/new_model").mkdir(parents=True)
     with pytest.raises(TinyZeroError, match="No space left"):
