@@ -1,12 +1,15 @@
 """Batches of examples: tasks in their shares, none too long, the same from any number of processes and any step."""
 
 import multiprocessing
+import os
+import signal
 from contextlib import closing
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
+from tests.faults import Faults
 from tests.trainer import preloaded
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.sft import compose_sft
@@ -111,3 +114,36 @@ def test_the_error_that_stops_a_process_is_raised(mute_task: str) -> None:
         pytest.raises(TinyZeroError, match="makes no examples"),
     ):
         next(batches)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("preloaded_workers")
+@pytest.mark.fault(
+    "sft",
+    "A process that makes examples hangs, or dies",
+    made="SIGSTOP to it, and SIGKILL",
+    seen="a process that makes examples has died, or hung for … s; messages above may say why",
+    kept="every whole step: after ten minutes without a batch it is ended, and the run; a second signal ends both",
+    code=2,
+)
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_process_that_hangs_or_dies_ends_the_stream(
+    number: int, two: dict, fault_row: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strike() -> None:
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, number)
+
+    with closing(batch_stream(batches_of(two), 1)) as batches:
+        next(batches)
+        strike()  # a generator that is closed waits for none
+    for child in multiprocessing.active_children():
+        child.join(30)
+    assert not multiprocessing.active_children()
+    monkeypatch.setattr(batching, "HANGS_SECONDS", 1.0 if number == signal.SIGSTOP else 600.0)
+    with closing(batch_stream(batches_of(two), 1)) as batches:
+        next(batches)
+        strike()
+        with pytest.raises(TinyZeroError) as error:
+            list(batches)
+    fault_row.check(error.value)

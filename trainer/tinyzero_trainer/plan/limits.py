@@ -66,10 +66,10 @@ def refuse_model(config: TrainConfig, *, resume: bool) -> None:
             rollout.max_completion_tokens leave its context no token for a prompt.
     """
     most = config.rollout.max_completion_tokens
-    for path in config.models_to_resume if resume and config.ray.address is None else ():
-        if is_path(path) and not Path(path).expanduser().is_dir():
+    for needed in config.models_to_resume if resume and config.ray.address is None else ():
+        if is_path(needed) and not Path(needed).expanduser().is_dir():
             raise SettingsError(
-                f"{path} has been deleted, which this run must load to be resumed; restore it, or start a run in "
+                f"{needed} has been deleted, which this run must load to be resumed; restore it, or start a run in "
                 "another --output"
             )
     for path in (config.model.path, *filter(None, [config.model.teacher])):

@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Generator, Iterator, Mapping
 from multiprocessing import forkserver
 from typing import Any
@@ -22,6 +23,9 @@ from tinyzero_trainer.data.mixture import next_share
 from tinyzero_trainer.sft.examples import Encoder, ExampleSource, TaskExamples
 from tinyzero_trainer.sft.file_examples import ExampleFile, FileExamples
 from tinyzero_trainer.types import Rollout
+
+HANGS_SECONDS = 600.0
+"""Without a batch for so long, the processes that make them are ended."""
 
 # Not fork: this process has threads. Not spawn: each worker would import torch and transformers, for half a minute.
 _FORKSERVER = multiprocessing.get_context("forkserver")
@@ -99,12 +103,33 @@ def batch_stream(batches: Batches, workers: int) -> Generator[list[Rollout]]:
     options = options if workers else {}
     # With a separate generator: a DataLoader draws a seed.
     loader = DataLoader(batches, batch_size=None, num_workers=workers, generator=torch.Generator(), **options)
+    stream: Any = iter(loader)
+
+    def kill() -> None:
+        """End the workers, also those that hang: the loader would wait for them, and notices within 5 s that they died.
+
+        Its own `timeout` would notice a death no sooner than a hang.
+        """
+        for process in stream._workers if workers else ():
+            process.kill()
+
     try:
-        for batch in loader:
+        while True:
+            timer = threading.Timer(HANGS_SECONDS, kill)
+            timer.daemon = True
+            timer.start()
+            try:
+                batch = next(stream)
+            finally:
+                timer.cancel()
             if isinstance(batch, TinyZeroError):
                 raise batch
             yield batch
     except RuntimeError as error:
         if not workers:
             raise
-        raise BrokenTaskError("a process that makes examples has died; messages above may say why") from error
+        raise BrokenTaskError(
+            f"a process that makes examples has died, or hung for {HANGS_SECONDS:g} s; messages above may say why"
+        ) from error
+    finally:
+        kill()
