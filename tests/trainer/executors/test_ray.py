@@ -361,8 +361,9 @@ def test_engine_and_scorer_are_restarted_and_a_dead_rank_ends_a_run_that_can_be_
 @pytest.mark.nightly(reason="starts Ray once more; every change tests the restart above, and the signal without Ray")
 @pytest.mark.fault(
     "F4",
-    "SIGTERM to a run with Ray, off-policy",
-    made="it is sent while a dedicated engine samples on during the updates, after an engine was killed and restarted",
+    "SIGTERM to all processes of a run with Ray, off-policy",
+    made="as systemd and Slurm send it, while a dedicated engine samples on during the updates, after one was killed "
+    "and restarted",
     seen="stopped by SIGTERM …resume with: tinyzero train …",
     kept="every whole step, and the completions that are under way; no process is left",
     code=143,
@@ -374,7 +375,9 @@ def test_off_policy_an_engine_is_restarted_and_a_signal_saves_what_is_in_flight(
     with running(run) as process:
         kill("RolloutActor", below(process, run, 2))
         everyone = below(process, run, 5)
-        process.send_signal(signal.SIGTERM)
+        for one in (process, *everyone):
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGTERM)
         output = ends(process, everyone, 143)
     assert re.search(r"has died: .*; it is restarted", output), output
     fault_row.check(output, process.returncode)

@@ -130,8 +130,9 @@ def gpu_there(config: RayConfig) -> TargetGpu | None:
 def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
     """Connect to Ray, or start it, but without its handlers of signals, which end a run without a checkpoint."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # Ray's processes inherit it: a terminal that closes, or Slurm, signals them too, and the run could not be saved.
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1})
+    # Ray's processes inherit it: what ends a whole session, job or container signals them too, and nothing could be
+    # saved without them.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGTERM})
     try:
         _connect(ray, config, bundles)
     finally:

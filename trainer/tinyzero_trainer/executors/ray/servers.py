@@ -178,6 +178,9 @@ class _Watch:
         """Shut Ray down, once a last ping has told that its servers answer, and end the threads."""
         self._is_ending.set()
         self._pinging.join()
+        # Ray would wait a second for each: it sends SIGTERM, which is blocked in them.
+        for info in (info for kind, each in self._node.all_processes.items() if kind not in SERVERS for info in each):
+            info.process.kill()
         try:
             self._ray.shutdown()
         finally:
