@@ -16,6 +16,7 @@ from tests.trainer.runs import assert_same_weights, killed, lines
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, newest_model
+from tinyzero_trainer.checkpoint.store import USERS
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, recorded_defaults
 from tinyzero_trainer.config.sft import SftConfig, compose_sft
 from tinyzero_trainer.controller import loop
@@ -133,13 +134,18 @@ def test_several_tasks_share_a_model_and_its_defaults(
 
 @pytest.mark.slow
 def test_an_adapter_is_fine_tuned(configure: Configure, warm_model: Path, tmp_path: Path) -> None:
-    """The rest stays as it was."""
-    before = {path.name: path.read_bytes() for path in warm_model.iterdir() if path.is_file()}
+    """The rest stays as it was, but for a note that this run needs it."""
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in warm_model.iterdir() if path.is_file() and path.name != USERS}
+
+    before = files()
     fine_tune(configure("adapted", model={"path": str(warm_model)}, lora={"rank": 2}, run={"steps": 2}))
     rows = lines(tmp_path / "adapted")
     assert rows[0]["model/trained_parameters"] < rows[0]["model/parameters"] / 4
     assert rows[2]["val/loss"] != rows[0]["val/loss"]
-    assert {path.name: path.read_bytes() for path in warm_model.iterdir() if path.is_file()} == before
+    assert files() == before
+    assert str(tmp_path / "adapted") in (warm_model / USERS).read_text()
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(None, 8), (2, 5), (1, 3)])

@@ -247,16 +247,20 @@ def prune(root: Path) -> None:
 
 def keep_for(run: Path, model: Path) -> None:
     """Keep a model, if it is a checkpoint of another run, for as long as the directory of `run` exists."""
-    if (model / MANIFEST).exists():
+    if (model / MANIFEST).exists() and str(run.absolute()) not in _users(model):
         with suppress(OSError), (model / USERS).open("a", encoding="utf-8") as file:  # another user's
             file.write(f"{run.absolute()}\n")
 
 
-def _is_used(path: Path) -> bool:
+def _is_used(checkpoint: Path) -> bool:
+    return any(Path(run).is_dir() for run in _users(checkpoint))
+
+
+def _users(checkpoint: Path) -> list[str]:
     try:
-        return any(Path(run).is_dir() for run in (path / USERS).read_text(encoding="utf-8").splitlines())
+        return (checkpoint / USERS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
-        return False
+        return []
 
 
 def sweep(root: Path) -> None:

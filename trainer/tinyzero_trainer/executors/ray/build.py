@@ -85,18 +85,7 @@ def build_ray_workers(
 
         def make_pool(reward: RewardConfig, task: Task) -> RemotePool:
             """Of the next scorer: tasks come in the same order."""
-
-            def start(scorer: ActorHandle) -> ActorHandle:
-                gather([(scorer, scorer.handle.start.remote(reward, task))], policy_intact=True)
-                return scorer
-
-            first, limits = next(scorers), {WorkerDiedError: config.ray.max_restarts}
-            scorer = Restartable(first.name, first, lambda died: start(*pool.restart(died)), limits, display.log)
-            try:
-                start(first)
-            except WorkerDiedError as error:
-                scorer.restart(error)
-            return RemotePool(scorer)
+            return _remote_pool(config, pool, next(scorers), reward, task, display.log)
 
         run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
         display.record_startup("engine")
@@ -117,6 +106,29 @@ def build_ray_workers(
         finally:
             pool.kill_hung()
             remote.close()
+
+
+def _remote_pool(
+    config: TrainConfig,
+    pool: "ActorPool",
+    first: ActorHandle,
+    reward: RewardConfig,
+    task: Task,
+    report: Callable[[str], None],
+) -> RemotePool:
+    """The pool of a scorer, which is restarted if it dies, now too."""
+
+    def start(scorer: ActorHandle) -> ActorHandle:
+        gather([(scorer, scorer.handle.start.remote(reward, task))], policy_intact=True)
+        return scorer
+
+    limits = {WorkerDiedError: config.ray.max_restarts}
+    scorer = Restartable(first.name, first, lambda died: start(*pool.restart(died)), limits, report)
+    try:
+        start(first)
+    except WorkerDiedError as error:
+        scorer.restart(error)
+    return RemotePool(scorer)
 
 
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:
