@@ -23,6 +23,7 @@ from benchmarks.shapes import write_model
 from benchmarks.step import tokens_of, train_arguments
 from benchmarks.training import SECONDS, TASK, TOKENS, mean_timings, metrics_of, outcome
 from tinyzero_trainer.monitoring.metrics_log import size_key
+from tinyzero_trainer.sft.default_model import PRESET
 
 FIXED_TASK = str(Path(__file__).parents[1] / "fixed_task.py")
 REPLAY = str(Path(__file__).with_name("replay.py"))
@@ -66,6 +67,9 @@ TINY_MODEL = shlex.split("""
     --model tiny run.steps=2 data.prompts_per_step=4 rollout.group_size=4 rollout.max_completion_tokens=32
     rollout.return_logprobs=always eval.num_problems=16 eval.num_problems_during=16 eval.every=1 eval.greedy=false
 """)
+
+
+DEFAULT_RATE = PRESET["settings"]["optimizer"]["learning_rate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +289,8 @@ def async_levels(setup: Setup) -> list[Job]:
     """The default model at levels 0, 1 and 2 of `rollout.max_async_level`, on one GPU and on two.
 
     Its completions search, so their lengths have a long tail by themselves; the table says which. On two GPUs level 0
-    shares both between sampling and updates, and the others have an engine on one of them.
+    shares both between sampling and updates, and the others have an engine on one of them. The learning rate is divided
+    by the level + 1, as docs/training/asynchronous.md advises.
     """
     jobs = [] if setup.cpu else [Job(tables.DEFAULT_MODEL, 1, partial(warm_start, setup))]
     needs = None if setup.cpu else tables.DEFAULT_MODEL
@@ -294,6 +299,7 @@ def async_levels(setup: Setup) -> list[Job]:
             settings = setup.on(2, engines=1) if gpus == 2 and level else setup.on_one_or_more(gpus)
             settings = [*settings, f"rollout.max_async_level={level}", "rollout.return_logprobs=always"]
             settings += ["rollout_correction.is_level=token"]  # at each level, so that they differ by it alone
+            settings += [f"optimizer.learning_rate={DEFAULT_RATE / (level + 1):.2g}"]
             name = f"async_levels: {'1 GPU' if gpus == 1 else '2 GPUs'}, level {level}"
             jobs.append(Job(name, gpus, partial(learn, setup, settings), needs, limit=setup.learning))
     return jobs
