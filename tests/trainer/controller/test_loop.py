@@ -164,13 +164,13 @@ def test_a_run_killed_anywhere_resumes_to_the_same_metrics(fault_row, owner, nam
         (collecting, "generate", 3, 2, signal.SIGHUP),  # rollouts of step 3
         (collecting, "score", 3, 3, signal.SIGQUIT),
         (Policy, "update", 3, 3, signal.SIGTERM),  # an update is finished: half of one cannot be saved
-        (heldout_eval, "evaluate", 3, 2, signal.SIGHUP),  # the evaluation at step 2
-        (store, "save", 1, 2, signal.SIGQUIT),
+        (heldout_eval, "evaluate", 3, 2, signal.SIGUSR2),  # the evaluation at step 2
+        (store, "save", 1, 2, signal.SIGXCPU),
     ],
 )
 @pytest.mark.fault(
     "F4",
-    "SIGTERM, SIGHUP, SIGQUIT or SIGUSR1 (SIGINT too), in each phase",
+    "SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 or SIGXCPU (SIGINT too), in each phase",
     made="the process sends it to itself while it starts, samples, scores, updates, evaluates or saves",
     seen="step …resume with: tinyzero train …--resume",
     kept="every whole step; an update under way is finished first",

@@ -61,6 +61,15 @@ def test_an_echo_and_a_signal_of_the_other_kind_do_not_leave(monkeypatch):
     assert stop.signal is signal.SIGUSR1
 
 
+def test_a_limit_of_cpu_time_may_warn_each_second(monkeypatch):
+    clock = iter([10.0, 11.0, 12.0])
+    monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
+    stop = StopFlag()
+    for _ in range(3):
+        stop.handle(signal.SIGXCPU)
+    assert stop.signal is signal.SIGXCPU
+
+
 def test_ctrl_c_after_another_signal_leaves(monkeypatch):
     clock = iter([10.0, 20.0])
     monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))

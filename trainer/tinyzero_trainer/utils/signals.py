@@ -13,8 +13,11 @@ from typing import Protocol
 
 from tinyzero_sdk.errors import TinyZeroError
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""Ctrl-C, of service managers and schedulers, of a terminal that closes, Ctrl-\\, and Slurm's usual warning."""
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""The usual ones of Slurm, of Grid Engine and LSF, and of a limit of CPU time, which is repeated each second."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *WARNINGS)
+"""Ctrl-C, of service managers and schedulers, of a terminal that closes, Ctrl-\\, and warnings."""
 
 _ECHO_SECONDS = 0.5
 """A repeat within this time is the same request: `timeout` and service managers signal a process, then its group."""
@@ -71,7 +74,7 @@ class StopFlag:
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """The signal handler: raises the flag; a second signal of the same kind, or a Ctrl-C, ends the process at once.
 
-        Not one of another kind: Slurm's warning is followed by SIGTERM, and some time later by SIGKILL.
+        Not one of another kind: Slurm's warning is followed by SIGTERM, and some time later by SIGKILL; and no SIGXCPU.
         """
         received, now = signal.Signals(number), time.monotonic()
         if self.signal is None:
@@ -81,7 +84,7 @@ class StopFlag:
                     self._report(f"{received.name}: stopping once all is saved; another one stops at once")
         self._first_seen.setdefault(received, now)
         first = min(self._first_seen.values()) if received is signal.SIGINT else self._first_seen[received]
-        if now - first >= _ECHO_SECONDS:
+        if now - first >= _ECHO_SECONDS and received is not signal.SIGXCPU:
             self.ended_by = received
             raise KeyboardInterrupt if received is signal.SIGINT else SystemExit(128 + received)
 

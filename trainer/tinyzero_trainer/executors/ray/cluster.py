@@ -15,6 +15,7 @@ from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.distributed.parallel_dims import Resources
 from tinyzero_trainer.executors.ray.servers import check_servers, end_with_gcs_server, node_in, watched_servers
 from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
+from tinyzero_trainer.utils.signals import SIGNALS
 
 OBJECT_STORE_BYTES = 2**30
 """Of a Ray that is started for the run: it holds batches, never weights."""
@@ -132,7 +133,7 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     # Ray's processes inherit it: what ends a whole session, job or container signals them too, and nothing could be
     # saved without them.
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGTERM})
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, set(SIGNALS) - {signal.SIGINT})
     try:
         _connect(ray, config, bundles)
     finally:
