@@ -4,6 +4,7 @@ Results go to stdout, everything else to stderr, so that `--json` can be piped. 
 checks failed, 2 usage error, 70 internal error (`EX_SOFTWARE` of sysexits.h), 130 interrupted.
 """
 
+import errno
 import json
 import math
 import os
@@ -28,8 +29,17 @@ PIECE_CHARACTERS = 1000
 STUCK_SECONDS = 5.0
 """To wait for what reads the log, before a part of it is left out."""
 
+
+class _Results(Console):
+    """A reader that leaves (`| head -1`) loses what follows; the command goes on to its own exit code."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 # No emoji: `:x:` in a message is the user's own text.
-stdout = Console(highlight=False, emoji=False)
+stdout = _Results(highlight=False, emoji=False)
 stderr = Console(stderr=True, highlight=False, emoji=False)
 
 
@@ -55,7 +65,7 @@ def percent(fraction: float) -> str:
 
 def print_json(value: Any) -> None:
     """Print `value` on stdout as JSON, in ASCII, so that any model's text survives any terminal."""
-    print(json.dumps(finite(value), indent=2, default=str))
+    stdout.out(json.dumps(finite(value), indent=2, default=str), highlight=False)
 
 
 def finite(value: Any) -> Any:
@@ -129,8 +139,9 @@ def exit_on_error() -> Iterator[None]:
         if isinstance(error, TinyZeroError):
             _line("[red]error:[/]", str(error))
             sys.exit(error.exit_code)
-        if isinstance(error, OSError):  # a full disk, for example
-            _line("[red]error:[/]", str(error))
+        if isinstance(error, OSError):
+            what = error.filename or ("cannot write the output" if error.errno == errno.ENOSPC else None)
+            _line("[red]error:[/]", f"{what}: {error.strerror}" if what else str(error))
             sys.exit(2)
         if isinstance(error, RuntimeError) and "determine home directory" in str(error):  # of pathlib
             _line(

@@ -195,7 +195,7 @@ def test_text_that_the_terminal_cannot_show_is_escaped(write_task):
 def test_full_disk_behind_stdout_is_one_line(write_task, unbuffered):
     with open("/dev/full", "w") as full:
         ended = run_in_process("sample", "--task", write_task(), stdout=full, PYTHONUNBUFFERED=unbuffered)
-    assert (ended.returncode, ended.stderr) == (2, "error: [Errno 28] No space left on device\n")
+    assert (ended.returncode, ended.stderr) == (2, "error: cannot write the output: No space left on device\n")
 
 
 @pytest.mark.slow
@@ -214,6 +214,24 @@ def test_closed_streams_change_nothing(write_task, fault_row):
         ended = subprocess.run(shell, capture_output=True, text=True, check=False)
         fault_row.check(ended.stderr, ended.returncode or None)
         assert bool(ended.stdout) == ("1" not in closed)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(
+    "terminal",
+    "What reads the output leaves",
+    made="a command writes into a pipe whose reader has ended (`| head -1`)",
+    seen="",
+    kept="everything, and its exit code; what follows of the output is lost",
+)
+@pytest.mark.parametrize("arguments", [["tasks"], ["tasks", "--json"]])
+def test_a_reader_that_leaves_changes_nothing(arguments, fault_row):
+    read, write = os.pipe()
+    os.close(read)
+    ended = run_in_process(*arguments, stdout=write)
+    os.close(write)
+    fault_row.check(ended.stderr, ended.returncode or None)
+    assert ended.stderr == ""
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """One process at a time, no run overwritten by accident, every refusal in one line."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,10 +11,13 @@ import pytest
 
 from tests.trainer.controller.test_checkpointer import batch_of
 from tests.trainer.samples import make_sample
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError
+from tinyzero_trainer.checkpoint.run_status import status_of
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.controller.rollout_batch import MOST_SKIPPED, SkippedUpdates
 
 CONFIG = TrainConfig(tasks={"countdown": {"options": {"numbers": [3, 4]}}})
@@ -49,25 +53,29 @@ def test_everything_has_its_place(path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lock_is_deleted", [False, True])
 @pytest.mark.fault(
     "F3",
     "Two trainers in one directory",
-    made="a second process opens the run while the first holds it",
+    made="a second process opens the run while the first holds it, whose `.lock` is there or has been deleted",
     seen="… is in use by process …, started 20…; wait or stop it",
     kept="the first run, undisturbed; once it is killed, the directory is free",
     code=2,
 )
-def test_a_second_trainer_is_refused_and_the_process_that_holds_it_named(fault_row, path):
+def test_a_second_trainer_is_refused_and_the_process_that_holds_it_named(fault_row, path, lock_is_deleted):
     program = """
 import sys
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
-with RunDirectory.open(sys.argv[1]):
+from tinyzero_trainer.monitoring.metrics_log import MetricsLog
+with RunDirectory.open(sys.argv[1]) as run, MetricsLog(run.metrics, print):
     print("in", flush=True)
     sys.stdin.read()
 """
     words = [sys.executable, "-c", program, str(path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "in\n"
+        if lock_is_deleted:
+            (path / ".lock").unlink()
         refused = refusal(path)
         assert f"is in use by process {first.pid}, started 20" in refused
         fault_row.check(refused, RunDirectoryError.exit_code)
@@ -75,6 +83,30 @@ with RunDirectory.open(sys.argv[1]):
         first.wait(timeout=10)
         with RunDirectory.open(path):  # the system gave the lock back
             pass
+
+
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", ".lock", ".owner.json"])
+@pytest.mark.fault(
+    "rare",
+    "A pipe is in the place of a file of the run",
+    made="the file is replaced by a FIFO before the run is resumed",
+    seen="… is not a regular file; move it away",
+    kept="everything; nothing waits for the pipe",
+    code=2,
+)
+def test_a_pipe_in_the_place_of_a_file_is_refused(fault_row, path, name):
+    with RunDirectory.open(path) as run:
+        run.save_config(CONFIG)
+        run.metrics.touch()
+        leave_checkpoint(run)
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    fault_row.check(refusal(path, resume=True), RunDirectoryError.exit_code)
+    if name == "config.toml":
+        with pytest.raises(SettingsError, match="is not a regular file"):
+            resume_config(path, {})
+    else:
+        assert status_of(path).state == "stopped"
 
 
 @pytest.mark.parametrize("written", [None, "vllm.log"])

@@ -146,7 +146,7 @@ def test_if_every_one_is_damaged_resuming_stops(fault_row, root):
 
 
 @pytest.mark.parametrize(
-    "become", [Path.touch, lambda path: path.symlink_to(path), lambda path: path.symlink_to("../away/step_20")]
+    "become", [Path.touch, lambda path: path.symlink_to(path), lambda path: path.symlink_to("../away/nowhere")]
 )
 @pytest.mark.fault(
     "checkpoint",

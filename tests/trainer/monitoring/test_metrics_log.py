@@ -1,6 +1,8 @@
 """metrics.jsonl keeps every number exactly, and a resumed run continues it as if it had never stopped."""
 
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,12 +159,13 @@ def test_lines_that_another_program_takes_away_are_told_of_and_later_ones_are_wr
     assert [row["step"] for row in read_metrics(path)] == [3, 4]
 
 
-def test_a_directory_in_place_of_the_file_costs_the_lines_alone(path):
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_directory_or_a_pipe_in_place_of_the_file_costs_the_lines_alone(path, make):
     warnings = []
     with MetricsLog(path, warnings.append) as log:
         log.append(0, {})
         path.unlink()
-        path.mkdir()
+        make(path)
         log.append(1, {})
         log.append(2, {})
     assert warnings == [f"{path} was replaced by another program: lines up to step 0 are lost; the run goes on"]

@@ -9,6 +9,7 @@ checkpoints/step_N/  what the run can resume from, and what transformers and vLL
 curve.png            the plot at the end
 """
 
+import fcntl
 import json
 import os
 import platform
@@ -18,12 +19,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.resume import is_sft
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 LOCK = ".lock"
 OWNER = ".owner.json"
@@ -55,8 +60,6 @@ class RunDirectory:
             RunDirectoryError: another process trains there; it holds a run and `resume` is False, or none and it is
                 True; it is not a run's; it cannot be written.
         """
-        from filelock import FileLock, Timeout
-
         if not str(path):
             raise RunDirectoryError("run.output is empty; name the directory of the run")
         run = cls(Path(path).expanduser())
@@ -64,11 +67,8 @@ class RunDirectory:
         is_new = not run.path.exists()
         with errors_in_one_line(run.path):
             run.checkpoints.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(run.path / LOCK)
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                raise RunDirectoryError(f"{run.path} is in use by {run._owner()}; wait or stop it") from None
+            if (lock := run.acquire()) is None:
+                raise RunDirectoryError(f"{run.path} is in use by {run._owner()}; wait or stop it")
         try:
             run.check(resume=resume)  # again: now no other process can change it
             with errors_in_one_line(run.path):
@@ -81,10 +81,27 @@ class RunDirectory:
                 run._remove_if_empty()
             lock.release()
 
+    def acquire(self) -> "BaseFileLock | None":
+        """The lock; None if another process holds it, or still writes metrics where somebody has deleted the lock."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.path / LOCK)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return None
+        if is_locked(self.metrics):
+            lock.release()
+            return None
+        return lock
+
     def check(self, *, resume: bool) -> None:
         """Refuse a directory that cannot be used, without touching it: as `open`, except for another process."""
         if self.path.is_file():
             raise RunDirectoryError(f"{self.path} is a file; give --output the directory of a run")
+        for file in (self.config, self.metrics, self.path / LOCK, self.path / OWNER):
+            if file.exists() and not file.is_file():  # a pipe would be read for ever
+                raise RunDirectoryError(f"{file} is not a regular file; move it away")
         with errors_in_one_line(self.path):
             if resume and not self.config.exists():
                 raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
@@ -146,6 +163,18 @@ def newest_model(path: str) -> str:
     if newest is None:
         raise RunDirectoryError(f"{path} has no checkpoint yet; wait for its first, or give another --model")
     return str(newest.path)
+
+
+def is_locked(file: Path) -> bool:
+    """Whether a process holds a lock of this file; a file that is not there, or is none, has none."""
+    with suppress(OSError):
+        if file.is_file():
+            with file.open("rb") as opened:
+                try:
+                    fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: only looking, it leaves the run alone
+                except BlockingIOError:
+                    return True
+    return False
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 Listing writes nothing, and tolerates runs that are in progress, killed or made by an older version.
 """
 
-import fcntl
 import json
 import os
 import shlex
@@ -17,7 +16,14 @@ from typing import Any, Literal
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import get, read_toml
 from tinyzero_trainer.checkpoint import store
-from tinyzero_trainer.checkpoint.run_directory import LOCK, OWNER, RunDirectory, RunDirectoryError, errors_in_one_line
+from tinyzero_trainer.checkpoint.run_directory import (
+    LOCK,
+    OWNER,
+    RunDirectory,
+    RunDirectoryError,
+    errors_in_one_line,
+    is_locked,
+)
 from tinyzero_trainer.config.resume import is_sft
 from tinyzero_trainer.monitoring.metrics_log import (
     audit_alarms,
@@ -115,7 +121,7 @@ def status_of(path: Path) -> RunStatus:
     state: State = "finished" if is_finished else "stopped" if saved else "aborted"
     if fault:
         state = "unreadable"
-    if _is_locked(path):
+    if is_locked(path / LOCK) or is_locked(path / "metrics.jsonl"):
         state = "running"
     command = f"tinyzero {'sft' if is_sft(config) else 'train'} --output {shlex.quote(str(path))} --resume"
     return RunStatus(
@@ -198,35 +204,22 @@ def copy_run(path: Path, step: int, directory: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[RunDirectory]:
-    from filelock import FileLock, Timeout
-
     if path.is_symlink() or not all((path / name).is_file() for name in (OWNER, "config.toml")):
         raise RunDirectoryError(f"{path} is not a run directory, so nothing in it is deleted")
-    lock = FileLock(path / LOCK)
+    run = RunDirectory(path)
     with errors_in_one_line(path):  # another process may have deleted it by now
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise RunDirectoryError(f"{path} is in progress; stop it first") from None
+        if (lock := run.acquire()) is None:
+            raise RunDirectoryError(f"{path} is in progress; stop it first")
     try:
-        yield RunDirectory(path)
+        yield run
     finally:
         lock.release()
-
-
-def _is_locked(path: Path) -> bool:
-    with suppress(OSError), (path / LOCK).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: only listing, it leaves the run alone
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _progress(metrics: Path) -> tuple[dict[str, Any], int | None, dict[str, tuple[float, float]]]:
     """The last line, the last evaluated step, and the first and the last accuracy on each task; parses few lines."""
     try:
-        lines = metrics.read_bytes().splitlines()
+        lines = metrics.read_bytes().splitlines() if metrics.is_file() else []  # a pipe would be read for ever
     except OSError:
         return {}, None, {}
     evaluated = [line for line in lines if b'"val-core/' in line]

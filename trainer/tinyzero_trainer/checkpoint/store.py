@@ -157,8 +157,9 @@ def read_latest(root: Path, read: Callable[[Checkpoint], Content]) -> Content | 
     skipped: list[str] = []
     for step, entry in sorted(sealed(root), reverse=True):
         try:
-            with damage_in_one_line(entry):  # a link may lead in a circle
-                path = entry.resolve() if entry.is_symlink() else entry
+            if entry.is_symlink() and not entry.exists():
+                raise DamagedCheckpointError(f"{entry} is a link that leads nowhere or in a circle")
+            path = entry.resolve() if entry.is_symlink() else entry
             return read(Checkpoint(step, path, verify(path), tuple(skipped)))
         except DamagedCheckpointError as error:
             skipped.append(str(error))

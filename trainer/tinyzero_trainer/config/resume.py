@@ -69,6 +69,8 @@ def resume_config(
     file = directory / "config.toml"
     if not file.exists():
         raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")
+    if not file.is_file():
+        raise SettingsError(f"{file} is not a regular file; put the run's own in its place")
     content = with_new_names(read_toml(file))
     if not content:
         raise SettingsError(f"{file} is empty, so what was learned from is unknown; restore it, or start another run")

@@ -4,6 +4,7 @@ Step 0 is the evaluation before training. Trackers, progress and plot only obser
 memory; a checkpoint needs all those before it.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -160,7 +161,11 @@ class MetricsLog(ClosesOnExit):
 
     def _open(self) -> None:
         with self._errors_in_one_line():
-            self._file = self.path.open("ab", buffering=0)
+            # A pipe in its place is refused rather than waited for.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+            self._file = os.fdopen(os.open(self.path, flags, 0o666), "ab", 0)
+            with suppress(OSError):  # of some network file systems; RunDirectory.acquire looks for it
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._opened = os.fstat(self._file.fileno())
             self._bytes: float = self._opened.st_size
 
