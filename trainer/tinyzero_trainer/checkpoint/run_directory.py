@@ -99,10 +99,10 @@ class RunDirectory:
         """Refuse a directory that cannot be used, without touching it: as `open`, except for another process."""
         if self.path.is_file():
             raise RunDirectoryError(f"{self.path} is a file; give --output the directory of a run")
-        for file in (self.config, self.metrics, self.path / LOCK, self.path / OWNER):
-            if file.exists() and not file.is_file():  # a pipe would be read for ever
-                raise RunDirectoryError(f"{file} is not a regular file; move it away")
         with errors_in_one_line(self.path):
+            for file in (self.config, self.metrics, self.path / LOCK, self.path / OWNER):
+                if file.exists() and not file.is_file():  # a pipe would be read for ever
+                    raise RunDirectoryError(f"{file} is not a regular file; move it away")
             if resume and not self.config.exists():
                 raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
             if not resume and any(checkpoint.sealed(self.checkpoints)):

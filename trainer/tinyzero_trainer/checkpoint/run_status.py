@@ -121,7 +121,7 @@ def status_of(path: Path) -> RunStatus:
     state: State = "finished" if is_finished else "stopped" if saved else "aborted"
     if fault:
         state = "unreadable"
-    if is_locked(path / LOCK) or is_locked(path / "metrics.jsonl"):
+    if is_locked(path / LOCK) or is_locked(run.metrics):
         state = "running"
     command = f"tinyzero {'sft' if is_sft(config) else 'train'} --output {shlex.quote(str(path))} --resume"
     return RunStatus(

@@ -13,11 +13,12 @@ from typing import Protocol
 
 from tinyzero_sdk.errors import TinyZeroError
 
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-"""The usual ones of Slurm, of Grid Engine and LSF, and of a limit of CPU time, which is repeated each second."""
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *WARNINGS)
-"""Ctrl-C, of service managers and schedulers, of a terminal that closes, Ctrl-\\, and warnings."""
+SIGNALS = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
+)
+"""Ctrl-C, of service managers and schedulers, of a terminal that closes, Ctrl-\\, and warnings: Slurm's, Grid Engine's
+and LSF's, and that of a limit of CPU time, which is repeated each second."""
 
 _ECHO_SECONDS = 0.5
 """A repeat within this time is the same request: `timeout` and service managers signal a process, then its group."""
