@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -149,7 +150,8 @@ def test_what_is_not_a_run_directory_is_refused_and_stays_as_it_is(path):
     (path / "config.toml").write_text("mine = true")
     assert "is not from a run and would be overwritten" in refusal(path)
     assert [entry.name for entry in path.iterdir()] == ["config.toml"]
-    assert "config.toml is a file; give --output the directory of a run" in refusal(path / "config.toml")
+    for place in (path / "config.toml", Path(os.devnull)):
+        assert refusal(place) == f"{place} is not a directory; give --output that of a run"
     assert "run.output is empty" in refusal("")
 
 

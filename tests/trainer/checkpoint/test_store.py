@@ -247,6 +247,14 @@ def test_a_disk_with_too_little_space_is_refused_before_anything_is_written(root
         save(root, 0, lambda directory: pytest.fail("written"), meta=META, expected_bytes=10**18)
 
 
+def test_a_limit_of_file_sizes_is_named(root):
+    def write(directory):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    with pytest.raises(CheckpointError, match=r"File too large \(`ulimit -f` limits the size of files\)"):
+        save(root, 30, write, meta=META)
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors have no names here")
 def test_everything_is_on_the_disk_before_the_rename_and_the_rename_before_the_return(root, monkeypatch):
     calls, real_fsync, real_rename = [], os.fsync, os.rename

@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 
 from tests.trainer.configurations import call
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
 from tinyzero_sdk.settings import parse_overrides, to_mapping
 from tinyzero_trainer.cli import start
@@ -74,6 +75,13 @@ def test_a_broken_package_is_one_line(error, monkeypatch, capsys, tmp_path, faul
     expected = f"error: cannot import torch ({error}); `tinyzero doctor` looks at the installation"
     assert (code, printed.splitlines()[-1]) == (2, expected)
     fault_row.check(printed, code)
+
+
+def test_a_library_that_finds_no_memory_is_not_called_broken():
+    of_pyarrow = {"__name__": "pyarrow", "error": ImportError("libarrow.so: failed to map segment")}
+    exec("def load(): raise error", of_pyarrow)
+    with pytest.raises(TinyZeroError, match="memory is short, or `ulimit -v` limits it"), import_errors_in_one_line():
+        of_pyarrow["load"]()
 
 
 def test_an_import_error_of_our_own_is_a_bug():

@@ -97,9 +97,9 @@ class RunDirectory:
 
     def check(self, *, resume: bool) -> None:
         """Refuse a directory that cannot be used, without touching it: as `open`, except for another process."""
-        if self.path.is_file():
-            raise RunDirectoryError(f"{self.path} is a file; give --output the directory of a run")
         with errors_in_one_line(self.path):
+            if self.path.exists() and not self.path.is_dir():
+                raise RunDirectoryError(f"{self.path} is not a directory; give --output that of a run")
             for file in (self.config, self.metrics, self.path / LOCK, self.path / OWNER):
                 if file.exists() and not file.is_file():  # a pipe would be read for ever
                     raise RunDirectoryError(f"{file} is not a regular file; move it away")

@@ -315,6 +315,8 @@ def _failure(final: Path, error: Exception, expected_bytes: int) -> str:
         space = f"{need}{shutil.disk_usage(final.parent).free:,} free"
     except OSError:
         space = "the directory is gone"
+    if os.strerror(errno.EFBIG) in reason:
+        space = f"{need}`ulimit -f` limits the size of files"
     earlier = any(_SEALED.fullmatch(path.name) for path in final.parent.glob("step_*") if path != final)
     kept = "earlier checkpoints are intact" if earlier else "no checkpoint is saved yet"
     return f"cannot save {final}: {reason} ({space}); {kept}"

@@ -73,6 +73,7 @@ def import_errors_in_one_line() -> Iterator[None]:
         package = next((one for one in packages if one not in ("", "importlib", *_OWN)), None)
         if package is None:
             raise
-        raise TinyZeroError(
-            f"cannot import {package} ({first_line(error)}); `tinyzero doctor` looks at the installation"
-        ) from error
+        advice = "`tinyzero doctor` looks at the installation"
+        if "failed to map segment" in str(error):
+            advice = "memory is short, or `ulimit -v` limits it"
+        raise TinyZeroError(f"cannot import {package} ({first_line(error)}); {advice}") from error
