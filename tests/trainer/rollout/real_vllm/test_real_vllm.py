@@ -184,6 +184,7 @@ def test_new_weights_arrive_and_a_missing_head_is_noticed(engine, tiny, prompts,
         engine.load_weights()
 
 
+@pytest.mark.nightly(reason="starts vLLM once more; the fast tests restart a fake vLLM")
 def test_a_killed_engine_is_restarted_and_its_batch_repeated(trained, prompts, monkeypatch, capfd):
     before = trained.engine.generate(prompts, 2, SamplingParams(30), seed=0)
     real, killed = VllmClient.step, []
