@@ -10,7 +10,8 @@ Targets for SmolLM2-135M-Instruct on one H200: countdown at least 80% within 20 
 
 `search` and `search-small` (a new decoder of 9.9M parameters) are on the terms of Stream of Search (arXiv 2404.03683):
 countdown with four numbers and targets 10 to 100, a tenth of which is never trained on; held-out puzzles, and puzzles
-with held-out targets. Published for 250M parameters, after policy improvement: 56.5% and 54.2%.
+with held-out targets, there sampled and greedily, with up to 4,096 tokens. Published for 250M parameters, after policy
+improvement: 56.5% and 54.2%, greedily with a context of 4,096 tokens (eval_neo.py of its repository).
 """
 
 import json
@@ -55,7 +56,8 @@ FOUR = "task.numbers=[4]"
 PUZZLES = ["data.path={files}/train.jsonl", "data.test_path={files}/test.jsonl"]
 SIZES = {"train": 120_000, "test": 12_000}  # puzzles of four numbers, before the targets are divided
 COMPACT = "data.path={files}/compact.jsonl"
-TARGETS = "data.test_path={files}/targets.jsonl"
+TARGETS = [FOUR, "data.test_path={files}/targets.jsonl", "rollout.max_completion_tokens=4096"]
+TO_TARGETS = {"eval": TARGETS, "eval greedily": TARGETS}
 _SHAPE = to_mapping(default_shape(DefaultModelConfig()))
 SMALL = [
     f"{key}={format_value(value)}"
@@ -95,7 +97,7 @@ RECIPES = {
         {
             "sft": [*SFT, *SEARCH, FOUR, "data.path={files}/chat.jsonl", "run.steps=600"],
             "train": [*GRPO, FOUR, *PUZZLES, "rollout.group_size=8", "run.steps=40"],
-            "eval": [FOUR, TARGETS],
+            **TO_TARGETS,
         },
     ),
     "search-small": Recipe(
@@ -103,7 +105,7 @@ RECIPES = {
         {
             "warmstart": [FOUR, COMPACT, "data.test_fraction=0.0625", "run.steps=1600", *SMALL],
             "train": [FOUR, *PUZZLES, "run.steps=60", "eval.every=20"],
-            "eval": [FOUR, TARGETS],
+            **TO_TARGETS,
         },
         pretrained=False,
     ),
@@ -129,7 +131,7 @@ class Runs:
             if (left := self.deadline - time.monotonic()) <= 0:
                 return False
             finished = run(
-                [*TINYZERO, command, *self._words(name, command, seed, output)],
+                [*TINYZERO, command.split()[0], *self._words(name, command, seed, output)],
                 left,
                 grace=GRACE_SECONDS,
                 on_line=lambda seconds, line, of=f"{name}-{seed} {command}": print(f"{of} {seconds:5.1f} s: {line}"),
@@ -149,12 +151,14 @@ class Runs:
             return ["--output", str(output), "--resume"]
         recipe = RECIPES[name]
         first = next(iter(recipe.commands))
-        model = {first: self.model, "train": output.parent / first, "eval": output.parent / "train"}[command]
-        of_command = [word.partition(":")[2] for word in self.overrides if word.startswith(f"{command}:")]
+        verb, *greedily = command.split()
+        model = {first: self.model, "train": output.parent / first, "eval": output.parent / "train"}[verb]
+        of_command = [word.partition(":")[2] for word in self.overrides if word.startswith(f"{verb}:")]
         chosen = [word.format_map(self.places) for word in recipe.commands[command]]
         settings = dict(word.split("=", 1) for word in [*chosen, f"run.seed={seed}", *of_command])
         words = ["--task", recipe.task, *(f"{key}={value}" for key, value in settings.items())]
-        words += ["--json"] if command == "eval" else ["--output", str(output)]
+        words += ["--json"] if verb == "eval" else ["--output", str(output)]
+        words += ["--temperature", "0"] if greedily else []
         return words if command == "warmstart" else ["--model", str(model), *words]
 
     def result(self, name: str, seed: int) -> dict[str, Any] | None:
@@ -170,10 +174,11 @@ class Runs:
         if not recipe.pretrained:
             del points["before"]  # a new decoder is evaluated after its fine-tuning only
         if (file := place / "eval.done").exists():
-            text = file.read_text()
-            found, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
+            found = evaluated(file)
             low, high = wilson(found["accuracy"], found["problems"])
             points["held-out targets"] = {"accuracy": found["accuracy"], "low": low, "high": high}
+            if (file := place / "eval greedily.done").exists():
+                points["held-out targets"]["greedy"] = evaluated(file)["accuracy"]
         curve: list[list[float]] = []
         offset = 0.0
         for command in measured.values():
@@ -230,6 +235,13 @@ def make_rows(split: Literal["train", "test"], start: int) -> dict[str, list[str
                 example = {"prompt": task.make_prompt(item, template), "completion": completion}
                 rows[template].append(f"{json.dumps(example)}\n")
     return rows
+
+
+def evaluated(printed: Path) -> dict[str, Any]:
+    """The summary that `tinyzero eval --json` printed."""
+    text = printed.read_text()
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(text, text.index("{"))[0]
+    return found
 
 
 def accuracy(row: dict[str, Any], task: str) -> dict[str, float]:
