@@ -10,8 +10,8 @@ Targets for SmolLM2-135M-Instruct on one H200: countdown at least 80% within 20 
 
 `search` and `search-small` (a new decoder of 9.9M parameters) are on the terms of Stream of Search (arXiv 2404.03683):
 countdown with four numbers and targets 10 to 100, a tenth of which is never trained on; held-out puzzles, and puzzles
-with held-out targets, there sampled and greedily, with up to 4,096 tokens. Published for 250M parameters, after policy
-improvement: 56.5% and 54.2%, greedily with a context of 4,096 tokens (eval_neo.py of its repository).
+with held-out targets. Published for 250M parameters, after policy improvement: 56.5% and 54.2%, greedily with up to
+4,096 tokens (eval_neo.py of its repository).
 """
 
 import json
@@ -56,8 +56,8 @@ FOUR = "task.numbers=[4]"
 PUZZLES = ["data.path={files}/train.jsonl", "data.test_path={files}/test.jsonl"]
 SIZES = {"train": 120_000, "test": 12_000}  # puzzles of four numbers, before the targets are divided
 COMPACT = "data.path={files}/compact.jsonl"
-TARGETS = [FOUR, "data.test_path={files}/targets.jsonl", "rollout.max_completion_tokens=4096"]
-TO_TARGETS = {"eval": TARGETS, "eval greedily": TARGETS}
+TARGETS = [FOUR, "data.test_path={files}/targets.jsonl"]
+WHOLE = [*TARGETS, "rollout.max_completion_tokens=4096"]
 _SHAPE = to_mapping(default_shape(DefaultModelConfig()))
 SMALL = [
     f"{key}={format_value(value)}"
@@ -95,9 +95,10 @@ RECIPES = {
     "search": Recipe(
         "countdown",
         {
-            "sft": [*SFT, *SEARCH, FOUR, "data.path={files}/chat.jsonl", "run.steps=600"],
-            "train": [*GRPO, FOUR, *PUZZLES, "rollout.group_size=8", "run.steps=40"],
-            **TO_TARGETS,
+            "sft": [*SFT, *SEARCH, FOUR, "data.path={files}/chat.jsonl", "run.steps=1200", "eval.every=600"],
+            "train": [*GRPO, FOUR, *PUZZLES, "rollout.group_size=8", "run.steps=12", "eval.every=6"],
+            "eval": WHOLE,
+            "eval greedily": WHOLE,
         },
     ),
     "search-small": Recipe(
@@ -105,7 +106,8 @@ RECIPES = {
         {
             "warmstart": [FOUR, COMPACT, "data.test_fraction=0.0625", "run.steps=1600", *SMALL],
             "train": [FOUR, *PUZZLES, "run.steps=60", "eval.every=20"],
-            **TO_TARGETS,
+            "eval": TARGETS,
+            "eval greedily": TARGETS,
         },
         pretrained=False,
     ),
