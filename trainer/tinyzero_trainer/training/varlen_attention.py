@@ -29,7 +29,7 @@ KERNEL = "tinyzero_varlen"
 def _if_installed(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
-    except ImportError:
+    except (ImportError, AttributeError):  # the package flash-attn-4 alone leaves `flash_attn` empty
         return None
 
 
