@@ -10,11 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from tests.trainer.configurations import call
 from tinyzero_sdk import Score, Task
 from tinyzero_sdk.data.rows import item_to_row
-from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config.run import LogConfig
 from tinyzero_trainer.config.sft import SftRunConfig, compose_sft
@@ -92,6 +94,21 @@ def test_each_turn_of_the_assistant_is_an_example_after_all_before_it(read: Read
     longer = max(first, second, key=lambda pair: len(pair[0]))
     assert longer[1] == "5"
     assert "4" in longer[0]
+
+
+def test_a_completion_of_several_messages_is_learned_turn_by_turn(read: Read) -> None:
+    turns = [("user", "2+2"), ("assistant", "4"), ("user", "+1"), ("assistant", "5"), ("user", "thanks")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    first, second = texts(read([{"prompt": messages[:1], "completion": messages[1:]}]))
+    assert (first, second[1]) == (("user: 2+2\nassistant: ", "4"), "5")
+    assert second[0] == "user: 2+2\nassistant: 4\nuser: +1\nassistant: "
+    assert texts(read([{"prompt": "2+2=", "completion": messages[1:2]}])) == [("2+2=", "4")]
+
+
+def test_a_turn_of_weight_zero_is_not_learned(read: Read) -> None:
+    answers = [{"role": "assistant", "content": text, "weight": weight} for text, weight in (("no", 0), ("yes", 1))]
+    ((prompt, completion),) = texts(read([{"messages": [CHAT[1], answers[0], CHAT[1], answers[1]]}]))
+    assert ("no" in prompt, completion) == (True, "yes")
 
 
 def test_a_turn_without_text_is_not_learned(read: Read) -> None:
@@ -191,6 +208,31 @@ def test_rows_of_a_data_file_tell_their_problem_whatever_the_prompt(read: Read, 
     assert len(texts(read([row], tasks=tasks, test_fraction=0.3))) == 1
 
 
+@pytest.mark.parametrize("wrapped", ["{}\n", "Think first.\n{}", "{}\nThink first."])
+def test_a_question_of_the_test_split_is_refused_without_its_columns_or_template(
+    read: Read, tmp_path: Path, wrapped: str
+) -> None:
+    rows = {
+        split: [{"question": f"How many {split} apples are {n} and 1?", "answer": f"#### {n + 1}"} for n in range(9)]
+        for split in ("train", "test")
+    }
+    (tmp_path / "gsm8k").mkdir()
+    for split, of_split in rows.items():
+        write(tmp_path / "gsm8k" / f"{split}.jsonl", of_split)
+    tasks = {"gsm8k": {"task": "gsm8k", "options": {"path": str(tmp_path / "gsm8k")}}}
+    for split, of_split in rows.items():
+        asked = [wrapped.format(row["question"]) for row in of_split]
+        pair = {"prompt": asked[8], "completion": "9"}
+        chat = {"messages": [{"role": "user", "content": asked[8]}, {"role": "assistant", "content": "9"}]}
+        whole = {"prompt": "How many?", "completion": "9", "extra_info": of_split[8]}
+        for row in (pair, chat, whole):
+            if split == "train":
+                assert len(texts(read([row], tasks=tasks))) == 1
+            else:
+                with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):
+                    read([row], tasks=tasks)
+
+
 @pytest.mark.slow
 def test_a_ground_truth_of_another_shape_is_no_problem_of_the_task(read: Read) -> None:
     """Which an example need not be, and a scored completion must."""
@@ -226,6 +268,9 @@ def test_right_completions_that_a_run_kept_are_learned(tmp_path: Path) -> None:
     log.write()
     examples = FileExamples(config, ExampleFile(str(tmp_path), config, loaded), loaded, ENCODER)
     assert texts(examples) == sorted((loaded["gsm8k"].make_prompt(item, "base"), "so <answer>") for item in items)
+    alone = compose_sft({"data": {"path": str(tmp_path)}})
+    with pytest.raises(DataError, match=r":1: a run keeps its prompts as the model read them; give the --task that ma"):
+        ExampleFile(str(tmp_path), alone, {})
     (file,) = (tmp_path / "completions").iterdir()
     pq.write_table(pq.read_table(file).drop_columns("data"), file)
     with pytest.raises(DataError, match=r":1: task 'gsm8k': .* a problem needs the columns that the task gives it"):
@@ -265,6 +310,22 @@ def test_problems_of_a_tasks_own_test_split_are_refused(read: Read, toy_task: st
         ({"messages": "hello"}, "rows.jsonl:2: got 'hello', expected messages with role and content"),
         ({"messages": [{"role": "user"}]}, "rows.jsonl:2: got [{'role': 'user'}], expected messages with role and co"),
         ({"messages": CHAT}, "rows.jsonl:2: no message of the assistant with text follows another"),
+        (
+            {"prompt": CHAT, "completion": [{"role": "user", "content": "b"}]},
+            "rows.jsonl:2: no message of the assistant with text follows another",
+        ),
+        (
+            {"prompt": "a", "completion": [{"role": "assistant", "content": "b"}, *CHAT]},
+            "rows.jsonl:2: the completion has several messages, and the prompt is text; expected messages",
+        ),
+        (
+            {"messages": [*CHAT, {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}]},
+            "rows.jsonl:2: a message calls a tool, which is learned as text only; write the call into its content",
+        ),
+        (
+            {"messages": [*CHAT, {"role": "assistant", "content": "b"}], "tools": [{"name": "f"}]},
+            "rows.jsonl:2: it offers tools, of which no chat template is told here; remove the row",
+        ),
         ({"prompt": "a", "completion": ""}, "rows.jsonl:2: the completion is empty"),
         ({"prompt": "a", "ground_truth": 1}, "or a problem that a --task completes (ground_truth)"),
         ({"prompt": "", "completion": "a"}, "rows.jsonl:2: the prompt is empty"),
@@ -303,6 +364,75 @@ def test_the_held_out_loss_is_of_other_problems_or_another_file(read: Read, tmp_
     assert len(texts(examples)) == 197
     with pytest.raises(DataError, match=r"1 problem to learn from and held out as well, such as .*:2 and .*:3; remove"):
         read([rows[0], *rows[2:]], test_path=write(tmp_path / "test.jsonl", [rows[1], rows[1], rows[2]]))
+
+
+def test_a_folders_test_split_is_the_held_out_file(read: Read, tmp_path: Path) -> None:
+    folder = tmp_path / "divided"
+    folder.mkdir()
+    for split in ("train", "test"):
+        write(folder / f"{split}.jsonl", [{"prompt": f"{split}=", "completion": split}])
+    examples = read([{"prompt": "1+1=", "completion": "2"}], test_path=str(folder))
+    assert [example.text for example in examples.held_out(9)] == ["test"]
+    (folder / "test.jsonl").unlink()
+    with pytest.raises(DataError, match="has no test split; it has train"):
+        read([{"prompt": "1+1=", "completion": "2"}], test_path=str(folder))
+
+
+def test_a_conversation_is_held_out_whole(read: Read) -> None:
+    rows = []
+    for number in range(40):
+        said = (f"about {number}?", f"{number}", "go on", f"{number}!")
+        turns = zip(("user", "assistant") * 2, said, strict=True)
+        rows.append({"messages": [{"role": role, "content": content} for role, content in turns]})
+    examples = read(rows, test_fraction=0.3)
+    held_out = {example.text.rstrip("!") for example in examples.held_out(1000)}
+    learned = {completion.rstrip("!") for _, completion in texts(examples)}
+    assert (held_out & learned, held_out | learned) == (set(), set(map(str, range(40))))
+    assert len(held_out) > 3
+    asked = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
+    path = write(Path(examples.what).with_name("test.jsonl"), [asked])
+    with pytest.raises(DataError, match="1 problem to learn from and held out as well"):
+        read([{"prompt": "1+1=", "completion": "2"}], test_path=path)
+
+
+def test_the_hook_of_the_run_completes_problems(read: Read) -> None:
+    rows = [{"question": "How many?", "answer": "1 + 1 = <<1+1=2>>2\n#### 2"}]
+    tasks = {"gsm8k": {"task": "gsm8k", "options": {"source": "synthetic"}}}
+    examples = read(rows, tasks=tasks, hook="solve")
+    assert (examples._file.asks_tasks, len(texts(examples))) == (True, 1)
+    with pytest.raises(TinyZeroError, match="task 'gsm8k' makes no examples to learn from; add a hook `demonstrate`"):
+        read(rows, tasks=tasks, hook="demonstrate")
+
+
+def test_a_row_that_the_chat_template_refuses_is_named_before_the_model_is_loaded(
+    read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    monkeypatch.setattr(TOKENIZER, "chat_template", refusal + TOKENIZER.chat_template)
+    answer = {"role": "assistant", "content": "4"}
+    fine, refused = {"messages": [CHAT[1], answer]}, {"messages": [*CHAT, answer]}
+    read([fine, fine])._file.check_template(TOKENIZER)
+    examples = read([fine, fine, refused])
+    message = r"rows\.jsonl:3: the model's chat template refuses its messages \(.*no system\); change or remove the row"
+    with pytest.raises(DataError, match=message):
+        examples._file.check_template(TOKENIZER)
+    with pytest.raises(DataError, match=message):  # nor is one that only its content has refused
+        texts(examples)
+
+
+def test_a_completion_is_tokenized_as_it_stands_after_its_prompt() -> None:
+    """Also by a tokenizer that adds a space where a text begins."""
+    pieces = Tokenizer(models.BPE({"<unk>": 0, "</s>": 1, "▁": 2, "=": 3, "4": 4, "2": 5, "▁4": 6}, [("▁", "4")]))
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    pieces.decoder = decoders.Metaspace(prepend_scheme="first")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="</s>", unk_token="<unk>")
+    encoder = Encoder(tokenizer, {1})
+    for completion, expected in (("42", [4, 5, 1]), (" 42", [6, 5, 1])):
+        prompt = encoder.prompt("4=", None, "")
+        (example,) = encoder.examples([prompt], [completion], [False])
+        assert example.generation.token_ids == expected
+    (example,) = encoder.examples([prompt], ["42"], [True])  # a chat template may write a space itself
+    assert example.generation.token_ids == [6, 5, 1]
 
 
 def test_an_example_that_is_too_long_is_tokenized_once(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +498,7 @@ def test_a_chat_of_several_messages_needs_a_chat_template(
         file = read(rows, **data)._file
         message = f"{place} has several messages, and the model no chat template; give a"
         with pytest.raises(DataError, match=re.escape(message)):
-            file.require_template(TOKENIZER)
+            file.check_template(TOKENIZER)
         config = replace(file._arguments[1], run=SftRunConfig(str(tmp_path / "run")))
         with pytest.raises(DataError, match=re.escape(message)):  # nor has a new decoder, before it is made
             fine_tune(config)

@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from tests.faults import Faults
 from tests.trainer.configurations import call
 from tests.trainer.runs import assert_same_weights, killed, lines
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, newest_model
 from tinyzero_trainer.checkpoint.store import USERS
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, recorded_defaults
+from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.config.sft import SftConfig, compose_sft
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.sft import train as sft
@@ -122,7 +123,8 @@ def test_several_tasks_share_a_model_and_its_defaults(
     made = fine_tune(configure(tasks=tasks, run={"steps": 2}, eval={"pass_at": [2]}, settings={"run": {"steps": 9}}))
     told = capsys.readouterr().err
     assert re.search(r"% of the examples of plus are right\n", told)
-    assert re.search(r"0\.0% of the problems of plus are solved, and [1-9][0-9.]*% by the examples; give more", told)
+    of_plus = r"0\.0% of the problems of plus are solved, and [1-9][0-9.]*% by the examples; "
+    assert re.search(of_plus + "[0-9.]*% are cut off; give more than rollout.max_completion_tokens=", told)
     assert list(made.accuracy) == ["plus", "more"]
     assert {change.before for change in made.accuracy.values()} == {None}  # of random weights nothing is generated
     model = Path(newest_model(str(made.output)))
@@ -167,6 +169,10 @@ def test_epochs_set_the_number_of_steps(
     with pytest.raises(TinyZeroError):
         fine_tune(configure(run={"steps": None, "epochs": epochs}, data=data, tasks={}))
     assert [config.run.steps for config in opened] == [steps]
+    with RunDirectory.open(str(tmp_path / "run")) as directory:
+        directory.save_config(opened[0])
+    with pytest.raises(SettingsError, match=rf"run\.epochs=9 has become run\.steps={steps} when the run was started"):
+        resume_config(tmp_path / "run", {"run": {"epochs": 9}}, SftConfig)
     assert "warning" not in capsys.readouterr().err
     with pytest.raises(TinyZeroError):
         fine_tune(configure(run={"steps": None, "epochs": epochs}, data={**data, "batch_size": 21}, tasks={}))
@@ -230,7 +236,10 @@ def test_the_new_model_of_a_run_in_progress_is_not_replaced(configure: Configure
         ({"model": {"path": "gpt2"}}, "new_model.hidden_size=32 has no effect: model.path='gpt2' names a model"),
         ({"new_model": {}, "model": {"path": "./gone"}}, "there is no directory ./gone; give a model's directory"),
         ({"data": {"max_per_problem": 2}}, "data.max_per_problem=2 has no effect: data.path=none takes the examples"),
-        ({"data": {"path": "a.jsonl", "hook": "solve"}}, "data.hook=solve has no effect: data.path='a.jsonl' has the"),
+        (
+            {"data": {"path": "a.jsonl"}, "tasks": {"countdown": {"weight": 3}, "multiply": {}}},
+            "tasks.countdown.weight=3 has no effect: data.path='a.jsonl' has the examples, each learned as often as ",
+        ),
         ({"lora": {"alpha": 3}}, "lora.alpha=3 has no effect: lora.rank=0 trains all weights"),
         ({"rollout": {"group_size": 3}}, "unknown key 'rollout.group_size'"),
     ],

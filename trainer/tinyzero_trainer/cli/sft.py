@@ -130,6 +130,8 @@ def _run(
 
             fine_tune(resolved.with_resolved(config), resume=resume, tasks=tasks, progress=progress)
         if tasks:
-            named = [word for spec in resolved.task_specs for word in ("--task", spec.task)]
+            weights = ["" if spec.weight == 1 else f":{spec.weight:g}" for spec in resolved.task_specs]
+            weighted = [f"{spec.task}{weight}" for spec, weight in zip(resolved.task_specs, weights, strict=True)]
+            named = [word for task in weighted for word in ("--task", task)]
             command = shlex.join(["tinyzero", "train", *named, "--model", resolved.run.output])
             stderr.print(f"next: {command}", soft_wrap=True, markup=False)

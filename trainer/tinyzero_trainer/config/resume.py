@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, flatten, format_value, merge, read_toml, to_mapping, unflatten
+from tinyzero_sdk.settings import build, flatten, format_value, get, merge, read_toml, to_mapping, unflatten
 from tinyzero_trainer.config.compose import drop_unused
 from tinyzero_trainer.config.renamed_keys import RENAMED_KEYS, with_new_names
 from tinyzero_trainer.config.sft import SftConfig
@@ -78,6 +78,10 @@ def resume_config(
         command = f"tinyzero {'train' if cls is SftConfig else 'sft'} --output {shlex.quote(str(directory))} --resume"
         raise SettingsError(f"{directory} holds another kind of run; resume it with: {command}")
     saved = build(cls, content)
+    if isinstance(saved, SftConfig) and (epochs := get(overrides, "run.epochs")) and saved.run.steps:
+        raise SettingsError(
+            f"run.epochs={epochs} has become run.steps={saved.run.steps} when the run was started; leave it out"
+        )
     before, fixed = _flat(saved), unflatten(_learned_from(saved))
     overrides = with_task_table({"tasks": saved.tasks, **overrides})
     typed = dict(flatten(overrides))

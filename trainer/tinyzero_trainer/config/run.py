@@ -65,7 +65,8 @@ class ModelConfig:
 
     path: str | None = None
     """Directory or Hub name of a transformers causal LM; `tiny` = the tiny model that comes with the trainer. none =
-    `tiny` on the CPU, and on a GPU a small model that `tinyzero train` makes for the task (default_model)."""
+    `tiny` on the CPU, and on a GPU a small model that `tinyzero train` makes for the task (default_model);
+    `tinyzero sft` makes a new decoder (new_model)."""
 
     teacher: str | None = None
     """Directory or Hub name of the model, with the same tokenizer, that `on_policy_distillation` learns from."""

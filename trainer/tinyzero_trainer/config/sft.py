@@ -256,7 +256,13 @@ def compose_sft(overrides: Mapping[str, Any], *, needs_examples: bool = True) ->
     if model is not None:
         reasons |= {f"new_model.{name}": f"model.path={model!r} names a model" for name in vars(config.new_model)}
     if file is not None:
-        reasons["data.hook"] = f"data.path={file!r} has the examples"
+        reasons |= {
+            f"tasks.{spec.name}.weight": f"data.path={file!r} has the examples, each learned as often as the others"
+            for spec in config.task_specs
+            if spec.weight != 1
+        }
+        if not config.task_specs:
+            reasons["data.hook"] = f"data.path={file!r} has the examples, and no task is given"
     else:
         of_files = ("data.test_path", "data.max_per_problem")
         reasons |= dict.fromkeys(of_files, "data.path=none takes the examples that the tasks make")

@@ -5,6 +5,7 @@ from time import perf_counter
 
 import numpy as np
 
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.records import SCORER_FAILURES
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
 from tinyzero_sdk.scoring.statistics import pass_at_k
@@ -46,7 +47,8 @@ class HeldOutEvaluation:
         self._asynchronous = {name for name, task in tasks.items() if task.task.is_async}
         for name, prompts in self.prompts.items():
             if len(prompts) < count:
-                progress.log(f"{name} has only {len(prompts):,} held-out problems; all of them are used")
+                found = plural(len(prompts), "held-out problem")
+                progress.log(f"{name} has only {found}; all of them are used")
 
     def is_due(self, step: int, *, last: int) -> bool:
         """Whether `step` is 0, the last or an `eval.every`-th one."""

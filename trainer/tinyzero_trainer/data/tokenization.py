@@ -15,6 +15,10 @@ from tinyzero_trainer.models.loading import ModelError
 _RENDERER = TemplateRenderer()
 
 
+class ChatTemplateError(ModelError):
+    """The model's chat template fails on these messages."""
+
+
 def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]]) -> list[str]:
     """The text of each row, without special tokens, exactly as `tokenizer.batch_decode` gives it."""
     plain = (
@@ -51,7 +55,7 @@ def _in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, st
         variables = {**tokenizer.special_tokens_map, **options}
         return _RENDERER.render(tokenizer.get_chat_template(), messages, variables)
     except Exception as error:  # the border to a template, which is the model's code
-        raise ModelError(
+        raise ChatTemplateError(
             f"the model's chat template fails ({first_line(error)}); repair it, or set data.prompt_template=base"
         ) from error
 

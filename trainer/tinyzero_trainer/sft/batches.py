@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Generator, Iterator, Mapping
 from multiprocessing import forkserver
 from typing import Any
@@ -102,7 +103,10 @@ def batch_stream(batches: Batches, workers: int) -> Generator[list[Rollout]]:
     options: dict[str, Any] = {"multiprocessing_context": _FORKSERVER, "worker_init_fn": _start_worker}
     options = options if workers else {}
     # With a separate generator: a DataLoader draws a seed.
-    loader = DataLoader(batches, batch_size=None, num_workers=workers, generator=torch.Generator(), **options)
+    with warnings.catch_warnings():
+        # Whether there are more than cores is the user's choice.
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        loader = DataLoader(batches, batch_size=None, num_workers=workers, generator=torch.Generator(), **options)
     stream: Any = iter(loader)
 
     def kill() -> None:

@@ -47,6 +47,8 @@ class Encoder:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", eos_ids: Collection[int]) -> None:
         self.tokenizer = tokenizer
         self._ends = {chat: end_token(tokenizer, eos_ids, chat=chat) for chat in (False, True)}
+        # As those of Llama 2 and Phi-3 do, where a text begins.
+        self._adds_space = tokenizer.tokenize("0")[0].startswith("▁")
 
     def prompt(self, prompt: str | list[Message], item: Item | None, task: str) -> Prompt:
         """Chat messages go through the model's chat template."""
@@ -57,12 +59,23 @@ class Encoder:
 
     def examples(self, prompts: Sequence[Prompt], completions: Sequence[str], chat: Sequence[bool]) -> list[Rollout]:
         """Completions of prompts, each with the end token; `chat` says which one: whether a prompt was of messages."""
-        # One call for all: a tokenizer's cost is per call, not per text.
-        encoded = self.tokenizer(list(completions), add_special_tokens=False)["input_ids"] if completions else []
+        encoded = self._ids(completions)
+        if self._adds_space:  # which a completion does not have after a prompt of text
+            before = self._ids([prompt.text for prompt in prompts])
+            whole = self._ids([prompt.text + text for prompt, text in zip(prompts, completions, strict=True)])
+            encoded = [
+                ids if of_chat or both[: len(head)] != head else both[len(head) :]
+                for ids, head, both, of_chat in zip(encoded, before, whole, chat, strict=True)
+            ]
         return [
             Rollout(prompt, Generation([*ids, self._ends[of_chat]], None, finished=True), text, EXAMPLE)
             for prompt, ids, text, of_chat in zip(prompts, encoded, completions, chat, strict=True)
         ]
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        # One call for all: a tokenizer's cost is per call, not per text.
+        found: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        return found
 
 
 class ExampleSource(ABC):

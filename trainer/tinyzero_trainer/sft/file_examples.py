@@ -3,7 +3,7 @@
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -14,8 +14,9 @@ import numpy as np
 from tinyzero_sdk import Item, Task
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import Row
+from tinyzero_sdk.data.file_task import HELD_OUT
 from tinyzero_sdk.data.rows import ground_truth_of, is_prompt, row_to_item
-from tinyzero_sdk.data.sources import Rows, open_rows
+from tinyzero_sdk.data.sources import Rows, find_files, open_rows
 from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.scoring.outputs import PARTS, RESULT_COLUMNS
@@ -23,6 +24,8 @@ from tinyzero_sdk.seeds import derive_seed, split_of_key
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.prompts import EVALUATION_SEED
+from tinyzero_trainer.data.tokenization import ChatTemplateError, encode_prompt
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.sft.examples import Encoder, ExampleSource, demonstration
 from tinyzero_trainer.types import Rollout
 
@@ -41,6 +44,8 @@ OTHER_FORMATS = {
     "conversations": "rename those of ShareGPT's format: conversations to messages, from to role, value to content",
 }
 ROLES = ("system", "developer", "user", "assistant", "tool")
+TELLING = 20
+"""Characters from which on a text of a held-out problem, such as its question, says which problem it is."""
 NOT_OF_PROBLEM = {*RESULT_COLUMNS, PARTS, "completion", "token_count", "finished", "sample", "sampling"}
 
 
@@ -73,9 +78,11 @@ class ExampleFile:
         """
         self._arguments = (path, config, tasks)
         of_run = sorted(Path(path).expanduser().glob("completions/train_*.parquet"))
-        self.path, self._tasks, self._learned = path, tasks, learned
-        self._rows = Rows(of_run) if of_run else open_rows(path)
-        self.first_chat: str | None = None  # the first row that needs a chat template
+        self.path, self._tasks, self._learned, self._hook = path, tasks, learned, config.data.hook
+        split = "train" if learned else next((name for name in HELD_OUT if name in find_files(path)), "test")
+        self._rows, self._of_run = Rows(of_run) if of_run else open_rows(path, split), bool(of_run)
+        self.asks_tasks = False  # whether a task makes a completion
+        self._chats = dict[tuple[str, ...], tuple[int, int]]()  # by the roles in a prompt: the first such example
         self._wrong = 0  # completions that are wrong, or were cut off
         self._seed = config.run.seed
         self._test_fraction, self._eval_problems = config.data.test_fraction, config.eval.num_problems
@@ -103,7 +110,7 @@ class ExampleFile:
                     "remove them from one"
                 )
             self._problems, test._problems = {}, {}
-            self.held_out, self.first_chat = (test, test.places), self.first_chat or test.first_chat
+            self.held_out = (test, test.places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExampleFile, self._arguments
@@ -113,12 +120,40 @@ class ExampleFile:
         """A hash of its bytes."""
         return self._rows.digest
 
-    def require_template(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Raise a DataError if an example needs a chat template, and the model's tokenizer has none."""
-        if self.first_chat and not tokenizer.chat_template:
+    @property
+    def has_chats(self) -> bool:
+        """Whether a prompt is of messages."""
+        return bool(self._chats or self.held_out[0]._chats)
+
+    def check_template(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raise a DataError if chat messages have an order that the model's chat template refuses, or it has none."""
+        for file in dict.fromkeys((self, self.held_out[0])):
+            for roles, place in file._chats.items():
+                if not tokenizer.chat_template and len(roles) > 1:
+                    raise DataError(
+                        f"{file.place(place)} has several messages, and the model no chat template; give a --model "
+                        "with one"
+                    )
+                if tokenizer.chat_template:
+                    (example,) = file.read(np.array([place]), "chat")
+                    with file.naming(place):
+                        encode_prompt(tokenizer, example.prompt)
+
+    @contextmanager
+    def naming(self, place: Sequence[int]) -> Iterator[None]:
+        """Name the row of an example that the model's chat template refuses."""
+        try:
+            yield
+        except ChatTemplateError as error:
+            cause = first_line(error.__cause__ or error)
             raise DataError(
-                f"{self.first_chat} has several messages, and the model no chat template; give a --model with one"
-            )
+                f"{self.place(place)}: the model's chat template refuses its messages ({cause}); change or remove the "
+                "row"
+            ) from error
+
+    def place(self, place: Sequence[int]) -> str:
+        """File and row of an example."""
+        return self._rows.place(place[0])
 
     def read(self, places: np.ndarray, template: str) -> list[Example]:
         """The examples at these places, complete; tasks make the prompts of their problems, by the template."""
@@ -135,44 +170,47 @@ class ExampleFile:
     def _completion(self, index: int, task: str, item: Item) -> str:
         """What the task writes for a row's problem."""
         try:
-            return demonstration(self._tasks[task], item, derive_seed("demonstration", self._seed, index))
+            return demonstration(self._tasks[task], item, derive_seed("demonstration", self._seed, index), self._hook)
         except BrokenTaskError as error:
             raise DataError(
                 f"{self._rows.place(index)}: {error}; a problem needs the ground truth and columns of the task's own"
             ) from error
 
     def _find(self, max_per_problem: int) -> Iterator[tuple[int, int, str]]:
-        """Row, turn, and the key of the problem or the prompt of each example; see `data.max_per_problem`."""
+        """Row and turn of each example, and the key of the row's problem or first prompt; see `data.max_per_problem`.
+
+        By that key a conversation is held out whole or not at all.
+        """
         taken, seen = Counter[int](), set[int]()  # of hashes: texts would take more memory than there may be
         whole = set[str | None]()  # tasks of which a row has been seen to hold a problem whole
         for index, row in enumerate(self._rows):
             examples = self._examples(index, row)
             self._wrong += not examples
+            of_row = None
             for turn, example in enumerate(examples):
-                if example.task is None and not isinstance(example.prompt, str) and len(example.prompt) > 1:
-                    self.first_chat = self.first_chat or self._rows.place(index)
+                if example.task is None and not isinstance(example.prompt, str):
+                    self._chats.setdefault(tuple(message["role"] for message in example.prompt), (index, turn))
                 if example.item is None:
                     key = _text(example.prompt)
-                    if self._learned and key in self._held_out_prompts:
+                    lines = {key.strip(), *map(str.strip, key.splitlines())}
+                    if self._learned and not lines.isdisjoint(self._held_out_prompts):
                         raise DataError(f"{self._rows.place(index)} {REFUSED}")
-                    item = None
-                    with suppress(DataError):  # it says nothing of a problem
-                        item = _problem(row)
-                    try:
-                        self._key(index, row, self._task_of(row), item)  # for its refusal
-                    except BrokenTaskError:  # the ground truth is of another task
-                        self._key(index, row, None, None)
+                    self._check_held_out(index, row)
                 else:
-                    if example.completion is None and example.task is not None and not taken:
-                        self._completion(index, example.task, example.item)  # it may make none
+                    if example.completion is None and example.task is not None:
+                        if not self.asks_tasks:
+                            self._completion(index, example.task, example.item)  # it may make none
+                        self.asks_tasks = True
                     try:
                         key = self._key(index, row, example.task, example.item)
                         if example.task is not None and example.task not in whole:  # what training logs needs it too
                             self._tasks[example.task].difficulty(example.item)
                             whole.add(example.task)
                     except BrokenTaskError as error:
+                        own = "" if self._of_run or not example.prompt else "; without --task, its own prompt is taken"
                         raise DataError(
                             f"{self._rows.place(index)}: {error}; a problem needs the columns that the task gives it"
+                            f"{own}"
                         ) from error
                     pair = hash((key, example.completion))
                     if pair in seen or taken[hash(key)] == max_per_problem:
@@ -180,8 +218,20 @@ class ExampleFile:
                     seen.add(pair)
                     taken[hash(key)] += 1
                 if self._compares:
-                    self._problems.setdefault(hash(str(example.prompt) if example.item is None else key), index)
-                yield index, turn, key
+                    asked = str(_unwrapped(example.prompt)) if example.item is None else key
+                    self._problems.setdefault(hash(asked), index)
+                of_row = of_row or key
+                yield index, turn, of_row
+
+    def _check_held_out(self, index: int, row: Row) -> None:
+        """Refuse a row with a prompt and completion of its own that says of itself that its problem is held out."""
+        name, item = self._task_of(row), None
+        with suppress(DataError, BrokenTaskError):  # it says nothing of a problem
+            item = _problem(row) if name is None else self._own_problem(row, name)
+        try:
+            self._key(index, row, name, item)
+        except BrokenTaskError:  # the ground truth is of another task
+            self._key(index, row, None, None)
 
     def _examples(self, index: int, row: Row) -> list[Example]:
         """The examples of a row: none of a completion that is wrong or was cut off; each turn of the assistant."""
@@ -195,22 +245,29 @@ class ExampleFile:
                 task = self._task_of(row)
                 if prompt is None and task is None:
                     raise DataError("no prompt; expected it in the column `prompt`, or give the task that makes it")
-                return [Example("" if prompt is None else _prompt(prompt), completion, task, _problem(row))]
+                if task is None and self._of_run:
+                    raise DataError("a run keeps its prompts as the model read them; give the --task that makes them")
+                item = (task and self._own_problem(row, task)) or _problem(row)
+                return [Example("" if prompt is None else _prompt(prompt), completion, task, item)]
+            if row.get("tools") and (messages or completion):
+                raise DataError("it offers tools, of which no chat template is told here; remove the row")
             if messages is not None:
-                turns = _messages(messages)
-                spoken = [place for place, turn in enumerate(turns) if place and turn["role"] == "assistant"]
-                spoken = [place for place in spoken if turns[place]["content"]]  # it may have called a tool instead
-                if not spoken:
-                    raise DataError("no message of the assistant with text follows another")
-                return [Example(turns[:place], turns[place]["content"]) for place in spoken]
+                return _spoken(_messages(messages), messages, 1)
             if prompt is not None and completion is not None:
-                text = completion if isinstance(completion, str) else _messages(completion)[-1]["content"]
-                if not text:
-                    raise DataError("the completion is empty")
-                return [Example(_prompt(prompt), text)]
+                before = _prompt(prompt)
+                if isinstance(completion, str):
+                    if not completion:
+                        raise DataError("the completion is empty")
+                    return [Example(before, completion)]
+                after = _messages(completion)
+                if not isinstance(before, str):
+                    return _spoken([*before, *after], [*prompt, *completion], len(before))
+                if len(after) > 1:
+                    raise DataError("the completion has several messages, and the prompt is text; expected messages")
+                return [Example(before, one.completion) for one in _spoken(after, completion, 0)]
             task = self._task_of(row) if completion is None else None
-            if task is not None and (item := self._own_problem(row, task)) is not None:
-                return [Example("", None, task, item)]
+            if task is not None and (problem := self._own_problem(row, task)) is not None:
+                return [Example("", None, task, problem)]
         except DataError as error:
             raise DataError(f"{self._rows.place(index)}: {error}") from None
         advice = "".join(f"; {text}" for column, text in OTHER_FORMATS.items() if column in row)
@@ -261,11 +318,13 @@ class ExampleFile:
 
     @cached_property
     def _held_out_prompts(self) -> set[str]:
-        """Of the problems by which accuracy is measured, as a task's templates write them."""
+        """What is asked in the problems by which accuracy is measured, by a task's templates and in its own columns."""
         found = set[str]()
         for task in self._tasks.values():
-            for item in self._test_problems(task, self._eval_problems):
-                found.update(map(_text, task.templates(item).values()))
+            for item in self._test_problems(task, None if task.has_own_splits else self._eval_problems):
+                found.update(_text(prompt).strip() for prompt in task.templates(item).values())
+                columns = (value.strip() for value in item.data.values() if isinstance(value, str))
+                found.update(text for text in columns if len(text) >= TELLING)
         return found
 
     def _test_problems(self, task: Task, most: int | None) -> Iterator[Item]:
@@ -307,7 +366,10 @@ class FileExamples(ExampleSource):
         found = file.read(places, self._template)
         if not self._encoder.tokenizer.chat_template:
             found = [example._replace(prompt=_unwrapped(example.prompt)) for example in found]
-        prompts = [self._encoder.prompt(example.prompt, example.item, example.task or "") for example in found]
+        prompts = []
+        for place, example in zip(places.tolist(), found, strict=True):
+            with file.naming(place):
+                prompts.append(self._encoder.prompt(example.prompt, example.item, example.task or ""))
         chat = [not isinstance(example.prompt, str) for example in found]
         return self._encoder.examples(prompts, [example.completion or "" for example in found], chat)
 
@@ -325,12 +387,28 @@ def _prompt(value: Any) -> str | list[Message]:
 
 
 def _messages(value: Any) -> list[Message]:
+    for message in value if isinstance(value, list) else ():
+        if isinstance(message, Mapping) and (message.get("tool_calls") or message.get("function_call")):
+            raise DataError("a message calls a tool, which is learned as text only; write the call into its content")
     if isinstance(value, str) or not is_prompt(value):
         raise DataError(f"got {value!r:.80}, expected messages with role and content")
     for message in value:
         if message["role"] not in ROLES:
             raise DataError(f"a message has the role {message['role']!r:.40}, expected one of {', '.join(ROLES)}")
     return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+def _spoken(turns: list[Message], columns: Sequence[Mapping[str, Any]], first: int) -> list[Example]:
+    """Each text of the assistant from the message `first` on; `columns` has all that is known of the messages."""
+    found = [
+        Example(turns[:place], turn["content"])
+        for place, turn in enumerate(turns)
+        # It may be empty, as before a tool's answer; a weight of 0 says that it is not to be learned.
+        if place >= first and turn["role"] == "assistant" and turn["content"] and columns[place].get("weight") != 0
+    ]
+    if not found:
+        raise DataError("no message of the assistant with text follows another")
+    return found
 
 
 def _unwrapped(prompt: str | list[Message]) -> str | list[Message]:

@@ -44,6 +44,9 @@ TOO_LITTLE = 0.02
 FAR_BELOW = 0.2
 """A model with less than this fraction of its examples' accuracy cannot follow their steps."""
 
+MANY_CUT_OFF = 0.5
+"""Fraction of completions without an end, above which their length is what is wrong."""
+
 
 class SftEvaluation(HeldOutEvaluation):
     """The loss on held-out examples, and accuracy on the tasks' held-out problems."""
@@ -85,9 +88,13 @@ class SftEvaluation(HeldOutEvaluation):
         metrics |= super().run(step, last=last)
         for name, right in self.right.items() if step == last else ():
             if (accuracy := metrics[held_out_key(name, self.config.eval.samples)]) < max(TOO_LITTLE, FAR_BELOW * right):
+                most, cut_off = self.config.rollout.max_completion_tokens, metrics[f"val-aux/{name}/truncated_frac"]
+                advice = "give more run.steps, or examples with smaller steps (docs/reference/hooks.md)"
+                if cut_off > MANY_CUT_OFF:
+                    advice = f"{percent(cut_off)} are cut off; give more than rollout.max_completion_tokens={most}"
                 self.workers.display.warn(
                     f"{percent(accuracy)} of the problems of {name} are solved, and {percent(right)} by the examples; "
-                    "give more run.steps, or examples with smaller steps (docs/reference/hooks.md)"
+                    f"{advice}"
                 )
         return metrics
 
@@ -97,6 +104,8 @@ def accuracy_of(examples: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict[
     right: dict[str, list[bool]] = {}
     for example in examples:
         item, task = example.prompt.item, example.prompt.task
+        if task not in tasks:  # it has a prompt of its own
+            continue
         if tasks[task].info.unsafe_scorer or tasks[task].is_async:  # in worker processes only; one by one, and paid for
             continue
         score = tasks[task].score_completion(example.text, item.ground_truth)

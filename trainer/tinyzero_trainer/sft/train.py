@@ -83,9 +83,9 @@ def open_fine_tuning(
         if config.data.path is not None:  # its faults are found before a model is loaded
             display.phase(f"reading {config.data.path}")
             file = ExampleFile(config.data.path, config, tasks)
-            if file.first_chat and not resume:
+            if file.has_chats and not resume:
                 path = config.model.path
-                file.require_template(build_tokenizer() if path is None else load_tokenizer(path))
+                file.check_template(build_tokenizer() if path is None else load_tokenizer(path))
             count = len(file.held_out[1])
             hint = "" if count else "; a held-out loss takes data.test_path, or a larger data.test_fraction"
             display.log(f"{len(file.places):,} examples to learn from, {count:,} held out{hint}")
@@ -110,7 +110,9 @@ def open_fine_tuning(
             held_out = [
                 example for source in batches.sources() for example in source.held_out(config.eval.num_problems)
             ]
-            right = {} if file is not None else accuracy_of(held_out, tasks)
+            if file is not None and len(file.held_out[1]) and not held_out:
+                display.warn(f"all held-out examples are longer than {data.max_length:,} tokens: no loss is measured")
+            right = accuracy_of(held_out, tasks) if file is None or file.asks_tasks else {}
             for name, fraction in right.items():
                 little = "; reinforcement learning can choose among attempts that differ (docs/reference/hooks.md)"
                 display.log(f"{percent(fraction)} of the examples of {name} are right{little if fraction == 1 else ''}")
