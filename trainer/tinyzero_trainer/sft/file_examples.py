@@ -79,8 +79,12 @@ class ExampleFile:
         self._arguments = (path, config, tasks)
         of_run = sorted(Path(path).expanduser().glob("completions/train_*.parquet"))
         self.path, self._tasks, self._learned, self._hook = path, tasks, learned, config.data.hook
-        split = "train" if learned else next((name for name in HELD_OUT if name in find_files(path)), "test")
-        self._rows, self._of_run = Rows(of_run) if of_run else open_rows(path, split), bool(of_run)
+        self._of_run = bool(of_run)
+        if of_run:
+            self._rows = Rows(of_run)
+        else:
+            names = ("train",) if learned else HELD_OUT
+            self._rows = open_rows(path, next((name for name in names if name in find_files(path)), names[0]))
         self.asks_tasks = False  # whether a task makes a completion
         self._chats = dict[tuple[str, ...], tuple[int, int]]()  # by the roles in a prompt: the first such example
         self._wrong = 0  # completions that are wrong, or were cut off
