@@ -14,7 +14,7 @@ help:  ## list the commands
 train: $(READY)  ## train the tiny model on countdown, into a new directory under runs/ (no GPU needed)
 	@$(BIN)/tinyzero train --task countdown
 
-test: $(READY)  ## run the fast tests (one to two minutes)
+test: $(READY)  ## run the fast tests (about a minute)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
 # One more worker than cores: many slow tests wait for processes that start.

@@ -202,6 +202,7 @@ def test_a_page_that_says_it_has_gigabytes_takes_no_more_memory_than_its_file(tm
     assert pa.default_memory_pool().max_memory() < 2**30
 
 
+@pytest.mark.slow
 def test_edited_metrics_have_no_band_and_no_depth(tmp_path):
     write_own_run(tmp_path)
     metrics = tmp_path / "run/metrics.jsonl"

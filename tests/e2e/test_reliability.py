@@ -5,11 +5,13 @@ import pytest
 from tests.faults import NUMBERED, PAGE, Fault, Faults, find_rows, with_table
 
 
+@pytest.mark.slow
 def test_the_page_has_the_rows_of_the_tests() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert with_table(page) == page, "write it with: python -m tests.faults"
 
 
+@pytest.mark.slow
 def test_each_numbered_fault_has_a_test() -> None:
     assert {row.number for row, _, _ in find_rows()} >= set(NUMBERED)
 

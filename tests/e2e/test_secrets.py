@@ -145,6 +145,7 @@ def test_a_key_in_a_configuration_is_refused(server, values):
     assert KEY not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_key_in_options_a_request_or_a_url_is_refused(server, capsys):
     with pytest.raises(SettingsError, match=r"task\.api_key holds a key or password"):
         load_task("asks.py", options={"api_key": "anything"})

@@ -16,6 +16,7 @@ from tinyzero_sdk.testing.cases import Case
 REASONS = {"right": "ok", "wrong": "wrong", "malformed": "malformed", "no tag": "no_answer"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["countdown", "multiply", "gsm8k"])
 def test_the_mix_has_its_fractions(name):
     task = load_task(name)

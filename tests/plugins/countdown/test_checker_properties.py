@@ -27,6 +27,7 @@ def truth(target, numbers):
     return {"target": target, "numbers": numbers}
 
 
+@pytest.mark.slow
 @given(trees(), randoms)
 def test_every_right_expression_scores_full(tree, random):
     value = value_of(tree)
@@ -53,6 +54,7 @@ def test_what_can_be_an_answer_is_bounded_by_the_puzzle(numbers, random, data):
     assert score_answer(text.replace(str(value), str(-value)), truth(int(value), numbers)).correct is (value == 0)
 
 
+@pytest.mark.slow
 @given(trees(), randoms, st.integers(-200, 200))
 def test_another_value_or_other_numbers_are_wrong(tree, random, target):
     text, numbers = write(tree, random), leaves_of(tree)

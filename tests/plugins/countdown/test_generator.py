@@ -66,6 +66,7 @@ def test_expressions_reach_their_targets_with_the_items_numbers(options):
         assert options.target_range[0] <= target <= options.target_range[1]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 20_000), st.integers(0, 40), st.integers(0, 2**63))
 @settings(max_examples=8, deadline=None)
 def test_a_candidate_depends_on_seed_and_index_alone(start, size, seed):

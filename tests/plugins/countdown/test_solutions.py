@@ -117,6 +117,7 @@ def test_difficulty_is_the_documented_formula():
     assert difficulty([2, 3], 7) == 2 + 2 + 1 + 1  # no solution
 
 
+@pytest.mark.slow
 def test_difficulties_are_those_of_the_items_one_by_one():
     task = load_task("countdown")
     items = generate("train", 300, 0, 0, CountdownOptions(numbers=(2, 3, 4), number_range=(1, 9), target_range=(1, 30)))

@@ -108,6 +108,7 @@ def test_traces_depend_on_the_seed():
     assert 0.3 < sum("!" in trace for trace in traces) / len(traces) < 0.9
 
 
+@pytest.mark.slow
 def test_traces_give_up_at_a_constant_rate_of_which_there_are_two():
     """After k misses a trace goes on with the share of those that are left; patient ones are what is left at last."""
     misses = [demonstrate([2, 4, 6], 997, seed).count("4 6:") for seed in range(400)]

@@ -53,6 +53,7 @@ SENTENCES = [
 ]
 
 
+@pytest.mark.slow
 @given(UNKNOWN, st.sampled_from(SENTENCES))
 @example("Incorrect", "{}: 42")
 @example("Debt", "42 in {}")

@@ -72,6 +72,7 @@ def test_hostile_answers_take_no_time(piece):
         assert relative_time(lambda text=text: (read_number(text), task.oracle(text, "1")), attempts=1) < 15
 
 
+@pytest.mark.slow
 def test_scoring_is_fast():
     # Ten times what they take alone, since other processes may share the machine.
     assert time_of_100("<answer>1042</answer>") < 0.7

@@ -32,6 +32,7 @@ def same(one, other):
     return not isinstance(one, list | tuple) or all(map(same, one, other))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(VALUES)
 def test_what_is_written_comes_back(value):

@@ -137,6 +137,7 @@ def test_sample_prints_json(run, task):
     assert (first["score"], first["reason"]) == (1.0, "ok")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("sample", "-n", "1"), ("check", "--only", "prompts-complete", "--examples", "1")])
 def test_a_task_is_named_by_a_word_or_by_a_flag(run, write_task, tmp_path, command):
     path = write_task("say")

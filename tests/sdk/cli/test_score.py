@@ -97,6 +97,7 @@ def test_bad_rows_are_reported_with_their_lines_and_end_with_one(fault_row, scor
     assert "1 bad row not scored" in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_workers")
 def test_json_stays_json_whatever_the_task_prints(score):
     noisy = "@hookimpl\ndef score(answer):\n    print('noise', flush=True)\n    return 1 / (int(answer) - 1)\n"
@@ -220,6 +221,7 @@ def test_ground_truths_of_another_form_are_reported_with_their_column(score):
     assert "reward_model.ground_truth of row 1 is 2" in score(rows, score=hook)[2]
 
 
+@pytest.mark.slow
 def test_unusual_grouping_is_reported(score):
     keyed = [GOOD | {"extra_info": {"key": str(n // 2)}} for n in range(1100)]
     out = score([GOOD] * 1100 + keyed)[1]
@@ -296,6 +298,7 @@ def test_an_output_is_replaced_only_on_request(run, write_task, source, tmp_path
     assert rows_of(output)[0]["correct"] is True
 
 
+@pytest.mark.slow
 def test_csv_compressed_files_and_stdin_are_scored_like_json_lines(score, tmp_path, monkeypatch):
     lines = "".join(json.dumps(GOOD | {"ground_truth": truth, "token_count": 7}) + "\n" for truth in (1, 2))
     table = 'completion,ground_truth,token_count\n"<answer>1</answer>",1,7\n"<answer>1</answer>",2,7\n'
@@ -314,6 +317,7 @@ def test_csv_compressed_files_and_stdin_are_scored_like_json_lines(score, tmp_pa
     assert results[1:] == results[:1] * 4
 
 
+@pytest.mark.slow
 def test_what_csv_cannot_be_is_said_by_row(score, tmp_path):
     file = tmp_path / "in.csv"
     file.write_text("completion,ground_truth,n\n<answer>1</answer>,1,a\nx\n\ny,nope,2\n")

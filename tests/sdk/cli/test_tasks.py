@@ -33,6 +33,7 @@ def say(install, task_source):
     install("tz-say", version="2.1", modules=modules, tasks={"say": "say_module"})
 
 
+@pytest.mark.slow
 def test_version_and_help(run, monkeypatch):
     assert run("--version") == (0, f"tinyzero-sdk {tinyzero_sdk.__version__}\n", "")
     code, out, _ = run("--help")

@@ -159,6 +159,7 @@ def test_all_problems_there_are(task_file, tmp_path):
     assert numbers == set(range(500))
 
 
+@pytest.mark.slow
 def test_files_hold_what_iterate_gives_and_share_no_problem(task_file, tmp_path):
     task = load_task(task_file, options={"keys": 4000})
     build(task, tmp_path, seed=5)
@@ -177,6 +178,7 @@ def test_json_lines_and_parquet_hold_the_same_rows(task_file, tmp_path, template
         assert list(read_rows(tmp_path / f"{split}.jsonl")) == list(read_rows(tmp_path / f"{split}.parquet"))
 
 
+@pytest.mark.slow
 def test_ground_truths_of_several_shapes_need_json_lines(task_file, tmp_path):
     task = load_task(task_file, options={"shape": "mixed"})
     with pytest.raises(DataError, match="--format jsonl"):

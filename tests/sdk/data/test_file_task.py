@@ -63,6 +63,7 @@ def test_rows_of_tinyzero_are_problems_with_their_own_prompts(tmp_path, ending):
     assert type(pickle.loads(pickle.dumps(task))) is type(load_task("countdown"))
 
 
+@pytest.mark.slow
 def test_what_tinyzero_data_writes_gives_the_tasks_own_problems(tmp_path):
     own = load_task("countdown")
     write_dataset(own, tmp_path, sizes={"train": 60, "test": 20}, template="base")

@@ -37,6 +37,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "saved"])
 @settings(max_examples=10)
 @given(indices=st.lists(st.integers(0, len(ROWS) - 1), max_size=30))

@@ -185,6 +185,7 @@ def test_what_a_reasoning_model_takes_and_gives(server, task, sample, run):
         sample(size=1, system="Be long.")
 
 
+@pytest.mark.slow
 def test_options_of_an_endpoint_that_cannot_be(server, task, run, tmp_path):
     words = ("eval", task, "--endpoint", server.url, "--model", "m", "--output", tmp_path / "out.jsonl")
     for more, message in (

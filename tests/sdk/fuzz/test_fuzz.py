@@ -57,6 +57,7 @@ def only(report):
     return found
 
 
+@pytest.mark.slow
 def test_a_corpus_is_tried_first_and_mutated(make):
     """A hole that no search finds by itself, such as one that a model found in training."""
     condition = "answer == str(ground_truth) or answer.startswith('I am quite sure it is right')"
@@ -69,6 +70,7 @@ def test_a_corpus_is_tried_first_and_mutated(make):
     assert "I am quite sure" in only(report).completion
 
 
+@pytest.mark.slow
 def test_a_hole_is_found_shrunk_and_replayed(make):
     task = make(score=scorer("str(ground_truth) in answer"))
     report = fuzz(task, seconds=20, stop_after=1)
@@ -248,6 +250,7 @@ def score(answer, ground_truth):
     assert {"+", "%", "~", "^"} <= set(found.completion)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_found(make):
     task = make(score=scorer("True"))
     pressed = threading.Event()
@@ -264,6 +267,7 @@ def test_ctrl_c_keeps_what_was_found(make):
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.slow
 def test_a_task_that_makes_nothing_is_an_error(make):
     task = make(generate_dataset="@hookimpl\ndef generate_dataset(size):\n    return []\n")
     with pytest.raises(TinyZeroError, match=r"no items|0 different train"):

@@ -93,6 +93,7 @@ def test_a_run_is_drawn_once(tmp_path, run_path, capsys, monkeypatch):
     assert (exit.value.code, "a run is given twice" in capsys.readouterr().err) == (2, True)
 
 
+@pytest.mark.slow
 def test_only_a_report_is_replaced_and_what_cannot_be_read_is_named(tmp_path, capsys):
     run = write_run(tmp_path / "run", steps=2, completions=100)
     (run / "completions" / "train_00000099_00000099.parquet").write_bytes(b"PAR1")

@@ -38,6 +38,7 @@ def test_a_run_without_a_step_or_configuration_is_a_run(tmp_path):
     assert (run.steps, run.curves, run.config, run.completion_files()) == ([], {}, {}, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [b"x = [1,", b"x = '\xff'", b"x = " + b"[" * 100_000, b"[" + b"a." * 2000 + b"b]"])
 def test_what_cannot_be_read_of_a_run_leaves_the_rest(tmp_path, config):
     lines = '{"step": 2, "loss": 1' + "0" * 400 + "}\n" + '{"step": 3, "loss": ' + "[" * 100_000 + "\n"

@@ -131,6 +131,7 @@ def test_a_file_does_not_differ_from_itself(compare):
     assert report.differing == {}
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.lists(st.tuples(*[st.lists(st.booleans(), min_size=1, max_size=5)] * 2), min_size=1, max_size=4),

@@ -31,6 +31,7 @@ def test_an_evaluation_of_few_dozen_problems_suffices_where_none_is_answered():
     assert [judged([False] * 25, no_answer=25).fault, judged([False] * 24, no_answer=24).fault] == ["no_answer", None]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 60), st.integers(1, 8), st.data())
 def test_no_fault_is_found_where_the_fraction_itself_is_small(prompts, size, data):
     some = st.integers(0, int(NEARLY_ALL * prompts * size))

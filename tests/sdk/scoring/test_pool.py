@@ -202,6 +202,7 @@ def test_answers_that_fork_or_close_the_socket_cost_themselves_only(hostile):
             assert sum(score.correct for score in scores) == 56
 
 
+@pytest.mark.slow
 def test_calls_from_many_threads_take_turns(mild):
     def call(number):
         scores = pool.score([tagged(n) for n in range(50)], [n + number % 2 for n in range(50)])
@@ -270,6 +271,7 @@ def test_worker_refuses_another_version_of_the_task(write_task):
         pool.score([tagged(1)], [1])
 
 
+@pytest.mark.slow
 def test_task_that_kills_its_process_on_import_is_reported(write_task, tmp_path):
     code = f"import os, pathlib\nif pathlib.Path({str(tmp_path / 'armed')!r}).exists():\n    os._exit(1)\n"
     task = load_task(write_task("bomb", top=code))
@@ -359,6 +361,7 @@ def test_stream_passes_batches_on_in_order_while_one_hangs(hostile):
     assert sizes == [(50, 1), (50, 0), (50, 0), (50, 0), (0, 0), *[(50, 0)] * 6]
 
 
+@pytest.mark.slow
 def test_stream_holds_no_more_than_it_may(mild, monkeypatch):
     monkeypatch.setattr("tinyzero_sdk.scoring.pool._MOST_WAITING", 100)
     held: list[int] = []
@@ -375,6 +378,7 @@ def test_stream_holds_no_more_than_it_may(mild, monkeypatch):
     assert held == []
 
 
+@pytest.mark.slow
 def test_broken_source_leaves_a_pool_that_works(hostile):
     def batches():
         yield CompletionBatch([tagged("nap")] * 20, [0] * 20)

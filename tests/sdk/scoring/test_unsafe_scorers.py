@@ -49,6 +49,7 @@ def test_it_never_runs_in_this_process(unsafe, allowed, wrappers, tmp_path):
     assert not mark.exists()
 
 
+@pytest.mark.slow
 def test_score_refuses_it_in_one_line_unless_allowed(run, unsafe, tmp_path):
     outputs = tmp_path / "outputs.jsonl"
     outputs.write_text(json.dumps({"completion": WHERE, "ground_truth": True}))

@@ -184,6 +184,7 @@ def test_every_style_reads_the_same(tree):
     assert first.parts[0].value in (None, expected[0])
 
 
+@pytest.mark.slow
 @given(TREES.map(with_small_exponents), TREES.map(with_small_exponents))
 def test_what_differs_at_a_point_is_different(one, other):
     try:
@@ -227,6 +228,7 @@ HOSTILE = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(HOSTILE)
 @example("9" * 100 + "^" + "1" * 100)
 @example("+".join(["1/" + "7" * 96] * 10))

@@ -100,6 +100,7 @@ def test_another_process_asks_nothing_twice_and_another_task_does(load, calls, w
     assert len(calls()) == 3
 
 
+@pytest.mark.slow
 def test_what_fails_is_an_error_of_the_task_and_is_asked_again(load, calls):
     task = load(retries=2, deadline=0.2)
     for answer, tries, message in (("raises", 3, "no answer"), ("refused", 1, "no money"), ("late", 1, "deadline=0.2")):
@@ -150,6 +151,7 @@ def test_ground_truths_of_numpy_are_told_apart(load, calls):
     assert len(calls()) == 6
 
 
+@pytest.mark.slow
 def test_the_rate_is_kept(load, calls):
     task = load(requests_per_minute=60 * 50, concurrency=100)
     task.prefetch(texts(*range(70)), [0] * 70)

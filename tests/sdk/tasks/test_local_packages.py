@@ -65,6 +65,7 @@ def test_a_package_pickles_and_a_change_in_any_file_is_another_version(loose_pro
     assert (first.score("3", 3).value, changed.score("3", 3).value) == (1.0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_package_scores_in_worker_processes(loose_project):
     with ScoringPool(load_task(loose_project), workers=1) as pool:
         scores = pool.score([Completion("<answer>3</answer>"), Completion("<answer>4</answer>")], [3, 3])

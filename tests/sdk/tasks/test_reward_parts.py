@@ -156,6 +156,7 @@ def test_a_sum_of_parts_is_within_its_range_whatever_the_weights(drawn):
     assert found.value == pytest.approx(sum(parts[name].weight * value for name, value in values.items()), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_wrappers_add_to_the_sum_and_may_not_take_the_name_of_a_part(write_task):
     task = load_task(write_task(info=INFO, score=SCORE), wrappers=["overlong(limit=10)"])
     score = task.score_completion(Completion("<answer>3</answer>", 10), 3)

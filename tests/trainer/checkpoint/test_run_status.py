@@ -56,6 +56,7 @@ def test_the_states_of_a_run(tmp_path):
     assert status_of(stopped).state == "stopped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["x = [1,", b"x = '\xff'".decode("latin-1"), "x = " + "[" * 100_000])
 def test_an_unreadable_run_is_listed_as_such(tmp_path, config):
     path = make_run(tmp_path / "run", steps=2, checkpoints=(2,))

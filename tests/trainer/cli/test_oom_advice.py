@@ -157,6 +157,7 @@ def test_advice_for_too_few_sequences(values: dict[str, Any], fitting: int, advi
     assert "a sequence needs 1 GiB while it is generated, and there are 3.6 GiB left, expected room for 8" in str(error)
 
 
+@pytest.mark.slow
 def test_fine_tuning_names_settings_that_it_has(toy_task, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(policy, "policy_objective", run_out)
     words = ("--task", toy_task, "--output", str(tmp_path / "made"), "task.limit=5", "new_model.hidden_size=32")

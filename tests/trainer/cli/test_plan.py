@@ -78,6 +78,7 @@ def test_without_a_model_it_plans_the_one_that_train_makes(capsys: pytest.Captur
     assert as_json(capsys, *words, "--model", "tiny")["model"]["parameters"] == 653_824
 
 
+@pytest.mark.slow
 def test_what_to_type_is_what_was_typed_and_what_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
     given = ("optimizer.micro_batch_tokens=65536", "memory.cpu_offload=none", "vllm.sleep_mode=false")
     words = (*PPO, *given, "task.numbers=[3, 4]", "--gpu", "4090")
@@ -141,6 +142,7 @@ def test_the_page_has_what_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
     assert "\n".join(lines).strip() in printed
 
 
+@pytest.mark.slow
 def test_json_holds_all_that_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, *PPO, "--gpu", "RTX 4090")
     assert found["model"]["parameters"] == PUBLISHED[HALF_B]
@@ -212,6 +214,7 @@ def test_without_cuda_graphs_it_recommends_vllm(tmp_path: Path, capsys: pytest.C
     assert "CUDA graphs" not in plan(capsys, "--model", HALF_B, "--gpu", "H200")[1]
 
 
+@pytest.mark.slow
 def test_supervised_fine_tuning_is_planned_too(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--sft", "--model", SEVEN_B, "data.path=FILE", "data.batch_size=32", "lora.rank=8", "--gpu", "H100")
     assert "32 examples a step, of 256 + 256 tokens" in plan(capsys, *words)[1]

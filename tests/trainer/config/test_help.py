@@ -14,6 +14,7 @@ def test_every_key_is_explained():
     assert [field.key for field in describe(TrainConfig) if not field.help] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "eval", "sft"])
 def test_help_shows_the_keys_within_eighty_columns(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")

@@ -167,6 +167,7 @@ def test_it_resumes(old_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check_fingerprint(build(TrainConfig, read_toml(old_run / "config.toml")), manifest["meta"]["config"])
 
 
+@pytest.mark.slow
 def test_its_model_is_evaluated(old_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown, error = call(capsys, "eval", "--model", str(old_run), "--json")
     assert code == 0, error

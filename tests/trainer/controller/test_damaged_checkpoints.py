@@ -191,6 +191,7 @@ def mutate(path: Path, files: list[str], data: st.DataObject) -> None:
         seal(path)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_changed_in_a_checkpoint_it_is_refused_in_one_line_or_is_what_it_says(

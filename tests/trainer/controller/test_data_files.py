@@ -37,6 +37,7 @@ def source(toy_task: str, toy_model: LanguageModel) -> Callable[..., PromptSourc
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", [0, 2])
 def test_each_row_comes_once_an_epoch_and_a_resumed_stream_continues(
     files: Path, source: Callable[..., PromptSource], buckets: int

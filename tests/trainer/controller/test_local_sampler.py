@@ -44,6 +44,7 @@ def rows_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_the_problems_are_those_held_out_in_training(plan, toy_task, toy_model, tmp_path):
     result = evaluate(plan(), tmp_path / "out.jsonl", NoProgress())
     held_out = PromptSource(load_task(toy_task), toy_model.tokenizer, test_fraction=0.4).held_out(6)

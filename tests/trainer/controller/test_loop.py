@@ -241,15 +241,14 @@ def latest_step(run: TrainConfig) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("owner", "method", "call", "saved"),
+    ("owner", "method", "call", "saved", "kind"),
     [
-        (TorchEngine, "generate", 7, 3),  # two evaluations, steps 1 and 2, an evaluation, step 3
-        (TorchEngine, "sleep", 4, 3),
-        (TorchEngine, "load_weights", 4, 2),  # after the update of step 4, which nobody can save as a whole step
-        (collecting.RolloutCollector, "_score", 4, 3),
+        (TorchEngine, "generate", 7, 3, VllmError),  # two evaluations, steps 1 and 2, an evaluation, step 3
+        (TorchEngine, "sleep", 4, 3, VllmError),
+        (TorchEngine, "load_weights", 4, 2, VllmError),  # after step 4's update, which nobody can save as a whole step
+        (collecting.RolloutCollector, "_score", 4, 3, BrokenTaskError),
     ],
 )
-@pytest.mark.parametrize("kind", [VllmError, BrokenTaskError])
 def test_what_fails_for_good_costs_no_step_that_is_whole(owner, method, call, saved, kind, config, whole, monkeypatch):
     run, failure = config(), kind("it failed 3 times")
     said = f"it failed 3 times; step {saved} is saved; resume with: tinyzero train "

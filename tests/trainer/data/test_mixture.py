@@ -43,6 +43,7 @@ def mixture(progress: dict[str, StreamState] | None = None, curriculum: Curricul
     return Mixture(streams, [2.0, 1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", [0, 3])
 @settings(max_examples=20)
 @given(st.integers(0, 70))

@@ -75,6 +75,7 @@ def test_a_chat_template_gives_the_text_that_transformers_gives(template: str) -
     assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.fault(
     "chat template",
     "The process that renders chat templates is killed, or hangs",

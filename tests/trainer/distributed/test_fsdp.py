@@ -436,6 +436,7 @@ def test_engines_generate_with_the_weights_of_a_sharded_model(
         assert sharded[1::2] == plain[1::2]
 
 
+@pytest.mark.slow
 def test_any_architecture_is_sharded_and_generates(toy_model: LanguageModel) -> None:
     other = with_dropout(toy_model)  # no decoder of our own
     policy, plain = make_policy(other, Case(), PLAIN), make_policy(other, Case(), None)

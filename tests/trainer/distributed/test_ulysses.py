@@ -162,6 +162,7 @@ def test_a_model_that_attends_to_its_own_shard_alone_is_noticed(monkeypatch: pyt
     assert all(on_threads(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
 
 
+@pytest.mark.slow
 def test_sequences_are_divided_only_where_the_architecture_allows_it(toy_model_path: Path, tmp_path: Path) -> None:
     """Before any weight is read: there are none."""
 

@@ -80,6 +80,7 @@ def test_a_larger_model_takes_more_memory_and_time(values: dict[str, Any]) -> No
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 @given(MODELS, SETTINGS)
 @settings(max_examples=40, deadline=None)
 def test_no_saving_setting_takes_more_memory(name: str, values: dict[str, Any]) -> None:
@@ -96,6 +97,7 @@ def test_no_saving_setting_takes_more_memory(name: str, values: dict[str, Any]) 
     assert peaks == sorted(peaks, reverse=True)
 
 
+@pytest.mark.slow
 @given(MODELS, SETTINGS)
 @settings(max_examples=40, deadline=None)
 def test_the_parts_make_the_whole(name: str, values: dict[str, Any]) -> None:

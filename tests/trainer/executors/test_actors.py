@@ -87,6 +87,7 @@ def test_a_rank_takes_over_what_another_has_done_of_an_update(toy_model: Languag
         assert torch.equal(weight, expected)
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_the_gradients_of_others_hands_over(toy_model: LanguageModel, tmp_path: Path) -> None:
     policy, waits, goes_on = build_policy(toy_model, optimizer=OptimizerConfig()), Event(), Event()
     actor = actors.TrainerActor(make_config({"run": {"task": "countdown"}}), 0, 1, "cpu")

@@ -78,6 +78,7 @@ def test_an_error_of_a_worker_is_raised_as_it_is(call: Callable[..., list[Any]])
         call("a", TaskError(SettingsError("not so")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "end"),
     [

@@ -40,6 +40,7 @@ def test_ranks_that_share_an_engine_are_in_one_bundle(monkeypatch: pytest.Monkey
     assert started == [*[(bundle, actors.TrainerActor) for bundle in (0, 0, 1, 1)], (2, reward_actor.RewardActor)]
 
 
+@pytest.mark.slow
 def test_a_scorer_does_not_wait_for_torch() -> None:
     code = "import sys; from tinyzero_trainer.executors.ray import reward_actor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

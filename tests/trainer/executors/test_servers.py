@@ -77,6 +77,7 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return codes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SERVERS)
 def test_a_server_that_hangs_is_named_and_what_waits_for_it_is_ended(
     kind: str, codes: list[int], capsys: pytest.CaptureFixture[str]
@@ -99,6 +100,7 @@ def test_a_server_that_hangs_is_named_and_what_waits_for_it_is_ended(
     assert len(threads()) == before
 
 
+@pytest.mark.slow
 def test_once_a_signal_asks_the_run_to_stop_a_server_has_less_time(codes: list[int]) -> None:
     ray: Any = FakeRay()
     ray.hangs["raylet"] = True
@@ -124,6 +126,7 @@ def test_one_that_hangs_at_the_end_does_not_keep_the_run(seconds_before: float, 
     assert (ray.killed, codes) == (list(SERVERS), [2])
 
 
+@pytest.mark.slow
 def test_a_slow_end_of_servers_that_answer_is_no_hang_nor_is_the_death_of_another_process(codes: list[int]) -> None:
     ray: Any = FakeRay()
     ray.killed.append("log_monitor")

@@ -49,6 +49,7 @@ def log(tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch) ->
     return CompletionLog(tmp_path / "completions", config, TASKS, TOKENIZER, warnings.append)
 
 
+@pytest.mark.slow
 def test_of_a_step_all_completions_of_some_problems_are_kept(log, tmp_path):
     for step in range(1, 61):
         log.train(step, [one for number in range(8) for one in group(number)])

@@ -204,6 +204,7 @@ def test_where_resuming_cannot_help_a_new_run_may(small_gpu: SimpleNamespace, tm
     assert words.startswith("lora.rank=32 optimizer.learning_rate=1e-05, or take a smaller model or a GPU")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_gpu")
 def test_vllm_is_given_less_where_it_is_what_memory_ran_out_for() -> None:
     config = config_of("rollout.engine=vllm", "vllm.gpu_memory_gb=10", "vllm.sleep_mode=true")

@@ -78,6 +78,7 @@ def test_the_default_model_gets_the_micro_batch_that_was_measured_to_be_the_fast
     assert found.optimizer.micro_batch_tokens == 131_072
 
 
+@pytest.mark.slow
 def test_with_vllm_its_memory_is_chosen_too() -> None:
     config = config_of(*BATCH, "rollout.engine=vllm", model=ONE)
     found, line = resolve_auto(config, SPECS[ONE], target_of("H200"))

@@ -83,6 +83,7 @@ def test_train_refuses_before_anything_is_loaded(
     assert len(started) == 1
 
 
+@pytest.mark.slow
 def test_vllm_on_several_gpus_needs_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_gpu, "_look", lambda _: target_of("RTX 4090"))
     for count, expected in ((1, 2), (2, 0)):

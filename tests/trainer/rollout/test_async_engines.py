@@ -99,6 +99,7 @@ def test_slots_are_refilled_and_no_finished_sequence_is_decoded(
     assert sum(steps) < in_turn * 8, "those that have ended leave the batch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ENGINES)
 def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(kind: Callable[..., BatchedEngine]) -> None:
     model = random_model("qwen2")
@@ -139,6 +140,7 @@ def test_what_another_engine_has_begun_is_continued(kind: Callable[..., BatchedE
         assert [version for version, _ in generation.versions] in ([3], [3, 5], [5])
 
 
+@pytest.mark.slow
 def test_the_log_probabilities_after_new_weights_are_those_of_the_new_policy() -> None:
     """Of `TorchEngine`, which computes keys and values anew."""
     model = random_model("qwen2")
@@ -158,6 +160,7 @@ def test_the_log_probabilities_after_new_weights_are_those_of_the_new_policy() -
     assert generation.logprobs[:count] != pytest.approx(expected[:count].tolist(), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_graph_engine_whose_buffers_are_too_small_for_a_new_group_allocates_larger_ones() -> None:
     model = random_model("qwen2")
     engine, prompts = graph(model, ends=()), [*PROMPTS[:2], list(range(90))]
@@ -215,6 +218,7 @@ def test_in_a_thread_an_engine_samples_on_by_itself(background: Any) -> None:
     assert engine.unfinished() == []
 
 
+@pytest.mark.slow
 def test_in_a_thread_new_weights_come_between_two_tokens(background: Any) -> None:
     model = random_model("qwen2")
     inner, begun, go_on = graph(model, ends=()), threading.Event(), threading.Event()
@@ -242,6 +246,7 @@ def test_in_a_thread_new_weights_come_between_two_tokens(background: Any) -> Non
         assert 40 <= before < 120
 
 
+@pytest.mark.slow
 def test_in_a_thread_generate_comes_first_and_the_others_go_on(background: Any) -> None:
     model = random_model("qwen2")
     engine = background(graph(model))
@@ -268,6 +273,7 @@ def test_an_error_in_the_thread_is_raised_where_completions_are_waited_for(backg
 # ---- of an engine that samples whole batches -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_engine_of_whole_batches_samples_those_of_one_seed_and_limit_at_a_time() -> None:
     model = random_model("qwen2")
     engine, params = AsyncBatchEngine(plain(model)), replace(ALL, max_tokens=1)

@@ -57,6 +57,7 @@ def test_examples_that_are_all_too_long_are_refused(toy_task: str) -> None:
         next(batches_of({"one": {"task": toy_task}}, max_length=7).batches())
 
 
+@pytest.mark.slow
 def test_a_task_whose_only_example_is_too_long_has_another_in_its_place(
     toy_task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_task_without_demonstrations_needs_a_model(mute_task: str) -> None:
         plan(typed(task=mute_task))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu", "cache")
 def test_another_recipe_another_model(toy_task: str) -> None:
     recipe = (
@@ -213,6 +214,7 @@ def test_a_signal_while_it_is_made_is_one_line_and_leaves_nothing(
     assert [path.suffix for path in (cache / "tinyzero" / "models").iterdir()] == [".lock"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu", "cache")
 def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def short(*_: object, **__: object) -> None:
@@ -248,6 +250,7 @@ def test_users_settings_that_contradict_each_other_are_refused(toy_task: str) ->
         planned(toy_task, "data.prompts_per_step=2", "optimizer.num_mini_batches=8")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu", "cache")
 def test_the_user_is_warned_of_memory_before_the_model_is_made(toy_task, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(advice, "present_gpu", lambda device: TargetGpu("a small GPU", GIB // 5, None))

@@ -117,6 +117,7 @@ def test_a_turn_without_text_is_not_learned(read: Read) -> None:
     assert completion == "It is 4."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_the_task_completes_the_problems_of_a_data_file(read: Read, toy_task: str, name: str) -> None:
     tasks = {"toy": {"task": toy_task}}
@@ -170,6 +171,7 @@ def test_a_few_right_and_whole_completions_of_each_problem_are_learned(read: Rea
     assert found == sorted([(prompts[0], "a"), (prompts[0], "b"), (prompts[0], "c"), (prompts[1], "right")])
 
 
+@pytest.mark.slow
 def test_held_out_problems_are_refused_whatever_the_format(read: Read, toy_task: str) -> None:
     tasks = {"toy": {"task": toy_task, "options": {"limit": 9}}}
     task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
@@ -187,6 +189,7 @@ def test_held_out_problems_are_refused_whatever_the_format(read: Read, toy_task:
         read([scored(task, trained, "yes", data_source="other", extra_info={"split": "test"})], tasks=tasks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [

@@ -94,6 +94,7 @@ def test_what_is_left_out_is_told_when_it_first_happens_and_at_the_end(
     assert told[3].startswith(f"{at_the_end} of the examples have more than 99 tokens")
 
 
+@pytest.mark.slow
 def test_seconds_set_the_number_of_steps(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes two seconds, the first ones ten: a minute counts from the end of the first."""
     from tinyzero_trainer.sft import step as module

@@ -179,6 +179,7 @@ def test_epochs_set_the_number_of_steps(
     assert "warning: data.batch_size=21 is more than the 20 examples; give less" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_cannot_be_trained_is_refused_and_leaves_no_checkpoint(
     configure: Configure, mute_task: str, tmp_path: Path
 ) -> None:

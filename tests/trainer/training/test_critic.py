@@ -30,6 +30,7 @@ def as_experience(critic: Critic, samples: list[Rollout], returns: list[float]) 
     return TrainingBatch.of(samples, 4, old_logprobs=nothing, advantages=nothing, **columns)
 
 
+@pytest.mark.slow
 def test_a_restored_critic_continues_to_the_bit_and_the_policy_is_left_alone(
     toy_model: LanguageModel, tmp_path: Path
 ) -> None:

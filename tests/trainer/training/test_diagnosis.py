@@ -19,6 +19,7 @@ def experience(model: LanguageModel) -> TrainingBatch:
     return with_advantages(ragged_samples(model), ADVANTAGES)
 
 
+@pytest.mark.slow
 def test_losses_and_norms_are_those_of_the_update(toy_model: LanguageModel) -> None:
     policy = build_policy(toy_model, optimizer=OptimizerConfig(max_grad_norm=1e9, micro_batch_tokens=60))
     policy.diagnose()

@@ -39,6 +39,7 @@ def test_the_only_pass_of_an_update_finds_the_old_logprobs_itself(toy_model: Lan
         make_policy(toy_model, update_epochs=2).update(found, NOW)
 
 
+@pytest.mark.slow
 def test_an_update_gives_the_entropy_at_each_token_in_the_order_of_the_batch(toy_model: LanguageModel) -> None:
     rollouts = ragged_samples(toy_model)
     rollouts[5] = masked(rollouts[5])
