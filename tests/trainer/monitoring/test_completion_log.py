@@ -167,7 +167,7 @@ def test_what_lies_past_a_checkpoint_is_cut(log, tmp_path):
     log.cut_after(4)
     assert sorted({row["step"] for row in completions(tmp_path)}) == [1, 2, 3, 4]
     log.cut_after(0)
-    assert log.summary() == f"completions: {log.directory} (0 bytes)"
+    assert log.summary() == []
 
 
 @pytest.mark.fault(

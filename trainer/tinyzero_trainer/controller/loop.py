@@ -316,7 +316,7 @@ class Session:
         model = f"model: {run.checkpoints / f'step_{last}'}"
         audited = [] if self.audit is None else self.audit.summary()
         look = f"look: tinyzero report {quote(str(run.path))}"
-        workers.display.done(*outcomes, *audited, curve, self.completions.summary(), model, look)
+        workers.display.done(*outcomes, *audited, curve, *self.completions.summary(), model, look)
         return TrainResult(run.path, accuracy)
 
 

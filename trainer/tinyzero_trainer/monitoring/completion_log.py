@@ -126,13 +126,15 @@ class CompletionLog:
             if (match := _FILE.fullmatch(path.name)) and int(match[1]) > step:
                 path.unlink(missing_ok=True)
 
-    def summary(self) -> str:
-        """Where they are and how many bytes; and how many files could not be written, at the end of a run."""
+    def summary(self) -> list[str]:
+        """Where they are and how many bytes, and how many files could not be written: a line, where there are any."""
         size, lost = 0, len(self._waiting)
         with suppress(OSError):
             size = sum(path.stat().st_size for path in self.directory.glob("*.parquet"))
         text = f"completions: {self.directory} ({filesize.decimal(size)})"
-        return f"{text}; {plural(lost, 'file')} could not be written" if lost else text
+        if lost:
+            return [f"{text}; {plural(lost, 'file')} could not be written"]
+        return [text] if size else []
 
     def _write_file(self, name: str, table: pa.Table) -> None:
         path = self.directory / f"{name}.parquet"

@@ -44,6 +44,9 @@ TOO_LITTLE = 0.02
 FAR_BELOW = 0.2
 """A model with less than this fraction of its examples' accuracy cannot follow their steps."""
 
+OF_PRETRAINED = 2e-4
+"""Learning rates below it suit pretrained models, and hardly move random weights."""
+
 MANY_CUT_OFF = 0.5
 """Fraction of completions without an end, above which their length is what is wrong."""
 
@@ -90,7 +93,9 @@ class SftEvaluation(HeldOutEvaluation):
             if (accuracy := metrics[held_out_key(name, self.config.eval.samples)]) < max(TOO_LITTLE, FAR_BELOW * right):
                 most, cut_off = self.config.rollout.max_completion_tokens, metrics[f"val-aux/{name}/truncated_frac"]
                 advice = "give more run.steps, or examples with smaller steps (docs/reference/hooks.md)"
-                if cut_off > MANY_CUT_OFF:
+                if self.is_new and self.config.optimizer.learning_rate < OF_PRETRAINED:
+                    advice = "tinyzero warmstart has the settings for a new decoder"
+                elif cut_off > MANY_CUT_OFF:
                     advice = f"{percent(cut_off)} are cut off; give more than rollout.max_completion_tokens={most}"
                 self.workers.display.warn(
                     f"{percent(accuracy)} of the problems of {name} are solved, and {percent(right)} by the examples; "
