@@ -264,7 +264,8 @@ run(Path({str(tmp_path)!r}), "wandb", then=lambda it: (until_first_step(it), os.
     seen="wandb: …cannot be reached: [Errno 111]…",
     kept="the run, which does not wait for it",
 )
-def test_a_server_that_is_gone_at_the_end_is_not_waited_for(fault_row, tmp_path, fake_wandb):
+def test_a_server_that_is_gone_at_the_end_is_not_waited_for(fault_row, tmp_path, fake_wandb, monkeypatch):
+    monkeypatch.setattr(trackers, "PATIENCE", 30.0)  # a busy machine takes longer to find out
     gone = HTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=gone.serve_forever, daemon=True).start()
     fake_wandb("Run.finish = lambda self: HANG()", f"http://127.0.0.1:{gone.server_port}")
