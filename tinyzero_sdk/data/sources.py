@@ -86,22 +86,23 @@ class Rows:
         return digest.hexdigest()
 
 
-def open_rows(source: str, split: str = "train") -> Rows:
-    """The rows of a split of a source, or all of a source that is not divided.
+def open_rows(source: str, splits: Sequence[str] = ("train",)) -> Rows:
+    """The rows of the first of these splits that a source has, or all of a source that is not divided.
 
     Args:
         source: a `.parquet` or `.jsonl` file, a folder of them (with the names of splits, such as `train.parquet`), a
             folder of `save_to_disk`, or the name of a data set on the Hugging Face Hub, such as `openai/gsm8k/main`
             (the last part is the configuration; `hf://` before it is fine).
-        split: as the source calls it.
+        splits: as the source may call it.
 
     Raises:
         DataError: there is no such source or split, or it cannot be read; one line that says what to do.
     """
-    splits = find_files(source)
-    if "" not in splits and split not in splits:
-        raise DataError(f"{source} has no {split} split; it has {', '.join(splits)}")
-    return Rows(splits[split if split in splits else ""])
+    given = find_files(source)
+    split = next((name for name in (*splits, "") if name in given), None)
+    if split is None:
+        raise DataError(f"{source} has no {splits[0]} split; it has {', '.join(given)}")
+    return Rows(given[split])
 
 
 def find_files(source: str) -> dict[str, list[Path]]:

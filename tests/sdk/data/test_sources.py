@@ -49,11 +49,11 @@ def test_rows_at_any_indices_are_those_read_in_order(folder, name, indices):
 
 
 def test_a_folder_of_splits_gives_each(folder):
-    rows = open_rows(str(folder / "split"), "test")
+    rows = open_rows(str(folder / "split"), ["test"])
     assert [row["prompt"][0]["content"] for row in rows] == [f"Sé {n}." for n in range(4000, 5000)]
     assert rows.place(999) == f"{folder / 'split' / 'test-00001-of-00002.parquet'}:500"
     with pytest.raises(DataError, match="has no dev split; it has test, train"):
-        open_rows(str(folder / "split"), "dev")
+        open_rows(str(folder / "split"), ["dev", "valid"])
 
 
 def test_a_place_is_the_line_and_a_bad_line_is_named(tmp_path):

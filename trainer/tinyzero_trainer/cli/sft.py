@@ -130,8 +130,7 @@ def _run(
 
             fine_tune(resolved.with_resolved(config), resume=resume, tasks=tasks, progress=progress)
         if tasks:
-            weights = ["" if spec.weight == 1 else f":{spec.weight:g}" for spec in resolved.task_specs]
-            weighted = [f"{spec.task}{weight}" for spec, weight in zip(resolved.task_specs, weights, strict=True)]
+            weighted = [spec.task + ("" if spec.weight == 1 else f":{spec.weight:g}") for spec in resolved.task_specs]
             named = [word for task in weighted for word in ("--task", task)]
             command = shlex.join(["tinyzero", "train", *named, "--model", resolved.run.output])
             stderr.print(f"next: {command}", soft_wrap=True, markup=False)

@@ -16,7 +16,7 @@ from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.file_task import HELD_OUT
 from tinyzero_sdk.data.rows import ground_truth_of, is_prompt, row_to_item
-from tinyzero_sdk.data.sources import Rows, find_files, open_rows
+from tinyzero_sdk.data.sources import Rows, open_rows
 from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.scoring.outputs import PARTS, RESULT_COLUMNS
@@ -80,11 +80,7 @@ class ExampleFile:
         of_run = sorted(Path(path).expanduser().glob("completions/train_*.parquet"))
         self.path, self._tasks, self._learned, self._hook = path, tasks, learned, config.data.hook
         self._of_run = bool(of_run)
-        if of_run:
-            self._rows = Rows(of_run)
-        else:
-            names = ("train",) if learned else HELD_OUT
-            self._rows = open_rows(path, next((name for name in names if name in find_files(path)), names[0]))
+        self._rows = Rows(of_run) if of_run else open_rows(path, ("train",) if learned else HELD_OUT)
         self.asks_tasks = False  # whether a task makes a completion
         self._chats = dict[tuple[str, ...], tuple[int, int]]()  # by the roles in a prompt: the first such example
         self._wrong = 0  # completions that are wrong, or were cut off
