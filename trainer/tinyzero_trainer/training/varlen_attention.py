@@ -1,12 +1,13 @@
 """Attention within packed sequences: a kernel for sequences of unequal length one after another.
 
-On a GPU that is flash-attention if it is installed, else PyTorch's own; both compute in half precision. Elsewhere the
-model masks the whole packed row, at a cost of the square of its length; but ranks that share a row have no whole one to
-mask, and compute the same as the kernels in plain PyTorch.
+On a GPU that is FlashAttention-4 on Hopper and FlashAttention-2 on others, where they are installed, else PyTorch's
+own; all compute in half precision. Elsewhere the model masks the whole packed row, at a cost of the square of its
+length; but ranks that share a row have no whole one to mask, and compute the same as the kernels in plain PyTorch.
 """
 
 import importlib
 from collections.abc import Mapping
+from functools import partial
 from inspect import signature
 from itertools import pairwise
 from typing import Any
@@ -20,10 +21,11 @@ from transformers.masking_utils import sdpa_mask
 
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import SequenceParallelGroup
+from tinyzero_trainer.training.flash_attention_4 import flash_attention_4, suits
 from tinyzero_trainer.training.micro_batches import MicroBatch
 
-KERNEL = "tinyzero_varlen"
-"""The name that transformers knows it by."""
+KERNEL, HOPPER_KERNEL = "tinyzero_varlen", "tinyzero_varlen_hopper"
+"""The names that transformers knows it by."""
 
 
 def _if_installed(module: str, name: str) -> Any:
@@ -52,9 +54,13 @@ def use_kernel(model: PreTrainedModel, dtype: torch.dtype, device: torch.device,
     """
     if not is_plain(model) or not (or_plain or _has_kernel(device, dtype)):
         return False
-    AttentionInterface.register(KERNEL, _attend)
-    AttentionMaskInterface.register(KERNEL, sdpa_mask)
-    model.set_attn_implementation(KERNEL)
+    config = model.config.get_text_config()
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    hopper = dtype in HALF and suits(device, head_size)
+    name = HOPPER_KERNEL if hopper else KERNEL
+    AttentionInterface.register(name, partial(_attend, hopper=hopper))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    model.set_attn_implementation(name)
     return True
 
 
@@ -73,7 +79,7 @@ def is_plain(model: PreTrainedModel) -> bool:
 
 def has_kernel(model: PreTrainedModel) -> bool:
     """Whether `use_kernel` found one."""
-    return bool(model.config._attn_implementation == KERNEL)
+    return model.config._attn_implementation in (KERNEL, HOPPER_KERNEL)
 
 
 def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
@@ -103,6 +109,8 @@ def _attend(
     cu_seq_lens_q: Tensor | None = None,
     sliding_window: int | None = None,
     sequence_group: SequenceParallelGroup | None = None,
+    *,
+    hopper: bool = False,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """As transformers calls attention: query [1, heads, tokens, head size], key and value with as many heads or fewer.
@@ -121,7 +129,9 @@ def _attend(
         query, key, value = (ulysses.to_heads(column, sequence_group) for column in states)
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
     bounds = (cu_seq_lens_q, cu_seq_lens_q, longest, longest)
-    if not _has_kernel(query.device, query.dtype):
+    if hopper:
+        attended = flash_attention_4(query, key, value, cu_seq_lens_q, longest, scale=scaling, window=window[0])
+    elif not _has_kernel(query.device, query.dtype):
         attended = one_after_another(query, key, value, cu_seq_lens_q, scale=scaling, window=window[0])
     elif flash_attn is not None:
         attended = flash_attn(query, key, value, *bounds, softmax_scale=scaling, causal=True, window_size=window)

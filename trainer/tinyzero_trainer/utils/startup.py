@@ -14,6 +14,13 @@ from tinyzero_trainer.errors import first_line
 _OWN = ("tinyzero_sdk", "tinyzero_trainer")
 
 
+_COMPILED_IN = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash-attn-4",
+}
+
+
 def user_cache(name: str) -> str:
     """A directory of the user's cache, which may not exist yet."""
     return f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/tinyzero/{name}"
@@ -33,7 +40,8 @@ def set_torch_environment() -> None:
     except FileNotFoundError:
         raise SettingsError("the current directory has been deleted; change to one that exists") from None
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    for variable, name in {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}.items():
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    for variable, name in _COMPILED_IN.items():
         directory = Path(user_cache("compiled"), name).expanduser()
         with suppress(OSError):  # a home that cannot be written to, as in some containers
             if variable not in os.environ:

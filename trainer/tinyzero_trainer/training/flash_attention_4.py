@@ -1,0 +1,111 @@
+"""FlashAttention-4 over packed sequences, on Hopper: an operator that torch.compile leaves whole.
+
+The package flash-attn-4 is optional. Its own autograd function would break a compiled layer in two, and PyTorch's way
+to it, `torch.nn.attention.activate_flash_attention_impl`, would exchange all attention of the process.
+"""
+
+import importlib
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def suits(device: torch.device, head_size: int) -> bool:
+    """Whether it is installed and computes heads of this size on this device."""
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()
+    hopper = on_gpu and torch.cuda.get_device_capability(device)[0] == 9
+    return hopper and head_size % 8 == 0 and head_size <= 256 and _interface() is not None
+
+
+@cache
+def _interface() -> Any:
+    # On its first call each kernel is compiled, with a warning about an argument that we do not pass.
+    warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)
+    try:
+        return importlib.import_module("flash_attn.cute.interface")
+    except ImportError:
+        return None
+
+
+def flash_attention_4(
+    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int, *, scale: float | None, window: int
+) -> Tensor:
+    """Causal attention within each sequence, differentiable.
+
+    Query [tokens, heads, size], key and value with as many heads or fewer, in half precision; boundaries, int32
+    [sequences + 1], are where each sequence starts, and where the last ends; no sequence has more tokens than
+    `longest`; a token sees `window` tokens before itself, -1 = all. `scale` multiplies the scores, None = 1 / √size.
+    """
+    return _forward(query, key, value, boundaries, longest, scale, window)[0]
+
+
+@torch.library.custom_op("tinyzero::flash_attention_4", mutates_args=())
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int, scale: float | None, window: int
+) -> tuple[Tensor, Tensor]:
+    """The attended values, and the logarithms of the sums of the scores' exponentials [heads, tokens]."""
+    of_sequences = _of_sequences(boundaries, longest, scale, window)
+    attended, logsumexp, *_ = _interface()._flash_attn_fwd(query, key, value, **of_sequences, return_lse=True)
+    return attended, logsumexp
+
+
+@_forward.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    tokens, heads, _ = query.shape
+    return query.new_empty(query.shape), query.new_empty(heads, tokens, dtype=torch.float32)
+
+
+@torch.library.custom_op("tinyzero::flash_attention_4_backward", mutates_args=())
+def _backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attended: Tensor,
+    logsumexp: Tensor,
+    boundaries: Tensor,
+    longest: int,
+    scale: float | None,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value."""
+    gradients = _interface()._flash_attn_bwd(
+        *(query, key, value, attended, gradient, logsumexp),
+        **_of_sequences(boundaries, longest, scale, window),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    of_query, of_key, of_value = (each.contiguous() for each in gradients)
+    return of_query, of_key, of_value
+
+
+@_backward.register_fake
+def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _of_sequences(boundaries: Tensor, longest: int, scale: float | None, window: int) -> dict[str, Any]:
+    return {
+        "softmax_scale": scale,
+        "causal": True,
+        "window_size_left": None if window < 0 else window,
+        "cu_seqlens_q": boundaries,
+        "cu_seqlens_k": boundaries,
+        "max_seqlen_q": longest,
+        "max_seqlen_k": longest,
+    }
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *states, boundaries, longest, scale, window = inputs
+    ctx.save_for_backward(*states, *output, boundaries)
+    ctx.numbers = longest, scale, window
+
+
+def _gradients(ctx: Any, gradient: Tensor, _of_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
+    return *_backward(gradient, *ctx.saved_tensors, *ctx.numbers), None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
