@@ -17,19 +17,22 @@ from tinyzero_trainer.rollout.weight_source import named_weights
 
 
 def engine_for(
-    toy: LanguageModel, dtype: torch.dtype, params: SamplingParams, prompts: int, samples: int
+    toy: LanguageModel, dtype: torch.dtype, params: SamplingParams, prompts: int, samples: int, fp8_cache: bool = False
 ) -> GraphEngine:
     """The graph engine with buffers for so many prompts of 40 tokens, as if it had its kernels."""
-    engine = GraphEngine(toy, lambda: named_weights(toy.model), dtype=dtype, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    engine = GraphEngine(toy, lambda: named_weights(toy.model), dtype=dtype, device=cpu, fp8_cache=fp8_cache)
     engine._kernels = True
     reserve(engine, [[1] * 40] * prompts, samples, params)
     return engine
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("dtype", "fp8"), [(torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)], ids=str
+)
 @pytest.mark.parametrize("new", [24, 25])
 def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
-    dtype: torch.dtype, new: int, toy_model: LanguageModel
+    dtype: torch.dtype, fp8: bool, new: int, toy_model: LanguageModel
 ) -> None:
     """A prompt of 40 tokens and 24 more fill a grid of 64 slots; one more takes the next."""
     model = toy_model.model
@@ -37,11 +40,12 @@ def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
         f"model.dtype={str(dtype).removeprefix('torch.')}",
         f"rollout.max_completion_tokens={new}",
         "eval.num_problems=8",
+        *(["rollout.kv_cache_dtype=fp8"] if fp8 else []),
         *GRPO,
     )
     planned = engine_of(shape_like(model), config, workload_of(config, 40)).awake
-    engine = engine_for(toy_model, dtype, SamplingParams(new), 32, 8)
-    cache = [*engine._cache.keys, *engine._cache.values]
+    engine = engine_for(toy_model, dtype, SamplingParams(new), 32, 8, fp8)
+    cache = [tensor for layer in engine._cache.layers for tensor in layer if tensor is not None]
     assert planned["KV cache"] == sum(tensor.nbytes for tensor in cache)
     assert cache[0].shape[2] == (64 if new == 24 else 128)
     weights = engine._weights.values()

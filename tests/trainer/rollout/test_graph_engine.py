@@ -16,6 +16,7 @@ from tinyzero_trainer.rollout import SamplingParams, cuda_graph
 from tinyzero_trainer.rollout.cuda_graph.engine import kernels_run
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, KvCacheError
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import quantize
 from tinyzero_trainer.types import Generation
 
 PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]
@@ -139,6 +140,34 @@ def test_weights_are_taken_over_when_they_are_loaded_and_not_before(any_model: A
     after = engine.generate(PROMPTS, 4, ALL, seed=6)
     assert [rollout.token_ids for rollout in flat(after)] != [rollout.token_ids for rollout in flat(before)]
     assert_same(after, plain(any_model).generate(PROMPTS, 4, ALL, seed=6))
+
+
+@given(st.integers(0, 2**32), st.floats(1e-3, 1e3))
+def test_numbers_in_fp8_are_near_by_their_own_size_and_by_the_largest(seed: int, size: float) -> None:
+    states = size * torch.randn(5, 3, 32, generator=torch.Generator().manual_seed(seed))
+    states[0, 0] = 0
+    numbers, scales = quantize(states)
+    error = (numbers.float() * scales.float()[..., None] - states).abs()
+    # Of three bits after the point half the last one; below 2^-6 they are fixed.
+    assert (error <= 1.02 * torch.maximum(states.abs() / 16, scales.float()[..., None] * 2**-10)).all()
+
+
+def test_a_cache_in_fp8_takes_a_quarter_of_float32s_memory_and_changes_log_probabilities_a_little(
+    any_model: Any,
+) -> None:
+    exact, small = (graph(any_model, fp8_cache=fp8) for fp8 in (False, True))
+    size = exact._model.head_size
+    assert small._model.cache_bytes(64) / exact._model.cache_bytes(64) == (size + 2) / (4 * size)  # exact: float32
+    params = SamplingParams(2, 0.0, logprobs=True)  # the second token's log-probability comes from the cache
+    errors = [
+        left.logprobs[1] - right.logprobs[1]
+        for left, right in zip(
+            *(flat(engine.generate(PROMPTS, 1, params, seed=0)) for engine in (exact, small)), strict=True
+        )
+        if left.token_ids == right.token_ids and len(left.token_ids) == 2
+    ]
+    assert len(errors) >= 2
+    assert 0 < max(map(abs, errors)) < 0.1
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -111,11 +111,20 @@ def test_the_gpus_memory_is_shared_as_planned(toy_model: LanguageModel, monkeypa
     for changes, sleep in [({}, False), ({"vllm__sleep_mode": True, "vllm__gpu_memory_gb": 6.0}, True)]:
         config = changed(BASE | {"run": {"task": "countdown", "device": "cuda"}}, changes)
         found = engine_arguments(settled(config, toy_model, cuda), toy_model, "d", cuda)
-        assert found["enable_sleep_mode"] is sleep
+        assert (found["enable_sleep_mode"], found["kv_cache_dtype"]) == (sleep, "auto")
         if config.vllm.gpu_memory_gb != "auto":
             assert found["gpu_memory_utilization"] == pytest.approx(6e9 / gpu.total_memory)
         assert 0 < found["gpu_memory_utilization"] <= 0.6
         assert found["enforce_eager"] is False
+    config = changed(BASE | {"run": {"task": "countdown", "device": "cuda"}}, {"rollout__kv_cache_dtype": "fp8"})
+    assert engine_arguments(settled(config, toy_model, cuda), toy_model, "d", cuda)["kv_cache_dtype"] == "fp8"
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_a_cache_in_fp8_is_refused_on_the_cpu(engine: str) -> None:
+    config = changed(BASE, {"rollout__engine": engine, "rollout__kv_cache_dtype": "fp8"})
+    with pytest.raises(TinyZeroError, match=r"rollout\.kv_cache_dtype=fp8 has no effect on the CPU; leave it out"):
+        require_engine(config, CPU, here=False)
 
 
 def test_the_environment_hides_expandable_segments(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

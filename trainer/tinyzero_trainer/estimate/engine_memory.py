@@ -23,6 +23,12 @@ def sampling_bytes(number: int, *, by_kernel: bool, greedy: bool) -> int:
     return 2 * (number + (0 if by_kernel else 4 if greedy else 26))
 
 
+def cache_bytes(spec: ModelSpec, config: TrainConfig) -> int:
+    """Bytes of a token in the KV cache of the engine `torch`; in fp8 a key or value has a scale of two bytes."""
+    vector = spec.head_size + 2 if config.rollout.kv_cache_dtype else spec.head_size * number_bytes(config)
+    return spec.cache_numbers // spec.head_size * vector
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """A rollout engine's memory, in bytes by reason."""
@@ -69,7 +75,7 @@ def _torch(spec: ModelSpec, config: TrainConfig, work: Workload, keeps: bool) ->
     mlp = work.at_a_time * constants.STEP_NUMBERS * spec.mlp * number
     kept = {
         "weights": number * spec.parameters,
-        "KV cache": (work.at_a_time + 1) * slots * spec.cache_numbers * number,
+        "KV cache": (work.at_a_time + 1) * slots * cache_bytes(spec, config),
         "decoding": spec.vocabulary * _sampling(config, work) + mlp,
     }
     awake = {**kept, "prefill": read * layer * number // 2}
@@ -111,7 +117,7 @@ def needed_by_vllm(spec: ModelSpec, config: TrainConfig, work: Workload, sequenc
     count = work.trained_at_a_time if sequences is None else min(sequences, work.trained_at_a_time)
     sampling = work.max_num_seqs * spec.vocabulary * constants.VLLM_SAMPLER_BYTES
     weights = -(-spec.parameters // config.vllm.tensor_parallel)
-    split = number_bytes(config) * (weights + count * _cached(spec, config, work))
+    split = number_bytes(config) * weights + count * _cached(spec, config, work)
     return constants.VLLM_WORKSPACE + sampling + split
 
 
@@ -121,7 +127,7 @@ def sequences_in_vllm(spec: ModelSpec, config: TrainConfig, work: Workload) -> i
     if gigabytes is None:
         return work.trained_at_a_time
     left = gigabytes * GB - needed_by_vllm(spec, config, work, sequences=0)
-    return max(1, int(left // (number_bytes(config) * _cached(spec, config, work))))
+    return max(1, int(left // _cached(spec, config, work)))
 
 
 def shortfall_of_vllm(spec: ModelSpec, config: TrainConfig, work: Workload) -> int:
@@ -134,6 +140,7 @@ def shortfall_of_vllm(spec: ModelSpec, config: TrainConfig, work: Workload) -> i
 
 
 def _cached(spec: ModelSpec, config: TrainConfig, work: Workload) -> int:
-    """Numbers of a whole sequence in vLLM's KV cache on a GPU, with its last block; heads are divided among GPUs."""
+    """Bytes of a whole sequence in vLLM's KV cache on a GPU, with its last block; heads are divided among GPUs."""
     heads = -(-spec.kv_heads // config.vllm.tensor_parallel)
-    return (work.sequence + 16) * (spec.cache_numbers // spec.kv_heads) * heads
+    number = 1 if config.rollout.kv_cache_dtype else number_bytes(config)
+    return number * (work.sequence + 16) * (spec.cache_numbers // spec.kv_heads) * heads

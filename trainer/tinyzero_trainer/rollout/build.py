@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
@@ -29,6 +30,8 @@ from tinyzero_trainer.rollout.vllm.version import require_vllm
 from tinyzero_trainer.rollout.weight_source import WeightSource, named_weights
 from tinyzero_trainer.utils.bounds import given
 
+_FP8 = "rollout.kv_cache_dtype=fp8"
+
 
 def require_engine(config: TrainConfig, device: torch.device, *, here: bool = True) -> None:
     """Check, before a model is loaded, that the engine is installed (if it runs here) and supports the settings.
@@ -36,6 +39,7 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
     Raises:
         VllmMissingError: vLLM is not installed, or too old.
         VllmError: a setting is not possible on this device.
+        TinyZeroError: the same of the engine `torch`.
     """
     if config.rollout.engine == "vllm":
         from tinyzero_trainer.rollout.vllm.engine_args import refuse_impossible
@@ -43,6 +47,8 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
         if here:
             require_vllm()
         refuse_impossible(config, device)
+    if config.rollout.kv_cache_dtype and device.type == "cpu":
+        raise TinyZeroError(f"{_FP8} has no effect on the CPU; leave it out")
 
 
 def require_architecture(config: TrainConfig, model: str | None) -> None:
@@ -96,10 +102,15 @@ def build_engine(
                 source,
                 dtype=compute_dtype(config.model.dtype, device),
                 device=device,
+                fp8_cache=config.rollout.kv_cache_dtype == "fp8",
                 max_num_seqs=given(config.rollout.max_num_seqs),
                 keep_memory=ahead or _keeps_memory(config, language_model, device),
                 memory=(lambda: replace(FreeMemory.of(device), reusable=0)) if ahead else None,
                 report=report,
+            )
+        if config.rollout.kv_cache_dtype:
+            raise TinyZeroError(
+                f"{_FP8} needs CUDA graphs, which {type(model).__name__} has not as this model is set up"
             )
         report(
             f"rollout.engine=torch has no CUDA graphs for {type(model).__name__} as this model is set up, so "

@@ -83,6 +83,7 @@ class GraphEngine(BatchedEngine):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        fp8_cache: bool = False,
         max_num_seqs: int | None = None,
         keep_memory: bool = True,
         kernels: bool | None = None,
@@ -92,6 +93,7 @@ class GraphEngine(BatchedEngine):
         """
         Args:
             language_model: for its sizes and end tokens.
+            fp8_cache: keys and values in 8 bits, with a scale for each.
             max_num_seqs: sequences generated at a time; None = as many as fit.
             keep_memory: whether `sleep` keeps buffers and graphs, unless memory is scarce.
             kernels: whether Triton's are used; None = on a GPU, if they run there.
@@ -100,7 +102,7 @@ class GraphEngine(BatchedEngine):
         super().__init__()
         model, self._eos_ids, self._pad_id = language_model.model, language_model.eos_ids, language_model.pad_id
         self._weights = FusedWeights(model.config, source, dtype=dtype, device=device)
-        self._model = GraphModel(model, self._weights, dtype=dtype, device=device)
+        self._model = GraphModel(model, self._weights, dtype=dtype, device=device, fp8_cache=fp8_cache)
         self._device, self._max_num_seqs = device, max_num_seqs
         self._kernels = kernels_run(self._model, self._eos_ids, report) if kernels is None else kernels
         if self._kernels:

@@ -14,31 +14,34 @@ from transformers import PreTrainedModel
 
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph import reference_ops
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import Tables, rotate
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, LayerCache, Tables, rotate
 from tinyzero_trainer.rollout.fused_weights import FusedWeights
 
 
 class Cache:
-    """For every layer keys and values, each [slots, kv heads, length, head size], and tables for its positions."""
+    """For every layer keys and values, and tables for its positions."""
 
     def __init__(self, model: "GraphModel", slots: int, length: int) -> None:
         self.length, self.tables = length, model.tables(length)
-        shape = (slots, model.kv_heads, length, model.head_size)
-        self.keys, self.values = (
-            [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(model.layers)] for _ in range(2)
-        )
+        self.layers = [model.layer_cache(slots, length) for _ in range(model.layers)]
 
 
 class GraphModel:
     """The network; its attention and gating in plain torch, or after `use_kernels` in Triton."""
 
     def __init__(
-        self, model: PreTrainedModel, weights: FusedWeights, *, dtype: torch.dtype, device: torch.device
+        self,
+        model: PreTrainedModel,
+        weights: FusedWeights,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        fp8_cache: bool = False,
     ) -> None:
         """Of `model`, its sizes and its rotary embedding are used; its weights are in `weights`."""
         config: Any = model.config
         inner: Any = model
-        self.dtype, self.device, self._weights = dtype, device, weights
+        self.dtype, self.device, self._weights, self._fp8_cache = dtype, device, weights, fp8_cache
         self.heads, self.kv_heads, self.head_size = weights.heads, weights.kv_heads, weights.head_size
         self.layers: int = config.num_hidden_layers
         self.vocabulary: int = config.vocab_size
@@ -55,7 +58,19 @@ class GraphModel:
 
     def cache_bytes(self, length: int) -> int:
         """Of one sequence."""
-        return length * self.layers * 2 * self.kv_heads * self.head_size * self.dtype.itemsize
+        vector = self.head_size + 2 if self._fp8_cache else self.head_size * self.dtype.itemsize
+        return length * self.layers * 2 * self.kv_heads * vector
+
+    def layer_cache(self, slots: int, length: int) -> LayerCache:
+        """Of zeros."""
+        heads = (slots, self.kv_heads, length)
+        shape, dtype = (*heads, self.head_size), FP8 if self._fp8_cache else self.dtype
+        keys, values = (torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(2))
+        if not self._fp8_cache:
+            return LayerCache(keys, values)
+        return LayerCache(
+            keys, values, *(torch.zeros(heads, dtype=torch.bfloat16, device=self.device) for _ in range(2))
+        )
 
     def prefill_bytes(self, tokens: int) -> int:
         """Of the activations of a number of prompt tokens."""
@@ -93,8 +108,7 @@ class GraphModel:
             cos, sin = (table[:longest, None] for table in cache.tables[layer])  # [longest, 1, half]
             query, key = (rotate(part, cos, sin).transpose(1, 2) for part in (query, key))
             value = value.transpose(1, 2)
-            cache.keys[layer][slots, :, :longest] = key[repeats]
-            cache.values[layer][slots, :, :longest] = value[repeats]
+            cache.layers[layer].write(slots, slice(longest), key[repeats], value[repeats])
             # Repeated here: not every fast kernel supports fewer key heads.
             key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
             attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -107,8 +121,7 @@ class GraphModel:
         hidden = F.embedding(state.last_token[state.slot_ids[:rows]], self._weights["embed"])  # [rows, hidden]
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).flatten(1)
-            keys, values = cache.keys[layer], cache.values[layer]
-            attended = self._ops.attend(fused, cache.tables[layer], state, rows, keys, values, self.heads)
+            attended = self._ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads)
             hidden = self._finish_layer(layer, hidden, attended)
         return self._logits(hidden)
 

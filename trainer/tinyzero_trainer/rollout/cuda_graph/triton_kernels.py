@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tinyzero_trainer.rollout.batch_state import BatchState
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, LayerCache, Tables
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
 
@@ -28,6 +29,7 @@ _SECOND = tl.constexpr(FACTORS[1])
 _GAP = tl.constexpr(1 - JUST_BELOW)
 _UNIT = tl.constexpr(2.0**-53)
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+_FP8_MAX = tl.constexpr(torch.finfo(FP8).max)
 
 
 def try_out(model: Any, eos_ids: Collection[int]) -> None:
@@ -39,26 +41,24 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=model.dtype, device=model.device)
 
-    keys, values = (zeros(2, model.kv_heads, BLOCK, model.head_size) for _ in range(2))
     fused = zeros(1, (model.heads + 2 * model.kv_heads) * model.head_size)
-    attend(fused, model.tables(BLOCK)[0], state, 1, keys, values, model.heads)
+    attend(fused, model.tables(BLOCK)[0], state, 1, model.layer_cache(2, BLOCK), model.heads)
     gated(zeros(1, 2 * model.mlp_size))
     sample(zeros(1, model.vocabulary), state, 1, ends=True)
 
 
-def attend(
-    fused: Tensor, tables: tuple[Tensor, Tensor], state: BatchState, rows: int, keys: Tensor, values: Tensor, heads: int
-) -> Tensor:
+def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: LayerCache, heads: int) -> Tensor:
     """See `reference_ops.attend`."""
-    _, kv_heads, cache_length, size = keys.shape
+    _, kv_heads, cache_length, size = cache.keys.shape
     group, half = heads // kv_heads, size // 2
     out = torch.empty((rows, heads * size), dtype=fused.dtype, device=fused.device)
     kernel = _attend_one if group == 1 else _attend_group
     sizes = {"GROUP": group, "KV_HEADS": kv_heads, "HALF": half, "HALF_BLOCK": max(16, triton.next_power_of_2(half))}
+    sizes["SCALED"] = cache.key_scales is not None
     if group > 1:
         sizes["GROUP_BLOCK"] = max(16, triton.next_power_of_2(group))
     kernel[(rows, kv_heads)](
-        fused, out, keys, values, *tables, state.positions, state.slot_ids, size**-0.5, cache_length,
+        fused, out, *cache, *tables, state.positions, state.slot_ids, size**-0.5, cache_length,
         WIDTH_BLOCK=triton.next_power_of_2(size), BLOCK=BLOCK, **sizes,
     )  # fmt: skip
     return out
@@ -93,15 +93,15 @@ def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
 
 @triton.jit
 def _attend_one(  # type: ignore[no-untyped-def]
-    fused, out, keys, values, cos, sin, positions, slot_ids, scale, cache_length,
+    fused, out, keys, values, key_scales, value_scales, cos, sin, positions, slot_ids, scale, cache_length,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """One query head for each key-value head."""
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_ids + row)
     position = tl.load(positions + slot).to(tl.int32)
-    dtype = keys.dtype.element_ty
+    dtype = out.dtype.element_ty
     d, e = tl.arange(0, HALF_BLOCK), tl.arange(0, WIDTH_BLOCK)
     half, width = d < HALF, e < 2 * HALF
     c = tl.load(cos + position * HALF + d, mask=half, other=0.0)
@@ -116,11 +116,28 @@ def _attend_one(  # type: ignore[no-untyped-def]
     right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
     key_left, key_right = (left * c - right * s).to(dtype), (right * c + left * s).to(dtype)
     value = tl.load(line + KV_HEADS * 2 * HALF + e, mask=width, other=0.0)
-    begin = (slot * KV_HEADS + head) * cache_length.to(tl.int64) * 2 * HALF
+    line = (slot * KV_HEADS + head) * cache_length.to(tl.int64)  # of the cache
+    begin = line * 2 * HALF
     here = begin + position * 2 * HALF
-    tl.store(keys + here + d, key_left, mask=half)
-    tl.store(keys + here + HALF + d, key_right, mask=half)
-    tl.store(values + here + e, value, mask=width)
+    if SCALED:
+        most = tl.maximum(
+            tl.max(tl.abs(key_left.to(tl.float32)), axis=0), tl.max(tl.abs(key_right.to(tl.float32)), axis=0)
+        )
+        key_scale = _scale_of(most)
+        value_scale = _scale_of(tl.max(tl.abs(value.to(tl.float32)), axis=0))
+        tl.store(key_scales + line + position, key_scale)
+        tl.store(value_scales + line + position, value_scale)
+        small_left, small_right = _shrink(key_left, key_scale), _shrink(key_right, key_scale)
+        small_value = _shrink(value, value_scale)
+        tl.store(keys + here + d, small_left, mask=half)
+        tl.store(keys + here + HALF + d, small_right, mask=half)
+        tl.store(values + here + e, small_value, mask=width)
+        key_left, key_right = _grow(small_left, key_scale, dtype), _grow(small_right, key_scale, dtype)
+        value = _grow(small_value, value_scale, dtype)
+    else:
+        tl.store(keys + here + d, key_left, mask=half)
+        tl.store(keys + here + HALF + d, key_right, mask=half)
+        tl.store(values + here + e, value, mask=width)
     own = query_left * key_left.to(tl.float32) + query_right * key_right.to(tl.float32)
     highest = tl.sum(own, axis=0) * scale
     total = 1.0
@@ -133,12 +150,16 @@ def _attend_one(  # type: ignore[no-untyped-def]
         past_left = tl.load(keys + place + d[None, :], mask=seen, other=0.0).to(tl.float32)
         past_right = tl.load(keys + place + HALF + d[None, :], mask=seen, other=0.0).to(tl.float32)
         score = tl.sum(past_left * query_left[None, :] + past_right * query_right[None, :], axis=1) * scale
+        if SCALED:
+            score *= tl.load(key_scales + line + t, mask=inside, other=0.0).to(tl.float32)
         score = tl.where(inside, score, -float("inf"))
         higher = tl.maximum(highest, tl.max(score, axis=0))
         shrink, weight = tl.exp(highest - higher), tl.exp(score - higher)
         taken = tl.load(values + place + e[None, :], mask=inside[:, None] & width[None, :], other=0.0).to(tl.float32)
-        sum_of = sum_of * shrink + tl.sum(weight[:, None] * taken, axis=0)
         total = total * shrink + tl.sum(weight, axis=0)
+        if SCALED:
+            weight *= tl.load(value_scales + line + t, mask=inside, other=0.0).to(tl.float32)
+        sum_of = sum_of * shrink + tl.sum(weight[:, None] * taken, axis=0)
         highest = higher
     result = out + row.to(tl.int64) * (KV_HEADS * 2 * HALF) + head * 2 * HALF
     tl.store(result + e, (sum_of / total).to(dtype), mask=width)
@@ -146,15 +167,15 @@ def _attend_one(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _attend_group(  # type: ignore[no-untyped-def]
-    fused, out, keys, values, cos, sin, positions, slot_ids, scale, cache_length,
+    fused, out, keys, values, key_scales, value_scales, cos, sin, positions, slot_ids, scale, cache_length,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Several query heads for each key-value head, in matrix products."""
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_ids + row)
     position = tl.load(positions + slot).to(tl.int32)
-    dtype = keys.dtype.element_ty
+    dtype = out.dtype.element_ty
     g, d, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, HALF_BLOCK), tl.arange(0, WIDTH_BLOCK)
     member, half, width = g < GROUP, d < HALF, e < 2 * HALF
     c = tl.load(cos + position * HALF + d, mask=half, other=0.0)
@@ -171,13 +192,32 @@ def _attend_group(  # type: ignore[no-untyped-def]
     right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
     key_left, key_right = (left * c - right * s).to(dtype), (right * c + left * s).to(dtype)
     value = tl.load(line + KV_HEADS * 2 * HALF + e, mask=width, other=0.0)
-    begin = (slot * KV_HEADS + head) * cache_length.to(tl.int64) * 2 * HALF
+    line = (slot * KV_HEADS + head) * cache_length.to(tl.int64)  # of the cache
+    begin = line * 2 * HALF
     here = begin + position * 2 * HALF
-    tl.store(keys + here + d, key_left, mask=half)
-    tl.store(keys + here + HALF + d, key_right, mask=half)
-    tl.store(values + here + e, value, mask=width)
+    if SCALED:
+        most = tl.maximum(
+            tl.max(tl.abs(key_left.to(tl.float32)), axis=0), tl.max(tl.abs(key_right.to(tl.float32)), axis=0)
+        )
+        key_scale = _scale_of(most)
+        value_scale = _scale_of(tl.max(tl.abs(value.to(tl.float32)), axis=0))
+        tl.store(key_scales + line + position, key_scale)
+        tl.store(value_scales + line + position, value_scale)
+        small_left, small_right = _shrink(key_left, key_scale), _shrink(key_right, key_scale)
+        small_value = _shrink(value, value_scale)
+        tl.store(keys + here + d, small_left, mask=half)
+        tl.store(keys + here + HALF + d, small_right, mask=half)
+        tl.store(values + here + e, small_value, mask=width)
+        key_left, key_right = _grow(small_left, key_scale, dtype), _grow(small_right, key_scale, dtype)
+        value = _grow(small_value, value_scale, dtype)
+    else:
+        tl.store(keys + here + d, key_left, mask=half)
+        tl.store(keys + here + HALF + d, key_right, mask=half)
+        tl.store(values + here + e, value, mask=width)
     own = query_left.to(tl.float32) * key_left.to(tl.float32)[None, :]
     own += query_right.to(tl.float32) * key_right.to(tl.float32)[None, :]
+    if SCALED:  # fp8 becomes float16 in one instruction
+        query_left, query_right = query_left.to(tl.float16), query_right.to(tl.float16)
     highest = tl.sum(own, axis=1) * scale  # [group]
     total = tl.full((GROUP_BLOCK,), 1.0, tl.float32)
     sum_of = tl.zeros((GROUP_BLOCK, WIDTH_BLOCK), tl.float32) + value.to(tl.float32)[None, :]
@@ -186,19 +226,40 @@ def _attend_group(  # type: ignore[no-untyped-def]
         inside = t < position
         place = begin + t * (2 * HALF)
         seen = half[:, None] & inside[None, :]
-        past_left = tl.load(keys + place[None, :] + d[:, None], mask=seen, other=0.0)
-        past_right = tl.load(keys + place[None, :] + HALF + d[:, None], mask=seen, other=0.0)
+        past_left = tl.load(keys + place[None, :] + d[:, None], mask=seen, other=0.0).to(query_left.dtype)
+        past_right = tl.load(keys + place[None, :] + HALF + d[:, None], mask=seen, other=0.0).to(query_left.dtype)
         score = tl.dot(query_left, past_left, input_precision="ieee")
         score = tl.dot(query_right, past_right, score, input_precision="ieee") * scale
+        if SCALED:
+            score *= tl.load(key_scales + line + t, mask=inside, other=0.0).to(tl.float32)[None, :]
         score = tl.where(inside[None, :], score, -float("inf"))
         higher = tl.maximum(highest, tl.max(score, axis=1))
         shrink, weight = tl.exp(highest - higher), tl.exp(score - higher[:, None])
         taken = tl.load(values + place[:, None] + e[None, :], mask=inside[:, None] & width[None, :], other=0.0)
-        sum_of = tl.dot(weight.to(dtype), taken, sum_of * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(weight, axis=1)
+        if SCALED:
+            weight *= tl.load(value_scales + line + t, mask=inside, other=0.0).to(tl.float32)[None, :]
+        taken = taken.to(query_left.dtype)
+        sum_of = tl.dot(weight.to(taken.dtype), taken, sum_of * shrink[:, None], input_precision="ieee")
         highest = higher
     result = out + row.to(tl.int64) * (GROUP * KV_HEADS * 2 * HALF) + (head * GROUP + g[:, None]) * 2 * HALF
     tl.store(result + e[None, :], (sum_of / total[:, None]).to(dtype), mask=member[:, None] & width[None, :])
+
+
+@triton.jit
+def _scale_of(most):  # type: ignore[no-untyped-def]
+    """See `reference_ops.quantize`."""
+    return tl.maximum(most / _FP8_MAX, 1e-30).to(tl.bfloat16)
+
+
+@triton.jit
+def _shrink(states, scale):  # type: ignore[no-untyped-def]
+    return (states.to(tl.float32) / scale.to(tl.float32)).to(tl.float8e4nv)
+
+
+@triton.jit
+def _grow(states, scale, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    return (states.to(tl.float32) * scale.to(tl.float32)).to(dtype)
 
 
 @triton.jit

@@ -140,6 +140,7 @@ def engine_arguments(
     assert vllm.gpu_memory_gb != "auto"
     total = torch.cuda.get_device_properties(device).total_memory
     arguments |= {
+        "kv_cache_dtype": config.rollout.kv_cache_dtype or "auto",
         "enable_sleep_mode": vllm.sleep_mode is True,
         "gpu_memory_utilization": min(0.98, vllm.gpu_memory_gb * GB / total),
     }
