@@ -45,7 +45,7 @@ def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
     )
     planned = engine_of(shape_like(model), config, workload_of(config, 40)).awake
     engine = engine_for(toy_model, dtype, SamplingParams(new), 32, 8, fp8)
-    cache = [tensor for layer in engine._cache.layers for tensor in layer if tensor is not None]
+    cache = [tensor for layer in engine._cache.layers for tensor in layer[:2]]  # without fp8's few scales
     assert planned["KV cache"] == sum(tensor.nbytes for tensor in cache)
     assert cache[0].shape[2] == (64 if new == 24 else 128)
     weights = engine._weights.values()

@@ -16,7 +16,7 @@ from tinyzero_trainer.rollout import SamplingParams, cuda_graph
 from tinyzero_trainer.rollout.cuda_graph.engine import kernels_run
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, KvCacheError
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import quantize
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8_MAX, HEADROOM, fp8_scales, to_fp8
 from tinyzero_trainer.types import Generation
 
 PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]
@@ -144,20 +144,21 @@ def test_weights_are_taken_over_when_they_are_loaded_and_not_before(any_model: A
 
 @given(st.integers(0, 2**32), st.floats(1e-3, 1e3))
 def test_numbers_in_fp8_are_near_by_their_own_size_and_by_the_largest(seed: int, size: float) -> None:
-    states = size * torch.randn(5, 3, 32, generator=torch.Generator().manual_seed(seed))
+    states = size * torch.randn(5, 3, 4, 32, generator=torch.Generator().manual_seed(seed))
     states[0, 0] = 0
-    numbers, scales = quantize(states)
-    error = (numbers.float() * scales.float()[..., None] - states).abs()
+    scales = fp8_scales(states)[..., None, None]
+    error = (to_fp8(states, scales).float() * scales - states).abs()
     # Of three bits after the point half the last one; below 2^-6 they are fixed.
-    assert (error <= 1.02 * torch.maximum(states.abs() / 16, scales.float()[..., None] * 2**-10)).all()
+    assert (error <= 1.02 * torch.maximum(states.abs() / 16, scales * 2**-10)).all()
+    later = to_fp8(2 * HEADROOM * states, scales).float()  # than the context, and too large for some
+    assert later[1:].abs().max() == FP8_MAX
 
 
 def test_a_cache_in_fp8_takes_a_quarter_of_float32s_memory_and_changes_log_probabilities_a_little(
     any_model: Any,
 ) -> None:
     exact, small = (graph(any_model, fp8_cache=fp8) for fp8 in (False, True))
-    size = exact._model.head_size
-    assert small._model.cache_bytes(64) / exact._model.cache_bytes(64) == (size + 2) / (4 * size)  # exact: float32
+    assert small._model.cache_bytes(64) / exact._model.cache_bytes(64) == 1 / 4  # exact: float32
     params = SamplingParams(2, 0.0, logprobs=True)  # the second token's log-probability comes from the cache
     errors = [
         left.logprobs[1] - right.logprobs[1]

@@ -13,7 +13,7 @@ from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.cuda_graph import reference_ops
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import LayerCache, quantize
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import LayerCache, fp8_scales, to_fp8
 from tinyzero_trainer.types import Generation
 
 pytestmark = pytest.mark.gpu
@@ -68,17 +68,27 @@ def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dty
     state.set_rows(torch.tensor([6, 1, 3, 0, 5, 4, 2]), rows)
     fused = torch.randn(rows, (heads + 2 * kv_heads) * size, device=GPU, dtype=dtype)
     past = [torch.randn(rows + 1, kv_heads, length, size, device=GPU, dtype=dtype) for _ in range(2)]
-    (keys, key_scales), (values, value_scales) = map(quantize, past)
-    cache = LayerCache(keys, values, key_scales, value_scales) if fp8 else LayerCache(*past)
+    for states in past:
+        states[5:7, :, :60] = states[4, :, :60]
+    cache = LayerCache(*past)
+    if fp8:
+        scales = [fp8_scales(states[:, :, :60]) for states in past]
+        numbers = [to_fp8(states, scale[..., None, None]) for states, scale in zip(past, scales, strict=True)]
+        cache = LayerCache(*numbers, *scales)
+    copy = LayerCache(*(part if part is None else part.clone() for part in cache))
+    # Two sequences begin like another one: what they have in common is not read in their own slots.
+    state.share_prefixes(*(torch.tensor(column, device=GPU) for column in ([5, 6], [4, 4], [60, 60])))
+    for part in copy[:2]:
+        part[5:7, :, :60] = 1.0
     angles = 6 * torch.rand(length, size // 2, device=GPU)
-    tables, copy = (angles.cos(), angles.sin()), LayerCache(*(part if part is None else part.clone() for part in cache))
+    tables = angles.cos(), angles.sin()
     expected = reference_ops.attend(fused, tables, state, rows, cache, heads)
     found = triton_kernels.attend(fused, tables, state, rows, copy, heads)
     near = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 4e-2, "rtol": 2e-2}
     if fp8:  # where sums in another order round to the next number in fp8
         near = {"atol": 0.1, "rtol": 1 / 8}
     torch.testing.assert_close(found, expected, **near)
-    slots = torch.arange(rows + 1, device=GPU)
+    slots = torch.arange(5, device=GPU)
     torch.testing.assert_close(copy.read(slots, dtype), cache.read(slots, dtype), **near)
 
 

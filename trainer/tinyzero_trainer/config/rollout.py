@@ -102,9 +102,9 @@ class RolloutConfig:
     on the CPU. Random numbers do not depend on it."""
 
     kv_cache_dtype: Literal["fp8"] | None = None
-    """`fp8` = the KV cache in 8 bits on a GPU: half the memory, and less time where completions are long. With the
-    engine `torch` each key and value has a scale. The sampled distribution is then not quite the policy's: add
-    rollout.return_logprobs=always and rollout_correction.is_level=token. None = the model's own precision."""
+    """`fp8` = the KV cache in 8 bits on a GPU: half the memory, and less time where completions are long. The sampled
+    distribution is then not quite the policy's: add rollout.return_logprobs=always and
+    rollout_correction.is_level=token. None = the model's own precision."""
 
     ignore_eos: bool = False
     """Generate up to rollout.max_completion_tokens past any end token: to measure speed and memory, not to train."""

@@ -23,10 +23,9 @@ def sampling_bytes(number: int, *, by_kernel: bool, greedy: bool) -> int:
     return 2 * (number + (0 if by_kernel else 4 if greedy else 26))
 
 
-def cache_bytes(spec: ModelSpec, config: TrainConfig) -> int:
-    """Bytes of a token in the KV cache of the engine `torch`; in fp8 a key or value has a scale of two bytes."""
-    vector = spec.head_size + 2 if config.rollout.kv_cache_dtype else spec.head_size * number_bytes(config)
-    return spec.cache_numbers // spec.head_size * vector
+def cache_number_bytes(config: TrainConfig) -> int:
+    """Bytes of a number in the KV cache on a GPU."""
+    return 1 if config.rollout.kv_cache_dtype else number_bytes(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def _torch(spec: ModelSpec, config: TrainConfig, work: Workload, keeps: bool) ->
     mlp = work.at_a_time * constants.STEP_NUMBERS * spec.mlp * number
     kept = {
         "weights": number * spec.parameters,
-        "KV cache": (work.at_a_time + 1) * slots * cache_bytes(spec, config),
+        "KV cache": (work.at_a_time + 1) * slots * spec.cache_numbers * cache_number_bytes(config),
         "decoding": spec.vocabulary * _sampling(config, work) + mlp,
     }
     awake = {**kept, "prefill": read * layer * number // 2}
@@ -142,5 +141,4 @@ def shortfall_of_vllm(spec: ModelSpec, config: TrainConfig, work: Workload) -> i
 def _cached(spec: ModelSpec, config: TrainConfig, work: Workload) -> int:
     """Bytes of a whole sequence in vLLM's KV cache on a GPU, with its last block; heads are divided among GPUs."""
     heads = -(-spec.kv_heads // config.vllm.tensor_parallel)
-    number = 1 if config.rollout.kv_cache_dtype else number_bytes(config)
-    return number * (work.sequence + 16) * (spec.cache_numbers // spec.kv_heads) * heads
+    return cache_number_bytes(config) * (work.sequence + 16) * (spec.cache_numbers // spec.kv_heads) * heads

@@ -10,7 +10,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.communication import Interconnect, Traffic
-from tinyzero_trainer.estimate.engine_memory import cache_bytes, sequences_in_vllm
+from tinyzero_trainer.estimate.engine_memory import cache_number_bytes, sequences_in_vllm
 from tinyzero_trainer.estimate.workload import Workload, number_bytes, teacher_of, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
@@ -127,7 +127,7 @@ def _generation(traffic: Traffic, gpu: GpuSpec, completions: int, prompts: int) 
 
 def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences: int, length: float) -> float:
     """Seconds in which the rollout engine generates one token of each sequence of this mean length, prompt included."""
-    number, cache = number_bytes(config), cache_bytes(spec, config)
+    number, cache = number_bytes(config), spec.cache_numbers * cache_number_bytes(config)
     token = 2 * spec.parameters / gpu.flops_in(number)
     if config.rollout.engine == "vllm":
         touched = number * spec.parameters + sequences * (length * cache + constants.VLLM_LOGIT_BYTES * spec.vocabulary)

@@ -46,6 +46,12 @@ class BatchState:
         self.finished = zeros(size, dtype=torch.int32)
         """[slots + 1] 1 after an end token was sampled."""
 
+        self.prefix_slots = zeros(size)
+        """[slots + 1] a slot whose cache begins with the same keys and values, perhaps the slot itself."""
+
+        self.prefix_lengths = zeros(size)
+        """[slots + 1] for how many positions."""
+
         self.tokens = zeros(max_tokens, size)
         """[max tokens, slots + 1] the sampled tokens."""
 
@@ -61,8 +67,9 @@ class BatchState:
 
     def clear(self) -> None:
         """Nothing is in a slot any more."""
-        for tensor in (self.positions, self.counts, self.finished, self.last_token):
+        for tensor in (self.positions, self.counts, self.finished, self.last_token, self.prefix_lengths):
             tensor.zero_()
+        self.prefix_slots.copy_(torch.arange(self.slots + 1))
 
     def reset(self, prompt_lengths: Sequence[int], first: int, params: SamplingParams, seed: int) -> None:
         """Prepare the first slots, `first` being the index of the first row, without prompts: to try out steps."""
@@ -106,6 +113,22 @@ class BatchState:
         ):
             tensor.index_put_((slots,), values)
         self.finished.index_put_((slots,), torch.zeros_like(slots, dtype=torch.int32))
+
+    def share_prefixes(self, slots: Tensor, firsts: Tensor, lengths: Tensor) -> None:
+        """Say of slots [n] that begin anew what they have in common.
+
+        Args:
+            slots: that begin.
+            firsts: the first of the slots that have the same context, read at the same time.
+            lengths: of the contexts.
+        """
+        own = torch.arange(self.slots + 1, device=slots.device)
+        # Those that shared with a slot that begins anew go on with the first that is left.
+        left = own.index_fill(0, slots, self.slots + 1)
+        remaining = torch.full_like(own, self.slots + 1).scatter_reduce_(0, self.prefix_slots, left, "amin")
+        self.prefix_slots.copy_(remaining[self.prefix_slots])
+        self.prefix_slots.index_put_((slots,), firsts)
+        self.prefix_lengths.index_put_((slots,), lengths)
 
     def set_rows(self, slots: Tensor, rows: int) -> None:
         """Let a step of `rows` rows work on these slots (a CPU tensor), and its other rows on the spare one."""

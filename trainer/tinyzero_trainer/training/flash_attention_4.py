@@ -24,10 +24,11 @@ def suits(device: torch.device, head_size: int) -> bool:
 def _interface() -> Any:
     # On its first call each kernel is compiled, with a warning about an argument that we do not pass.
     warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)
-    try:
-        return importlib.import_module("flash_attn.cute.interface")
-    except ImportError:
-        return None
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of one of its dependencies by another
+        try:
+            return importlib.import_module("flash_attn.cute.interface")
+        except ImportError:
+            return None
 
 
 def flash_attention_4(

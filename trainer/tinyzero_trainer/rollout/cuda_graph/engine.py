@@ -93,7 +93,7 @@ class GraphEngine(BatchedEngine):
         """
         Args:
             language_model: for its sizes and end tokens.
-            fp8_cache: keys and values in 8 bits, with a scale for each.
+            fp8_cache: keys and values in 8 bits.
             max_num_seqs: sequences generated at a time; None = as many as fit.
             keep_memory: whether `sleep` keeps buffers and graphs, unless memory is scarce.
             kernels: whether Triton's are used; None = on a GPU, if they run there.
@@ -228,9 +228,14 @@ class GraphEngine(BatchedEngine):
             longest = max(map(len, part))
             tokens = torch.tensor([context + [self._pad_id] * (longest - len(context)) for context in part])
             lengths = torch.tensor([len(context) for context in part])
-            tokens, lengths, copies = (to_device(tensor, self._device) for tensor in (tokens, lengths, copies))
             entering = slots[start:end]
-            logits = self._model.prefill(tokens, lengths, copies, to_device(entering, self._device), self._cache)
+            firsts = entering[copies.cumsum(dim=0) - copies]
+            shared = torch.stack([entering, *(each.repeat_interleave(copies) for each in (firsts, lengths))])
+            tokens, lengths, copies, shared = (
+                to_device(tensor, self._device) for tensor in (tokens, lengths, copies, shared)
+            )
+            logits = self._model.prefill(tokens, lengths, copies, shared[0], self._cache)
+            state.share_prefixes(*shared)
             state.set_rows(entering, end - start)
             self._sample(state, logits, end - start, self._params)
             start = end

@@ -41,7 +41,8 @@ class GraphModel:
         """Of `model`, its sizes and its rotary embedding are used; its weights are in `weights`."""
         config: Any = model.config
         inner: Any = model
-        self.dtype, self.device, self._weights, self._fp8_cache = dtype, device, weights, fp8_cache
+        self.dtype, self.device, self._weights = dtype, device, weights
+        self._cache_dtype = FP8 if fp8_cache else dtype
         self.heads, self.kv_heads, self.head_size = weights.heads, weights.kv_heads, weights.head_size
         self.layers: int = config.num_hidden_layers
         self.vocabulary: int = config.vocab_size
@@ -58,19 +59,15 @@ class GraphModel:
 
     def cache_bytes(self, length: int) -> int:
         """Of one sequence."""
-        vector = self.head_size + 2 if self._fp8_cache else self.head_size * self.dtype.itemsize
-        return length * self.layers * 2 * self.kv_heads * vector
+        return length * self.layers * 2 * self.kv_heads * self.head_size * self._cache_dtype.itemsize
 
     def layer_cache(self, slots: int, length: int) -> LayerCache:
         """Of zeros."""
-        heads = (slots, self.kv_heads, length)
-        shape, dtype = (*heads, self.head_size), FP8 if self._fp8_cache else self.dtype
-        keys, values = (torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(2))
-        if not self._fp8_cache:
+        shape = (slots, self.kv_heads, length, self.head_size)
+        keys, values = (torch.zeros(shape, dtype=self._cache_dtype, device=self.device) for _ in range(2))
+        if self._cache_dtype != FP8:
             return LayerCache(keys, values)
-        return LayerCache(
-            keys, values, *(torch.zeros(heads, dtype=torch.bfloat16, device=self.device) for _ in range(2))
-        )
+        return LayerCache(keys, values, *(torch.ones(shape[:2], device=self.device) for _ in range(2)))
 
     def prefill_bytes(self, tokens: int) -> int:
         """Of the activations of a number of prompt tokens."""
@@ -100,6 +97,7 @@ class GraphModel:
         indices, count = torch.arange(prompts, device=tokens.device), len(slots)
         # [slots]; output_size saves asking the device for the sum.
         repeats = torch.repeat_interleave(indices, copies, output_size=count)
+        real = torch.arange(longest, device=tokens.device) < lengths[:, None]
         group = self.heads // self.kv_heads
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
@@ -108,7 +106,7 @@ class GraphModel:
             cos, sin = (table[:longest, None] for table in cache.tables[layer])  # [longest, 1, half]
             query, key = (rotate(part, cos, sin).transpose(1, 2) for part in (query, key))
             value = value.transpose(1, 2)
-            cache.layers[layer].write(slots, slice(longest), key[repeats], value[repeats])
+            cache.layers[layer].fill(slots, repeats, key, value, real)
             # Repeated here: not every fast kernel supports fewer key heads.
             key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
             attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)

@@ -12,12 +12,18 @@ Tables = tuple[Tensor, Tensor]
 """Cosine and sine of the rotary embedding, each [cache length, head size / 2] float32."""
 
 FP8 = torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8).max
+
+
+HEADROOM = 4
+"""How many times larger than any in the context a key or value may become before fp8 cuts it off."""
 
 
 class LayerCache(NamedTuple):
     """Keys and values of one layer, each [slots, kv heads, length, head size].
 
-    In fp8 each key and each value has a scale, by which it is multiplied: [slots, kv heads, length] bfloat16.
+    In fp8 all keys of a slot's head have one scale, by which they are multiplied, and so have its values:
+    [slots, kv heads] float32.
     """
 
     keys: Tensor
@@ -25,27 +31,47 @@ class LayerCache(NamedTuple):
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
 
-    def write(self, slots: Tensor, positions: Tensor | slice, key: Tensor, value: Tensor) -> None:
-        """Store keys and values of some slots; `positions` index the third dimension."""
+    def fill(self, slots: Tensor, rows: Tensor, key: Tensor, value: Tensor, real: Tensor) -> None:
+        """Store contexts.
+
+        Args:
+            slots: [slots] to fill.
+            rows: [slots] the context of each.
+            key: [contexts, kv heads, longest, head size], as `value`.
+            real: bool [contexts, longest], False for padding.
+        """
+        longest = slice(key.shape[2])
         if self.key_scales is None or self.value_scales is None:
-            self.keys[slots, :, positions], self.values[slots, :, positions] = key, value
+            self.keys[slots, :, longest], self.values[slots, :, longest] = key[rows], value[rows]
             return
-        self.keys[slots, :, positions], self.key_scales[slots, :, positions] = quantize(key)
-        self.values[slots, :, positions], self.value_scales[slots, :, positions] = quantize(value)
+        for states, numbers, scales in ((key, self.keys, self.key_scales), (value, self.values, self.value_scales)):
+            found = fp8_scales(states * real[:, None, :, None])
+            scales[slots], numbers[slots, :, longest] = found[rows], to_fp8(states, found[..., None, None])[rows]
+
+    def append(self, slots: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store a key and a value, each [slots, kv heads, head size], of every slot, at its position."""
+        if self.key_scales is not None and self.value_scales is not None:
+            key = to_fp8(key, self.key_scales[slots][..., None])
+            value = to_fp8(value, self.value_scales[slots][..., None])
+        self.keys[slots, :, positions], self.values[slots, :, positions] = key, value
 
     def read(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """All positions of some slots."""
         if self.key_scales is None or self.value_scales is None:
             return self.keys[slots], self.values[slots]
-        keys = self.keys[slots].float() * self.key_scales[slots].float()[..., None]
-        values = self.values[slots].float() * self.value_scales[slots].float()[..., None]
+        keys = self.keys[slots].float() * self.key_scales[slots][..., None, None]
+        values = self.values[slots].float() * self.value_scales[slots][..., None, None]
         return keys.to(dtype), values.to(dtype)
 
 
-def quantize(states: Tensor) -> tuple[Tensor, Tensor]:
-    """In fp8, the largest number of each [head size] vector at fp8's largest; and the scales, one for each vector."""
-    scales = (states.float().abs().amax(dim=-1) / torch.finfo(FP8).max).clamp(min=1e-30).bfloat16()
-    return (states.float() / scales.float()[..., None]).to(FP8), scales
+def fp8_scales(states: Tensor) -> Tensor:
+    """For states [contexts, kv heads, length, head size] that are to be stored in fp8: [contexts, kv heads]."""
+    return (states.float().abs().amax(dim=(2, 3)) * (HEADROOM / FP8_MAX)).clamp(min=1e-30)
+
+
+def to_fp8(states: Tensor, scales: Tensor) -> Tensor:
+    """Divided by their scales; what is too large becomes the largest number."""
+    return (states.float() / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: LayerCache, heads: int) -> Tensor:
@@ -67,7 +93,7 @@ def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: L
     positions = state.positions[slots]
     query, key, value = fused.view(rows, -1, size).split([heads, kv_heads, kv_heads], dim=1)
     cos, sin = (table[positions][:, None] for table in tables)
-    cache.write(slots, positions, rotate(key, cos, sin), value)
+    cache.append(slots, positions, rotate(key, cos, sin), value)
     keys, values = cache.read(slots, fused.dtype)
     seen = torch.arange(cache_length, device=fused.device) <= positions[:, None]  # [rows, cache length]
     attended = F.scaled_dot_product_attention(

@@ -4,6 +4,7 @@ Imported only on a GPU: elsewhere Triton may be missing. The same in plain torch
 ../sampling.py and ../batch_state.py for sampling.
 """
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -12,13 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK
 from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, LayerCache, Tables
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8_MAX, LayerCache, Tables
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
-
-BLOCK = 64
-"""Cache positions that are read at a time."""
 
 TILE = 2048
 """Logits that one program reads."""
@@ -29,7 +28,7 @@ _SECOND = tl.constexpr(FACTORS[1])
 _GAP = tl.constexpr(1 - JUST_BELOW)
 _UNIT = tl.constexpr(2.0**-53)
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-_FP8_MAX = tl.constexpr(torch.finfo(FP8).max)
+_FP8_MAX = tl.constexpr(FP8_MAX)
 
 
 def try_out(model: Any, eos_ids: Collection[int]) -> None:
@@ -42,7 +41,7 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
         return torch.zeros(shape, dtype=model.dtype, device=model.device)
 
     fused = zeros(1, (model.heads + 2 * model.kv_heads) * model.head_size)
-    attend(fused, model.tables(BLOCK)[0], state, 1, model.layer_cache(2, BLOCK), model.heads)
+    attend(fused, model.tables(CACHE_BLOCK)[0], state, 1, model.layer_cache(2, CACHE_BLOCK), model.heads)
     gated(zeros(1, 2 * model.mlp_size))
     sample(zeros(1, model.vocabulary), state, 1, ends=True)
 
@@ -50,16 +49,15 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
 def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: LayerCache, heads: int) -> Tensor:
     """See `reference_ops.attend`."""
     _, kv_heads, cache_length, size = cache.keys.shape
-    group, half = heads // kv_heads, size // 2
+    group = heads // kv_heads
     out = torch.empty((rows, heads * size), dtype=fused.dtype, device=fused.device)
-    kernel = _attend_one if group == 1 else _attend_group
-    sizes = {"GROUP": group, "KV_HEADS": kv_heads, "HALF": half, "HALF_BLOCK": max(16, triton.next_power_of_2(half))}
-    sizes["SCALED"] = cache.key_scales is not None
-    if group > 1:
-        sizes["GROUP_BLOCK"] = max(16, triton.next_power_of_2(group))
-    kernel[(rows, kv_heads)](
-        fused, out, *cache, *tables, state.positions, state.slot_ids, size**-0.5, cache_length,
-        WIDTH_BLOCK=triton.next_power_of_2(size), BLOCK=BLOCK, **sizes,
+    size_block = max(16, triton.next_power_of_2(size))
+    _attend[(rows, kv_heads)](
+        fused, out, *cache, *tables, state.positions, state.slot_ids, state.prefix_slots, state.prefix_lengths,
+        size**-0.5 / math.log(2), cache_length,
+        GROUP=group, GROUP_BLOCK=max(16, triton.next_power_of_2(group)), KV_HEADS=kv_heads, SIZE=size,
+        SIZE_BLOCK=size_block, BLOCK=32 if cache.keys.itemsize == 1 else 16, SCALED=cache.key_scales is not None,
+        num_warps=1 if size_block <= 128 else 4, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -92,174 +90,78 @@ def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
 
 
 @triton.jit
-def _attend_one(  # type: ignore[no-untyped-def]
-    fused, out, keys, values, key_scales, value_scales, cos, sin, positions, slot_ids, scale, cache_length,
-    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
+def _attend(  # type: ignore[no-untyped-def]
+    fused, out, keys, values, key_scales, value_scales, cos, sin, positions, slot_ids, prefix_slots, prefix_lengths,
+    scale, cache_length,
+    GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr,
+    SIZE_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """One query head for each key-value head."""
+    """All query heads of one key-value head and row; `scale` is in powers of two."""
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_ids + row)
     position = tl.load(positions + slot).to(tl.int32)
     dtype = out.dtype.element_ty
-    d, e = tl.arange(0, HALF_BLOCK), tl.arange(0, WIDTH_BLOCK)
-    half, width = d < HALF, e < 2 * HALF
-    c = tl.load(cos + position * HALF + d, mask=half, other=0.0)
-    s = tl.load(sin + position * HALF + d, mask=half, other=0.0)
-    line = fused + row.to(tl.int64) * (3 * KV_HEADS * 2 * HALF) + head * 2 * HALF
-    left = tl.load(line + d, mask=half, other=0.0).to(tl.float32)
-    right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
-    query_left = (left * c - right * s).to(dtype).to(tl.float32)
-    query_right = (right * c + left * s).to(dtype).to(tl.float32)
-    line += KV_HEADS * 2 * HALF
-    left = tl.load(line + d, mask=half, other=0.0).to(tl.float32)
-    right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
-    key_left, key_right = (left * c - right * s).to(dtype), (right * c + left * s).to(dtype)
-    value = tl.load(line + KV_HEADS * 2 * HALF + e, mask=width, other=0.0)
-    line = (slot * KV_HEADS + head) * cache_length.to(tl.int64)  # of the cache
-    begin = line * 2 * HALF
-    here = begin + position * 2 * HALF
-    if SCALED:
-        most = tl.maximum(
-            tl.max(tl.abs(key_left.to(tl.float32)), axis=0), tl.max(tl.abs(key_right.to(tl.float32)), axis=0)
-        )
-        key_scale = _scale_of(most)
-        value_scale = _scale_of(tl.max(tl.abs(value.to(tl.float32)), axis=0))
-        tl.store(key_scales + line + position, key_scale)
-        tl.store(value_scales + line + position, value_scale)
-        small_left, small_right = _shrink(key_left, key_scale), _shrink(key_right, key_scale)
-        small_value = _shrink(value, value_scale)
-        tl.store(keys + here + d, small_left, mask=half)
-        tl.store(keys + here + HALF + d, small_right, mask=half)
-        tl.store(values + here + e, small_value, mask=width)
-        key_left, key_right = _grow(small_left, key_scale, dtype), _grow(small_right, key_scale, dtype)
-        value = _grow(small_value, value_scale, dtype)
-    else:
-        tl.store(keys + here + d, key_left, mask=half)
-        tl.store(keys + here + HALF + d, key_right, mask=half)
-        tl.store(values + here + e, value, mask=width)
-    own = query_left * key_left.to(tl.float32) + query_right * key_right.to(tl.float32)
-    highest = tl.sum(own, axis=0) * scale
-    total = 1.0
-    sum_of = value.to(tl.float32)
-    for start in range(0, position, BLOCK):
-        t = start + tl.arange(0, BLOCK)
-        inside = t < position
-        place = begin + t[:, None] * (2 * HALF)
-        seen = inside[:, None] & half[None, :]
-        past_left = tl.load(keys + place + d[None, :], mask=seen, other=0.0).to(tl.float32)
-        past_right = tl.load(keys + place + HALF + d[None, :], mask=seen, other=0.0).to(tl.float32)
-        score = tl.sum(past_left * query_left[None, :] + past_right * query_right[None, :], axis=1) * scale
-        if SCALED:
-            score *= tl.load(key_scales + line + t, mask=inside, other=0.0).to(tl.float32)
-        score = tl.where(inside, score, -float("inf"))
-        higher = tl.maximum(highest, tl.max(score, axis=0))
-        shrink, weight = tl.exp(highest - higher), tl.exp(score - higher)
-        taken = tl.load(values + place + e[None, :], mask=inside[:, None] & width[None, :], other=0.0).to(tl.float32)
-        total = total * shrink + tl.sum(weight, axis=0)
-        if SCALED:
-            weight *= tl.load(value_scales + line + t, mask=inside, other=0.0).to(tl.float32)
-        sum_of = sum_of * shrink + tl.sum(weight[:, None] * taken, axis=0)
-        highest = higher
-    result = out + row.to(tl.int64) * (KV_HEADS * 2 * HALF) + head * 2 * HALF
-    tl.store(result + e, (sum_of / total).to(dtype), mask=width)
+    g, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, SIZE_BLOCK)
+    width = e < SIZE
+    known = (g < GROUP)[:, None] & width[None, :]
 
+    # Rotate query and key: each number with its partner in the other half.
+    half: tl.constexpr = SIZE // 2
+    partner = (e + half) % SIZE
+    c = tl.load(cos + position * half + e % half, mask=width, other=0.0)
+    s = tl.load(sin + position * half + e % half, mask=width, other=0.0)
+    s = tl.where(e < half, -s, s)
+    line = fused + row.to(tl.int64) * ((GROUP + 2) * KV_HEADS * SIZE)
+    heads = line + (head * GROUP + g[:, None]) * SIZE
+    query = tl.load(heads + e[None, :], mask=known, other=0.0).to(tl.float32) * c[None, :]
+    query += tl.load(heads + partner[None, :], mask=known, other=0.0).to(tl.float32) * s[None, :]
+    query = query.to(dtype)
+    line += (GROUP * KV_HEADS + head) * SIZE
+    key = tl.load(line + e, mask=width, other=0.0).to(tl.float32) * c
+    key = (key + tl.load(line + partner, mask=width, other=0.0).to(tl.float32) * s).to(dtype)
+    value = tl.load(line + KV_HEADS * SIZE + e, mask=width, other=0.0)
 
-@triton.jit
-def _attend_group(  # type: ignore[no-untyped-def]
-    fused, out, keys, values, key_scales, value_scales, cos, sin, positions, slot_ids, scale, cache_length,
-    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr, WIDTH_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
-):  # fmt: skip
-    """Several query heads for each key-value head, in matrix products."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(slot_ids + row)
-    position = tl.load(positions + slot).to(tl.int32)
-    dtype = out.dtype.element_ty
-    g, d, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, HALF_BLOCK), tl.arange(0, WIDTH_BLOCK)
-    member, half, width = g < GROUP, d < HALF, e < 2 * HALF
-    c = tl.load(cos + position * HALF + d, mask=half, other=0.0)
-    s = tl.load(sin + position * HALF + d, mask=half, other=0.0)
-    line = fused + row.to(tl.int64) * ((GROUP + 2) * KV_HEADS * 2 * HALF)
-    query = line + (head * GROUP + g[:, None]) * 2 * HALF + d[None, :]
-    known = member[:, None] & half[None, :]
-    left = tl.load(query, mask=known, other=0.0).to(tl.float32)
-    right = tl.load(query + HALF, mask=known, other=0.0).to(tl.float32)
-    query_left = (left * c[None, :] - right * s[None, :]).to(dtype)
-    query_right = (right * c[None, :] + left * s[None, :]).to(dtype)
-    line += (GROUP * KV_HEADS + head) * 2 * HALF
-    left = tl.load(line + d, mask=half, other=0.0).to(tl.float32)
-    right = tl.load(line + HALF + d, mask=half, other=0.0).to(tl.float32)
-    key_left, key_right = (left * c - right * s).to(dtype), (right * c + left * s).to(dtype)
-    value = tl.load(line + KV_HEADS * 2 * HALF + e, mask=width, other=0.0)
-    line = (slot * KV_HEADS + head) * cache_length.to(tl.int64)  # of the cache
-    begin = line * 2 * HALF
-    here = begin + position * 2 * HALF
+    stored = cache_length.to(tl.int64) * SIZE  # numbers of one slot's head
+    own = (slot * KV_HEADS + head) * stored
+    here = own + position * SIZE + e
+    value_scale = 1.0
     if SCALED:
-        most = tl.maximum(
-            tl.max(tl.abs(key_left.to(tl.float32)), axis=0), tl.max(tl.abs(key_right.to(tl.float32)), axis=0)
-        )
-        key_scale = _scale_of(most)
-        value_scale = _scale_of(tl.max(tl.abs(value.to(tl.float32)), axis=0))
-        tl.store(key_scales + line + position, key_scale)
-        tl.store(value_scales + line + position, value_scale)
-        small_left, small_right = _shrink(key_left, key_scale), _shrink(key_right, key_scale)
-        small_value = _shrink(value, value_scale)
-        tl.store(keys + here + d, small_left, mask=half)
-        tl.store(keys + here + HALF + d, small_right, mask=half)
-        tl.store(values + here + e, small_value, mask=width)
-        key_left, key_right = _grow(small_left, key_scale, dtype), _grow(small_right, key_scale, dtype)
-        value = _grow(small_value, value_scale, dtype)
-    else:
-        tl.store(keys + here + d, key_left, mask=half)
-        tl.store(keys + here + HALF + d, key_right, mask=half)
-        tl.store(values + here + e, value, mask=width)
-    own = query_left.to(tl.float32) * key_left.to(tl.float32)[None, :]
-    own += query_right.to(tl.float32) * key_right.to(tl.float32)[None, :]
-    if SCALED:  # fp8 becomes float16 in one instruction
-        query_left, query_right = query_left.to(tl.float16), query_right.to(tl.float16)
-    highest = tl.sum(own, axis=1) * scale  # [group]
+        key_scale = tl.load(key_scales + slot * KV_HEADS + head)
+        value_scale = tl.load(value_scales + slot * KV_HEADS + head)
+        key, value = _to_fp8(key, key_scale), _to_fp8(value, value_scale)
+        query = query.to(tl.float16)  # which fp8 becomes in one instruction
+        scale *= key_scale
+    tl.store(keys + here, key, mask=width)
+    tl.store(values + here, value, mask=width)
+    highest = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], axis=1) * scale  # [group]
     total = tl.full((GROUP_BLOCK,), 1.0, tl.float32)
-    sum_of = tl.zeros((GROUP_BLOCK, WIDTH_BLOCK), tl.float32) + value.to(tl.float32)[None, :]
+    sum_of = tl.zeros((GROUP_BLOCK, SIZE_BLOCK), tl.float32) + value.to(tl.float32)[None, :]
+
+    # Completions of one prompt read it in the same place, so that it comes from the cache of the GPU.
+    prefix = (tl.load(prefix_slots + slot) * KV_HEADS + head) * stored
+    common = tl.load(prefix_lengths + slot).to(tl.int32)
     for start in range(0, position, BLOCK):
         t = start + tl.arange(0, BLOCK)
         inside = t < position
-        place = begin + t * (2 * HALF)
-        seen = half[:, None] & inside[None, :]
-        past_left = tl.load(keys + place[None, :] + d[:, None], mask=seen, other=0.0).to(query_left.dtype)
-        past_right = tl.load(keys + place[None, :] + HALF + d[:, None], mask=seen, other=0.0).to(query_left.dtype)
-        score = tl.dot(query_left, past_left, input_precision="ieee")
-        score = tl.dot(query_right, past_right, score, input_precision="ieee") * scale
-        if SCALED:
-            score *= tl.load(key_scales + line + t, mask=inside, other=0.0).to(tl.float32)[None, :]
+        place = tl.where(t < common, prefix, own) + t * SIZE
+        past = tl.load(keys + place[None, :] + e[:, None], mask=width[:, None], other=0.0)
+        score = tl.dot(query, past.to(query.dtype), input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, -float("inf"))
         higher = tl.maximum(highest, tl.max(score, axis=1))
-        shrink, weight = tl.exp(highest - higher), tl.exp(score - higher[:, None])
-        taken = tl.load(values + place[:, None] + e[None, :], mask=inside[:, None] & width[None, :], other=0.0)
+        shrink, weight = tl.exp2(highest - higher), tl.exp2(score - higher[:, None])
         total = total * shrink + tl.sum(weight, axis=1)
-        if SCALED:
-            weight *= tl.load(value_scales + line + t, mask=inside, other=0.0).to(tl.float32)[None, :]
-        taken = taken.to(query_left.dtype)
-        sum_of = tl.dot(weight.to(taken.dtype), taken, sum_of * shrink[:, None], input_precision="ieee")
+        past = tl.load(values + place[:, None] + e[None, :], mask=inside[:, None] & width[None, :], other=0.0)
+        past = past.to(query.dtype)
+        sum_of = tl.dot(weight.to(query.dtype), past, sum_of * shrink[:, None], input_precision="ieee")
         highest = higher
-    result = out + row.to(tl.int64) * (GROUP * KV_HEADS * 2 * HALF) + (head * GROUP + g[:, None]) * 2 * HALF
-    tl.store(result + e[None, :], (sum_of / total[:, None]).to(dtype), mask=member[:, None] & width[None, :])
+    result = out + row.to(tl.int64) * (GROUP * KV_HEADS * SIZE) + (head * GROUP + g[:, None]) * SIZE
+    tl.store(result + e[None, :], (sum_of * (value_scale / total)[:, None]).to(dtype), mask=known)
 
 
 @triton.jit
-def _scale_of(most):  # type: ignore[no-untyped-def]
-    """See `reference_ops.quantize`."""
-    return tl.maximum(most / _FP8_MAX, 1e-30).to(tl.bfloat16)
-
-
-@triton.jit
-def _shrink(states, scale):  # type: ignore[no-untyped-def]
-    return (states.to(tl.float32) / scale.to(tl.float32)).to(tl.float8e4nv)
-
-
-@triton.jit
-def _grow(states, scale, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    return (states.to(tl.float32) * scale.to(tl.float32)).to(dtype)
+def _to_fp8(states, scale):  # type: ignore[no-untyped-def]
+    """See `reference_ops.to_fp8`."""
+    return tl.clamp(states.to(tl.float32) / scale, -_FP8_MAX, _FP8_MAX).to(tl.float8e4nv)
 
 
 @triton.jit
