@@ -2,7 +2,8 @@
 
 All completions are of equal length, and then (`long tail`) of log-normal lengths: four times as many, with a mean of a
 quarter of --new-tokens, which is the limit. As many sequences are generated at a time as before, so this measures
-whether slots are refilled. There each completion is a request with its own limit, and its prompt is read for it alone.
+whether slots are refilled. There each completion is a request with its own limit, and as many have a prompt in common
+as before.
 
 python benchmarks/rollout.py                  a model of about ten million parameters, 4,096 × 256 tokens
 python benchmarks/rollout.py --shape 0.5B --prompts 128 --samples 8 --prompt-tokens 140 --new-tokens 1024
@@ -48,6 +49,7 @@ def main(
     repeat: Annotated[int, typer.Option(help="repetitions after a warm-up; the median counts")] = 3,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if there is one")] = None,
     engine: Annotated[list[str] | None, typer.Option(help="torch, vllm; default: both")] = None,
+    override: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of a run, for the engine torch")] = None,
     vllm_option: Annotated[list[str] | None, typer.Option(help="KEY=JSON for vLLM's LLM")] = None,
     limit: Annotated[float, typer.Option(help="seconds for each engine")] = 600,
     output: Annotated[Path | None, typer.Option(help="JSON file for the results")] = None,
@@ -69,6 +71,7 @@ def main(
         "new_tokens": new_tokens or (32 if few else 256),
         "repeat": repeat,
         "device": device,
+        "overrides": override or [],
         "vllm": {key: json.loads(value) for key, _, value in (one.partition("=") for one in vllm_option or [])},
     }
     found: dict[str, Any] = {"machine": print_machine(*DISTRIBUTIONS), "shape": shape, "job": job, "engines": {}}
@@ -99,7 +102,8 @@ def measure(name: str, job: dict[str, Any], limit: float) -> dict[str, Any]:
 def work(job: dict[str, Any]) -> None:
     """In the separate process: start an engine, and time it."""
     random, started = Random(0), time.perf_counter()
-    prompts = [[random.randrange(VOCABULARY) for _ in range(job["prompt_tokens"])] for _ in range(job["prompts"])]
+    count = MORE * job["prompts"]
+    prompts = [[random.randrange(VOCABULARY) for _ in range(job["prompt_tokens"])] for _ in range(count)]
     start = start_torch if job["engine"] == "torch" else start_vllm
     generate, about = start(job, prompts)
     about["start_s"] = time.perf_counter() - started
@@ -135,7 +139,7 @@ def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dic
     """The engine of a run with default settings."""
     import torch
 
-    from tinyzero_sdk.settings import build
+    from tinyzero_sdk.settings import build, merge, parse_overrides
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.models.device import choose_device
     from tinyzero_trainer.models.loading import load_model
@@ -146,7 +150,8 @@ def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dic
 
     device, notes = choose_device(job["device"]), []
     at_a_time = {"max_num_seqs": job["prompts"] * job["samples"]}
-    config = build(TrainConfig, {"run": {"device": job["device"]}, "rollout": at_a_time})
+    settings = {"run": {"device": job["device"]}, "rollout": at_a_time}
+    config = build(TrainConfig, merge(settings, parse_overrides(job["overrides"])))
     model = replace(load_model(job["model"], device), eos_ids=frozenset())  # looked for, and never found
     engine: Any = build_engine(config, model, notes.append)
     assert isinstance(engine, BatchedEngine)
@@ -155,7 +160,7 @@ def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dic
         params = SamplingParams(job["new_tokens"], ignore_eos=lengths is None, logprobs=logprobs)
         if lengths is not None:
             requests = [
-                Group(number, prompts[number % len(prompts)], (NOTHING,), length, seed, number)
+                Group(number, prompts[number // job["samples"]], (NOTHING,), length, seed, number)
                 for number, length in enumerate(lengths)
             ]
             engine.submit(requests)
@@ -163,7 +168,7 @@ def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dic
             while len(complete) < len(requests):
                 complete += engine.advance(params)
             return sum(len(completion.token_ids) for group in complete for completion in group.completions)
-        groups = engine.generate(prompts, job["samples"], params, seed=seed)
+        groups = engine.generate(prompts[: job["prompts"]], job["samples"], params, seed=seed)
         return sum(len(rollout.token_ids) for group in groups for rollout in group)
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
@@ -197,9 +202,10 @@ def start_vllm(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict
             )  # fmt: skip
 
         if lengths is None:
-            results = engine.generate(requests, params(job["samples"], job["new_tokens"]), use_tqdm=False)
+            fixed = requests[: job["prompts"]]
+            results = engine.generate(fixed, params(job["samples"], job["new_tokens"]), use_tqdm=False)
         else:
-            each = [requests[number % len(requests)] for number in range(len(lengths))]
+            each = [requests[number // job["samples"]] for number in range(len(lengths))]
             results = engine.generate(each, [params(1, length) for length in lengths], use_tqdm=False)
         return sum(len(completion.token_ids) for result in results for completion in result.outputs)
 

@@ -152,10 +152,8 @@ class BatchedEngine(AsyncEngine, ABC):
             return
         slots = scheduler.enter(entering, version)
         contexts, rows = list[list[int]](), list[int]()
-        for place, each in enumerate(entering):
-            before = entering[place - 1]
-            # Completions of which nothing is sampled yet have the prompt in common.
-            if not place or each.begun or before.begun or before.group is not each.group:
+        for each in entering:
+            if not contexts or each.context != contexts[-1]:
                 contexts.append(each.context)
             rows.append(len(contexts) - 1)
         self._state.enter(entering)

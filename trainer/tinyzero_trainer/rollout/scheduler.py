@@ -73,6 +73,7 @@ class Scheduler:
         """Decoding steps so far."""
 
         self._groups, self._complete = dict[int, Group](), list[Group]()
+        self._longest: tuple[int, int] | None = None
         self._free = list[int]()
         self._next_limit = 0  # no running one has an earlier `limit`
         self._reads = list[tuple[list[Request], Callable[[], Sampled]]]()
@@ -80,6 +81,7 @@ class Scheduler:
 
     def add(self, groups: Iterable[Group]) -> None:
         """Submit groups."""
+        self._longest = None
         for group in groups:
             self._groups[group.number] = group
             if group.complete:
@@ -94,6 +96,15 @@ class Scheduler:
     def unfinished(self) -> bool:
         """Whether something waits or is running."""
         return bool(self.waiting or self.running)
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Of what has waited since the last `add`: most tokens of a sequence, and most of a completion."""
+        if self._longest is None:  # looked for once: at every check it would take longer than a step
+            groups = [request.group for request in self.waiting]
+            sequence = max((len(group.prompt) + group.max_tokens for group in groups), default=0)
+            self._longest = sequence, max((group.max_tokens for group in groups), default=0)
+        return self._longest
 
     @property
     def pending_reads(self) -> int:

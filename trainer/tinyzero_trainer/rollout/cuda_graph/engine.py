@@ -147,7 +147,7 @@ class GraphEngine(BatchedEngine):
         """
         if not self._weights:
             self._weights.load()
-        length, steps = _longest(scheduler)
+        length, steps = scheduler.longest
         wanted = min(len(scheduler.waiting), self._max_num_seqs or 2**62)
         sampling = self._sampling_bytes(self._params)
         large_enough = (
@@ -174,7 +174,7 @@ class GraphEngine(BatchedEngine):
         return min(wanted, self._state.slots)
 
     def _has_room(self, scheduler: Scheduler) -> bool:
-        length, steps = _longest(scheduler)
+        length, steps = scheduler.longest
         return length <= self._cache.length and steps <= self._state.max_tokens
 
     def _fitting(self, wanted: int, length: int, steps: int, prefill: int) -> int:
@@ -281,14 +281,6 @@ class GraphEngine(BatchedEngine):
 
     def _padded(self, rows: int) -> int:
         return next(size for size in self._capture_sizes if size >= rows)
-
-
-def _longest(scheduler: Scheduler) -> tuple[int, int]:
-    """Of the sequences that wait: the longest that one may become, and the longest completion."""
-    groups = [request.group for request in scheduler.waiting]
-    return max((len(group.prompt) + group.max_tokens for group in groups), default=0), max(
-        (group.max_tokens for group in groups), default=0
-    )
 
 
 def _part_end(prompts: Sequence[list[int]], prompt_indices: Sequence[int], start: int, vocabulary: int) -> int:
