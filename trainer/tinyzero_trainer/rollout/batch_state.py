@@ -41,7 +41,7 @@ class BatchState:
         """[slots + 1] where the slot's random numbers start."""
 
         self.lengths = zeros(size)
-        """[slots + 1] number of tokens up to and including the first end token."""
+        """[slots + 1] tokens up to and including the end token; before it is sampled, the most there may be."""
 
         self.finished = zeros(size, dtype=torch.int32)
         """[slots + 1] 1 after an end token was sampled."""
@@ -77,7 +77,7 @@ class BatchState:
         self.clear()
         self.positions[:rows] = torch.tensor(prompt_lengths, device=device) - 1  # sampling advances it
         self.streams[:rows] = streams(seed, torch.arange(first, first + rows, device=device))
-        self.lengths.fill_(params.max_tokens)
+        self.lengths[:rows] = params.max_tokens
         self.set_params(params)
 
     def set_params(self, params: SamplingParams) -> None:
@@ -143,27 +143,27 @@ class BatchState:
             params: decides whether temperature and top-p apply; their values are read from `knobs`.
         """
         ids = self.slot_ids[:rows]
-        counts, finished = self.counts[ids], self.finished[ids]
+        counts = self.counts[ids]
+        going = counts < self.lengths[ids]  # a sequence that has ended stays as it is
         tokens, logprobs = sample_tokens(logits, uniforms(self.streams[ids], counts), params, self.knobs)
-        self.tokens.index_put_((counts, ids), tokens)
-        self.logprobs.index_put_((counts, ids), logprobs)
+        places = counts.clamp(max=self.max_tokens - 1), ids
+        self.tokens.index_put_(places, torch.where(going, tokens, self.tokens[places]))
+        self.logprobs.index_put_(places, torch.where(going, logprobs, self.logprobs[places]))
+        self.last_token.index_put_((ids,), torch.where(going, tokens, self.last_token[ids]))
         if not params.ignore_eos:
             # Not isin, which may ask the device for sizes; a graph cannot.
-            ended = (tokens[:, None] == self.eos_ids).any(dim=1)
-            first = ended & (finished == 0)
-            self.lengths.index_put_((ids,), torch.where(first, counts + 1, self.lengths[ids]))
-            self.finished.index_put_((ids,), finished | ended.int())
-        self.last_token.index_put_((ids,), tokens)
-        onward = (ids != self.spare).long()  # the spare sequence never grows, which would cost time
-        self.counts.index_put_((ids,), counts + onward)
-        self.positions.index_put_((ids,), self.positions[ids] + onward)
+            ended = going & (tokens[:, None] == self.eos_ids).any(dim=1)
+            self.lengths.index_put_((ids,), torch.where(ended, counts + 1, self.lengths[ids]))
+            self.finished.index_put_((ids,), self.finished[ids] | ended.int())
+        self.counts.index_put_((ids,), counts + going)
+        self.positions.index_put_((ids,), self.positions[ids] + going)
 
     def read(self, requests: Sequence[Request], *, logprobs: bool) -> Callable[[], Sampled]:
         """Start to copy what is in the slots of sequences; returns a function that waits for the copies."""
         slots = to_device(torch.tensor([each.slot for each in requests]), self.slot_ids.device)
         sampled = [self.tokens, self.logprobs] if logprobs else [self.tokens]
         copies = [copy_to_host(tensor[:, slots].T) for tensor in sampled]  # each [slots, max tokens]
-        ends = copy_to_host(torch.stack([self.lengths[slots].minimum(self.counts[slots]), self.finished[slots]]))
+        ends = copy_to_host(torch.stack([self.counts[slots], self.finished[slots]]))
         return partial(_sampled, [each.begun for each in requests], ends, copies)
 
 

@@ -75,7 +75,6 @@ class Scheduler:
         self._groups, self._complete = dict[int, Group](), list[Group]()
         self._longest: tuple[int, int] | None = None
         self._free = list[int]()
-        self._next_limit = 0  # no running one has an earlier `limit`
         self._reads = list[tuple[list[Request], Callable[[], Sampled]]]()
         self.add(groups)
 
@@ -140,8 +139,6 @@ class Scheduler:
             request.slot, request.entered = self._free.pop(0), self.steps
             request.limit = self.steps + request.group.max_tokens - request.begun - 1
             request.versions = [] if version is None else [(version, request.begun)]
-        earliest = min([request.limit for request in entering], default=self._next_limit)
-        self._next_limit = min(self._next_limit, earliest) if self.running else earliest
         self.running = [*self.running, *entering]
         return [request.slot for request in entering]
 
@@ -150,14 +147,13 @@ class Scheduler:
         for request in self.running:
             request.versions.append((version, request.begun + 1 + self.steps - request.entered))
 
+    def last_limit(self) -> int:
+        """Number of decoding steps after which all running ones are as long as they may be."""
+        return max((request.limit for request in self.running), default=0)
+
     def at_limit(self) -> set[int]:
         """Slots of the running ones that are as long as they may be."""
-        if self.steps < self._next_limit or not self.running:
-            return set()
-        reached = {request.slot for request in self.running if request.limit <= self.steps}
-        if not reached:  # those of the earliest limit have ended before it
-            self._next_limit = min(request.limit for request in self.running)
-        return reached
+        return {request.slot for request in self.running if request.limit <= self.steps}
 
     def leave(self, slots: set[int], read: Callable[[Sequence[Request]], Callable[[], Sampled]]) -> list[int]:
         """Free these slots, whose content `read` begins to copy; the places of the others among the running."""

@@ -51,13 +51,13 @@ def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: L
     _, kv_heads, cache_length, size = cache.keys.shape
     group = heads // kv_heads
     out = torch.empty((rows, heads * size), dtype=fused.dtype, device=fused.device)
-    size_block = max(16, triton.next_power_of_2(size))
+    size_block = max(32, triton.next_power_of_2(size))
     _attend[(rows, kv_heads)](
         fused, out, *cache, *tables, state.positions, state.slot_ids, state.prefix_slots, state.prefix_lengths,
         size**-0.5 / math.log(2), cache_length,
         GROUP=group, GROUP_BLOCK=max(16, triton.next_power_of_2(group)), KV_HEADS=kv_heads, SIZE=size,
         SIZE_BLOCK=size_block, BLOCK=32 if cache.keys.itemsize == 1 else 16, SCALED=cache.key_scales is not None,
-        num_warps=1 if size_block <= 128 else 4, num_stages=3,
+        num_warps=1 if size_block <= 128 else 4, num_stages=6 if cache.keys.itemsize == 1 else 3,
     )  # fmt: skip
     return out
 
@@ -133,9 +133,16 @@ def _attend(  # type: ignore[no-untyped-def]
         scale *= key_scale
     tl.store(keys + here, key, mask=width)
     tl.store(values + here, value, mask=width)
-    highest = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], axis=1) * scale  # [group]
+    own_score = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], axis=1) * scale  # [group]
+    highest = own_score
     total = tl.full((GROUP_BLOCK,), 1.0, tl.float32)
-    sum_of = tl.zeros((GROUP_BLOCK, SIZE_BLOCK), tl.float32) + value.to(tl.float32)[None, :]
+    if SCALED:  # one sum of the even columns, and one of the odd ones
+        even = tl.zeros((GROUP_BLOCK, SIZE_BLOCK // 2), tl.float32)
+        odd = tl.zeros((GROUP_BLOCK, SIZE_BLOCK // 2), tl.float32)
+        values = values.to(tl.pointer_type(tl.uint16))
+        p = tl.arange(0, SIZE_BLOCK // 2)
+    else:
+        sum_of = tl.zeros((GROUP_BLOCK, SIZE_BLOCK), tl.float32)
 
     # Completions of one prompt read it in the same place, so that it comes from the cache of the GPU.
     prefix = (tl.load(prefix_slots + slot) * KV_HEADS + head) * stored
@@ -150,10 +157,21 @@ def _attend(  # type: ignore[no-untyped-def]
         higher = tl.maximum(highest, tl.max(score, axis=1))
         shrink, weight = tl.exp2(highest - higher), tl.exp2(score - higher[:, None])
         total = total * shrink + tl.sum(weight, axis=1)
-        past = tl.load(values + place[:, None] + e[None, :], mask=inside[:, None] & width[None, :], other=0.0)
-        past = past.to(query.dtype)
-        sum_of = tl.dot(weight.to(query.dtype), past, sum_of * shrink[:, None], input_precision="ieee")
+        weight = weight.to(query.dtype)
+        if SCALED:
+            # Rows of single bytes would be read from shared memory byte by byte, rows of pairs are not.
+            pairs = tl.load(
+                values + (place // 2)[:, None] + p[None, :], mask=inside[:, None] & (p < half)[None, :], other=0
+            )
+            even = tl.dot(weight, _from_fp8(pairs & 0xFF), even * shrink[:, None])
+            odd = tl.dot(weight, _from_fp8(pairs >> 8), odd * shrink[:, None])
+        else:
+            past = tl.load(values + place[:, None] + e[None, :], mask=inside[:, None] & width[None, :], other=0.0)
+            sum_of = tl.dot(weight, past, sum_of * shrink[:, None], input_precision="ieee")
         highest = higher
+    if SCALED:
+        sum_of = tl.reshape(tl.join(even, odd), (GROUP_BLOCK, SIZE_BLOCK))
+    sum_of += tl.exp2(own_score - highest)[:, None] * value.to(tl.float32)[None, :]
     result = out + row.to(tl.int64) * (GROUP * KV_HEADS * SIZE) + (head * GROUP + g[:, None]) * SIZE
     tl.store(result + e[None, :], (sum_of * (value_scale / total)[:, None]).to(dtype), mask=known)
 
@@ -162,6 +180,11 @@ def _attend(  # type: ignore[no-untyped-def]
 def _to_fp8(states, scale):  # type: ignore[no-untyped-def]
     """See `reference_ops.to_fp8`."""
     return tl.clamp(states.to(tl.float32) / scale, -_FP8_MAX, _FP8_MAX).to(tl.float8e4nv)
+
+
+@triton.jit
+def _from_fp8(numbers):  # type: ignore[no-untyped-def]
+    return numbers.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
 
 
 @triton.jit
@@ -225,19 +248,17 @@ def _sample(  # type: ignore[no-untyped-def]
     index = tl.sum((inside <= rest).to(tl.int32), axis=0)
     token = (block * SIZE + index).to(tl.int64)
     logprob = tl.sum(tl.where(i == index, z, 0.0), axis=0) - (top.to(tl.float64) + tl.log(total)).to(tl.float32)
-    done = tl.load(finished + slot)
-    ended = done * 0
+    going = count < tl.load(lengths + slot)  # a sequence that has ended stays as it is
+    ended = token < 0
     for end in tl.static_range(ENDS):
-        ended = ended | (token == tl.load(eos_ids + end)).to(tl.int32)
-    length = tl.load(lengths + slot)
-    tl.store(lengths + slot, tl.where((ended == 1) & (done == 0), count + 1, length))
-    tl.store(finished + slot, done | ended)
-    tl.store(tokens + count * wide + slot, token)
-    tl.store(logprobs + count * wide + slot, logprob)
-    tl.store(last_token + slot, token)
-    onward = (slot < wide - 1).to(tl.int64)  # the last slot is the spare one
-    tl.store(counts + slot, count + onward)
-    tl.store(positions + slot, tl.load(positions + slot) + onward)
+        ended = ended | (token == tl.load(eos_ids + end))
+    tl.store(lengths + slot, count + 1, mask=going & ended)
+    tl.store(finished + slot, 1, mask=going & ended)
+    tl.store(tokens + count * wide + slot, token, mask=going)
+    tl.store(logprobs + count * wide + slot, logprob, mask=going)
+    tl.store(last_token + slot, token, mask=going)
+    tl.store(counts + slot, count + 1, mask=going)
+    tl.store(positions + slot, tl.load(positions + slot) + 1, mask=going)
 
 
 @triton.jit
