@@ -27,8 +27,8 @@ from tinyzero_trainer.rollout.fused_weights import FusedWeights
 from tinyzero_trainer.rollout.scheduler import Scheduler
 from tinyzero_trainer.rollout.weight_source import WeightSource
 
-CHECK_LAG = 2
-"""Steps from a check's copy to its reading, so that the device need not wait for the host."""
+CHECK_LAG = 4
+"""Steps from a check's copy to its reading: what the device has to do while the host frees and refills slots."""
 
 PREFILL_LOGITS = 2**27
 """Most logits of one part of the prefill."""

@@ -19,6 +19,9 @@ from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8_MAX, LayerCach
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
 
+FEW_PROGRAMS = 256
+"""Up to so many do not keep a GPU busy in one warp each."""
+
 TILE = 2048
 """Logits that one program reads."""
 
@@ -49,15 +52,18 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
 def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: LayerCache, heads: int) -> Tensor:
     """See `reference_ops.attend`."""
     _, kv_heads, cache_length, size = cache.keys.shape
-    group = heads // kv_heads
+    group, size_block = heads // kv_heads, max(32, triton.next_power_of_2(size))
     out = torch.empty((rows, heads * size), dtype=fused.dtype, device=fused.device)
-    size_block = max(32, triton.next_power_of_2(size))
+    in_bytes = size_block * cache.keys.itemsize
+    # Where programs are few, each reads more at a time; many small ones hide each other's waiting.
+    few = rows * kv_heads <= FEW_PROGRAMS or in_bytes > 256
+    block = min(128, 2**14 // in_bytes) if few else 32 if cache.keys.itemsize == 1 else 16
     _attend[(rows, kv_heads)](
         fused, out, *cache, *tables, state.positions, state.slot_ids, state.prefix_slots, state.prefix_lengths,
         size**-0.5 / math.log(2), cache_length,
         GROUP=group, GROUP_BLOCK=max(16, triton.next_power_of_2(group)), KV_HEADS=kv_heads, SIZE=size,
-        SIZE_BLOCK=size_block, BLOCK=32 if cache.keys.itemsize == 1 else 16, SCALED=cache.key_scales is not None,
-        num_warps=1 if size_block <= 128 else 4, num_stages=6 if cache.keys.itemsize == 1 else 3,
+        SIZE_BLOCK=size_block, BLOCK=block, SCALED=cache.key_scales is not None,
+        num_warps=4 if few else 1, num_stages=3 if few or cache.keys.itemsize > 1 else 6,
     )  # fmt: skip
     return out
 
