@@ -199,10 +199,6 @@ def wait_for(engine: AsyncEngine, count: int, params: SamplingParams = ALL) -> l
 def test_in_a_thread_an_engine_samples_on_by_itself(background: Any) -> None:
     model, done = random_model("qwen2"), threading.Event()
     inner = graph(model)
-    engine = background(inner)
-    engine.submit(asked(PROMPTS, 4, 24))
-    assert [group.number for group in engine.unfinished()] == list(range(5))
-    complete = wait_for(engine, 1)  # it knows how to sample, and goes on
     plain_advance = inner.advance
 
     def advance(*args: Any) -> list[Group]:
@@ -212,7 +208,11 @@ def test_in_a_thread_an_engine_samples_on_by_itself(background: Any) -> None:
         return found
 
     inner.advance = advance  # type: ignore[method-assign]
-    assert len(complete) == 5 or done.wait(60)
+    engine = background(inner)
+    engine.submit(asked(PROMPTS, 4, 24))
+    assert [group.number for group in engine.unfinished()] == list(range(5))
+    complete = wait_for(engine, 1)  # it knows how to sample, and goes on
+    assert done.wait(60)
     complete += wait_for(engine, 5 - len(complete))
     assert_same(by_number(complete), plain(model).generate(PROMPTS, 4, ALL, seed=0))
     assert engine.unfinished() == []
