@@ -102,10 +102,10 @@ class GraphModel:
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).unflatten(0, (prompts, longest))
-            query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
             cos, sin = (table[:longest, None] for table in cache.tables[layer])  # [longest, 1, half]
-            query, key = (rotate(part, cos, sin).transpose(1, 2) for part in (query, key))
-            value = value.transpose(1, 2)
+            rotated = rotate(fused[:, :, : -self.kv_heads], cos, sin).transpose(1, 2)
+            query, key = rotated.split([self.heads, self.kv_heads], dim=1)
+            value = fused[:, :, -self.kv_heads :].transpose(1, 2)
             cache.layers[layer].fill(slots, repeats, key, value, real)
             # Repeated here: not every fast kernel supports fewer key heads.
             key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
