@@ -44,6 +44,12 @@ def _scored_in_process(scored_in_process: None) -> None:
     """Runs start no process, unless a test asks for `real_workers`."""
 
 
+@pytest.fixture(autouse=True)
+def _no_curve_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes as long as a short run. Fixtures of a module or session still draw it, as any run does."""
+    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+
+
 def _pattern(name: str) -> str:
     """Matches the metrics that a name in docs/reference/metrics.md stands for."""
     text = re.sub(r"{(.*?)}", lambda found: f"({found[1].replace(', ', '|')})", name)

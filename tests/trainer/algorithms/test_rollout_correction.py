@@ -31,7 +31,6 @@ from tinyzero_trainer.config import (
     TrainConfig,
 )
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.models.loading import LanguageModel
 
@@ -162,9 +161,8 @@ Run = Callable[..., tuple[list[dict[str, Any]], dict[str, torch.Tensor]]]
 
 
 @pytest.fixture
-def run(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(warm_model: Path, toy_task: str, tmp_path: Path) -> Run:
     """A run of two steps: its metrics, step by step, and its last weights."""
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
 
     def make(mode: str, **changes: Any) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
         values: dict[str, Any] = {

@@ -16,7 +16,6 @@ from tests.trainer.configurations import call
 from tests.trainer.runs import Configure, lines, short_run
 from tinyzero_trainer.cli.replay import _temporary_directory
 from tinyzero_trainer.config.sft import compose_sft
-from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.rollout_batch import from_json
 from tinyzero_trainer.sft.train import fine_tune
@@ -32,11 +31,6 @@ ADAPTIVE = {
     "algorithm__kl_target": 0.01,
     "data__max_refill_rounds": 2,
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
 
 
 @pytest.fixture

@@ -202,11 +202,10 @@ class History(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def history(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def history(warm_model: Path, toy_task: str, tmp_path: Path) -> Callable[..., None]:
     """Try so many histories of so many events."""
     given: dict[str, Any] = {"run__task": toy_task, "task__limit": 5, "eval__every": 1, "eval__greedy": False}
     given |= {"eval__num_problems": 4}  # at the last step as at each before it: `run.steps` may be raised
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
     kept: dict[str, Any] = {"checkpoint__every": 1, "checkpoint__keep": STEPS}
     loop.train(short_run(warm_model, tmp_path / "whole", run__steps=STEPS, **kept, **given))
     run = short_run(warm_model, tmp_path / "run", run__steps=4, **given)

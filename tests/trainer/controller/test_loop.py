@@ -62,9 +62,8 @@ def configure(warm_model: Path, toy_task: str) -> Configure:
 
 
 @pytest.fixture
-def config(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
-    """The same in the test's directory, without the picture, which takes as long to draw as the training here."""
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+def config(configure: Configure, tmp_path: Path) -> Configure:
+    """The same in the test's directory."""
     return lambda name="run", **changes: configure(tmp_path / name, **changes)
 
 

@@ -28,11 +28,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _without_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
-
-
 def ends(output: Path, metric: str) -> tuple[float, float]:
     """The mean of a metric over the first third of the steps, and over the last."""
     found = [row[metric] for row in lines(output)[1:]]

@@ -115,8 +115,7 @@ def test_training_metrics_are_of_each_task(whole: loop.TrainResult) -> None:
 
 
 @pytest.mark.slow
-def test_it_says_what_each_task_gained(configure, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+def test_it_says_what_each_task_gained(configure, tmp_path, capsys):
     train(configure(tmp_path / "run", run__steps=1, eval__num_problems=80))
     captured = capsys.readouterr()
     short, long = captured.out.splitlines()[:2]
@@ -129,7 +128,6 @@ def test_it_says_what_each_task_gained(configure, tmp_path, capsys, monkeypatch)
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_metrics(configure, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
     run = configure(tmp_path / "run")
     with killed(monkeypatch, TrainingStep, "take", 3):
         train(run)

@@ -9,7 +9,6 @@ from tests.trainer.runs import Configure, killed, lines, short_run
 from tinyzero_sdk import Item, Score, load_task
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.step import TrainingStep
@@ -120,9 +119,8 @@ def test_right_completions_suffice_for_raft_and_any_for_a_teacher(watch):
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, toy_task: str, tmp_path: Path) -> Configure:
+def run(toy_task: str, tmp_path: Path) -> Configure:
     """Makes the configuration of a step on the toy task with a model, and enough problems to judge it by."""
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
     settings = {"run__task": toy_task, "run__steps": 1, "eval__num_problems": 32, "eval__greedy": False}
     return lambda model, **changes: short_run(model, tmp_path / "run", **settings, **changes)
 

@@ -30,11 +30,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
-
-
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make the loss of one token not finite in these micro-batches of policy or critic, counted from 1."""

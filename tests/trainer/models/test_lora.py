@@ -23,7 +23,6 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.executors import build as roles
@@ -309,9 +308,8 @@ STEPS = 3
 
 
 @pytest.fixture
-def configure(warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+def configure(warm_model: Path, toy_task: str, tmp_path: Path) -> Configure:
     """Makes the configuration of a run of a few steps that train an adapter."""
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
     settings = {
         "run__task": toy_task,
         "run__steps": STEPS,

@@ -14,7 +14,6 @@ from tests.trainer.toy_task import __file__ as TOY
 from tinyzero_sdk import Item, Score, load_task
 from tinyzero_sdk.testing.cases import read_cases
 from tinyzero_trainer.checkpoint.run_status import status_of
-from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.checkpointer import Checkpointer
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.state import TrainerState
@@ -258,9 +257,8 @@ def test_a_sign_is_reported_once_and_only_without_an_oracle(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def broken_run(warm_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+def broken_run(warm_model: Path, tmp_path: Path) -> Configure:
     """A run whose reward pays for the last digit."""
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
     task = write_task(tmp_path, pays_near=True)
     settings = {"run__task": task, "task__limit": 20, "data__prompts_per_step": 8, "run__steps": 8}
     return lambda name="run", **changes: short_run(warm_model, tmp_path / name, **{**settings, **changes})

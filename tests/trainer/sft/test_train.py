@@ -20,7 +20,6 @@ from tinyzero_trainer.checkpoint.store import USERS
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, recorded_defaults
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.config.sft import SftConfig, compose_sft
-from tinyzero_trainer.controller import loop
 from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.sft.step import SftStep
 from tinyzero_trainer.sft.train import fine_tune
@@ -30,9 +29,8 @@ STEPS = 5
 
 
 @pytest.fixture
-def configure(toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
-    """Makes the configuration of a short run; without the picture, which takes as long to draw as the training."""
-    monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+def configure(toy_task: str, tmp_path: Path) -> Configure:
+    """Makes the configuration of a short run."""
 
     def make(name: str = "run", **groups: dict[str, Any]) -> SftConfig:
         values = {

@@ -74,7 +74,7 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
             # transformers gives what config.json lacks a size of its own, which may be gigabytes.
             if (fault := find_model(source, Path(source), hub_cache()).fault) is not None:
                 raise _loading_error(source, fault.what) from fault.__cause__
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            tokenizer = _read_tokenizer(source)
             # Missing or mismatched weights would be random numbers: the report lists them.
             model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
                 source,
@@ -106,9 +106,16 @@ def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
     source = str(directory_of(path) or BUILT_IN_MODEL)
     try:
         with _quiet_transformers():
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            return _read_tokenizer(source)
     except Exception as error:  # as in `load_model`
         raise _loading_error(source, first_line(error)) from error
+
+
+def _read_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    # Each checkpoint would copy them one by one, a fifth of what a small model's takes, only to write the tokenizer's
+    # own in their place.
+    tokenizer.init_kwargs.pop("added_tokens_decoder", None)
     return tokenizer
 
 

@@ -46,7 +46,7 @@ class Encoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", eos_ids: Collection[int]) -> None:
         self.tokenizer = tokenizer
-        self._ends = {chat: end_token(tokenizer, eos_ids, chat=chat) for chat in (False, True)}
+        self._eos_ids, self._ends = eos_ids, dict[bool, int]()
         # As those of Llama 2 and Phi-3 do, where a text begins.
         self._adds_space = tokenizer.tokenize("0")[0].startswith("▁")
 
@@ -59,6 +59,8 @@ class Encoder:
 
     def examples(self, prompts: Sequence[Prompt], completions: Sequence[str], chat: Sequence[bool]) -> list[Rollout]:
         """Completions of prompts, each with the end token; `chat` says which one: whether a prompt was of messages."""
+        for of_chat in set(chat) - self._ends.keys():  # only when needed: a chat template takes a process of its own
+            self._ends[of_chat] = end_token(self.tokenizer, self._eos_ids, chat=of_chat)
         encoded = self._ids(completions)
         if self._adds_space:  # which a completion does not have after a prompt of text
             before = self._ids([prompt.text for prompt in prompts])
