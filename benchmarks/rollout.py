@@ -7,12 +7,14 @@ as before.
 
 python benchmarks/rollout.py                  a model of about ten million parameters, 4,096 × 256 tokens
 python benchmarks/rollout.py --shape 0.5B --prompts 128 --samples 8 --prompt-tokens 140 --new-tokens 1024
+python benchmarks/rollout.py --engine torch --profile …      and which kernels the time of a batch goes to
 """
 
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -51,6 +53,7 @@ def main(
     engine: Annotated[list[str] | None, typer.Option(help="torch, vllm; default: both")] = None,
     override: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of a run, for the engine torch")] = None,
     vllm_option: Annotated[list[str] | None, typer.Option(help="KEY=JSON for vLLM's LLM")] = None,
+    profile: Annotated[bool, typer.Option(help="kernels of a batch without log-probs, of the engine torch")] = False,
     limit: Annotated[float, typer.Option(help="seconds for each engine")] = 600,
     output: Annotated[Path | None, typer.Option(help="JSON file for the results")] = None,
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -72,6 +75,7 @@ def main(
         "repeat": repeat,
         "device": device,
         "overrides": override or [],
+        "profile": profile,
         "vllm": {key: json.loads(value) for key, _, value in (one.partition("=") for one in vllm_option or [])},
     }
     found: dict[str, Any] = {"machine": print_machine(*DISTRIBUTIONS), "shape": shape, "job": job, "engines": {}}
@@ -117,7 +121,21 @@ def work(job: dict[str, Any]) -> None:
             seconds.append(time.perf_counter() - began)
         assert tokens == expected, f"got {tokens} tokens, expected {expected}"
         about[kind] = {"seconds": seconds, "tokens_per_s": tokens / median(seconds[1:] or seconds)}
+    if job["profile"] and job["engine"] == "torch":
+        about["kernels"] = kernels_of(lambda: generate(False, 0, None), job["device"])
     print(json.dumps({"found": about}), flush=True)
+
+
+def kernels_of(call: Callable[[], Any], device: str) -> dict[str, tuple[float, int]]:
+    """Seconds and calls of each kernel, or on the CPU of each operator, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_cpu = device == "cpu"
+    with profile(activities=[ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA]) as profiler:
+        call()
+    found = profiler.key_averages()
+    seconds = {one.key: (one.self_cpu_time_total if on_cpu else one.self_device_time_total) / 1e6 for one in found}
+    return {one.key: (seconds[one.key], one.count) for one in sorted(found, key=lambda one: -seconds[one.key])}
 
 
 def long_tail(job: dict[str, Any]) -> list[int]:
@@ -233,6 +251,11 @@ def show(found: dict[str, Any]) -> None:
         rows["torch over vllm"] = {**times, "of fixed": "", "starts in": "", "first batch": ""}
     job = found["job"]
     load = f"{job['prompts']} × {job['samples']} × ({job['prompt_tokens']} + {job['new_tokens']})"
+    for engine in found["engines"].values():
+        longest = list(engine.get("kernels", {}).items())[:20]
+        cells = {name[:100]: {"seconds": f"{one:.3f}", "calls": str(calls)} for name, (one, calls) in longest}
+        if cells:
+            print_table("kernel", cells)
     print_table(f"tokens/s, {found['parameters'] / 1e6:.1f} M parameters, {load} tokens, {job['device']}", rows)
 
 

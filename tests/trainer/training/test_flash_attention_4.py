@@ -110,7 +110,7 @@ def test_it_suits_no_cpu():
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own, of its dependencies
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Argument aux_data:UserWarning")  # its own
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("window", [-1, 2])
 def test_the_real_one_agrees_in_half_precision(window, size):
