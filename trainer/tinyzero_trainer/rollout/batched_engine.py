@@ -152,9 +152,9 @@ class BatchedEngine(AsyncEngine, ABC):
             return
         slots = scheduler.enter(entering, version)
         contexts, rows = list[list[int]](), list[int]()
-        for each in entering:
-            if not contexts or each.context != contexts[-1]:
-                contexts.append(each.context)
+        for context in (each.context for each in entering):
+            if not contexts or context != contexts[-1]:
+                contexts.append(context)
             rows.append(len(contexts) - 1)
         self._state.enter(entering)
         self._prefill(contexts, rows, torch.tensor(slots))
