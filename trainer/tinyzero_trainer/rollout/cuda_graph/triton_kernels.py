@@ -110,12 +110,10 @@ def _attend(  # type: ignore[no-untyped-def]
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_ids + row)
     position = tl.load(positions + slot).to(tl.int32)
-    dtype = out.dtype.element_ty
     g, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, SIZE_BLOCK)
     width = e < SIZE
     known = (g < GROUP)[:, None] & width[None, :]
 
-    # Rotate query and key: each number with its partner in the other half.
     half: tl.constexpr = SIZE // 2
     partner = (e + half) % SIZE
     c = tl.load(cos + position * half + e % half, mask=width, other=0.0)
@@ -123,12 +121,9 @@ def _attend(  # type: ignore[no-untyped-def]
     s = tl.where(e < half, -s, s)
     line = fused + row.to(tl.int64) * ((GROUP + 2) * KV_HEADS * SIZE)
     heads = line + (head * GROUP + g[:, None]) * SIZE
-    query = tl.load(heads + e[None, :], mask=known, other=0.0).to(tl.float32) * c[None, :]
-    query += tl.load(heads + partner[None, :], mask=known, other=0.0).to(tl.float32) * s[None, :]
-    query = query.to(dtype)
+    query = _rotated(heads + e[None, :], heads + partner[None, :], c[None, :], s[None, :], known)
     line += (GROUP * KV_HEADS + head) * SIZE
-    key = tl.load(line + e, mask=width, other=0.0).to(tl.float32) * c
-    key = (key + tl.load(line + partner, mask=width, other=0.0).to(tl.float32) * s).to(dtype)
+    key = _rotated(line + e, line + partner, c, s, width)
     value = tl.load(line + KV_HEADS * SIZE + e, mask=width, other=0.0)
 
     stored = cache_length.to(tl.int64) * SIZE  # numbers of one slot's head
@@ -183,7 +178,15 @@ def _attend(  # type: ignore[no-untyped-def]
         sum_of = tl.reshape(tl.join(even, odd), (GROUP_BLOCK, SIZE_BLOCK))
     sum_of += tl.exp2(own_score - highest)[:, None] * value.to(tl.float32)[None, :]
     result = out + row.to(tl.int64) * (GROUP * KV_HEADS * SIZE) + (head * GROUP + g[:, None]) * SIZE
-    tl.store(result + e[None, :], (sum_of * (value_scale / total)[:, None]).to(dtype), mask=known)
+    tl.store(result + e[None, :], (sum_of * (value_scale / total)[:, None]).to(out.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _rotated(numbers, partners, c, s, mask):  # type: ignore[no-untyped-def]
+    """Each number with its partner in the other half, as `reference_ops.rotate` has it."""
+    left = tl.load(numbers, mask=mask, other=0.0).to(tl.float32)
+    right = tl.load(partners, mask=mask, other=0.0).to(tl.float32)
+    return (left * c + right * s).to(numbers.dtype.element_ty)
 
 
 @triton.jit
