@@ -57,7 +57,7 @@ def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: L
     in_bytes = size_block * cache.keys.itemsize
     # Where programs are few, each reads more at a time; many small ones hide each other's waiting.
     if rows * kv_heads <= FEW_PROGRAMS or in_bytes > 256:
-        block, warps, stages = min(128, 2**14 // in_bytes), 4, 2  # 64 KB of shared memory, which small GPUs have, too
+        block, warps, stages = min(128, 2**14 // in_bytes), 4, 3  # with shared memory as small GPUs have it
     elif cache.keys.itemsize == 1:
         block, warps, stages = 32, 1, 6
     else:
@@ -127,31 +127,48 @@ def _attend(  # type: ignore[no-untyped-def]
     value = tl.load(line + KV_HEADS * SIZE + e, mask=width, other=0.0)
 
     stored = cache_length.to(tl.int64) * SIZE  # numbers of one slot's head
-    own = (slot * KV_HEADS + head) * stored
+    of_head = slot * KV_HEADS + head
+    own = of_head * stored
     here = own + position * SIZE + e
     value_scale = 1.0
     if SCALED:
-        key_scale = tl.load(key_scales + slot * KV_HEADS + head)
-        value_scale = tl.load(value_scales + slot * KV_HEADS + head)
+        key_scale, value_scale = tl.load(key_scales + of_head), tl.load(value_scales + of_head)
         key, value = _to_fp8(key, key_scale), _to_fp8(value, value_scale)
         query = query.to(tl.float16)  # which fp8 becomes in one instruction
         scale *= key_scale
     tl.store(keys + here, key, mask=width)
     tl.store(values + here, value, mask=width)
     own_score = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], axis=1) * scale  # [group]
-    highest = own_score
-    total = tl.full((GROUP_BLOCK,), 1.0, tl.float32)
-    if SCALED:  # one sum of the even columns, and one of the odd ones
-        even = tl.zeros((GROUP_BLOCK, SIZE_BLOCK // 2), tl.float32)
-        odd = tl.zeros((GROUP_BLOCK, SIZE_BLOCK // 2), tl.float32)
-        values = values.to(tl.pointer_type(tl.uint16))
-        p = tl.arange(0, SIZE_BLOCK // 2)
-    else:
-        sum_of = tl.zeros((GROUP_BLOCK, SIZE_BLOCK), tl.float32)
-
     # Completions of one prompt read it in the same place, so that it comes from the cache of the GPU.
     prefix = (tl.load(prefix_slots + slot) * KV_HEADS + head) * stored
     common = tl.load(prefix_lengths + slot).to(tl.int32)
+    sum_of, highest, total = _attend_to_past(
+        query, keys, values, own, prefix, common, position, own_score, scale, SIZE, SIZE_BLOCK, BLOCK, SCALED
+    )
+    sum_of += tl.exp2(own_score - highest)[:, None] * value.to(tl.float32)[None, :]
+    result = out + row.to(tl.int64) * (GROUP * KV_HEADS * SIZE) + (head * GROUP + g[:, None]) * SIZE
+    tl.store(result + e[None, :], (sum_of * (value_scale / total)[:, None]).to(out.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _attend_to_past(  # type: ignore[no-untyped-def]
+    query, keys, values, own, prefix, common, position, highest, scale,
+    SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Values before `position`, in the place `prefix` up to `common` and then in `own`, weighted and added up.
+
+    `highest` is the score of the newest token, whose value is not in the sum. Returns the sum [group, size], the
+    highest score of all and the sum of the weights [group], its own among them.
+    """
+    e, half = tl.arange(0, SIZE_BLOCK), tl.arange(0, SIZE_BLOCK // 2)
+    width = e < SIZE
+    total = tl.full(highest.shape, 1.0, tl.float32)
+    if SCALED:  # one sum of the even columns, and one of the odd ones
+        even = tl.zeros((highest.shape[0], SIZE_BLOCK // 2), tl.float32)
+        odd = tl.zeros((highest.shape[0], SIZE_BLOCK // 2), tl.float32)
+        values = values.to(tl.pointer_type(tl.uint16))
+    else:
+        sum_of = tl.zeros((highest.shape[0], SIZE_BLOCK), tl.float32)
     for start in range(0, position, BLOCK):
         t = start + tl.arange(0, BLOCK)
         inside = t < position
@@ -165,9 +182,8 @@ def _attend(  # type: ignore[no-untyped-def]
         weight = weight.to(query.dtype)
         if SCALED:
             # Rows of single bytes would be read from shared memory byte by byte, rows of pairs are not.
-            pairs = tl.load(
-                values + (place // 2)[:, None] + p[None, :], mask=inside[:, None] & (p < half)[None, :], other=0
-            )
+            known = inside[:, None] & (half < SIZE // 2)[None, :]
+            pairs = tl.load(values + (place // 2)[:, None] + half[None, :], mask=known, other=0)
             even = tl.dot(weight, _from_fp8(pairs & 0xFF), even * shrink[:, None])
             odd = tl.dot(weight, _from_fp8(pairs >> 8), odd * shrink[:, None])
         else:
@@ -175,10 +191,8 @@ def _attend(  # type: ignore[no-untyped-def]
             sum_of = tl.dot(weight, past, sum_of * shrink[:, None], input_precision="ieee")
         highest = higher
     if SCALED:
-        sum_of = tl.reshape(tl.join(even, odd), (GROUP_BLOCK, SIZE_BLOCK))
-    sum_of += tl.exp2(own_score - highest)[:, None] * value.to(tl.float32)[None, :]
-    result = out + row.to(tl.int64) * (GROUP * KV_HEADS * SIZE) + (head * GROUP + g[:, None]) * SIZE
-    tl.store(result + e[None, :], (sum_of * (value_scale / total)[:, None]).to(out.dtype.element_ty), mask=known)
+        sum_of = tl.reshape(tl.join(even, odd), (highest.shape[0], SIZE_BLOCK))
+    return sum_of, highest, total
 
 
 @triton.jit
