@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import asked, flat, graph, plain
@@ -16,7 +17,7 @@ from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.async_batch_engine import AsyncBatchEngine
 from tinyzero_trainer.rollout.background_engine import BackgroundEngine
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
-from tinyzero_trainer.rollout.engine import AsyncEngine, Group
+from tinyzero_trainer.rollout.engine import NOTHING, AsyncEngine, Group
 from tinyzero_trainer.types import Generation
 
 PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]
@@ -170,6 +171,17 @@ def test_a_graph_engine_whose_buffers_are_too_small_for_a_new_group_allocates_la
     engine.submit(groups[2:])
     complete = finish(engine)
     assert_same(by_number(complete), plain(model, ends=()).generate(prompts, 2, replace(ALL, max_tokens=50), seed=0))
+
+
+def test_limits_that_differ_in_a_context_that_they_fill() -> None:
+    """A decoder of whole batches goes on with all rows; GPT-2 has no position after its last."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=97, n_positions=32, n_embd=32, n_layer=2, n_head=2)).eval()
+    engine = plain(model, ends=())
+    prompts, limits = [[1] * 20, [5, 6]], [12, 30]
+    engine.submit([Group(i, prompts[i], (NOTHING,) * 2, limits[i], 0, i) for i in range(2)])
+    found = by_number(finish(engine))
+    assert [[len(one.token_ids) for one in group] for group in found] == [[12, 12], [30, 30]]
 
 
 # ---- in a thread -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import ENDS, flat, graph, plain, reserve
 from tinyzero_trainer.rollout import SamplingParams, cuda_graph
+from tinyzero_trainer.rollout.batch_state import BatchState
+from tinyzero_trainer.rollout.cuda_graph import reference_ops
 from tinyzero_trainer.rollout.cuda_graph.engine import kernels_run
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, KvCacheError
@@ -84,6 +86,27 @@ def test_any_batch(lengths: list[int], samples: int, max_tokens: int, at_a_time:
     params = SamplingParams(max_tokens, logprobs=True)
     ours = graph(model, max_num_seqs=at_a_time).generate(prompts, samples, params, seed=seed)
     assert_same(ours, plain(model).generate(prompts, samples, params, seed=seed))
+
+
+@pytest.mark.parametrize("at_a_time", [3, 7, 100])
+def test_sequences_that_share_a_prefix_may_read_it_in_its_slot(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel does: here each slot's own copy is replaced, also after slots were refilled."""
+    attend, replaced = reference_ops.attend, 0
+
+    def from_prefix(fused: Any, tables: Any, state: BatchState, rows: int, cache: Any, heads: int) -> Any:
+        nonlocal replaced
+        for slot in set(state.slot_ids[:rows].tolist()):
+            first, length = int(state.prefix_slots[slot]), int(state.prefix_lengths[slot])
+            replaced += first != slot
+            for states in cache[:2]:
+                states[slot, :, :length] = states[first, :, :length].clone()
+        return attend(fused, tables, state, rows, cache, heads)
+
+    monkeypatch.setattr(reference_ops, "attend", from_prefix)
+    model = random_model("qwen2")
+    ours = graph(model, max_num_seqs=at_a_time).generate([*PROMPTS, PROMPTS[1]], 4, ALL, seed=3)
+    assert_same(ours, plain(model).generate([*PROMPTS, PROMPTS[1]], 4, ALL, seed=3))
+    assert replaced > 20
 
 
 @pytest.mark.slow

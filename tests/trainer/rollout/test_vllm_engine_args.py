@@ -127,6 +127,18 @@ def test_a_cache_in_fp8_is_refused_on_the_cpu(engine: str) -> None:
         require_engine(config, CPU, here=False)
 
 
+def test_a_cache_in_fp8_is_refused_on_a_gpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = changed(BASE, {"rollout__engine": "torch", "rollout__kv_cache_dtype": "fp8"})
+    for capability in [(9, 0), (8, 9), (8, 0)]:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        if capability >= (8, 9):
+            require_engine(config, torch.device("cuda"))
+            continue
+        with pytest.raises(TinyZeroError, match=r"compute capability 8\.9 or more .* this one has 8\.0;"):
+            require_engine(config, torch.device("cuda"))
+
+
 def test_the_environment_hides_expandable_segments(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True, max_split_size_mb:64")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")

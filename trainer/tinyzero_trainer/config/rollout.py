@@ -102,8 +102,8 @@ class RolloutConfig:
     on the CPU. Random numbers do not depend on it."""
 
     kv_cache_dtype: Literal["fp8"] | None = None
-    """`fp8` = the KV cache in 8 bits on a GPU: half the memory, and less time where completions are long. The sampled
-    distribution is then not quite the policy's: add rollout.return_logprobs=always and
+    """`fp8` = the KV cache in 8 bits, on a GPU of Ada or Hopper at least: half the memory, and less time where
+    completions are long. Log-probabilities are then off by some hundredths: add rollout.return_logprobs=always and
     rollout_correction.is_level=token. None = the model's own precision."""
 
     ignore_eos: bool = False

@@ -102,7 +102,7 @@ class BatchedEngine(AsyncEngine, ABC):
             self._leave_slots()
 
     def _decode(self, scheduler: Scheduler, params: SamplingParams, version: int | None) -> int:
-        """Decode up to the next check, or until all are as long as they may be; how many have left their slots.
+        """Decode up to the next check, or to a limit of the lengths; how many sequences have left their slots.
 
         `version` of the weights is recorded, unless it is None.
         """
@@ -120,8 +120,9 @@ class BatchedEngine(AsyncEngine, ABC):
         self._state.set_params(params)
         if self.refills or not scheduler.running:
             self._refill(scheduler, version)
-        due, last = False, scheduler.last_limit()
-        while not due and scheduler.steps < last:
+        # A decoder without slots goes on with all of its rows: past its limit, one may leave the model's context.
+        due, limit = False, scheduler.limit(max if self.refills else min)
+        while not due and scheduler.steps < limit:
             self._step(scheduler.steps + 1)
             scheduler.steps += 1
             due = (scheduler.steps + 1) % self.check_every == 0

@@ -30,6 +30,9 @@ from tinyzero_trainer.rollout.vllm.version import require_vllm
 from tinyzero_trainer.rollout.weight_source import WeightSource, named_weights
 from tinyzero_trainer.utils.bounds import given
 
+FP8_CAPABILITY = (8, 9)
+"""Compute capability from which Triton's kernels read the cache in fp8."""
+
 _FP8 = "rollout.kv_cache_dtype=fp8"
 
 
@@ -49,6 +52,16 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
         refuse_impossible(config, device)
     if config.rollout.kv_cache_dtype and device.type == "cpu":
         raise TinyZeroError(f"{_FP8} has no effect on the CPU; leave it out")
+    on_gpu = device.type == "cuda" and config.rollout.engine == "torch" and torch.cuda.is_available()
+    if (
+        config.rollout.kv_cache_dtype
+        and on_gpu
+        and (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY
+    ):
+        raise TinyZeroError(
+            f"{_FP8} with rollout.engine=torch needs a GPU of compute capability 8.9 or more (Ada, Hopper), and this "
+            f"one has {found[0]}.{found[1]}; leave it out"
+        )
 
 
 def require_architecture(config: TrainConfig, model: str | None) -> None:

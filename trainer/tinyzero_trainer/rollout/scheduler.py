@@ -98,8 +98,8 @@ class Scheduler:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Of what has waited since the last `add`: most tokens of a sequence, and most of a completion."""
-        if self._longest is None:  # looked for once: at every check it would take longer than a step
+        """Of what waited when first asked after the last `add`: most tokens of a sequence, and most of a completion."""
+        if self._longest is None:  # looking at every check would take longer than a step
             groups = [request.group for request in self.waiting]
             sequence = max((len(group.prompt) + group.max_tokens for group in groups), default=0)
             self._longest = sequence, max((group.max_tokens for group in groups), default=0)
@@ -147,9 +147,9 @@ class Scheduler:
         for request in self.running:
             request.versions.append((version, request.begun + 1 + self.steps - request.entered))
 
-    def last_limit(self) -> int:
-        """Number of decoding steps after which all running ones are as long as they may be."""
-        return max((request.limit for request in self.running), default=0)
+    def limit(self, of_all: Callable[[Iterable[int]], int]) -> int:
+        """Number of decoding steps after which the first (`min`) or the last (`max`) is as long as it may be."""
+        return of_all([request.limit for request in self.running]) if self.running else 0
 
     def at_limit(self) -> set[int]:
         """Slots of the running ones that are as long as they may be."""

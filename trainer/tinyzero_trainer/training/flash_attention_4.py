@@ -27,7 +27,7 @@ def _interface() -> Any:
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of one of its dependencies by another
         try:
             return importlib.import_module("flash_attn.cute.interface")
-        except ImportError:
+        except (ImportError, AttributeError, OSError):  # or versions that do not fit, or a library that is missing
             return None
 
 

@@ -27,8 +27,8 @@ from tinyzero_trainer.rollout.fused_weights import FusedWeights
 from tinyzero_trainer.rollout.scheduler import Scheduler
 from tinyzero_trainer.rollout.weight_source import WeightSource
 
-CHECK_LAG = 4
-"""Steps from a check's copy to its reading: what the device has to do while the host frees and refills slots."""
+CHECK_LAG = 3
+"""Steps from a check's copy to its reading, fewer than `check_every`: the device's work while slots are refilled."""
 
 PREFILL_LOGITS = 2**27
 """Most logits of one part of the prefill."""
@@ -199,7 +199,7 @@ class GraphEngine(BatchedEngine):
         """Of a sequence while it is generated: cache, tokens, and the activations of a step."""
         model, cache = self._model, self._model.cache_bytes(length)
         sampling = model.vocabulary * self._sampling
-        gathered = 0 if self._kernels else cache // model.layers * (1 + model.heads // model.kv_heads)
+        gathered = 0 if self._kernels else model.gathered_bytes(length)
         return cache + 12 * steps + 16 * model.mlp_size + max(sampling, gathered)
 
     def _sampling_bytes(self, params: SamplingParams) -> int:
@@ -265,7 +265,7 @@ class GraphEngine(BatchedEngine):
 
     def _step(self, index: int) -> None:
         self._runner.run(self._key)
-        if index % self.check_every == self.check_every - CHECK_LAG and not self._params.ignore_eos:
+        if index % self.check_every == self.check_every - 1 - CHECK_LAG and not self._params.ignore_eos:
             self._check = copy_to_host(self._state.finished)
 
     def _sample(self, state: BatchState, logits: Tensor, rows: int, params: SamplingParams) -> None:

@@ -61,6 +61,11 @@ class GraphModel:
         """Of one sequence."""
         return length * self.layers * 2 * self.kv_heads * self.head_size * self._cache_dtype.itemsize
 
+    def gathered_bytes(self, length: int) -> int:
+        """Of one sequence and layer, where attention is not by kernel: read from the cache, and repeated for heads."""
+        copies = (1 + self.heads // self.kv_heads) * self.dtype.itemsize
+        return length * 2 * self.kv_heads * self.head_size * (copies + (4 if self._cache_dtype == FP8 else 0))
+
     def layer_cache(self, slots: int, length: int) -> LayerCache:
         """Of zeros."""
         shape = (slots, self.kv_heads, length, self.head_size)
