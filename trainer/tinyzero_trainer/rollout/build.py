@@ -52,16 +52,13 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
         refuse_impossible(config, device)
     if config.rollout.kv_cache_dtype and device.type == "cpu":
         raise TinyZeroError(f"{_FP8} has no effect on the CPU; leave it out")
-    on_gpu = device.type == "cuda" and config.rollout.engine == "torch" and torch.cuda.is_available()
-    if (
-        config.rollout.kv_cache_dtype
-        and on_gpu
-        and (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY
-    ):
-        raise TinyZeroError(
-            f"{_FP8} with rollout.engine=torch needs a GPU of compute capability 8.9 or more (Ada, Hopper), and this "
-            f"one has {found[0]}.{found[1]}; leave it out"
-        )
+    if config.rollout.kv_cache_dtype and config.rollout.engine == "torch" and torch.cuda.is_available():
+        found = torch.cuda.get_device_capability(device)
+        if found < FP8_CAPABILITY:
+            raise TinyZeroError(
+                f"{_FP8} with rollout.engine=torch needs a GPU of compute capability 8.9 or more (Ada, Hopper), and "
+                f"this one has {found[0]}.{found[1]}; leave it out"
+            )
 
 
 def require_architecture(config: TrainConfig, model: str | None) -> None:
@@ -123,7 +120,8 @@ def build_engine(
             )
         if config.rollout.kv_cache_dtype:
             raise TinyZeroError(
-                f"{_FP8} needs CUDA graphs, which {type(model).__name__} has not as this model is set up"
+                f"{_FP8} with rollout.engine=torch needs CUDA graphs, which {type(model).__name__} has not as this "
+                "model is set up; leave it out, or use rollout.engine=vllm"
             )
         report(
             f"rollout.engine=torch has no CUDA graphs for {type(model).__name__} as this model is set up, so "

@@ -14,7 +14,6 @@ Tables = tuple[Tensor, Tensor]
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
 
-
 HEADROOM = 4
 """How many times larger than any in the context a key or value may become before fp8 cuts it off."""
 
