@@ -72,3 +72,29 @@ def test_packed_positions_restart_with_each_sequence() -> None:
     assert batch.positions is not None
     assert batch.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
     assert batch.tokens.tolist() == [[100, 101, 200, 201, 100, 200, 201, 100, 200]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=20), st.integers(1, 120))
+def test_completions_in_a_row_share_their_prompt_and_each_sees_its_own_tokens(shapes: list, budget: int) -> None:
+    samples = [make_sample((1, 2, 7)[kind], completion) for kind, completion in shapes]
+    options = {"token_budget": budget, "pad_id": 0, "device": CPU, "layout": "packed"}
+    batches = list(micro_batches(samples, **options, share_prompts=True))
+    assert sorted(row for batch in batches for row in batch.indices) == list(range(len(samples)))
+    for batch in batches:
+        rows = [samples[row] for row in batch.indices]
+        seen = [batch.keys[start:end] for start, end in pairwise(batch.key_boundaries.tolist())]
+        own = [list(range(start, end)) for start, end in pairwise(batch.boundaries.tolist())]
+        assert [keys.tolist()[len(keys) - len(places) :] for keys, places in zip(seen, own, strict=True)] == own
+        assert batch.longest == max(map(len, seen))
+        assert all(torch.equal(batch.positions[0, keys], torch.arange(len(keys))) for keys in seen)
+        tokens = [batch.tokens[0, keys].tolist() for keys in seen]
+        wholes = [row.prompt.token_ids + row.generation.token_ids for row in rows]
+        prompts = [row.prompt.token_ids for row in rows]
+        shared = [prompt[:-1] for prompt in ([100, 101], list(range(100, 107))) if prompts.count(prompt) > 1]
+        assert sorted(tokens) == sorted(wholes + shared)
+        assert batch.tokens.numel() == sum(map(len, wholes)) - sum(
+            (prompts.count([*prompt, 100 + len(prompt)]) - 1) * len(prompt) for prompt in shared
+        )
+        assert torch.equal(torch.roll(batch.tokens, -1, dims=1).flatten()[batch.predicts], batch.targets)
+        assert batch.targets.tolist() == [token for row in rows for token in row.generation.token_ids]
+        assert batch.lengths.tolist() == [len(row.generation.token_ids) for row in rows]

@@ -18,7 +18,7 @@ from tinyzero_trainer.training.diagnosis import Diagnosis, UpdateDiagnosis, nonf
 from tinyzero_trainer.training.logprobs import TokenModel
 from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.training.optimizer import Optimizer, full_norms
-from tinyzero_trainer.training.packing import choose_layout
+from tinyzero_trainer.training.packing import choose_layout, shares_prompts
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 
@@ -37,6 +37,7 @@ class Learner:
             pad_id=language_model.pad_id,
             device=device_of(model),
             layout=choose_layout(model, optimizer.packing, name=language_model.name),
+            share_prompts=shares_prompts(model),
         )
         self._metrics, self._unfinished = MetricAccumulator(), MetricAccumulator()
         self._losses: list[Tensor] = []  # of the present mini-batch's micro-batches, [] each
