@@ -30,6 +30,7 @@ NOW = StepSettings(learning_rate=1e-2, temperature=0.8, kl_coefficient=0.3)
 OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, num_mini_batches=2, weight_decay=0.1)
 SAVING = {
     "as it is": PLAIN,
+    "gathered once": replace(PLAIN, reshard_after_forward=False),
     "checkpointed activations": replace(PLAIN, activation_checkpointing=True),
     "offloaded while idle": replace(PLAIN, offload="idle"),
     "offloaded always": replace(PLAIN, offload="always"),

@@ -2,7 +2,8 @@
 
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from tests.trainer.conftest import SHAPE
 from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_policy, synthetic_batch
@@ -127,6 +129,7 @@ SLICES: dict[str, int] = {"sequence_parallel": 2}
 REPLICAS: dict[str, int] = {"replicas": 2}
 DIVISIONS: dict[str, tuple[int, dict[str, int], Sequence[str]]] = {
     "2": (2, {}, ALL),
+    "2, gathered once": (2, {"reshard_after_forward": False}, ALL),
     "2 replicas": (2, REPLICAS, ("all weights",)),
     "2 slices": (2, SLICES, ("LoRA, exact KL to itself",)),
     "2 replicas of 2 slices": (4, REPLICAS | SLICES, ("exact KL",)),
@@ -144,7 +147,8 @@ def train(start: str, divisions: Sequence[str], rollouts: TrainingBatch, few: Tr
     shown: dict[str, Any] = {}
     for division in divisions:
         _, divided, names = DIVISIONS[division]
-        shown[division] = learn(start, rollouts, replace(PLAIN, **divided), names)
+        with counted_reductions() as shown["reductions", division]:
+            shown[division] = learn(start, rollouts, replace(PLAIN, **divided), names)
     policy = make_policy(load_model(start, CPU), CASES["all weights"], PLAIN)
     policy._settings = OptimizerConfig()
     shown["few"] = policy.update(few, NOW)
@@ -155,6 +159,21 @@ def train(start: str, divisions: Sequence[str], rollouts: TrainingBatch, few: Tr
     skipped = policy.update(rollouts, NOW)["actor/skipped_updates"]
     same = [torch.equal(before[name], value) for name, value in policy.language_model.model.named_parameters()]
     return shown | {"skipped": skipped, "unchanged": all(same), "diagnosis": policy.diagnosis()}
+
+
+@contextmanager
+def counted_reductions() -> Iterator[list[Any]]:
+    """One entry for each reduction of the gradients of a layer, or of embedding and head."""
+    found: list[Any] = []
+    reduce = _fsdp_param_group.foreach_reduce
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        found.append(None)
+        return reduce(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fsdp_param_group, "foreach_reduce", counting)
+        yield found
 
 
 class _Ranks:
@@ -219,6 +238,13 @@ def test_ranks_learn_what_one_learns(division: str, ranks: _Ranks) -> None:
             assert ours == pytest.approx(theirs | {key: ours[key] for key in fractions}, rel=1e-3, abs=1e-5)
             for key, value in fractions.items():  # a token at the bound may fall on its other side
                 assert ours[key] == pytest.approx(value, abs=0.02), key
+
+
+@pytest.mark.slow
+def test_ranks_that_gather_once_reduce_once_a_mini_batch(ranks: _Ranks) -> None:
+    for shown in ranks.of(2):
+        once, each = (len(shown["reductions", division]) for division in ("2, gathered once", "2"))
+        assert 0 < once < each / 2
 
 
 @pytest.mark.slow

@@ -97,6 +97,17 @@ def test_no_saving_setting_takes_more_memory(name: str, values: dict[str, Any]) 
     assert peaks == sorted(peaks, reverse=True)
 
 
+@given(MODELS, SETTINGS, st.integers(2, 8))
+@settings(max_examples=40, deadline=None)
+def test_gathering_weights_for_each_pass_takes_no_more_memory(name: str, values: dict[str, Any], gpus: int) -> None:
+    config = on(configured(values), gpus)
+    peaks = [
+        predict_memory(SPECS[name], replace(config, memory=replace(config.memory, reshard_after_forward=each))).peak
+        for each in (True, False)
+    ]
+    assert peaks == sorted(peaks)
+
+
 @pytest.mark.slow
 @given(MODELS, SETTINGS)
 @settings(max_examples=40, deadline=None)

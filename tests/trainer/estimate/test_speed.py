@@ -63,6 +63,15 @@ def test_several_gpus_are_no_faster_than_as_many_times_one(name: str, values: di
     assert predict_speed(spec, on(config, count), H200).seconds["update_actor"] * count >= one * (1 - 1e-9)
 
 
+@given(MODELS, SETTINGS, st.sampled_from([2, 4, 8]))
+@settings(max_examples=15, deadline=None)
+def test_gathering_weights_once_is_no_slower(name: str, values: dict[str, Any], count: int) -> None:
+    config = on(with_settings(TrainConfig(), values), count)
+    once = replace(config, memory=replace(config.memory, reshard_after_forward=False))
+    each, less = (predict_speed(SPECS[name], one, H200).seconds["update_actor"] for one in (config, once))
+    assert less <= each * (1 + 1e-9)
+
+
 @given(st.integers(1, 8), st.floats(1, 1e12))
 def test_a_ring_takes_at_least_what_a_link_takes(count: int, size: float) -> None:
     links = Interconnect.of(H200)

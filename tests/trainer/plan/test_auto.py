@@ -78,6 +78,16 @@ def test_the_default_model_gets_the_micro_batch_that_was_measured_to_be_the_fast
     assert found.optimizer.micro_batch_tokens == 131_072
 
 
+@pytest.mark.parametrize(("model", "reshards"), [(HALF_B, False), (SEVEN_B, True)])
+def test_ranks_keep_gathered_weights_where_they_fit(model: str, reshards: bool) -> None:
+    config, limit = on(config_of(*BATCH, model=model), 2), usable(target_of("H200").free)
+    found, line = resolve_auto(config, SPECS[model], target_of("H200"))
+    assert found.memory.reshard_after_forward is reshards
+    assert f"memory.reshard_after_forward={str(reshards).lower()}" in line
+    keeping = replace(found, memory=replace(found.memory, reshard_after_forward=False))
+    assert (predict_within(SPECS[model], keeping, limit).peak > limit) == reshards
+
+
 @pytest.mark.slow
 def test_with_vllm_its_memory_is_chosen_too() -> None:
     config = config_of(*BATCH, "rollout.engine=vllm", model=ONE)
@@ -85,7 +95,9 @@ def test_with_vllm_its_memory_is_chosen_too() -> None:
     assert not left_open(found)
     assert " vllm.sleep_mode=true " in line
     dedicated = on(config_of(*BATCH, "rollout.engine=vllm", model=ONE), 2, rollout__num_engines=1)
-    assert left_open(resolve_auto(dedicated, SPECS[ONE], target_of("H200"))[0]) == ["vllm.sleep_mode"]
+    assert left_open(resolve_auto(dedicated, SPECS[ONE], target_of("H200"))[0]) == [
+        *("vllm.sleep_mode", "memory.reshard_after_forward")  # one rank has all weights
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +149,11 @@ def test_a_resumed_run_keeps_what_was_chosen_unless_auto_is_typed(tmp_path: Path
     chosen, _ = resolve_auto(config_of(*GRPO_1024, "run.output=" + str(tmp_path)), SPECS[HALF_B], CARD_24GB)
     RunDirectory(tmp_path).save_config(chosen)
     saved = tomllib.loads((tmp_path / "config.toml").read_text())
-    assert saved["memory"] == {"activation_checkpointing": True, "cpu_offload": "none"}
+    assert saved["memory"] == {
+        "activation_checkpointing": True,
+        "cpu_offload": "none",
+        "reshard_after_forward": "auto",  # of several ranks
+    }
     assert resume_config(tmp_path, {}) == chosen
     anew = resume_config(tmp_path, {"optimizer": {"micro_batch_tokens": "auto"}})
     assert left_open(anew)[0] == "optimizer.micro_batch_tokens"

@@ -173,6 +173,11 @@ class MemoryConfig:
     """Keep weights and optimizer state in host memory: `idle` = while their model is not in use, `always` = throughout,
     copied to the GPU layer by layer and updated on the CPU; `none` = they stay on the GPU."""
 
+    reshard_after_forward: bool | Auto = "auto"
+    """Between several ranks, free a layer's gathered weights after each pass, and reduce gradients after each
+    micro-batch; false = both once for all micro-batches of a mini-batch, which takes the memory of all weights and
+    gradients. `auto` = false where that fits."""
+
     @property
     def offload(self) -> Literal["idle", "always"] | None:
         """cpu_offload; None = nothing is offloaded."""

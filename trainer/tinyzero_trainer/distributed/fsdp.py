@@ -51,6 +51,8 @@ class FsdpOptions:
     offload: Literal["idle", "always"] | None = None
     replicas: int = 1
     sequence_parallel: int = 1
+    reshard_after_forward: bool = True
+    """Of several ranks; False = weights are gathered, and gradients reduced, once a mini-batch."""
 
     @classmethod
     def of(cls, config: TrainConfig, device: torch.device) -> "FsdpOptions":
@@ -63,6 +65,7 @@ class FsdpOptions:
             config.memory.offload if device.type == "cuda" else None,
             config.parallel.dp_replicate,
             config.parallel.sequence_parallel,
+            config.memory.reshard_after_forward is not False,
         )
 
     @property
@@ -115,6 +118,7 @@ class _Sharded:
     ranks: DataParallelGroup
     offload: CpuOffload | None  # with `memory.cpu_offload=idle`
     reductions: "list[_OwnGradients]"  # of one rank
+    gathers_once: bool  # of several, see `accumulate`
 
 
 def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] = ()) -> None:
@@ -133,7 +137,8 @@ def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] 
     # On one rank, what is gathered is a copy in the type that is computed in. With room for those of all layers, the
     # backward pass need not make them again.
     saves_memory = options.activation_checkpointing or options.offload is not None
-    reshard = saves_memory or mesh.weights.shape[-1] > 1 or not trained
+    several = mesh.weights.shape[-1] > 1
+    reshard = (options.reshard_after_forward if several else saves_memory) or not trained
     # Ranks exchange heads within a layer, which the compiler cannot handle.
     gpu, one_slice = options.device.type == "cuda", options.sequence_parallel == 1
     compiled = one_slice and compiles(options.compile, _size(model), gpu=gpu)
@@ -163,7 +168,7 @@ def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] 
     offload = None
     if options.offload == "idle":
         offload = CpuOffload(lambda: [local_shard(parameter) for parameter in model.parameters()])
-    sharded = _Sharded(model, options, mesh.ranks, offload, reductions)
+    sharded = _Sharded(model, options, mesh.ranks, offload, reductions, gathers_once=several and not reshard)
     for module in (model, *model.children()):
         module._sharded = sharded  # type: ignore[assignment]
 
@@ -218,6 +223,19 @@ def on_device(model: nn.Module, *, changed: bool = False) -> Iterator[None]:
             raise
         finally:
             reshard(model)
+
+
+def accumulate(model: nn.Module, *, last: bool) -> None:
+    """Before a micro-batch, whether it is the `last` whose gradients add up in the shards.
+
+    With `memory.reshard_after_forward=false` only that one's backward pass reduces the gradients over the ranks, and
+    frees the gathered weights.
+    """
+    sharded = _find(model)
+    if sharded is not None and sharded.gathers_once:
+        root = cast(FSDPModule, sharded.root)
+        root.set_requires_gradient_sync(last)
+        root.set_reshard_after_backward(last)
 
 
 def _forget_pass(sharded: _Sharded) -> None:

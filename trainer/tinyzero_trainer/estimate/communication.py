@@ -91,7 +91,7 @@ class Traffic:
         count, spec = self.work.micro_batches, self.spec
         layer, root = self._gathered(spec.layer), self._gathered(spec.embeddings)
         each = root + layer + max(compute / count, (spec.layers - 1) * layer)
-        return count * (each + self._exchanged())
+        return self._gathering * each + (count - self._gathering) * compute / count + count * self._exchanged()
 
     def with_backward(self, compute: float) -> float:
         """The same for a backward pass: layers are gathered again, and gradients reduced in float32."""
@@ -100,10 +100,18 @@ class Traffic:
         count, spec, rank = self.work.micro_batches, self.spec, self.config.lora.rank
         adapter = spec.adapter(rank, self.config.lora.target_modules)
         reduced = self._reduced(adapter // max(1, spec.layers) if adapter else spec.layer)
-        layers = spec.layers * (self._gathered(spec.layer) + reduced)
+        again = self._gathered(spec.layer) if self._gathering == count else 0.0
+        layers = spec.layers * (again + reduced)
         root = 0.0 if adapter else self._reduced(spec.embeddings)
-        again = 2 if self.config.memory.activation_checkpointing is True else 1
-        return count * (max(compute / count, layers) + root + again * self._exchanged())
+        each = max(compute / count, layers) + root
+        passes = 2 if self.config.memory.activation_checkpointing is True else 1
+        return self._gathering * each + (count - self._gathering) * compute / count + count * passes * self._exchanged()
+
+    @property
+    def _gathering(self) -> int:
+        """Micro-batches whose passes gather the weights, and reduce the gradients."""
+        once = self.config.memory.reshard_after_forward is False
+        return self.work.mini_batches if once else self.work.micro_batches
 
     def of_decoding(self, sequences: int) -> float:
         """Seconds in which an engine's GPUs reduce the outputs of attention and MLP, in one decoding step."""

@@ -224,11 +224,18 @@ class _Step:
 
     # ---- passes over a micro-batch -------------------------------------------------------------------------------
 
+    def _reshards(self) -> bool:
+        """Whether a pass gathers the weights of a layer for itself alone; see distributed/fsdp.py."""
+        memory = self.config.memory
+        if self.dims.dp_shard > 1:
+            return memory.reshard_after_forward is not False
+        return memory.activation_checkpointing is True or memory.offload is not None
+
     def _gathered(self, role: Role) -> Part:
-        """Gathered weights of embedding, head and the layers in use, in the compute dtype; see distributed/fsdp.py."""
+        """Gathered weights of embedding, head and the layers in use, in the compute dtype."""
         several, memory = self.dims.dp_shard > 1, self.config.memory
         layers = self.spec.layers
-        if several or role in ("reference", "teacher") or memory.activation_checkpointing is True or memory.offload:
+        if self._reshards() or role in ("reference", "teacher"):
             layers = constants.LAYERS_GATHERED + (constants.LAYERS_ARRIVING if several else 0)
         size = self.spec.embeddings + layers * self.spec.layer
         staged = constants.MASTER_BYTES * self.dims.shard(self.spec.layer) if memory.offload == "always" else 0
@@ -255,8 +262,12 @@ class _Step:
         trained = self.dims.shard(adapter or spec.parameters)
         whole = 0 if self.config.memory.offload == "always" else constants.MASTER_BYTES * trained
         gradients = Part(role, "gradients in float32", whole if self.work.accumulates else 0)
+        unreduced = 0
+        if self.work.accumulates and self.dims.dp_shard > 1 and not self._reshards():
+            unreduced = constants.MASTER_BYTES * (adapter or spec.parameters)
         kept, layer = self._activations()
         held = [self._gathered(role), Part(role, "activations", kept), gradients]
+        held += [Part(role, "gradients to be reduced", unreduced)]
         of_head = 0 if role == "critic" or adapter else spec.embedding
         of_layer = adapter // max(1, spec.layers) if adapter else spec.layer
         reducing = constants.LAYERS_REDUCED * (self.number + constants.MASTER_BYTES) * of_layer
@@ -264,7 +275,12 @@ class _Step:
         backward = Part(role, "gradient buffers", layer + self.number * of_head + reducing)
         embedding = 0 if adapter else spec.embedding
         root = (self.number + 4) * embedding + 4 * self.dims.shard(embedding)
-        reduced = [self._gathered(role), Part(role, "gradients in float32", whole), Part(role, "reducing", root)]
+        reduced = [
+            self._gathered(role),
+            Part(role, "gradients in float32", whole),
+            Part(role, "reducing", root),
+            held[-1],
+        ]
         if role == "critic":
             return [[*held, backward], reduced]
         head = [self._logits(role, models=2 if self.exact else 1), Part(role, "gradient of the head", 8 * of_head)]

@@ -13,12 +13,13 @@ from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.optimizer import MICRO_BATCH_TOKENS
 from tinyzero_trainer.config.run import Offload
-from tinyzero_trainer.distributed.parallel_dims import device_of
+from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.fit import (
     LEAST_SEQUENCES,
     LEAST_TOKENS,
+    engine_keeps,
     predict_within,
     setting,
     settle,
@@ -41,6 +42,7 @@ AUTO_KEYS = (
     "rollout.max_num_seqs",
     "vllm.gpu_memory_gb",
     "vllm.sleep_mode",
+    "memory.reshard_after_forward",
 )
 MOST_TOKENS = 131_072  # of a micro-batch: no gain was measured beyond
 NEGLIGIBLE = 1.01  # factor in the time of a step for which nothing is offloaded or recomputed
@@ -91,7 +93,9 @@ def resolve_auto(
 
 def left_open(config: TrainConfig) -> list[str]:
     """The settings that are left to the run."""
-    return [key for key in AUTO_KEYS if setting(config, key) == "auto"]
+    several = config.run.executor == "ray"
+    keys = [key for key in AUTO_KEYS if several or key != "memory.reshard_after_forward"]
+    return [key for key in keys if setting(config, key) == "auto"]
 
 
 def choose(
@@ -125,11 +129,17 @@ def choose(
         return predict_speed(spec, settled, gpu, prompt_tokens).step + waiting
 
     def completed(found: Choice) -> Choice:
-        """With the number of sequences at a time where all fit, and an engine that keeps its memory if that fits."""
+        """With the number of sequences at a time where all fit, and an engine and ranks that keep what fits."""
         work, settled = workload_of(found.config, prompt_tokens), found.config
         if settled.rollout.max_num_seqs == "auto":
             count = work.max_num_seqs if settled.rollout.engine == "vllm" else work.at_a_time
             settled = replace(settled, rollout=replace(settled.rollout, max_num_seqs=count))
+        if settled.memory.reshard_after_forward == "auto" and planned_dims(settled).dp_shard > 1:
+            keeping = replace(settled, memory=replace(settled.memory, reshard_after_forward=False))
+            # The engine before the ranks: to build it anew takes longer than to gather the weights.
+            of_engine = [engine_keeps(spec, each, limit, prompt_tokens) for each in (settled, keeping)]
+            fits = predict_within(spec, keeping, limit, prompt_tokens).peak <= limit and len({*of_engine}) == 1
+            settled = replace(settled, memory=replace(settled.memory, reshard_after_forward=not fits))
         return Choice(settled, predict_within(spec, settled, limit, prompt_tokens), found.seconds)
 
     candidates, tried = list(_candidates(spec, config, host)), list[Choice]()

@@ -1,9 +1,9 @@
 """What policy and critic share: an optimizer, and updates in mini-batches that another process can continue."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, pairwise
 from threading import Lock
 
 import torch
@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
+from tinyzero_trainer.distributed.fsdp import accumulate, device_of, on_device, ranks_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.diagnosis import Diagnosis, UpdateDiagnosis, nonfinite
 from tinyzero_trainer.training.logprobs import TokenModel
-from tinyzero_trainer.training.micro_batches import micro_batches
+from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
 from tinyzero_trainer.training.optimizer import Optimizer, full_norms
 from tinyzero_trainer.training.packing import choose_layout, shares_prompts
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
+from tinyzero_trainer.types import Rollout
 
 
 class Learner:
@@ -77,6 +78,15 @@ class Learner:
         self._losses = []
         if self._diagnosis is not None:
             self._diagnosis.updates.append(UpdateDiagnosis())
+
+    def _accumulated(self, rollouts: Sequence[Rollout]) -> Iterator[MicroBatch]:
+        """This rank's micro-batches, whose gradients add up."""
+        # The norms of a diagnosis are of gradients that are reduced.
+        following: Iterator[MicroBatch | None] = chain(self._micro_batches(rollouts, ranks=self._ranks), [None])
+        for batch, after in pairwise(following):
+            assert batch is not None
+            accumulate(self._computes, last=after is None or self._diagnosis is not None)
+            yield batch
 
     def _backward(self, part: TrainingBatch, losses: Tensor, *, is_padding: bool) -> None:
         """Add the gradient of a micro-batch, with the [tokens] weighted losses of these completions."""
