@@ -72,3 +72,25 @@ def test_packed_positions_restart_with_each_sequence() -> None:
     assert batch.positions is not None
     assert batch.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
     assert batch.tokens.tolist() == [[100, 101, 200, 201, 100, 200, 201, 100, 200]]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=20), st.integers(1, 120))
+def test_packed_rows_are_filled_up_with_a_sequence_of_its_own(shapes: list[tuple[int, int]], budget: int) -> None:
+    samples = [make_sample(prompt, completion) for prompt, completion in shapes]
+    rows = [
+        micro_batches(samples, token_budget=budget, pad_id=7, device=CPU, layout="packed", multiple=multiple)
+        for multiple in (1, 16)
+    ]
+    for plain, filled in zip(*rows, strict=True):
+        count, more = plain.tokens.numel(), -plain.tokens.numel() % 16
+        assert plain.positions is not None
+        assert filled.positions is not None
+        assert plain.boundaries is not None
+        assert filled.boundaries is not None
+        assert filled.tokens.tolist() == [plain.tokens[0].tolist() + [7] * more]
+        assert filled.positions.tolist() == [plain.positions[0].tolist() + list(range(more))]
+        assert filled.boundaries.tolist() == plain.boundaries.tolist() + [count + more] * (more > 0)
+        assert filled.longest == max(plain.longest, more)
+        for name in ("predicts", "targets", "lengths"):
+            assert torch.equal(getattr(filled, name), getattr(plain, name))
+        assert filled.indices == plain.indices

@@ -75,6 +75,7 @@ def micro_batches(
     device: torch.device,
     layout: Layout = "padded",
     ranks: DataParallelGroup = ALONE,
+    multiple: int = 1,
 ) -> Iterator[MicroBatch]:
     """Groups of sequences of similar length within the token budget; a longer sequence is alone.
 
@@ -85,13 +86,14 @@ def micro_batches(
         device: of the tensors.
         layout: see `MicroBatch`.
         ranks: yields this rank's shard. All ranks get as many micro-batches, since gathering a weight takes all.
+        multiple: of tokens; packed rows are filled up to it.
     """
     lengths = [len(rollout.prompt.token_ids) + len(rollout.generation.token_ids) for rollout in rollouts]
     group = ranks.sequence_group
     assert layout == "packed" or group is None, "only a packed row is divided"
     budget = token_budget if group is None else token_budget * group.size
     plans = [_split(shard, lengths, budget, layout) for shard in balance(lengths, ranks.size)]
-    lay_out, own = partial(_pack, group=group) if layout == "packed" else _pad, plans[ranks.rank]
+    lay_out, own = partial(_pack, group=group, multiple=multiple) if layout == "packed" else _pad, plans[ranks.rank]
     for indices in own:
         yield lay_out([rollouts[index] for index in indices], indices, pad_id, device)
     for _ in range(max(map(len, plans)) - len(own)):
@@ -211,17 +213,19 @@ def _pack(
     pad_id: int,
     device: torch.device,
     group: SequenceParallelGroup | None,
+    multiple: int,
 ) -> MicroBatch:
     sequences = _Sequences.of(rollouts)
     boundaries = np.concatenate((sequences.starts, sequences.starts[-1:] + sequences.lengths[-1:]))
     tokens, positions, longest = sequences.tokens, sequences.positions(), int(sequences.lengths.max())
     predicts, targets, counts = np.flatnonzero(sequences.predicts()), sequences.targets(), ()
+    # For slices of equal length, too; a sequence of its own, which no other sees.
+    padding = -len(tokens) % (multiple * (1 if group is None else group.size))
+    if padding:
+        tokens = np.append(tokens, [pad_id] * padding)
+        positions = np.append(positions, np.arange(padding))
+        boundaries, longest = np.append(boundaries, len(tokens)), max(longest, padding)
     if group is not None:
-        padding = -len(tokens) % group.size  # for slices of equal length; a sequence of its own, which no other sees
-        if padding:
-            tokens = np.append(tokens, [pad_id] * padding)
-            positions = np.append(positions, np.arange(padding))
-            boundaries, longest = np.append(boundaries, len(tokens)), max(longest, padding)
         size = len(tokens) // group.size
         ends = np.searchsorted(predicts, np.arange(1, group.size) * size)
         own = slice(group.rank * size, (group.rank + 1) * size)
