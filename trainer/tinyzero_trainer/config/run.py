@@ -84,8 +84,8 @@ class ModelConfig:
     and slower. None = in model.dtype."""
 
     float8_modules: tuple[str, ...] | None = None
-    """Linear layers that compute in float8, by the last part of their names, e.g. down_proj; none = those large enough to
-    be faster."""
+    """Linear layers that compute in float8, by the last part of their names, e.g. down_proj; none = those large enough
+    to be faster."""
 
 
 @dataclass(frozen=True)

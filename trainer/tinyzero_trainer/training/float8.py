@@ -5,7 +5,6 @@ computed outside of layers, as the output head is, stays in the model's own type
 """
 
 import importlib
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -37,16 +36,12 @@ def require_float8(recipe: str, device: torch.device) -> Any:
             f"{need} a GPU of compute capability 8.9 or more (Ada, Hopper), and this one has {found[0]}.{found[1]}; "
             "leave it out"
         )
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it warns of each of its own kernels that does not fit torch; none is used here
     try:
         return importlib.import_module("torchao.float8")
     except ImportError as error:
         reason = str(error).splitlines()[0]
         advice = "install it with: pip install 'tinyzero-trainer[float8]'"
         raise Float8Error(f"{need} torchao ({reason}); {advice}") from error
-    finally:
-        logging.disable(level)
 
 
 def use_float8(model: nn.Module, settings: ModelConfig, device: torch.device) -> None:
