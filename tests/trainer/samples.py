@@ -113,8 +113,11 @@ def token_logprobs(
 
 
 @torch.no_grad()
-def states_by_completion(model: Any, rollouts: Sequence[Rollout], layout: Any) -> Tensor:
+def states_by_completion(
+    model: Any, rollouts: Sequence[Rollout], layout: Any, *, share_prompts: bool = False
+) -> Tensor:
     """[tokens, hidden] last states of the completions, in their order."""
     device = next(model.parameters()).device
-    batches = micro_batches(rollouts, token_budget=60, pad_id=0, device=device, layout=layout)
+    options = {"layout": layout, "share_prompts": share_prompts}
+    batches = micro_batches(rollouts, token_budget=60, pad_id=0, device=device, **options)
     return in_batch_order(batches, lambda batch: completion_states(model, batch).float(), rollouts)

@@ -1,6 +1,7 @@
 """Ranks of a sequence-parallel group: their shards make up the packed row, and they compute what one rank does."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,13 @@ from tinyzero_trainer.utils import jagged
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=12),
     st.integers(2, 7),
     st.integers(1, 40),
+    st.booleans(),
 )
-def test_the_shards_of_a_row_are_the_row(shapes: list[tuple[int, int]], count: int, budget: int) -> None:
+def test_the_shards_of_a_row_are_the_row(
+    shapes: list[tuple[int, int]], count: int, budget: int, share_prompts: bool
+) -> None:
     made = [make_sample(prompt, completion) for prompt, completion in shapes]
-    laid = {"pad_id": 7, "device": CPU, "layout": "packed"}
+    laid = {"pad_id": 7, "device": CPU, "layout": "packed", "share_prompts": share_prompts}
     wholes = list(micro_batches(made, token_budget=budget * count, **laid))
     slices = [
         list(
@@ -66,7 +70,13 @@ def test_the_shards_of_a_row_are_the_row(shapes: list[tuple[int, int]], count: i
             bounds = whole.boundaries.tolist() + ([size * count] if lacking else [])
             assert part.boundaries.tolist() == bounds
             assert part.boundaries.dtype == torch.int32
-            assert part.longest == max(torch.tensor(bounds).diff().tolist())
+            key_bounds = bounds
+            if share_prompts:
+                last = int(whole.key_boundaries[-1])
+                key_bounds = whole.key_boundaries.tolist() + ([last + lacking] if lacking else [])
+                assert part.keys.tolist() == whole.keys.tolist() + list(range(whole.tokens.numel(), size * count))
+                assert part.key_boundaries.tolist() == key_bounds
+            assert part.longest == max(torch.tensor(key_bounds).diff().tolist())
 
 
 def measured(
@@ -74,12 +84,13 @@ def measured(
 ) -> tuple[Tensor, list[Tensor]]:
     """[tokens, 3] statistics in the completions' order, and the gradients of a loss of them, on this rank alone."""
     made = mixed_lengths()
+    made[1] = replace(made[1], prompt=made[0].prompt)
     lengths = completion_lengths(made)
     weights = torch.linspace(-1, 1, 3 * int(lengths.sum())).reshape(-1, 3)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found, total = torch.zeros(len(weights), 3), [torch.zeros_like(parameter) for parameter in parameters]
-    laid = {"pad_id": 0, "device": CPU, "layout": layout, "ranks": ranks}
-    for batch in micro_batches(made, token_budget=20, **laid):
+    laid = {"pad_id": 0, "device": CPU, "layout": layout, "share_prompts": layout == "packed", "ranks": ranks}
+    for batch in micro_batches(made, token_budget=40, **laid):
         given = {"temperature": 0.7, "reference": reference, "estimator": estimator, "entropy_gradient": True}
         statistics = PolicyModel(model)(batch, **given)
         divergence = torch.zeros_like(statistics.entropy) if statistics.divergence is None else statistics.divergence

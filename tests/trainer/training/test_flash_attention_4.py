@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from tests.trainer.conftest import random_model
 from tests.trainer.samples import mixed_lengths, states_by_completion
@@ -12,17 +13,18 @@ from tinyzero_trainer.training import flash_attention_4 as fa4
 from tinyzero_trainer.training import varlen_attention
 
 LENGTHS = [3, 1, 7, 5]
+SHARED = [0, 2, 3, 0]
+"""Keys of each before its own."""
 
 
 def plain(query, key, value, options):
     assert options["causal"]
-    assert torch.equal(options["cu_seqlens_q"], options["cu_seqlens_k"])
-    assert options["cu_seqlens_q"].dtype == torch.int32
-    assert options["max_seqlen_q"] == options["max_seqlen_k"] >= int(options["cu_seqlens_q"].diff().max())
+    bounds = options["cu_seqlens_q"], options["cu_seqlens_k"]
+    assert all(each.dtype == torch.int32 for each in bounds)
+    assert options["max_seqlen_q"] == options["max_seqlen_k"] >= int(bounds[1].diff().max())
     left = options["window_size_left"]
-    bounds, scale = options["cu_seqlens_q"], options["softmax_scale"]
-    window = -1 if left is None else left
-    return varlen_attention.one_after_another(query, key, value, bounds, scale=scale, window=window)
+    window, scale = -1 if left is None else left, options["softmax_scale"]
+    return varlen_attention.one_after_another(query, key, value, *bounds, scale=scale, window=window)
 
 
 def forward(query, key, value, *, return_lse, **options):
@@ -40,18 +42,19 @@ def backward(query, key, value, attended, gradient, logsumexp, *, deterministic,
     shared = query.shape[1] // key.shape[1]
     scale = query.shape[2] ** -0.5 if options["softmax_scale"] is None else options["softmax_scale"]
     left = options["window_size_left"]
-    for start, end in pairwise(options["cu_seqlens_q"].tolist()):
-        positions = torch.arange(end - start)
-        distance = positions[:, None] - positions
-        hidden = (distance < 0) | (distance > (end if left is None else left))
+    bounds = (pairwise(options[name].tolist()) for name in ("cu_seqlens_q", "cu_seqlens_k"))
+    for (start, end), (first, last) in zip(*bounds, strict=True):
+        positions = torch.arange(last - first)
+        distance = positions[start - end :, None] - positions
+        hidden = (distance < 0) | (distance > (last if left is None else left))
         for head in range(query.shape[1]):
             q, out, of_out = (column[start:end, head] for column in (query, attended, gradient))
-            k, v = (column[start:end, head // shared] for column in (key, value))
+            k, v = (column[first:last, head // shared] for column in (key, value))
             weights = (scale * q @ k.T).masked_fill(hidden, -torch.inf).softmax(-1)
             of_scores = scale * weights * (of_out @ v.T - (of_out * out).sum(-1, keepdim=True))
             of_states[0][start:end, head] += of_scores @ k
-            of_states[1][start:end, head // shared] += of_scores.T @ q
-            of_states[2][start:end, head // shared] += weights.T @ of_out
+            of_states[1][first:last, head // shared] += of_scores.T @ q
+            of_states[2][first:last, head // shared] += weights.T @ of_out
     return of_states
 
 
@@ -61,29 +64,29 @@ def package(monkeypatch):
 
 
 def inputs(device="cpu", dtype=torch.float32, size=16):
-    tokens = sum(LENGTHS)
-    shapes = [(tokens, 4, size), (tokens, 2, size), (tokens, 2, size)]
+    tokens, keys = sum(LENGTHS), sum(LENGTHS + SHARED)
+    shapes = [(tokens, 4, size), (keys, 2, size), (keys, 2, size)]
     draw = torch.Generator().manual_seed(0)
     states = [torch.randn(shape, generator=draw).to(device, dtype).requires_grad_() for shape in shapes]
-    starts = torch.tensor([0, *LENGTHS], device=device).cumsum(0, dtype=torch.int32)
-    return states, starts
+    lengths = torch.tensor([LENGTHS, [sum(each) for each in zip(LENGTHS, SHARED, strict=True)]], device=device)
+    return states, *pad(lengths, (1, 0)).cumsum(1, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("window", [-1, 2])
 def test_the_operator_is_whole(window, package):
-    states, starts = inputs()
-    torch.library.opcheck(fa4._forward, (*states, starts, max(LENGTHS), 0.3, window))
+    states, *bounds = inputs()
+    torch.library.opcheck(fa4._forward, (*states, *bounds, 64, 0.3, window))
 
 
 @pytest.mark.parametrize("window", [-1, 2])
 def test_its_gradients_are_right_and_compiled_code_does_not_break_at_it(window, package):
-    states, starts = inputs()
+    states, *bounds = inputs()
 
     def attend(query, key, value):
-        return fa4.flash_attention_4(2 * query, key, value, starts, max(LENGTHS), scale=None, window=window)
+        return fa4.flash_attention_4(2 * query, key, value, *bounds, 64, scale=None, window=window)
 
     def attend_plainly(query, key, value):
-        return varlen_attention.one_after_another(2 * query, key, value, starts, scale=None, window=window)
+        return varlen_attention.one_after_another(2 * query, key, value, *bounds, scale=None, window=window)
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     gradient = torch.randn_like(states[0])
@@ -116,10 +119,10 @@ def test_it_suits_no_cpu():
 def test_the_real_one_agrees_in_half_precision(window, size):
     if not fa4.suits(torch.device("cuda"), size):
         pytest.skip("needs Hopper and the package flash-attn-4")
-    states, starts = inputs("cuda", torch.bfloat16, size)
-    exact, _ = inputs("cuda", torch.float32, size)
-    found = fa4.flash_attention_4(*states, starts, 64, scale=None, window=window)
-    expected = varlen_attention.one_after_another(*exact, starts, scale=None, window=window)
+    states, *bounds = inputs("cuda", torch.bfloat16, size)
+    exact, *_ = inputs("cuda", torch.float32, size)
+    found = fa4.flash_attention_4(*states, *bounds, 64, scale=None, window=window)
+    expected = varlen_attention.one_after_another(*exact, *bounds, scale=None, window=window)
     torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
     gradient = torch.randn_like(expected)
     of_found = torch.autograd.grad(found, states, gradient.to(torch.bfloat16))

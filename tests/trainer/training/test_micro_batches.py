@@ -74,13 +74,17 @@ def test_packed_positions_restart_with_each_sequence() -> None:
     assert batch.tokens.tolist() == [[100, 101, 200, 201, 100, 200, 201, 100, 200]]
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=20), st.integers(1, 120))
-def test_packed_rows_are_filled_up_with_a_sequence_of_its_own(shapes: list[tuple[int, int]], budget: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=20),
+    st.integers(1, 120),
+    st.booleans(),
+)
+def test_packed_rows_are_filled_up_with_a_sequence_of_its_own(
+    shapes: list[tuple[int, int]], budget: int, share: bool
+) -> None:
     samples = [make_sample(prompt, completion) for prompt, completion in shapes]
-    rows = [
-        micro_batches(samples, token_budget=budget, pad_id=7, device=CPU, layout="packed", multiple=multiple)
-        for multiple in (1, 16)
-    ]
+    options = {"token_budget": budget, "pad_id": 7, "device": CPU, "layout": "packed", "share_prompts": share}
+    rows = [micro_batches(samples, **options, multiple=multiple) for multiple in (1, 16)]
     for plain, filled in zip(*rows, strict=True):
         count, more = plain.tokens.numel(), -plain.tokens.numel() % 16
         assert plain.positions is not None
@@ -90,7 +94,36 @@ def test_packed_rows_are_filled_up_with_a_sequence_of_its_own(shapes: list[tuple
         assert filled.tokens.tolist() == [plain.tokens[0].tolist() + [7] * more]
         assert filled.positions.tolist() == [plain.positions[0].tolist() + list(range(more))]
         assert filled.boundaries.tolist() == plain.boundaries.tolist() + [count + more] * (more > 0)
+        if share:
+            assert filled.keys.tolist() == plain.keys.tolist() + list(range(count, count + more))
+            assert filled.key_boundaries.diff().tolist() == plain.key_boundaries.diff().tolist() + [more] * (more > 0)
         assert filled.longest == max(plain.longest, more)
         for name in ("predicts", "targets", "lengths"):
             assert torch.equal(getattr(filled, name), getattr(plain, name))
         assert filled.indices == plain.indices
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=20), st.integers(1, 120))
+def test_completions_in_a_row_share_their_prompt_and_each_sees_its_own_tokens(shapes: list, budget: int) -> None:
+    samples = [make_sample((1, 2, 7)[kind], completion) for kind, completion in shapes]
+    options = {"token_budget": budget, "pad_id": 0, "device": CPU, "layout": "packed"}
+    batches = list(micro_batches(samples, **options, share_prompts=True))
+    assert sorted(row for batch in batches for row in batch.indices) == list(range(len(samples)))
+    for batch in batches:
+        rows = [samples[row] for row in batch.indices]
+        seen = [batch.keys[start:end] for start, end in pairwise(batch.key_boundaries.tolist())]
+        own = [list(range(start, end)) for start, end in pairwise(batch.boundaries.tolist())]
+        assert [keys.tolist()[len(keys) - len(places) :] for keys, places in zip(seen, own, strict=True)] == own
+        assert batch.longest == max(map(len, seen))
+        assert all(torch.equal(batch.positions[0, keys], torch.arange(len(keys))) for keys in seen)
+        tokens = [batch.tokens[0, keys].tolist() for keys in seen]
+        wholes = [row.prompt.token_ids + row.generation.token_ids for row in rows]
+        prompts = [row.prompt.token_ids for row in rows]
+        shared = [prompt[:-1] for prompt in ([100, 101], list(range(100, 107))) if prompts.count(prompt) > 1]
+        assert sorted(tokens) == sorted(wholes + shared)
+        assert batch.tokens.numel() == sum(map(len, wholes)) - sum(
+            (prompts.count([*prompt, 100 + len(prompt)]) - 1) * len(prompt) for prompt in shared
+        )
+        assert torch.equal(torch.roll(batch.tokens, -1, dims=1).flatten()[batch.predicts], batch.targets)
+        assert batch.targets.tolist() == [token for row in rows for token in row.generation.token_ids]
+        assert batch.lengths.tolist() == [len(row.generation.token_ids) for row in rows]

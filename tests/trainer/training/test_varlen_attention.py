@@ -1,25 +1,27 @@
 """Packed sequences through the variable-length kernel: its inputs, and the same results as padded ones."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tests.trainer.conftest import random_model
-from tests.trainer.samples import mixed_lengths, states_by_completion
+from tests.trainer.samples import flat_gradient, mixed_lengths, states_by_completion
 from tinyzero_trainer.training import varlen_attention as attention
-from tinyzero_trainer.training.logprobs import PolicyModel
-from tinyzero_trainer.training.packing import choose_layout, keeps_packed_apart
+from tinyzero_trainer.training.logprobs import PolicyModel, completion_states
+from tinyzero_trainer.training.micro_batches import micro_batches
+from tinyzero_trainer.training.packing import choose_layout, keeps_packed_apart, shares_prompts
 
 
 def fake_kernel(query, key, value, starts, starts_k, most, most_k, *, scale, window_size, enable_gqa=True):
     """Takes what the real one takes, and computes it in plain PyTorch."""
-    assert torch.equal(starts, starts_k)
-    assert starts.dtype == torch.int32
-    assert most == most_k >= int(starts.diff().max())
+    assert starts.dtype == starts_k.dtype == torch.int32
+    assert most == most_k >= int(starts_k.diff().max())
+    assert (starts.diff() <= starts_k.diff()).all()
     assert window_size[1] == 0
-    return attention.one_after_another(query, key, value, starts, scale=scale, window=window_size[0])
+    return attention.one_after_another(query, key, value, starts, starts_k, scale=scale, window=window_size[0])
 
 
 @pytest.fixture
@@ -49,6 +51,43 @@ def test_packed_equals_padded_through_the_kernel_and_without_one(kind, kernel, w
     assert keeps_packed_apart(PolicyModel(model))
     for layout in ("packed", "padded"):  # padded rows do not go through the kernel
         torch.testing.assert_close(states_by_completion(model, rollouts, layout), padded, rtol=1e-4, atol=1e-5)
+
+
+def grouped() -> list:
+    """The same rollouts, of which some have a prompt in common."""
+    rollouts = mixed_lengths()
+    prompts = [rollouts[place].prompt for place in (0, 0, 2, 0, 2, 1)]
+    return [replace(rollout, prompt=prompt) for rollout, prompt in zip(rollouts, prompts, strict=True)]
+
+
+def gradient(model, *, share_prompts: bool):
+    """Of a sum that tells the completions apart."""
+    options = {"token_budget": 60, "pad_id": 0, "device": model.device, "layout": "packed"}
+    for batch in micro_batches(grouped(), **options, share_prompts=share_prompts):
+        weights = torch.tensor(batch.indices, device=model.device).add(1).repeat_interleave(batch.lengths)
+        (completion_states(model, batch).square().sum(dim=1) * weights).sum().backward()
+    found = flat_gradient(model).clone()
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "sliding"])
+def test_a_shared_prompt_is_as_one_of_its_own(kind, with_kernel):
+    model, rollouts = with_kernel(random_model(kind)), grouped()
+    assert shares_prompts(PolicyModel(model))
+    own, shared = (states_by_completion(model, rollouts, "packed", share_prompts=share) for share in (False, True))
+    torch.testing.assert_close(shared, own, rtol=1e-4, atol=1e-5)
+    own, shared = (gradient(model, share_prompts=share) for share in (False, True))
+    torch.testing.assert_close(shared, own, rtol=1e-3, atol=1e-4)
+
+
+def test_prompts_are_not_shared_where_tokens_affect_each_other_besides(with_kernel):
+    model = with_kernel(random_model("qwen2"))
+    assert shares_prompts(PolicyModel(model))
+    layer = model.model.layers[0]
+    layer.mlp.register_forward_hook(lambda module, args, output: output + output.roll(1, dims=1))
+    assert not shares_prompts(PolicyModel(model))
+    assert not shares_prompts(PolicyModel(random_model("qwen2")))  # no kernel
 
 
 def test_there_is_no_kernel_off_a_gpu(any_model):
@@ -91,3 +130,6 @@ def test_the_real_kernel_agrees_in_half_precision(any_model):
     padded = states_by_completion(model, rollouts, "padded")
     assert attention.use_kernel(model, torch.bfloat16, model.device)
     torch.testing.assert_close(states_by_completion(model, rollouts, "packed"), padded, rtol=0.05, atol=0.05)
+    assert shares_prompts(PolicyModel(model))
+    own, shared = (gradient(model, share_prompts=share).float() for share in (False, True))
+    assert (shared - own).norm() < 0.02 * own.norm()

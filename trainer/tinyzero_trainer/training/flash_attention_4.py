@@ -32,23 +32,39 @@ def _interface() -> Any:
 
 
 def flash_attention_4(
-    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int, *, scale: float | None, window: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries: Tensor,
+    key_boundaries: Tensor,
+    longest: int,
+    *,
+    scale: float | None,
+    window: int,
 ) -> Tensor:
     """Causal attention within each sequence, differentiable.
 
     Query [tokens, heads, size], key and value with as many heads or fewer, in half precision; boundaries, int32
-    [sequences + 1], are where each sequence starts, and where the last ends; no sequence has more tokens than
-    `longest`; a token sees `window` tokens before itself, -1 = all. `scale` multiplies the scores, None = 1 / √size.
+    [sequences + 1], are where each sequence starts, and where the last ends, in the queries and in the keys, of which a
+    sequence may have more: its last ones are the queries' own. No sequence has more than `longest`; a token sees
+    `window` tokens before itself, -1 = all. `scale` multiplies the scores, None = 1 / √size.
     """
-    return _forward(query, key, value, boundaries, longest, scale, window)[0]
+    return _forward(query, key, value, boundaries, key_boundaries, longest, scale, window)[0]
 
 
 @torch.library.custom_op("tinyzero::flash_attention_4", mutates_args=())
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int, scale: float | None, window: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries: Tensor,
+    key_boundaries: Tensor,
+    longest: int,
+    scale: float | None,
+    window: int,
 ) -> tuple[Tensor, Tensor]:
     """The attended values, and the logarithms of the sums of the scores' exponentials [heads, tokens]."""
-    of_sequences = _of_sequences(boundaries, longest, scale, window)
+    of_sequences = _of_sequences(boundaries, key_boundaries, longest, scale, window)
     attended, logsumexp, *_ = _interface()._flash_attn_fwd(query, key, value, **of_sequences, return_lse=True)
     return attended, logsumexp
 
@@ -68,6 +84,7 @@ def _backward(
     attended: Tensor,
     logsumexp: Tensor,
     boundaries: Tensor,
+    key_boundaries: Tensor,
     longest: int,
     scale: float | None,
     window: int,
@@ -75,7 +92,7 @@ def _backward(
     """Gradients of query, key and value."""
     gradients = _interface()._flash_attn_bwd(
         *(query, key, value, attended, gradient, logsumexp),
-        **_of_sequences(boundaries, longest, scale, window),
+        **_of_sequences(boundaries, key_boundaries, longest, scale, window),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     of_query, of_key, of_value = (each.contiguous() for each in gradients)
@@ -87,26 +104,28 @@ def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any)
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
-def _of_sequences(boundaries: Tensor, longest: int, scale: float | None, window: int) -> dict[str, Any]:
+def _of_sequences(
+    boundaries: Tensor, key_boundaries: Tensor, longest: int, scale: float | None, window: int
+) -> dict[str, Any]:
     return {
         "softmax_scale": scale,
         "causal": True,
         "window_size_left": None if window < 0 else window,
         "cu_seqlens_q": boundaries,
-        "cu_seqlens_k": boundaries,
+        "cu_seqlens_k": key_boundaries,
         "max_seqlen_q": longest,
         "max_seqlen_k": longest,
     }
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *states, boundaries, longest, scale, window = inputs
-    ctx.save_for_backward(*states, *output, boundaries)
+    *states, boundaries, key_boundaries, longest, scale, window = inputs
+    ctx.save_for_backward(*states, *output, boundaries, key_boundaries)
     ctx.numbers = longest, scale, window
 
 
 def _gradients(ctx: Any, gradient: Tensor, _of_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward(gradient, *ctx.saved_tensors, *ctx.numbers), None, None, None, None
+    return *_backward(gradient, *ctx.saved_tensors, *ctx.numbers), None, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)

@@ -19,7 +19,7 @@ from tinyzero_trainer.training.float8 import Float8Error, row_multiple
 from tinyzero_trainer.training.logprobs import TokenModel
 from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.training.optimizer import Optimizer, full_norms
-from tinyzero_trainer.training.packing import choose_layout
+from tinyzero_trainer.training.packing import choose_layout, shares_prompts
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 
@@ -44,6 +44,7 @@ class Learner:
             device=device_of(model),
             layout=layout,
             multiple=multiple,
+            share_prompts=shares_prompts(model),
         )
         self._metrics, self._unfinished = MetricAccumulator(), MetricAccumulator()
         self._losses: list[Tensor] = []  # of the present mini-batch's micro-batches, [] each

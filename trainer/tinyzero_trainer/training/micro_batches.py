@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain, islice, takewhile
+from itertools import accumulate, chain, groupby, islice, takewhile
 from typing import Self
 
 import numpy as np
@@ -37,8 +37,16 @@ class MicroBatch:
     boundaries: Tensor | None
     """[sequences + 1] int32, where each packed sequence starts, and where the last ends; None = not packed."""
 
+    keys: Tensor | None
+    """[keys] places in the whole packed row that the sequences attend to, one sequence after another; None = each to
+    itself. A prompt of several completions is a sequence of its own but for its last token, with which each of its
+    completions begins; these attend to it, too."""
+
+    key_boundaries: Tensor | None
+    """[sequences + 1] int32, the same in `keys`; None = `boundaries`."""
+
     longest: int
-    """Tokens of the longest sequence."""
+    """Tokens of the longest sequence, with its prompt."""
 
     predicts: Tensor
     """[tokens] positions in the flattened rows whose next token belongs to a completion. Not a mask: to select by one,
@@ -74,6 +82,7 @@ def micro_batches(
     pad_id: int,
     device: torch.device,
     layout: Layout = "padded",
+    share_prompts: bool = False,
     ranks: DataParallelGroup = ALONE,
     multiple: int = 1,
 ) -> Iterator[MicroBatch]:
@@ -85,6 +94,7 @@ def micro_batches(
         pad_id: the padding token.
         device: of the tensors.
         layout: see `MicroBatch`.
+        share_prompts: whether completions of one prompt in a packed row share it; the budget counts it for each.
         ranks: yields this rank's shard. All ranks get as many micro-batches, since gathering a weight takes all.
         multiple: of tokens; packed rows are filled up to it.
     """
@@ -92,8 +102,16 @@ def micro_batches(
     group = ranks.sequence_group
     assert layout == "packed" or group is None, "only a packed row is divided"
     budget = token_budget if group is None else token_budget * group.size
-    plans = [_split(shard, lengths, budget, layout) for shard in balance(lengths, ranks.size)]
-    lay_out, own = partial(_pack, group=group, multiple=multiple) if layout == "packed" else _pad, plans[ranks.rank]
+    share_prompts = share_prompts and layout == "packed"
+    numbers: dict[tuple[int, ...], int] = {}
+    prompts = [
+        numbers.setdefault(tuple(rollout.prompt.token_ids), index) if share_prompts else index
+        for index, rollout in enumerate(rollouts)
+    ]
+    plans = [_split(shard, lengths, prompts, budget, layout) for shard in balance(lengths, ranks.size)]
+    pack = partial(_pack, group=group, share_prompts=share_prompts, multiple=multiple)
+    lay_out = pack if layout == "packed" else _pad
+    own = plans[ranks.rank]
     for indices in own:
         yield lay_out([rollouts[index] for index in indices], indices, pad_id, device)
     for _ in range(max(map(len, plans)) - len(own)):
@@ -101,9 +119,14 @@ def micro_batches(
         yield replace(lay_out([rollouts[shortest]], [shortest], pad_id, device), is_padding=True)
 
 
-def _split(shard: Iterable[int], lengths: Sequence[int], budget: int, layout: Layout) -> list[list[int]]:
-    """Indices for each micro-batch of a rank, the longest sequences first."""
-    indices = sorted(shard, key=lengths.__getitem__, reverse=True)
+def _split(
+    shard: Sequence[int], lengths: Sequence[int], prompts: Sequence[int], budget: int, layout: Layout
+) -> list[list[int]]:
+    """Indices for each micro-batch of a rank: those of one prompt together, and the longest sequences first."""
+    longest: dict[int, int] = {}
+    for index in shard:
+        longest[prompts[index]] = max(lengths[index], longest.get(prompts[index], 0))
+    indices = sorted(shard, key=lambda index: (-longest[prompts[index]], prompts[index], -lengths[index]))
     ordered, groups, start = [lengths[index] for index in indices], [], 0
     while start < len(indices):
         if layout == "packed":
@@ -165,27 +188,62 @@ class _Sequences:
     starts: np.ndarray  # [sequences]
     lengths: np.ndarray  # [sequences] of prompt and completion
     completions: np.ndarray  # [sequences] length of the completion
+    shared: np.ndarray  # [sequences] tokens of its prompt that are a sequence before it
+    shared_starts: np.ndarray  # [sequences] where these start
 
     @classmethod
-    def of(cls, rollouts: Sequence[Rollout]) -> Self:
-        pieces = [ids for rollout in rollouts for ids in (rollout.prompt.token_ids, rollout.generation.token_ids)]
+    def of(cls, rollouts: Sequence[Rollout], *, share_prompts: bool = False) -> Self:
+        """With `share_prompts` a prompt of several rollouts in a row comes once, before them."""
+        pieces: list[Sequence[int]] = []
+        shared: list[tuple[int, int]] = []  # tokens, and in which sequence
+        for prompt, group in _by_prompt(rollouts) if share_prompts else (([], [one]) for one in rollouts):
+            if prompt:
+                pieces += (prompt, ())
+                shared.append((0, 0))
+            place = len(shared) - 1
+            for one in group:
+                pieces += (one.prompt.token_ids[len(prompt) :], one.generation.token_ids)
+                shared.append((len(prompt), place))
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces)).reshape(-1, 2)
         lengths = sizes.sum(axis=1)
+        starts = lengths.cumsum() - lengths
         tokens = np.fromiter(chain.from_iterable(pieces), np.int64, int(lengths.sum()))
-        return cls(tokens, lengths.cumsum() - lengths, lengths, sizes[:, 1])
+        counts, places = np.array(shared).T
+        return cls(tokens, starts, lengths, sizes[:, 1], counts, starts[places])
+
+    def places(self) -> np.ndarray:
+        """[tokens] in the own sequence, without what it shares."""
+        return np.arange(len(self.tokens)) - self.starts.repeat(self.lengths)
 
     def positions(self) -> np.ndarray:
-        """[tokens] in the own sequence."""
-        return np.arange(len(self.tokens)) - self.starts.repeat(self.lengths)
+        """[tokens] in prompt and completion."""
+        return self.places() + self.shared.repeat(self.lengths)
+
+    def keys(self) -> tuple[np.ndarray, np.ndarray]:
+        """Places of what each sequence attends to, the shared tokens first, and [sequences] how many these are."""
+        lengths = self.shared + self.lengths
+        place = np.arange(lengths.sum()) - (lengths.cumsum() - lengths).repeat(lengths)
+        own = place - self.shared.repeat(lengths)
+        return np.where(own < 0, self.shared_starts.repeat(lengths) + place, self.starts.repeat(lengths) + own), lengths
 
     def predicts(self) -> np.ndarray:
         """[tokens] whether the next token belongs to the completion."""
-        from_end = self.lengths.repeat(self.lengths) - self.positions()  # 1 for the last token
+        from_end = self.lengths.repeat(self.lengths) - self.places()  # 1 for the last token
         return (from_end > 1) & (from_end <= self.completions.repeat(self.lengths) + 1)
 
     def targets(self) -> np.ndarray:
         """[completion tokens]"""
         return self.tokens[np.flatnonzero(self.predicts()) + 1]
+
+
+def _by_prompt(rollouts: Sequence[Rollout]) -> Iterator[tuple[list[int], list[Rollout]]]:
+    """Rollouts in a row with the same prompt, and of that what they share: all but its last token.
+
+    That one predicts the first token of each completion.
+    """
+    for prompt, group in groupby(rollouts, lambda rollout: rollout.prompt.token_ids):
+        members = list(group)
+        yield (prompt[:-1] if len(members) > 1 else []), members
 
 
 def _pad(rollouts: Sequence[Rollout], indices: list[int], pad_id: int, device: torch.device) -> MicroBatch:
@@ -199,6 +257,8 @@ def _pad(rollouts: Sequence[Rollout], indices: list[int], pad_id: int, device: t
         mask=array_to_device(present.astype(np.int64), device),
         positions=None,
         boundaries=None,
+        keys=None,
+        key_boundaries=None,
         longest=longest,
         predicts=array_to_device(np.flatnonzero(present)[sequences.predicts()], device),
         targets=array_to_device(sequences.targets(), device),
@@ -213,18 +273,22 @@ def _pack(
     pad_id: int,
     device: torch.device,
     group: SequenceParallelGroup | None,
+    share_prompts: bool,
     multiple: int,
 ) -> MicroBatch:
-    sequences = _Sequences.of(rollouts)
-    boundaries = np.concatenate((sequences.starts, sequences.starts[-1:] + sequences.lengths[-1:]))
-    tokens, positions, longest = sequences.tokens, sequences.positions(), int(sequences.lengths.max())
+    sequences = _Sequences.of(rollouts, share_prompts=share_prompts)
+    boundaries = np.append(sequences.starts, len(sequences.tokens))
+    keys, key_lengths = sequences.keys()
+    tokens, positions, longest = sequences.tokens, sequences.positions(), int(key_lengths.max())
     predicts, targets, counts = np.flatnonzero(sequences.predicts()), sequences.targets(), ()
     # For slices of equal length, too; a sequence of its own, which no other sees.
     padding = -len(tokens) % (multiple * (1 if group is None else group.size))
     if padding:
         tokens = np.append(tokens, [pad_id] * padding)
         positions = np.append(positions, np.arange(padding))
-        boundaries, longest = np.append(boundaries, len(tokens)), max(longest, padding)
+        keys = np.append(keys, np.arange(boundaries[-1], len(tokens)))
+        boundaries, key_lengths = np.append(boundaries, len(tokens)), np.append(key_lengths, padding)
+        longest = max(longest, padding)
     if group is not None:
         size = len(tokens) // group.size
         ends = np.searchsorted(predicts, np.arange(1, group.size) * size)
@@ -233,16 +297,19 @@ def _pack(
         predicts, targets = (np.split(array, ends)[group.rank] for array in (predicts - own.start, targets))
         tokens, positions = tokens[own], positions[own]
         counts = tuple(np.diff(ends, prepend=0, append=sequences.completions.sum()).tolist())
+    key_boundaries = np.append(0, key_lengths.cumsum()).astype(np.int32)
     return MicroBatch(
         tokens=array_to_device(tokens[None], device),
         mask=None,
         positions=array_to_device(positions[None], device),
         boundaries=array_to_device(boundaries.astype(np.int32), device),
+        keys=array_to_device(keys, device) if share_prompts else None,
+        key_boundaries=array_to_device(key_boundaries, device) if share_prompts else None,
         longest=longest,
         predicts=array_to_device(predicts, device),
         targets=array_to_device(targets, device),
         indices=indices,
-        lengths=array_to_device(sequences.completions, device),
+        lengths=to_device(completion_lengths(rollouts), device),
         sequence_group=group,
         counts=counts,
     )

@@ -1,5 +1,6 @@
-"""Tries out whether a model keeps packed sequences apart, and computes the same over sequence-parallel ranks."""
+"""Tries out whether a model keeps packed sequences apart, shares their prompts, and can divide them over ranks."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -60,6 +61,21 @@ def keeps_packed_apart(model: TokenModel) -> bool:
 
 
 @torch.no_grad()
+def shares_prompts(model: TokenModel) -> bool:
+    """Whether the completions of a prompt that is in a packed row once are computed as if each had its own.
+
+    Not without a kernel, which masks no whole row, or if tokens affect each other in any other way than through it.
+    """
+    if not attention.has_kernel(model.body):
+        return False
+    with on_device(model), evaluating(model.body), without_float8(model):
+        shared, own = (
+            _packed_states(model, completions, ALONE, prompt=[5, 6, 4]) for completions in ([[3, 7], [2, 3]], [[2, 3]])
+        )
+    return _are_close(shared[-2:], own)
+
+
+@torch.no_grad()
 def computes_the_same_in_slices(model: TokenModel, group: SequenceParallelGroup) -> bool:
     """Whether ranks that share a packed row compute what one rank does; all of them must call it.
 
@@ -70,18 +86,31 @@ def computes_the_same_in_slices(model: TokenModel, group: SequenceParallelGroup)
         shared = DataParallelGroup(sequence_group=group)
         whole = _packed_states(model, [[1, *long], [3, 2]], ALONE)
         divided, other = (_packed_states(model, [[first, *long], [3, 2]], shared) for first in (1, 2))
-    tolerance = 1e-4 if whole.dtype == torch.float32 else 0.03
-    error, size = (part.float().norm(dim=1) for part in (divided - whole, whole))
     affects_own = not divided[len(long)].equal(other[len(long)])
     leaves_next = divided[-2:].equal(other[-2:])
-    return bool((error <= tolerance * size).all()) and affects_own and leaves_next
+    return _are_close(divided, whole) and affects_own and leaves_next
 
 
-def _packed_states(model: TokenModel, completions: list[list[int]], ranks: DataParallelGroup) -> Tensor:
+def _are_close(found: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-4 if expected.dtype == torch.float32 else 0.03
+    error, size = (part.float().norm(dim=1) for part in (found - expected, expected))
+    return bool((error <= tolerance * size).all())
+
+
+def _packed_states(
+    model: TokenModel, completions: list[list[int]], ranks: DataParallelGroup, *, prompt: Sequence[int] = (1,)
+) -> Tensor:
     """[completion tokens, hidden] of completions in one packed row, the longest first."""
-    prompt, score = Prompt(Item(None), "", [1]), Score(0.0, False)
-    rollouts = [Rollout(prompt, Generation(ids, None, finished=True), "", score) for ids in completions]
-    budget, device = sum(map(len, completions)) + len(completions), device_of(model)
-    (batch,) = micro_batches(rollouts, token_budget=budget, pad_id=0, device=device, layout="packed", ranks=ranks)
+    asked, score = Prompt(Item(None), "", list(prompt)), Score(0.0, False)
+    rollouts = [Rollout(asked, Generation(ids, None, finished=True), "", score) for ids in completions]
+    (batch,) = micro_batches(
+        rollouts,
+        token_budget=sum(len(prompt) + len(ids) for ids in completions),
+        pad_id=0,
+        device=device_of(model),
+        layout="packed",
+        share_prompts=attention.has_kernel(model.body),  # so that one compiled form serves these and what is trained
+        ranks=ranks,
+    )
     own = model.states(batch)
     return torch.stack(ulysses.all_gather(own.unbind(1), batch.counts, batch.sequence_group), dim=1)

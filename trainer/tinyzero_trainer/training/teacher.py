@@ -10,7 +10,7 @@ from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.logprobs import PolicyModel, TokenStatistics, frozen
 from tinyzero_trainer.training.micro_batches import MicroBatch, in_batch_order, micro_batches
-from tinyzero_trainer.training.packing import choose_layout
+from tinyzero_trainer.training.packing import choose_layout, shares_prompts
 from tinyzero_trainer.types import Rollout
 
 
@@ -27,6 +27,7 @@ class Teacher:
             pad_id=language_model.pad_id,
             device=device_of(self.model),
             layout=choose_layout(self.model, "auto", name=language_model.name),
+            share_prompts=shares_prompts(self.model),
         )
 
     def continue_with(self, micro_batch_tokens: int) -> None:

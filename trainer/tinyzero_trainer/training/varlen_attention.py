@@ -95,6 +95,7 @@ def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
         "attention_mask": batch.tokens.new_empty(1, 1, longest, 0, dtype=torch.bool),
         "position_ids": batch.positions,
         "cu_seq_lens_q": batch.boundaries,
+        **({} if batch.keys is None else {"keys": batch.keys, "cu_seq_lens_k": batch.key_boundaries}),
         **({} if batch.sequence_group is None else {"sequence_group": batch.sequence_group}),
     }
 
@@ -107,6 +108,8 @@ def _attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    keys: Tensor | None = None,
     sliding_window: int | None = None,
     sequence_group: SequenceParallelGroup | None = None,
     *,
@@ -115,7 +118,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """As transformers calls attention: query [1, heads, tokens, head size], key and value with as many heads or fewer.
 
-    With `sequence_group` the tokens are this rank's slice of the row; the boundaries are always of the whole row.
+    With `sequence_group` the tokens are this rank's slice of the row; boundaries and keys are always of the whole row.
     Returns [1, tokens, heads, head size], and no attention weights.
     """
     if cu_seq_lens_q is None:
@@ -127,12 +130,15 @@ def _attend(
         query, key, value = (column.transpose(0, 1) for column in states)  # [tokens, heads, size]
     else:
         query, key, value = (ulysses.to_heads(column, sequence_group) for column in states)
+    if keys is not None:
+        # In float32, in which the gradients of a shared prompt add up.
+        key, value = (column.float().index_select(0, keys).to(column.dtype) for column in (key, value))
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
-    bounds = (cu_seq_lens_q, cu_seq_lens_q, longest, longest)
+    bounds = (cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k, longest, longest)
     if hopper:
-        attended = flash_attention_4(query, key, value, cu_seq_lens_q, longest, scale=scaling, window=window[0])
+        attended = flash_attention_4(query, key, value, *bounds[:3], scale=scaling, window=window[0])
     elif not _has_kernel(query.device, query.dtype):
-        attended = one_after_another(query, key, value, cu_seq_lens_q, scale=scaling, window=window[0])
+        attended = one_after_another(query, key, value, *bounds[:2], scale=scaling, window=window[0])
     elif flash_attn is not None:
         attended = flash_attn(query, key, value, *bounds, softmax_scale=scaling, causal=True, window_size=window)
     else:
@@ -143,21 +149,30 @@ def _attend(
 
 
 def one_after_another(
-    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, *, scale: float | None, window: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries: Tensor,
+    key_boundaries: Tensor,
+    *,
+    scale: float | None,
+    window: int,
 ) -> Tensor:
     """What the kernels compute, in plain PyTorch and any precision: one sequence after another.
 
     Query [tokens, heads, size], key and value with as many heads or fewer; boundaries [sequences + 1] are where each
-    sequence starts, and where the last ends; a token sees `window` tokens before itself, -1 = all.
+    sequence starts, and where the last ends, in the queries and in the keys, of which a sequence may have more: its
+    last ones are the queries' own. A token sees `window` tokens before itself, -1 = all.
     """
     attended = []
-    for start, end in pairwise(boundaries.tolist()):
-        q, k, v = (states[start:end].transpose(0, 1)[None] for states in (query, key, value))
+    bounds = (pairwise(each.tolist()) for each in (boundaries, key_boundaries))
+    for (start, end), (first, last) in zip(*bounds, strict=True):
+        q, k, v = (states.transpose(0, 1)[None] for states in (query[start:end], key[first:last], value[first:last]))
         mask = None
-        if window >= 0:
-            positions = torch.arange(end - start, device=query.device)
-            distance = positions[:, None] - positions
-            mask = (distance >= 0) & (distance <= window)
+        if window >= 0 or end - start < last - first:
+            positions = torch.arange(last - first, device=query.device)
+            distance = positions[start - end :, None] - positions
+            mask = (distance >= 0) & (distance <= (window if window >= 0 else last))
         attended.append(
             scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=True)
         )
