@@ -74,6 +74,35 @@ def test_packed_positions_restart_with_each_sequence() -> None:
     assert batch.tokens.tolist() == [[100, 101, 200, 201, 100, 200, 201, 100, 200]]
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=20),
+    st.integers(1, 120),
+    st.booleans(),
+)
+def test_packed_rows_are_filled_up_with_a_sequence_of_its_own(
+    shapes: list[tuple[int, int]], budget: int, share: bool
+) -> None:
+    samples = [make_sample(prompt, completion) for prompt, completion in shapes]
+    options = {"token_budget": budget, "pad_id": 7, "device": CPU, "layout": "packed", "share_prompts": share}
+    rows = [micro_batches(samples, **options, multiple=multiple) for multiple in (1, 16)]
+    for plain, filled in zip(*rows, strict=True):
+        count, more = plain.tokens.numel(), -plain.tokens.numel() % 16
+        assert plain.positions is not None
+        assert filled.positions is not None
+        assert plain.boundaries is not None
+        assert filled.boundaries is not None
+        assert filled.tokens.tolist() == [plain.tokens[0].tolist() + [7] * more]
+        assert filled.positions.tolist() == [plain.positions[0].tolist() + list(range(more))]
+        assert filled.boundaries.tolist() == plain.boundaries.tolist() + [count + more] * (more > 0)
+        if share:
+            assert filled.keys.tolist() == plain.keys.tolist() + list(range(count, count + more))
+            assert filled.key_boundaries.diff().tolist() == plain.key_boundaries.diff().tolist() + [more] * (more > 0)
+        assert filled.longest == max(plain.longest, more)
+        for name in ("predicts", "targets", "lengths"):
+            assert torch.equal(getattr(filled, name), getattr(plain, name))
+        assert filled.indices == plain.indices
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=20), st.integers(1, 120))
 def test_completions_in_a_row_share_their_prompt_and_each_sees_its_own_tokens(shapes: list, budget: int) -> None:
     samples = [make_sample((1, 2, 7)[kind], completion) for kind, completion in shapes]

@@ -78,6 +78,15 @@ class ModelConfig:
     compile: bool | None = None
     """Compile the network's layers with torch.compile for the update; none = on a GPU, from about 0.1B parameters."""
 
+    float8: Literal["tensorwise", "rowwise"] | None = None
+    """Matrix products of the layers in 8-bit floating point for the update, of policy, reference and critic, on a GPU
+    of Ada or Hopper at least, through torchao. `tensorwise` = one scale per tensor, `rowwise` = one per row: more exact
+    and slower. None = in model.dtype."""
+
+    float8_modules: tuple[str, ...] | None = None
+    """Linear layers that compute in float8, by the last part of their names, e.g. down_proj; none = those large enough
+    to be faster."""
+
 
 @dataclass(frozen=True)
 class NewModelConfig:

@@ -115,6 +115,9 @@ class TrainConfig:
                 f"parallel.sequence_parallel={self.parallel.sequence_parallel} divides packed rows; leave out "
                 "optimizer.packing='padded'"
             )
+        elif self.model.float8 is not None and (self.lora.rank or self.parallel.sequence_parallel > 1):
+            other = "lora.rank" if self.lora.rank else "parallel.sequence_parallel"
+            wrong = f"model.float8={self.model.float8!r} does not go with {other}; leave one of them out"
         elif self.critic.warmup_steps >= self.run.steps:
             wrong = (
                 f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "

@@ -129,6 +129,7 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
     ("model", "compile", lambda c: c.parallel.sequence_parallel > 1,
      "parallel.sequence_parallel={parallel.sequence_parallel} exchanges heads within layers, so none is compiled"),
     ("memory", "reshard_after_forward", lambda c: c.run.executor != "ray", _NOT_RAY),
+    ("model", "float8_modules", lambda c: c.model.float8 is None, "model.float8=none leaves all layers as they are"),
     ("memory", "cpu_offload", lambda c: c.run.device == "cpu" and c.memory.cpu_offload in ("idle", "always"),
      "run.device='cpu' has no GPU whose memory it would save"),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from tinyzero_trainer.models.files import start_loading
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.rollout.build import require_architecture, require_engine
+from tinyzero_trainer.training.float8 import require_float8
 
 
 def gpu_elsewhere(config: TrainConfig) -> TargetGpu | None:
@@ -49,6 +50,8 @@ def build_workers(
     # Ray's workers choose their devices themselves: this process may have none, and must not initialize CUDA.
     device = torch.device("cuda" if config.ray.gpus else "cpu") if on_ray else choose_device(config.run.device)
     require_engine(config, device, here=config.ray.address is None)
+    if training and config.model.float8 is not None and not on_ray:
+        require_float8(config.model.float8, device)
     if config.ray.address is None:  # elsewhere the model may be on the workers' machines only
         model = str(checkpoint) if checkpoint else config.model.path
         require_architecture(config, model)

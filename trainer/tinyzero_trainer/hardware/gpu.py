@@ -8,6 +8,9 @@ GIB, MIB = 2**30, 2**20
 Capability: TypeAlias = tuple[int, int]  # compute capability of a GPU, such as (9, 0)
 CudaVersion: TypeAlias = tuple[int, int]  # such as (12, 8)
 
+FP8_CAPABILITY: Capability = (8, 9)
+"""Compute capability from which a GPU computes in 8-bit floating point, and Triton's kernels read it."""
+
 
 @dataclass(frozen=True)
 class Process:

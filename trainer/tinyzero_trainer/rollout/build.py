@@ -18,6 +18,7 @@ from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate.constants import CONTEXT
 from tinyzero_trainer.estimate.engine_memory import FEW_SEQUENCES
 from tinyzero_trainer.estimate.fit import engine_keeps, usable
+from tinyzero_trainer.hardware.gpu import FP8_CAPABILITY
 from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import spec_from_config
@@ -29,9 +30,6 @@ from tinyzero_trainer.rollout.torch_engine import TorchEngine
 from tinyzero_trainer.rollout.vllm.version import require_vllm
 from tinyzero_trainer.rollout.weight_source import WeightSource, named_weights
 from tinyzero_trainer.utils.bounds import given
-
-FP8_CAPABILITY = (8, 9)
-"""Compute capability from which Triton's kernels read the cache in fp8."""
 
 _FP8 = "rollout.kv_cache_dtype=fp8"
 

@@ -84,6 +84,7 @@ def micro_batches(
     layout: Layout = "padded",
     share_prompts: bool = False,
     ranks: DataParallelGroup = ALONE,
+    multiple: int = 1,
 ) -> Iterator[MicroBatch]:
     """Groups of sequences of similar length within the token budget; a longer sequence is alone.
 
@@ -95,6 +96,7 @@ def micro_batches(
         layout: see `MicroBatch`.
         share_prompts: whether completions of one prompt in a packed row share it; the budget counts it for each.
         ranks: yields this rank's shard. All ranks get as many micro-batches, since gathering a weight takes all.
+        multiple: of tokens; packed rows are filled up to it.
     """
     lengths = [len(rollout.prompt.token_ids) + len(rollout.generation.token_ids) for rollout in rollouts]
     group = ranks.sequence_group
@@ -107,7 +109,8 @@ def micro_batches(
         for index, rollout in enumerate(rollouts)
     ]
     plans = [_split(shard, lengths, prompts, budget, layout) for shard in balance(lengths, ranks.size)]
-    lay_out = partial(_pack, group=group, share_prompts=share_prompts) if layout == "packed" else _pad
+    pack = partial(_pack, group=group, share_prompts=share_prompts, multiple=multiple)
+    lay_out = pack if layout == "packed" else _pad
     own = plans[ranks.rank]
     for indices in own:
         yield lay_out([rollouts[index] for index in indices], indices, pad_id, device)
@@ -271,20 +274,22 @@ def _pack(
     device: torch.device,
     group: SequenceParallelGroup | None,
     share_prompts: bool,
+    multiple: int,
 ) -> MicroBatch:
     sequences = _Sequences.of(rollouts, share_prompts=share_prompts)
     boundaries = np.append(sequences.starts, len(sequences.tokens))
     keys, key_lengths = sequences.keys()
     tokens, positions, longest = sequences.tokens, sequences.positions(), int(key_lengths.max())
     predicts, targets, counts = np.flatnonzero(sequences.predicts()), sequences.targets(), ()
+    # For slices of equal length, too; a sequence of its own, which no other sees.
+    padding = -len(tokens) % (multiple * (1 if group is None else group.size))
+    if padding:
+        tokens = np.append(tokens, [pad_id] * padding)
+        positions = np.append(positions, np.arange(padding))
+        keys = np.append(keys, np.arange(boundaries[-1], len(tokens)))
+        boundaries, key_lengths = np.append(boundaries, len(tokens)), np.append(key_lengths, padding)
+        longest = max(longest, padding)
     if group is not None:
-        padding = -len(tokens) % group.size  # for slices of equal length; a sequence of its own, which no other sees
-        if padding:
-            tokens = np.append(tokens, [pad_id] * padding)
-            positions = np.append(positions, np.arange(padding))
-            keys = np.append(keys, np.arange(boundaries[-1], len(tokens)))
-            boundaries, key_lengths = np.append(boundaries, len(tokens)), np.append(key_lengths, padding)
-            longest = max(longest, padding)
         size = len(tokens) // group.size
         ends = np.searchsorted(predicts, np.arange(1, group.size) * size)
         own = slice(group.rank * size, (group.rank + 1) * size)

@@ -1,6 +1,7 @@
 """The import of torch: its environment, no garbage collection meanwhile, and one line if it fails. No torch in here."""
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ def user_cache(name: str) -> str:
 def set_torch_environment() -> None:
     """Set the variables that torch reads once, where the user has not set them.
 
+    transformers imports torchao where it is installed, which warns of kernels that do not fit torch; none is used.
     Threads wait passively: active waiting makes a step ten times slower next to a busy process. Compiled kernels are
     kept in the user's cache, since torch's own place for them is /tmp.
 
@@ -39,6 +41,7 @@ def set_torch_environment() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise SettingsError("the current directory has been deleted; change to one that exists") from None
+    logging.getLogger("torchao").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     for variable, name in _COMPILED_IN.items():

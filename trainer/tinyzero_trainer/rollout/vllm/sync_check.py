@@ -14,6 +14,7 @@ from tinyzero_trainer.distributed.fsdp import device_of, on_device
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.engine import Groups, PromptBatch, SamplingParams
+from tinyzero_trainer.training.float8 import without_float8
 from tinyzero_trainer.training.logprobs import PolicyModel, evaluating
 from tinyzero_trainer.training.micro_batches import in_batch_order, micro_batches
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -72,5 +73,5 @@ def completion_logprobs(language_model: LanguageModel, rows: Sequence[tuple[list
     ]
     model = PolicyModel.of(language_model.model)
     batches = micro_batches(samples, token_budget=2**12, pad_id=language_model.pad_id, device=device_of(model))
-    with on_device(model), torch.no_grad(), evaluating(model.body):
+    with on_device(model), torch.no_grad(), evaluating(model.body), without_float8(model):
         return in_batch_order(batches, lambda batch: model(batch, temperature=1.0).logprobs, samples)

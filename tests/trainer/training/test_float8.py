@@ -1,0 +1,227 @@
+"""Layers in float8: what changes and what does not, and what is refused. The CPU has such products too, of any size."""
+
+import copy
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.trainer.configurations import changed
+from tests.trainer.distributed.sharded import NOW, PLAIN, synthetic_batch
+from tests.trainer.runs import assert_same_weights, short_run
+from tests.trainer.samples import build_policy, ragged_samples
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.config import ModelConfig, NewModelConfig, OptimizerConfig
+from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.distributed.dtensor import full_tensor
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, process_group, shard
+from tinyzero_trainer.models.loading import LanguageModel, from_parts, load_model, save_model
+from tinyzero_trainer.models.new_model import build_model, build_tokenizer
+from tinyzero_trainer.rollout.weight_source import named_weights
+from tinyzero_trainer.training.critic import ValueModel
+from tinyzero_trainer.training.float8 import Float8Error, require_float8, row_multiple, use_float8, without_float8
+from tinyzero_trainer.training.logprobs import PolicyModel
+from tinyzero_trainer.training.micro_batches import micro_batches
+from tinyzero_trainer.training.packing import keeps_packed_apart
+from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.training.varlen_attention import use_kernel
+from tinyzero_trainer.types import Rollout
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RECIPES = ["tensorwise", "rowwise"]
+PACKED = OptimizerConfig(micro_batch_tokens=101, packing="packed")
+with_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="needs the package torchao")
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU counts as a GPU that has float8."""
+    require = require_float8
+    for module in ("training.float8", "executors.build"):
+        monkeypatch.setattr(f"tinyzero_trainer.{module}.require_float8", lambda recipe, device: require(recipe, CUDA))
+
+
+def converted(language_model: LanguageModel, recipe: str = "tensorwise", device: torch.device = CPU) -> LanguageModel:
+    """A copy."""
+    model = copy.deepcopy(language_model.model)
+    use_float8(model, ModelConfig(float8=recipe, float8_modules=ALL), device)
+    return replace(language_model, model=model)
+
+
+def gradient(language_model: LanguageModel, samples: Sequence[Rollout], device: torch.device = CPU) -> Tensor:
+    """Of a random sum of log-probabilities, over packed rows of several lengths."""
+    model, generator = PolicyModel.of(language_model.model), torch.Generator().manual_seed(0)
+    with on_device(model):
+        for batch in micro_batches(
+            samples, token_budget=101, pad_id=0, device=device, layout="packed", multiple=row_multiple(model)
+        ):
+            assert batch.tokens.numel() % row_multiple(model) == 0
+            weights = torch.randn(len(batch.targets), generator=generator).to(device)
+            (weights * model(batch, temperature=1.0).logprobs).sum().backward()
+        gradients = [parameter.grad for parameter in language_model.model.parameters()]
+        return torch.cat([full_tensor(one).flatten().float().cpu() for one in gradients if one is not None])
+
+
+def assert_near(found: Tensor, exact: Tensor, error: float) -> None:
+    assert 1e-3 < (found - exact).norm() / exact.norm() < error
+    assert torch.cosine_similarity(found, exact, dim=0) > 0.98
+
+
+@with_torchao
+@pytest.mark.usefixtures("allowed")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gradients_are_near_the_exact_ones(recipe: str, toy_model: LanguageModel) -> None:
+    samples = ragged_samples(toy_model)
+    assert_near(gradient(converted(toy_model, recipe), samples), gradient(toy_model, samples), error=0.1)
+
+
+@with_torchao
+@pytest.mark.usefixtures("allowed")
+def test_names_and_weights_are_the_same_everywhere(toy_model: LanguageModel, tmp_path: Path) -> None:
+    changed_model = converted(toy_model)
+    kinds = {type(module).__name__ for module in changed_model.model.model.layers.modules()}
+    assert "Float8Linear" in kinds
+    assert "Linear" not in kinds
+    assert type(changed_model.model.get_output_embeddings()) is nn.Linear
+    weights = toy_model.model.state_dict()
+    save_model(tmp_path / "saved", changed_model)
+    saved = load_model(str(tmp_path / "saved"), CPU).model.state_dict()
+    for found in (changed_model.model.state_dict(), dict(named_weights(changed_model.model)), saved):
+        assert list(found) == list(weights)
+        assert all(found[name].equal(value) for name, value in weights.items())
+    assert row_multiple(ValueModel(changed_model)) == 16
+    assert row_multiple(toy_model.model) == 1
+
+
+@with_torchao
+@pytest.mark.usefixtures("allowed")
+def test_packed_sequences_are_kept_apart_but_for_rounding(toy_model: LanguageModel) -> None:
+    model = PolicyModel(converted(toy_model).model)
+    assert keeps_packed_apart(model)
+    exact, (batch, *_) = (
+        PolicyModel(toy_model.model),
+        micro_batches(ragged_samples(toy_model), token_budget=101, pad_id=0, device=CPU, layout="packed", multiple=16),
+    )
+    with torch.no_grad():
+        rounded = model(batch, temperature=1.0).logprobs
+        with without_float8(model):
+            assert model(batch, temperature=1.0).logprobs.equal(exact(batch, temperature=1.0).logprobs)
+        assert model(batch, temperature=1.0).logprobs.equal(rounded)
+    assert not rounded.equal(exact(batch, temperature=1.0).logprobs)
+
+
+@pytest.mark.slow
+@with_torchao
+@pytest.mark.usefixtures("allowed")
+def test_a_sharded_policy_learns_nearly_the_same_and_continues_from_what_it_saved(
+    toy_model: LanguageModel, tmp_path: Path
+) -> None:
+    def updated(policy: Policy) -> Tensor:
+        metrics = policy.update(synthetic_batch(toy_model), NOW)
+        assert metrics["actor/grad_norm"] > 0
+        weights = dict(named_weights(policy.language_model.model))
+        return torch.cat([value.detach().flatten().clone() for value in weights.values()])
+
+    def policy_of(language_model: LanguageModel) -> Policy:
+        shard(PolicyModel(language_model.model), PLAIN)
+        return build_policy(language_model, optimizer=PACKED)
+
+    exact = toy_model.model.state_dict()
+    before = torch.cat([value.flatten().clone() for value in exact.values()])
+    with process_group(CPU):
+        policy, plain = policy_of(converted(toy_model)), policy_of(copy.deepcopy(toy_model))
+        found, expected = updated(policy) - before, updated(plain) - before
+        assert torch.cosine_similarity(found, expected, dim=0) > 0.9  # Adam's first step is the gradients' signs
+        policy.export(tmp_path / "model")
+        (tmp_path / "optimizer").mkdir()
+        policy.save(tmp_path / "optimizer")
+        other = policy_of(converted(load_model(str(tmp_path / "model"), CPU)))
+        other.load(tmp_path / "optimizer")
+        assert updated(other).equal(updated(policy))
+
+
+@pytest.mark.slow
+@with_torchao
+@pytest.mark.usefixtures("allowed")
+def test_a_run_resumes_to_the_same_weights(warm_model: Path, toy_task: str, tmp_path: Path) -> None:
+    changes = {
+        "tasks": {"toy_task": {"task": toy_task, "options": {"limit": 5}}},
+        "model__float8": "tensorwise",
+        "model__float8_modules": ALL,
+        "optimizer__packing": "packed",
+        "algorithm__kl_coefficient": 0.1,
+        "checkpoint__every": 1,
+    }
+    whole, parts = (tmp_path / name for name in ("whole", "parts"))
+    train(short_run(warm_model, whole, **changes, run__steps=2))
+    train(short_run(warm_model, parts, **changes, run__steps=1))
+    train(short_run(warm_model, parts, **changes, run__steps=2), resume=True)
+    assert_same_weights(whole, parts, 2)
+
+
+def test_what_cannot_compute_in_float8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Float8Error, match=r"^model\.float8=rowwise needs a GPU; leave it out$"):
+        require_float8("rowwise", CPU)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+        with pytest.raises(Float8Error, match=r"compute capability 8\.9 or more .* this one has 8\.0; leave it out"):
+            require_float8("rowwise", CUDA)
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Float8Error, match=r"needs torchao \(.*\); install it with: pip install 'tinyzero-trainer\[flo"):
+        require_float8("rowwise", CUDA)
+
+
+@pytest.mark.parametrize("other", [{"lora__rank": 4}, {"parallel__sequence_parallel": 2, "run__executor": "ray"}])
+def test_what_it_does_not_go_with_is_refused(other: dict[str, object]) -> None:
+    values = {"run": {"task": "countdown"}, "model": {"float8": "tensorwise"}}
+    with pytest.raises(SettingsError, match=r"model\.float8='tensorwise' does not go with .*; leave one of them out"):
+        changed(values, other)
+    with pytest.raises(SettingsError, match=r"model\.float8_modules.* has no effect: model\.float8=none"):
+        changed({"run": {"task": "countdown"}}, {"model__float8_modules": ["down_proj"]})
+
+
+@with_torchao
+@pytest.mark.usefixtures("allowed")
+def test_a_model_it_does_not_suit_is_refused(toy_model: LanguageModel) -> None:
+    with pytest.raises(Float8Error, match="no linear layer of this model is large enough to be faster"):
+        use_float8(toy_model.model, ModelConfig(float8="tensorwise"), CPU)
+    with pytest.raises(Float8Error, match=r"names \['lm_head', 'wo'\], expected linear layers"):
+        use_float8(
+            copy.deepcopy(toy_model.model),
+            ModelConfig(float8="tensorwise", float8_modules=("wo", "lm_head", "q_proj")),
+            CPU,
+        )
+    with pytest.raises(Float8Error, match=r"^model\.float8 needs packed rows, and those of toy are padded; leave it"):
+        build_policy(converted(toy_model), optimizer=replace(PACKED, packing="auto"))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_are_near_those_in_half_precision(recipe: str, checkpointing: bool) -> None:
+    pytest.importorskip("torchao")
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a GPU with float8")
+    shape, tokenizer = NewModelConfig(hidden_size=512, layers=2, head_size=64, mlp_size=2048), build_tokenizer()
+    start = from_parts("small", build_model(shape, tokenizer, seed=0), tokenizer)
+    samples, device = ragged_samples(start), torch.device("cuda:0")
+    options = FsdpOptions(device, torch.bfloat16, compile=True, activation_checkpointing=checkpointing)
+    gradients = []
+    with process_group(device):
+        for language_model in (converted(start, recipe, device), start):
+            language_model.model.to(device)
+            assert use_kernel(language_model.model, options.dtype, device)
+            shard(PolicyModel(language_model.model), options)
+            assert keeps_packed_apart(PolicyModel.of(language_model.model))
+            gradients.append(gradient(language_model, samples, device))
+    assert_near(*gradients, error=0.2)  # on the CPU, of this model, 0.14 and 0.11
