@@ -55,6 +55,14 @@ class EngineSpeed:
         return self.parameters, self.completions, self.prompt_tokens, self.completion_tokens
 
     @property
+    def about(self) -> str:
+        """Sizes and GPU, as text."""
+        million = self.parameters / 1e6
+        model = f"{million:.2g}M" if million < 100 else f"{million / 1e3:.2g}B"
+        tokens = f"{self.completions:,} × ({self.prompt_tokens:,} + {self.completion_tokens:,}) tokens"
+        return f"{model}, {tokens} on {self.gpu}"
+
+    @property
     def is_complete(self) -> bool:
         """Whether both engines were measured."""
         return self.torch is not None and self.vllm is not None
@@ -161,5 +169,4 @@ def _faster(row: EngineSpeed) -> tuple[Engine, str]:
     assert row.vllm is not None
     engine: Engine = "vllm" if row.vllm > row.torch else "torch"
     slower, factor = {"vllm": "torch", "torch": "vllm"}[engine], max(row.vllm / row.torch, row.torch / row.vllm)
-    sizes = f"{row.parameters / 1e9:.2g}B, {row.completions:,} × ({row.prompt_tokens:,} + {row.completion_tokens:,})"
-    return engine, f"{factor:.1f} times as fast as {slower} at the nearest sizes measured: {sizes} tokens on {row.gpu}"
+    return engine, f"{factor:.1f} times as fast as {slower} at the nearest sizes measured: {row.about}"
