@@ -86,10 +86,13 @@ def main(
     on_cpu = device == "cpu"
     cases = {name: one.for_cpu() if on_cpu else one for name, one in CASES.items() if name in (case or CASES)}
     date, gpu = print_machine(*DISTRIBUTIONS)["date"], "CPU" if on_cpu else device_name().partition(",")[0]
+    if gpu == "CPU" and not on_cpu:
+        raise typer.BadParameter("there is no GPU; give --device cpu for small cases")
     rows: list[EngineSpeed] = []
     for name in shape or (["10M"] if on_cpu else list(QWEN)):
         rows += measure_shape(name, cases, gpu, date, limit, repeat, output or (None if on_cpu else SPEEDS))
-    print("\n" + shown(rows), end="", flush=True)
+    if rows:
+        print("\n" + shown(rows), end="", flush=True)
 
 
 def measure_shape(
@@ -109,7 +112,11 @@ def measure_shape(
 
     with TemporaryDirectory() as folder:
         print(f"{shape}: writing a model with random weights", flush=True)
-        parameters = write_model(Path(folder, "model"), shape)
+        try:
+            parameters = write_model(Path(folder, "model"), shape)
+        except (OSError, RuntimeError) as error:  # no room on the disk or the GPU
+            print(f"{shape}: no number: {type(error).__name__}: {error}", flush=True)
+            return []
         job = {"model": str(Path(folder, "model")), "device": "cpu" if gpu == "CPU" else "cuda", "repeat": repeat}
         job["cases"] = {name: asdict(one) for name, one in cases.items()}
         for engine in ENGINES:
@@ -122,7 +129,10 @@ def measure_shape(
 
             if failure := measure({**job, "engine": engine}, limit, report):
                 missing = ", ".join(name for name in cases if engine not in found[name])
-                print(f"{shape}, {engine}: no number for {missing or 'nothing'}: {failure}", flush=True)
+                print(
+                    f"{shape}, {engine}: {f'no number for {missing}' if missing else 'fails at the end'}: {failure}",
+                    flush=True,
+                )
     save(rows(), output)
     return rows()
 
@@ -151,7 +161,9 @@ def work(job: dict[str, Any]) -> None:
     longest = max(case.prompt_tokens + case.new_tokens for case in cases.values())
     is_vllm, on_gpu = job["engine"] == "vllm", job["device"] != "cpu"
     best = {"enable_prefix_caching": True, "load_format": "dummy"}
-    best |= {"gpu_memory_utilization": 0.9, "max_cudagraph_capture_size": at_a_time} if on_gpu else {}
+    best |= (
+        {"gpu_memory_utilization": 0.9, "max_cudagraph_capture_size": at_a_time} if on_gpu else {"enforce_eager": True}
+    )
     settings = {**job, "overrides": [], "vllm": best}
     generate, _ = (start_vllm if is_vllm else start_torch)(settings, at_a_time, longest)
     for name, case in cases.items():
