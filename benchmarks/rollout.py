@@ -40,6 +40,10 @@ MORE = 4
 """Times as many completions with lengths of a long tail, and the limit of a length over their mean."""
 DISTRIBUTIONS = ("torch", "transformers", "tinyzero-trainer")
 VOCABULARY = 1000  # prompts are random tokens below this number
+Prompts = list[list[int]]
+Generate = Callable[..., int]
+"""Generates completions for (prompts, completions of each, their length, whether with log-probabilities, seed, lengths
+of all completions instead); returns the number of their tokens."""
 
 
 def main(
@@ -105,11 +109,11 @@ def measure(name: str, job: dict[str, Any], limit: float) -> dict[str, Any]:
 
 def work(job: dict[str, Any]) -> None:
     """In the separate process: start an engine, and time it."""
-    random, started = Random(0), time.perf_counter()
-    count = MORE * job["prompts"]
-    prompts = [[random.randrange(VOCABULARY) for _ in range(job["prompt_tokens"])] for _ in range(count)]
+    started = time.perf_counter()
+    prompts = random_prompts(MORE * job["prompts"], job["prompt_tokens"])
+    fixed_prompts, samples, new_tokens = prompts[: job["prompts"]], job["samples"], job["new_tokens"]
     start = start_torch if job["engine"] == "torch" else start_vllm
-    generate, about = start(job, prompts)
+    generate, about = start(job, len(fixed_prompts) * samples, job["prompt_tokens"] + new_tokens)
     about["start_s"] = time.perf_counter() - started
     fixed, tail = job["prompts"] * job["samples"] * job["new_tokens"], long_tail(job)
     for logprobs, kind in zip((False, True, True), KINDS, strict=True):
@@ -117,12 +121,13 @@ def work(job: dict[str, Any]) -> None:
         seconds, tokens = [], 0
         for number in range(job["repeat"] + 1):
             began = time.perf_counter()
-            tokens = generate(logprobs, number, lengths)
+            asked = fixed_prompts if lengths is None else prompts
+            tokens = generate(asked, samples, new_tokens, logprobs, number, lengths)
             seconds.append(time.perf_counter() - began)
         assert tokens == expected, f"got {tokens} tokens, expected {expected}"
         about[kind] = {"seconds": seconds, "tokens_per_s": tokens / median(seconds[1:] or seconds)}
     if job["profile"] and job["engine"] == "torch":
-        about["kernels"] = kernels_of(lambda: generate(False, 0, None), job["device"])
+        about["kernels"] = kernels_of(lambda: generate(fixed_prompts, samples, new_tokens, False, 0), job["device"])
     print(json.dumps({"found": about}), flush=True)
 
 
@@ -153,8 +158,14 @@ def long_tail(job: dict[str, Any]) -> list[int]:
     return [max(1, min(job["new_tokens"], round(length))) for length in drawn]
 
 
-def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict[str, Any]]:
-    """The engine of a run with default settings."""
+def random_prompts(count: int, tokens: int, seed: int = 0) -> Prompts:
+    """Prompts of random tokens, all of the same length."""
+    random = Random(seed)
+    return [[random.randrange(VOCABULARY) for _ in range(tokens)] for _ in range(count)]
+
+
+def start_torch(job: dict[str, Any], at_a_time: int, longest: int) -> tuple[Generate, dict[str, Any]]:
+    """The engine of a run with default settings, for `at_a_time` sequences of at most `longest` tokens."""
     import torch
 
     from tinyzero_sdk.settings import build, merge, parse_overrides
@@ -167,18 +178,19 @@ def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dic
     from tinyzero_trainer.rollout.engine import NOTHING, Group
 
     device, notes = choose_device(job["device"]), []
-    at_a_time = {"max_num_seqs": job["prompts"] * job["samples"]}
-    settings = {"run": {"device": job["device"]}, "rollout": at_a_time}
+    settings = {"run": {"device": job["device"]}, "rollout": {"max_num_seqs": at_a_time}}
     config = build(TrainConfig, merge(settings, parse_overrides(job["overrides"])))
     model = replace(load_model(job["model"], device), eos_ids=frozenset())  # looked for, and never found
     engine: Any = build_engine(config, model, notes.append)
     assert isinstance(engine, BatchedEngine)
 
-    def generate(logprobs: bool, seed: int, lengths: list[int] | None) -> int:
-        params = SamplingParams(job["new_tokens"], ignore_eos=lengths is None, logprobs=logprobs)
+    def generate(
+        prompts: Prompts, samples: int, new_tokens: int, logprobs: bool, seed: int, lengths: list[int] | None = None
+    ) -> int:
+        params = SamplingParams(new_tokens, ignore_eos=lengths is None, logprobs=logprobs)
         if lengths is not None:
             requests = [
-                Group(number, prompts[number // job["samples"]], (NOTHING,), length, seed, number)
+                Group(number, prompts[number // samples], (NOTHING,), length, seed, number)
                 for number, length in enumerate(lengths)
             ]
             engine.submit(requests)
@@ -186,14 +198,14 @@ def start_torch(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dic
             while len(complete) < len(requests):
                 complete += engine.advance(params)
             return sum(len(completion.token_ids) for group in complete for completion in group.completions)
-        groups = engine.generate(prompts[: job["prompts"]], job["samples"], params, seed=seed)
+        groups = engine.generate(prompts, samples, params, seed=seed)
         return sum(len(rollout.token_ids) for group in groups for rollout in group)
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return generate, {"device": name, "class": type(engine).__name__, "version": version("torch"), "notes": notes}
 
 
-def start_vllm(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict[str, Any]]:
+def start_vllm(job: dict[str, Any], at_a_time: int, longest: int) -> tuple[Generate, dict[str, Any]]:
     """vLLM in this process, with CUDA graphs; tokens are not decoded, as with the other engine."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it needs flashinfer, which may be missing
@@ -203,27 +215,28 @@ def start_vllm(job: dict[str, Any], prompts: list[list[int]]) -> tuple[Any, dict
     on_gpu = job["device"] != "cpu"
     settings = {
         "dtype": "bfloat16" if on_gpu else "float32",
-        "max_model_len": job["prompt_tokens"] + job["new_tokens"],
-        "max_num_seqs": min(1024, job["prompts"] * job["samples"]),
+        "max_model_len": longest,
+        "max_num_seqs": min(1024, at_a_time),
         "enforce_eager": False,
         **({"gpu_memory_utilization": 0.6} if on_gpu else {}),
         **job["vllm"],
     }
     engine = vllm.LLM(job["model"], **settings)
-    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
 
-    def generate(logprobs: bool, seed: int, lengths: list[int] | None) -> int:
+    def generate(
+        prompts: Prompts, samples: int, new_tokens: int, logprobs: bool, seed: int, lengths: list[int] | None = None
+    ) -> int:
         def params(samples: int, length: int) -> Any:
             return vllm.SamplingParams(
                 n=samples, max_tokens=length, temperature=1.0, ignore_eos=True, detokenize=False,
                 logprobs=0 if logprobs else None,
             )  # fmt: skip
 
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         if lengths is None:
-            fixed = requests[: job["prompts"]]
-            results = engine.generate(fixed, params(job["samples"], job["new_tokens"]), use_tqdm=False)
+            results = engine.generate(requests, params(samples, new_tokens), use_tqdm=False)
         else:
-            each = [requests[number // job["samples"]] for number in range(len(lengths))]
+            each = [requests[number // samples] for number in range(len(lengths))]
             results = engine.generate(each, [params(1, length) for length in lengths], use_tqdm=False)
         return sum(len(completion.token_ids) for result in results for completion in result.outputs)
 

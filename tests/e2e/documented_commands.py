@@ -91,7 +91,7 @@ def _check_ours(words: list[str], command: str, monkeypatch: pytest.MonkeyPatch)
     if "default_model." in command:
         monkeypatch.setattr("tinyzero_trainer.hardware.nvml.sees_gpu", lambda device: True)
     if "vllm" in command and words[0] == "train":
-        monkeypatch.setattr("tinyzero_trainer.rollout.vllm.version.require_vllm", lambda: "")
+        monkeypatch.setattr("tinyzero_trainer.utils.vllm_version.require_vllm", lambda: "")
     monkeypatch.setattr("tinyzero_trainer.executors.ray.cluster.check_address", lambda address: None)
 
     def stop(*args: object, **kwargs: object) -> None:

@@ -189,6 +189,17 @@ def test_train_prints_where_settings_come_from(capsys, calls, built_in_preset, t
     ]
 
 
+def test_an_engine_is_chosen_before_anything_is_loaded_and_told(capsys, calls, tmp_path):
+    words = ["--task", "countdown", "--model", "tiny", "rollout.engine=auto", "run.device=cpu"]
+    for command in ("train", "sft"):
+        code, _, error = call(capsys, command, "--output", str(tmp_path / command), *words)
+        assert (code, calls[-1][0].rollout.engine) == (0, "torch")
+        assert error.splitlines()[1:3] == ["auto: rollout.engine=torch (no GPU is used)", "loading PyTorch"]
+    code, _, error = call(capsys, "train", "--output", str(tmp_path / "other"), *words, "vllm.tensor_parallel=2")
+    assert (code, len(calls)) == (2, 2)
+    assert "error: rollout.engine=vllm needs vLLM, which is not installed; pip install" in error
+
+
 def test_the_default_directory_is_named_after_task_and_time(capsys, calls, toy_task):
     call(capsys, "train", "--task", toy_task, "--model", "gpt2")
     ((config, _, _),) = calls

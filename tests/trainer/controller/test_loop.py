@@ -79,7 +79,9 @@ def test_what_a_run_chooses_is_told_and_recorded(
 ) -> None:
     """On the CPU, by the plan for a GPU: no choice changes what is learned."""
     left = {"optimizer__micro_batch_tokens": "auto", "rollout__max_num_seqs": "auto", "run__steps": 1}
-    plain = train(config("plain", **left)).output
+    plain = train(config("plain", **left, rollout__engine="auto")).output
+    assert "auto: rollout.engine=torch (no GPU is used)" in capsys.readouterr().err
+    assert read_toml(plain / "config.toml")["rollout"]["engine"] == "torch"
     assert read_toml(plain / "config.toml")["optimizer"]["micro_batch_tokens"] == "auto"
     monkeypatch.setattr(auto, "present_gpu", lambda _: TargetGpu("a GPU", 24 * GIB, None))
     chosen = train(config("chosen", **left)).output

@@ -12,9 +12,10 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.build import require_engine
-from tinyzero_trainer.rollout.vllm import client, engine_args, version
+from tinyzero_trainer.rollout.vllm import client, engine_args
 from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, refuse_architecture, settled
-from tinyzero_trainer.rollout.vllm.version import VllmMissingError
+from tinyzero_trainer.utils import vllm_version
+from tinyzero_trainer.utils.vllm_version import VllmMissingError
 
 CPU = torch.device("cpu")
 BASE = {"run": {"task": "countdown", "device": "cpu"}, "rollout": {"engine": "vllm"}}
@@ -28,7 +29,7 @@ def test_a_missing_or_old_vllm_is_reported_before_a_model_is_loaded(monkeypatch:
             raise PackageNotFoundError(name)
         return installed[name.replace("-", "_")]
 
-    monkeypatch.setattr(version.importlib.metadata, "version", find)
+    monkeypatch.setattr(vllm_version.importlib.metadata, "version", find)
     config = changed(BASE, {})
     for versions, message in [
         ({}, r"not installed; pip install 'tinyzero-trainer\[vllm\]'"),
@@ -82,7 +83,7 @@ def test_an_architecture_that_vllm_does_not_run_is_refused(tmp_path: Path, monke
     ],
 )
 def test_settings_that_vllm_does_not_support_are_refused_before_a_model_is_loaded(changes, message, monkeypatch):
-    monkeypatch.setattr(version.importlib.metadata, "version", lambda name: "0.32.0")
+    monkeypatch.setattr(vllm_version.importlib.metadata, "version", lambda name: "0.32.0")
     with pytest.raises(TinyZeroError, match=message):
         require_engine(changed(BASE, changes), CPU)
     require_engine(changed(BASE, {"vllm__sleep_mode": False}), CPU)

@@ -48,9 +48,12 @@ def plan(
     from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.sft import SftConfig, compose_sft
     from tinyzero_trainer.config.tasks import load_tasks
+    from tinyzero_trainer.estimate.fit import with_settings
     from tinyzero_trainer.models.hub import find_spec
     from tinyzero_trainer.models.new_model import default_spec, new_spec
+    from tinyzero_trainer.plan.engine import choose_engine
     from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_impossible
+    from tinyzero_trainer.plan.plan import Change
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.sft.default_model import SETTINGS
 
@@ -73,10 +76,15 @@ def plan(
     refuse_cpu(resolved)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
     spec = own_spec if owned else find_spec(resolved.model.path)
+    chosen: tuple[Change, ...] = ()
+    if resolved.rollout.engine == "auto":
+        engine, reason = choose_engine(resolved, spec, target.name, prompt_tokens)
+        resolved = with_settings(resolved, {"rollout.engine": engine})
+        chosen = (Change("rollout.engine", engine, "auto", reason),)
     refuse_impossible(spec, resolved, prompt_tokens, gpus_for(gpu, gpu_memory))
     if warning := lora_warning(spec, resolved):
         warn(warning)
-    report = plan_for(spec, resolved, target, prompt_tokens, sft=sft)
+    report = plan_for(spec, resolved, target, prompt_tokens, sft=sft, chosen=chosen)
     if json:
         print_json(as_json(report))
     else:

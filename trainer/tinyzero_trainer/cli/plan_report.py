@@ -61,14 +61,22 @@ class PlanReport:
 
 
 def plan_for(
-    spec: ModelSpec, config: TrainConfig, target: TargetGpu, prompt_tokens: int | None = None, *, sft: bool = False
+    spec: ModelSpec,
+    config: TrainConfig,
+    target: TargetGpu,
+    prompt_tokens: int | None = None,
+    *,
+    sft: bool = False,
+    chosen: tuple[Change, ...] = (),
 ) -> PlanReport:
     """Plan a configuration for a GPU, or as many as it names; see `make_plan`.
 
     Supervised fine-tuning (`sft`) generates only to measure accuracy, which takes memory, and no time of a step.
+    `chosen` are values that the run chooses before.
     """
     config = on_gpu(config, target)
     plan = make_plan(spec, config, target.free, prompt_tokens, gpu=target.spec, host=target.host)
+    plan = replace(plan, chosen=(*chosen, *plan.chosen))
     dims, speed, interconnect = planned_dims(plan.config), None, None
     if target.spec is not None and dims.gpus <= GPUS_OF_A_NODE:
         speed = predict_speed(spec, plan.config, target.spec, prompt_tokens)

@@ -123,6 +123,7 @@ def _run(
         name = resolved.model.path or "a new decoder"
         stderr.print(f"{verb} {name} on {what} in {resolved.run.output}", soft_wrap=True, markup=False)
         start.print_origin("defaults of the model", dict(flatten(defaults)))
+        config = start.resolve_engine(config, spec)
         start.warn_of_memory(config, spec, command="tinyzero plan --sft")
         config = start.resolve_auto(config, spec)
         with start.imported("tinyzero_trainer.sft.train", config, len(tasks)) as progress:

@@ -36,7 +36,7 @@ def check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> M
         parallel_dims(config)
         check_address(config.ray.address)
     if config.rollout.engine == "vllm" and config.ray.address is None:  # elsewhere the workers' machines need it
-        from tinyzero_trainer.rollout.vllm.version import require_vllm
+        from tinyzero_trainer.utils.vllm_version import require_vllm
 
         require_vllm()
     if config.run.output:
@@ -72,14 +72,27 @@ def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None, *, co
         warn(f"{warning} (details: {command})")
 
 
+def resolve_engine(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "TrainConfig":
+    """The configuration with an engine for `rollout.engine=auto`, which is printed with the reason."""
+    from tinyzero_trainer.plan import engine
+
+    config, chosen = engine.resolve_engine(config, spec)
+    _print_chosen(chosen)
+    return config
+
+
 def resolve_auto(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "TrainConfig":
-    """The configuration with values for `auto`, which are printed."""
+    """The configuration with values for the memory settings that are `auto`, which are printed."""
     from tinyzero_trainer.plan import auto
 
     config, chosen = auto.resolve_auto(config, spec)
-    if chosen:
-        stderr.print(chosen, style="dim", soft_wrap=True, markup=False, highlight=False)
+    _print_chosen(chosen)
     return config
+
+
+def _print_chosen(line: str) -> None:
+    if line:
+        stderr.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
 
 
 @contextmanager

@@ -64,6 +64,7 @@ def train(
         typed = gather(TrainConfig, flags, overrides) if is_of_run(config) else settings
         tasks = _check(resolved, typed, resume=resume)
         _announce(resolved, composition)
+        resolved = start.resolve_engine(resolved)
         if not is_planned:
             start.warn_of_memory(resolved)
         resolved = start.resolve_auto(resolved)
@@ -85,6 +86,7 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     from tinyzero_sdk.settings import get, merge
     from tinyzero_trainer.config.model_defaults import TINY_NAME
     from tinyzero_trainer.models.new_model import default_spec
+    from tinyzero_trainer.plan.engine import resolve_engine
     from tinyzero_trainer.sft.default_model import plan
 
     if get(overrides, "data.path") and get(overrides, "model.path") is None:
@@ -96,9 +98,11 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     if own is None:
         is_named = get(overrides, "model.path") is not None
         return (overrides if is_named else merge(overrides, {"model": {"path": TINY_NAME}})), False
-    _check(own.config, overrides, resume=False)
+    spec = default_spec(own.config.default_model)
+    config, _ = resolve_engine(own.config, spec)
+    _check(config, overrides, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
-    start.warn_of_memory(own.config, default_spec(own.config.default_model))
+    start.warn_of_memory(config, spec)
     return own.settle(), True
 
 

@@ -83,6 +83,8 @@ def resume_config(
             f"run.epochs={epochs} has become run.steps={saved.run.steps} when the run was started; leave it out"
         )
     before, fixed = _flat(saved), unflatten(_learned_from(saved))
+    if get(overrides, "rollout.engine") == "auto":  # which chose the saved one
+        overrides = merge(overrides, {"rollout": {"engine": saved.rollout.engine}})
     overrides = with_task_table({"tasks": saved.tasks, **overrides})
     typed = dict(flatten(overrides))
     try:

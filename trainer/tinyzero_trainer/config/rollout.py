@@ -75,9 +75,10 @@ class CurriculumConfig:
 class RolloutConfig:
     """How completions are generated."""
 
-    engine: Literal["torch", "vllm"] = "torch"
+    engine: Literal["torch", "vllm", "auto"] = "torch"
     """`torch` = in this process, with CUDA graphs for most dense models: the fastest on one GPU at the
-    sizes measured. `vllm` = for other models, tensor parallelism, very long contexts and long shared prefixes."""
+    sizes measured. `vllm` = for other models, tensor parallelism, very long contexts and long shared prefixes. `auto` =
+    the faster one for model, lengths and GPU, by a table of measurements; `torch` where there is no GPU or no vLLM."""
 
     group_size: PositiveInt = 8
     """Completions of each prompt: the group that advantages compare."""

@@ -140,7 +140,7 @@ class SftOptimizerConfig(OptimizerConfig):
 class SftRolloutConfig:
     """How completions are generated to measure accuracy."""
 
-    engine: Literal["torch", "vllm"] = "torch"
+    engine: Literal["torch", "vllm", "auto"] = "torch"
     """See `tinyzero train`."""
 
     max_completion_tokens: PositiveInt = 256
@@ -227,7 +227,7 @@ class SftConfig:
     def with_resolved(self, config: TrainConfig) -> "SftConfig":
         """With the values that a run's configuration has where this one's are `auto`."""
         groups = {name: getattr(config, name) for name in ("memory", "optimizer", "vllm")}
-        rollout = replace(self.rollout, max_num_seqs=config.rollout.max_num_seqs)
+        rollout = replace(self.rollout, engine=config.rollout.engine, max_num_seqs=config.rollout.max_num_seqs)
         return replace(self, rollout=rollout, **groups)
 
 

@@ -111,7 +111,7 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
     ("ray", "*", lambda c: c.run.executor != "ray", _NOT_RAY),
     ("parallel", "*", lambda c: c.run.executor != "ray", _NOT_RAY),
     ("rollout", "num_engines chunks_per_engine", lambda c: c.run.executor != "ray", _NOT_RAY),
-    ("vllm", "*", lambda c: c.rollout.engine != "vllm",
+    ("vllm", "*", lambda c: c.rollout.engine == "torch",
      "rollout.engine={rollout.engine!r} has no such setting; give rollout.engine=vllm"),
     ("data", "test_fraction", lambda c: c.data.test_path is not None, "data.test_path has the held-out problems"),
     ("data", "max_refill_rounds", lambda c: c.rollout.group_size == 1,

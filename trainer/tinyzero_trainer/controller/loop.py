@@ -46,6 +46,7 @@ from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
 from tinyzero_trainer.plan.auto import left_open, resolve_auto
+from tinyzero_trainer.plan.engine import resolve_engine
 from tinyzero_trainer.rewards.audit import Audit, AuditAlarm
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Rollout
@@ -325,12 +326,12 @@ def open_session(
     config: TrainConfig | SftConfig, progress: Progress, *, resume: bool, tasks: Mapping[str, Task] | None
 ) -> Iterator[Session]:
     """A run with its workers, at its start or at its newest checkpoint; arguments and errors as of `train`."""
-    train_config = config.as_train_config()
+    train_config, engine = resolve_engine(config.as_train_config())
     target = gpu_elsewhere(train_config) if left_open(train_config) else None
     train_config, chosen = resolve_auto(train_config, target=target)
     recorded = train_config if isinstance(config, TrainConfig) else config.with_resolved(train_config)
-    if chosen:
-        progress.log(chosen)
+    for line in filter(None, (engine, chosen)):
+        progress.log(line)
     unsafe = config.reward.allow_unsafe
     other_tasks = load_tasks(config.eval.task_specs, allow_unsafe_scorers=unsafe, table="eval.tasks")
     with (

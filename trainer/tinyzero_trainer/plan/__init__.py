@@ -1,1 +1,4 @@
-"""`tinyzero plan`: which settings make a run fit a GPU, and what `train` says about memory. Predictions: estimate/."""
+"""`tinyzero plan`: which settings make a run fit a GPU, what `train` says about memory, and `rollout.engine=auto`.
+
+Predictions are in estimate/.
+"""

@@ -27,9 +27,9 @@ from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory
 from tinyzero_trainer.rollout.decoder import FusedDecoder
 from tinyzero_trainer.rollout.engine import RolloutEngine
 from tinyzero_trainer.rollout.torch_engine import TorchEngine
-from tinyzero_trainer.rollout.vllm.version import require_vllm
 from tinyzero_trainer.rollout.weight_source import WeightSource, named_weights
 from tinyzero_trainer.utils.bounds import given
+from tinyzero_trainer.utils.vllm_version import require_vllm
 
 _FP8 = "rollout.kv_cache_dtype=fp8"
 
@@ -42,6 +42,7 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
         VllmError: a setting is not possible on this device.
         TinyZeroError: the same of the engine `torch`.
     """
+    assert config.rollout.engine != "auto", "plan/engine.py chooses one before"
     if config.rollout.engine == "vllm":
         from tinyzero_trainer.rollout.vllm.engine_args import refuse_impossible
 

@@ -22,8 +22,8 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import spec_from_config
 from tinyzero_trainer.rollout.vllm.log import LEVEL
 from tinyzero_trainer.rollout.vllm.parent_watchdog import TRAINER
-from tinyzero_trainer.rollout.vllm.version import implementations, require_vllm
 from tinyzero_trainer.utils.bounds import given
+from tinyzero_trainer.utils.vllm_version import implementations, require_vllm, runs
 
 GRAPHS_UP_TO = 512
 """Batch size up to which vLLM captures CUDA graphs by default."""
@@ -65,14 +65,12 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
 
 def refuse_architecture(config: TrainConfig, kind: type[PreTrainedModel]) -> None:
     """Raise a VllmError if vLLM cannot run models of this class, as far as its source shows."""
-    if not (known := implementations()):
-        return
-    name, module = kind.__name__, known.get(kind.__name__)
-    if module is None and not (kind.is_backend_compatible() or kind._can_set_attn_implementation()):
+    name, known = kind.__name__, implementations()
+    if not runs(kind):
         raise VllmError(
             f"vLLM {require_vllm()} does not run {name}, the model's architecture; take rollout.engine=torch"
         )
-    if module in (None, "transformers") and not config.vllm.separate_process:
+    if known and known.get(name) in (None, "transformers") and not config.vllm.separate_process:
         raise VllmError(
             f"vLLM runs {name}, the model's architecture, through transformers' own classes, which it changes for all "
             "of its process; leave out vllm.separate_process=false"

@@ -5,6 +5,7 @@ import re
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -37,3 +38,9 @@ def implementations() -> dict[str, str]:
     spec = find_spec("vllm")
     registry = Path((spec.submodule_search_locations or [""])[0] if spec else "", "model_executor/models/registry.py")
     return dict(re.findall(r'"(\w+)": \(\s*"(\w+)"', registry.read_text())) if registry.is_file() else {}
+
+
+def runs(kind: type[Any]) -> bool:
+    """Whether vLLM runs models of a class of transformers, by itself or through it, as far as its source shows."""
+    known = implementations()
+    return not known or kind.__name__ in known or kind.is_backend_compatible() or kind._can_set_attn_implementation()
