@@ -1,5 +1,6 @@
 """FlashAttention-4 as an operator: what it is given, its gradients, and that compiled code does not break at it."""
 
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -100,7 +101,8 @@ def test_a_model_attends_through_it(kind, package, monkeypatch):
     model, rollouts = random_model(kind), mixed_lengths()
     padded = states_by_completion(model, rollouts, "padded")
     size = model.config.hidden_size // model.config.num_attention_heads
-    monkeypatch.setattr(varlen_attention, "suits", lambda device, head_size: head_size == size)
+    heads = model.config.num_attention_heads, model.config.num_key_value_heads, size
+    monkeypatch.setattr(varlen_attention, "suits", lambda device, *given: given == heads)
     monkeypatch.setattr(varlen_attention, "HALF", (torch.float32,))
     assert varlen_attention.use_kernel(model, torch.float32, torch.device("cpu"), or_plain=True)
     assert varlen_attention.has_kernel(model)
@@ -109,7 +111,20 @@ def test_a_model_attends_through_it(kind, package, monkeypatch):
 
 
 def test_it_suits_no_cpu():
-    assert not fa4.suits(torch.device("cpu"), 64)
+    assert not fa4.suits(torch.device("cpu"), 4, 2, 64)
+
+
+@pytest.mark.filterwarnings("error")
+def test_where_it_is_installed_and_fails_pytorchs_is_used(package, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu = SimpleNamespace(type="cuda")
+    on_cpu = partial(fa4._failure.__wrapped__, torch.device("cpu"))
+    monkeypatch.setattr(fa4, "_failure", lambda device, *heads: on_cpu(*heads))
+    assert fa4.suits(gpu, 4, 2, 64)
+    monkeypatch.setattr(fa4, "_interface", lambda: SimpleNamespace(_flash_attn_fwd=forward))
+    with pytest.warns(UserWarning, match=r"flash-attn-4 .*\(AttributeError: .*_flash_attn_bwd"):
+        assert not fa4.suits(gpu, 4, 2, 64)
 
 
 @pytest.mark.gpu
@@ -117,7 +132,7 @@ def test_it_suits_no_cpu():
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("window", [-1, 2])
 def test_the_real_one_agrees_in_half_precision(window, size):
-    if not fa4.suits(torch.device("cuda"), size):
+    if not fa4.suits(torch.device("cuda"), 4, 2, size):
         pytest.skip("needs Hopper and the package flash-attn-4")
     states, *bounds = inputs("cuda", torch.bfloat16, size)
     exact, *_ = inputs("cuda", torch.float32, size)

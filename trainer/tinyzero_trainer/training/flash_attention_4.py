@@ -12,12 +12,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinyzero_trainer.errors import first_line
 
-def suits(device: torch.device, head_size: int) -> bool:
-    """Whether it is installed and computes heads of this size on this device."""
+
+def suits(device: torch.device, heads: int, kv_heads: int, head_size: int) -> bool:
+    """Whether it is installed and runs for such heads on this device; warns where it is installed and does not."""
     on_gpu = device.type == "cuda" and torch.cuda.is_available()
     hopper = on_gpu and torch.cuda.get_device_capability(device)[0] == 9
-    return hopper and head_size % 8 == 0 and head_size <= 256 and _interface() is not None
+    if not hopper or head_size % 8 or head_size > 256 or _interface() is None:
+        return False
+    if (why := _failure(device, heads, kv_heads, head_size)) is None:
+        return True
+    warnings.warn(
+        f"flash-attn-4 is installed and does not run ({why}), so PyTorch's attention is used, which is slower; the "
+        "versions that fit it: pip install 'tinyzero-trainer[flash-attn-4]'",
+        stacklevel=2,
+    )
+    return False
+
+
+@cache
+def _failure(device: torch.device, heads: int, kv_heads: int, head_size: int) -> str | None:
+    """What goes wrong in a pass over one token, such as a version of a dependency that another package has brought."""
+    query, key, value = (
+        torch.zeros(1, count, head_size, dtype=torch.bfloat16, device=device, requires_grad=True)
+        for count in (heads, kv_heads, kv_heads)
+    )
+    bounds = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    try:
+        with torch.enable_grad():
+            flash_attention_4(query, key, value, bounds, bounds, 64, scale=None, window=-1).sum().backward()
+    except Exception as error:  # of any type, as it is compiled now
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None
 
 
 @cache

@@ -55,8 +55,9 @@ def use_kernel(model: PreTrainedModel, dtype: torch.dtype, device: torch.device,
     if not is_plain(model) or not (or_plain or _has_kernel(device, dtype)):
         return False
     config = model.config.get_text_config()
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    hopper = dtype in HALF and suits(device, head_size)
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    hopper = dtype in HALF and suits(device, heads, kv_heads or heads, head_size)
     name = HOPPER_KERNEL if hopper else KERNEL
     AttentionInterface.register(name, partial(_attend, hopper=hopper))
     AttentionMaskInterface.register(name, sdpa_mask)
