@@ -19,7 +19,7 @@ def utilization(
 
     Args:
         seconds: of the phases of the step, `update_ROLE` among them.
-        tokens: prompt and completion tokens of each update, in all its epochs.
+        tokens: prompt and completion tokens of each update, in all its epochs; a prompt counts for each completion.
         parameters: of each role.
         peak: FLOP/s of all GPUs together.
 
