@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain, groupby, islice, takewhile
+from itertools import accumulate, groupby, islice, takewhile
 from typing import Self
 
 import numpy as np
@@ -196,7 +196,7 @@ class _Sequences:
         """With `share_prompts` a prompt of several rollouts in a row comes once, before them."""
         pieces: list[Sequence[int]] = []
         shared: list[tuple[int, int]] = []  # tokens, and in which sequence
-        for prompt, group in _by_prompt(rollouts) if share_prompts else (([], [one]) for one in rollouts):
+        for prompt, group in _by_prompt(rollouts) if share_prompts else (((), [one]) for one in rollouts):
             if prompt:
                 pieces += (prompt, ())
                 shared.append((0, 0))
@@ -207,7 +207,7 @@ class _Sequences:
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces)).reshape(-1, 2)
         lengths = sizes.sum(axis=1)
         starts = lengths.cumsum() - lengths
-        tokens = np.fromiter(chain.from_iterable(pieces), np.int64, int(lengths.sum()))
+        tokens = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
         counts, places = np.array(shared).T
         return cls(tokens, starts, lengths, sizes[:, 1], counts, starts[places])
 
@@ -236,14 +236,14 @@ class _Sequences:
         return self.tokens[np.flatnonzero(self.predicts()) + 1]
 
 
-def _by_prompt(rollouts: Sequence[Rollout]) -> Iterator[tuple[list[int], list[Rollout]]]:
+def _by_prompt(rollouts: Sequence[Rollout]) -> Iterator[tuple[tuple[int, ...], list[Rollout]]]:
     """Rollouts in a row with the same prompt, and of that what they share: all but its last token.
 
     That one predicts the first token of each completion.
     """
-    for prompt, group in groupby(rollouts, lambda rollout: rollout.prompt.token_ids):
+    for prompt, group in groupby(rollouts, lambda rollout: tuple(rollout.prompt.token_ids)):
         members = list(group)
-        yield (prompt[:-1] if len(members) > 1 else []), members
+        yield (prompt[:-1] if len(members) > 1 else ()), members
 
 
 def _pad(rollouts: Sequence[Rollout], indices: list[int], pad_id: int, device: torch.device) -> MicroBatch:

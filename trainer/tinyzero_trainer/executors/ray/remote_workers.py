@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from shutil import rmtree
@@ -12,12 +13,15 @@ from uuid import uuid4
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
+from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.micro_batch_halving import PASSES, MicroBatchHalving
 from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
+from tinyzero_trainer.executors.ray.columns import SentRollouts
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
+from tinyzero_trainer.types import Rollout
 
 ABORT_SECONDS = 60.0
 """For actors to return from a weight group that was aborted."""
@@ -162,7 +166,15 @@ class RemoteLearner:
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         call = partial(self._ranks.do, self._role, method)
-        return self._halving.repeating(call) if method in PASSES else call
+        if method not in PASSES:
+            return call
+
+        def sent(batch: TrainingBatch | Sequence[Rollout], *args: Any) -> Any:
+            if isinstance(batch, TrainingBatch):
+                return call(replace(batch, rollouts=SentRollouts(batch.rollouts)), *args)
+            return call(SentRollouts(batch), *args)
+
+        return self._halving.repeating(sent)
 
     @property
     def micro_batch_tokens(self) -> int:
