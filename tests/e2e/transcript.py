@@ -66,8 +66,8 @@ def shortened(commands: str) -> str:
 
     What they find and learn is tested elsewhere.
     """
-    few = re.sub(r"(tinyzero check \S+)(?= *(?:#|$))", r"\1 --examples 20", commands, flags=re.MULTILINE)
-    few = re.sub(r"(--tinyzero-task \S+)", r"\1 --tinyzero-examples 20", few)
+    few = re.sub(r"(tinyzero check \S+)(?= *(?:#|$))", r"\1 --examples 1", commands, flags=re.MULTILINE)
+    few = re.sub(r"(--tinyzero-task \S+)", r"\1 --tinyzero-examples 1", few)
     few = re.sub(r"^tinyzero warmstart .*", r"\g<0> data.batch_size=8" + _FEW_STEPS, few)
     few = re.sub(r"^tinyzero train .*", r"\g<0> data.prompts_per_step=8 eval.every=0" + _FEW_STEPS, few)
     return re.sub(r"--time \d+", "--time 1", few)

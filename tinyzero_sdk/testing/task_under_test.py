@@ -41,6 +41,7 @@ BULK_FACTOR = 1000  # completions of the bulk search for each requested example
 BULK_SECONDS = 30.0
 
 _BULK_ITEMS = 500
+_BULK_ITEMS_FACTOR = 10  # for each requested example, where these are fewer
 _BULK_ITEM_SECONDS = 3.0
 _CHUNK_SIZE = 128
 _CHUNK_CHARACTERS = 2**23
@@ -307,9 +308,10 @@ class TaskUnderTest(ClosesOnExit):
             return self.presentations
         common = self.full_presentations
         found = list(common)
+        most = min(_BULK_ITEMS, self.examples * _BULK_ITEMS_FACTOR)
         until = time.monotonic() + _BULK_ITEM_SECONDS
         for number, item in enumerate(self._odd_items()):
-            if len(found) >= _BULK_ITEMS or time.monotonic() > until:
+            if len(found) >= most or time.monotonic() > until:
                 break
             gold = self.sandbox.solve(item)
             if gold is None:  # the task cannot solve what it did not make

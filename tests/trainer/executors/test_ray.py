@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,17 @@ from tests.faults import Faults
 from tests.trainer import runs
 from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
+from tests.trainer.doctor.machines import facts_of
 from tests.trainer.plan.planned import config_of, on, target_of
 from tests.trainer.processes import in_own_process
+from tinyzero_sdk.cli import main
 from tinyzero_sdk.settings import merge, to_mapping
 from tinyzero_trainer.config import RayConfig, SftConfig, TrainConfig
 from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE
 from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.doctor import probe
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
 from tinyzero_trainer.executors import build
 from tinyzero_trainer.executors.ray import cluster as room
@@ -125,17 +129,19 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
         other = cluster.add_node(**given)
         configure = partial(make_config, folder, ray__address=cluster.address, **RANKS)
         found: dict[str, Any] = {"address": cluster.address, "accuracy": train(configure("ray", **CRITIC)).accuracy}
-        train(configure("ray async", model__teacher=str(folder / "teacher"), **TAUGHT, **ASYNC))
+        one = {"parallel__world_size": 1}  # the run above has two ranks
+        train(configure("ray async", model__teacher=str(folder / "teacher"), **one, **TAUGHT, **ASYNC))
         found["gpus"] = gpus_there(RayConfig(address=cluster.address))
         room.RESOURCES_SECONDS = 1.0
         with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
             train(configure("too large", parallel__world_size=9))
         checked = folder / "checked"
         checked.mkdir()
-        command = [sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", "doctor", "--json"]
-        command += ["--output", str(checked / "run"), "--address", cluster.address, "--gpus", "4", "run.task=countdown"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN)
-        found["doctor"] = done.returncode, done.stdout, done.stderr
+        probe.installed_torch = lambda: facts_of().torch  # whose process another test starts
+        words = ["--output", str(checked / "run"), "--address", cluster.address, "--gpus", "4", "run.task=countdown"]
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as error, pytest.raises(SystemExit) as end:
+            main(["doctor", "--json", *words])
+        found["doctor"] = end.value.code, out.getvalue(), error.getvalue()
         cluster.remove_node(other)
         found["later"] = look_at_ray(cluster.address, directory=checked / "run", model="")
     finally:
