@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.samples import make_sample
+from tests.trainer.samples import make_rollout, make_sample
 from tinyzero_trainer.algorithms.batch import mini_batch_indices
-from tinyzero_trainer.training.micro_batches import Layout, fill_budget, micro_batches
+from tinyzero_trainer.distributed.groups import DataParallelGroup
+from tinyzero_trainer.training.micro_batches import PIECES, Layout, fill_budget, micro_batches
 
 CPU = torch.device("cpu")
 
@@ -127,3 +128,44 @@ def test_completions_in_a_row_share_their_prompt_and_each_sees_its_own_tokens(sh
         assert torch.equal(torch.roll(batch.tokens, -1, dims=1).flatten()[batch.predicts], batch.targets)
         assert batch.targets.tolist() == [token for row in rows for token in row.generation.token_ids]
         assert batch.lengths.tolist() == [len(row.generation.token_ids) for row in rows]
+        assert batch.tokens.numel() <= budget or len(rows) == 1
+        assert len(batch.keys) <= 2 * budget or len(rows) == 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 8), st.integers(1, 30)), min_size=1, max_size=12),
+    st.integers(2, 5),
+)
+def test_ranks_divide_prompts_before_completions(shapes: list, count: int) -> None:
+    samples = [
+        make_rollout([place, *range(prompt)], [0] * completion)
+        for place, (prompt, group_size, completion) in enumerate(shapes)
+        for _ in range(group_size)
+    ]
+    options = {"token_budget": 10**6, "pad_id": 0, "device": CPU, "layout": "packed", "share_prompts": True}
+    found = [list(micro_batches(samples, **options, ranks=DataParallelGroup(count, rank))) for rank in range(count)]
+    rows = [[batch for batch in of_rank if not batch.is_padding] for of_rank in found]
+    assert sorted(index for of_rank in rows for batch in of_rank for index in batch.indices) == list(
+        range(len(samples))
+    )
+    sizes = [sum(batch.tokens.numel() for batch in of_rank) for of_rank in rows]
+    (alone,) = micro_batches(samples, **options)
+    largest = max(prompt + 1 + group_size * completion for prompt, group_size, completion in shapes)
+    assert max(sizes) - min(sizes) <= largest
+    if len(shapes) >= PIECES * count and len(set(shapes)) == 1:
+        assert sum(sizes) == alone.tokens.numel()  # no prompt is there twice
+
+
+def test_long_prompts_fill_the_budget() -> None:
+    samples = [make_rollout([place, *range(99)], [0] * 10) for place in range(4) for _ in range(8)]
+    sizes = [
+        [
+            batch.tokens.numel()
+            for batch in micro_batches(
+                samples, token_budget=880, pad_id=0, device=CPU, layout="packed", share_prompts=share
+            )
+        ]
+        for share in (False, True)
+    ]
+    assert [len(each) for each in sizes] == [4, 3]
+    assert sum(sizes[1]) <= 4 * (99 + 8 * 11) + 2 * 99

@@ -118,7 +118,7 @@ class _Sharded:
     ranks: DataParallelGroup
     offload: CpuOffload | None  # with `memory.cpu_offload=idle`
     reductions: "list[_OwnGradients]"  # of one rank
-    gathers_once: bool  # of several, see `accumulate`
+    gathers_once: bool  # of several, see `set_gradient_sync`
 
 
 def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] = ()) -> None:
@@ -168,7 +168,14 @@ def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] 
     offload = None
     if options.offload == "idle":
         offload = CpuOffload(lambda: [local_shard(parameter) for parameter in model.parameters()])
-    sharded = _Sharded(model, options, mesh.ranks, offload, reductions, gathers_once=several and not reshard)
+    sharded = _Sharded(
+        model,
+        options,
+        mesh.ranks,
+        offload,
+        reductions,
+        gathers_once=mesh.weights.size() > 1 and trained and not options.reshard_after_forward,
+    )
     for module in (model, *model.children()):
         module._sharded = sharded  # type: ignore[assignment]
 
@@ -225,8 +232,8 @@ def on_device(model: nn.Module, *, changed: bool = False) -> Iterator[None]:
             reshard(model)
 
 
-def accumulate(model: nn.Module, *, last: bool) -> None:
-    """Before a micro-batch, whether it is the `last` whose gradients add up in the shards.
+def set_gradient_sync(model: nn.Module, *, last: bool) -> None:
+    """Before a micro-batch, whether it is the `last` of those whose gradients add up.
 
     With `memory.reshard_after_forward=false` only that one's backward pass reduces the gradients over the ranks, and
     frees the gathered weights.
@@ -247,6 +254,10 @@ def _forget_pass(sharded: _Sharded) -> None:
         parameter.grad = None
     for reduction in sharded.reductions:
         reduction.sent = None
+    for module in sharded.root.modules():
+        for group in cast(Any, module)._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
+            for each in group.fsdp_params:
+                each.unsharded_accumulated_grad = None
     root = cast(FSDPModule, sharded.root)
     state: Any = root._get_fsdp_state()
     if sharded.ranks.is_distributed or not state._is_root:  # it has not begun

@@ -263,11 +263,12 @@ class _Step:
         whole = 0 if self.config.memory.offload == "always" else constants.MASTER_BYTES * trained
         gradients = Part(role, "gradients in float32", whole if self.work.accumulates else 0)
         unreduced = 0
-        if self.work.accumulates and self.dims.dp_shard > 1 and not self._reshards():
+        several = self.dims.dp_shard * self.dims.dp_replicate > 1
+        if self.work.accumulates and several and self.config.memory.reshard_after_forward is False:
             unreduced = constants.MASTER_BYTES * (adapter or spec.parameters)
+        to_reduce = Part(role, "gradients to be reduced", unreduced)
         kept, layer = self._activations()
-        held = [self._gathered(role), Part(role, "activations", kept), gradients]
-        held += [Part(role, "gradients to be reduced", unreduced)]
+        held = [self._gathered(role), Part(role, "activations", kept), gradients, to_reduce]
         of_head = 0 if role == "critic" or adapter else spec.embedding
         of_layer = adapter // max(1, spec.layers) if adapter else spec.layer
         reducing = constants.LAYERS_REDUCED * (self.number + constants.MASTER_BYTES) * of_layer
@@ -279,7 +280,7 @@ class _Step:
             self._gathered(role),
             Part(role, "gradients in float32", whole),
             Part(role, "reducing", root),
-            held[-1],
+            to_reduce,
         ]
         if role == "critic":
             return [[*held, backward], reduced]

@@ -134,7 +134,7 @@ def choose(
         if settled.rollout.max_num_seqs == "auto":
             count = work.max_num_seqs if settled.rollout.engine == "vllm" else work.at_a_time
             settled = replace(settled, rollout=replace(settled.rollout, max_num_seqs=count))
-        if settled.memory.reshard_after_forward == "auto" and planned_dims(settled).dp_shard > 1:
+        if settled.memory.reshard_after_forward == "auto" and planned_dims(settled).world_size > 1:
             keeping = replace(settled, memory=replace(settled.memory, reshard_after_forward=False))
             # The engine before the ranks: to build it anew takes longer than to gather the weights.
             of_engine = [engine_keeps(spec, each, limit, prompt_tokens) for each in (settled, keeping)]

@@ -92,7 +92,7 @@ class Critic(Learner):
         self._start_mini_batch(mini_batch)
         of_completions = token_weights(mini_batch.lengths, "token-mean", max_tokens=1)
         weights = jagged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
-        for batch in self._accumulated(mini_batch.rollouts):
+        for batch in self._micro_batches_of(mini_batch.rollouts):
             part = mini_batch.select(batch.indices)
             assert part.values is not None
             assert part.returns is not None

@@ -33,15 +33,17 @@ def suits(device: torch.device, heads: int, kv_heads: int, head_size: int) -> bo
 
 @cache
 def _failure(device: torch.device, heads: int, kv_heads: int, head_size: int) -> str | None:
-    """What goes wrong in a pass over one token, such as a version of a dependency that another package has brought."""
+    """What goes wrong in a pass over two tokens, such as a version of a dependency that another package has brought."""
     query, key, value = (
-        torch.zeros(1, count, head_size, dtype=torch.bfloat16, device=device, requires_grad=True)
-        for count in (heads, kv_heads, kv_heads)
+        torch.zeros(tokens, count, head_size, dtype=torch.bfloat16, device=device, requires_grad=True)
+        for tokens, count in ((2, heads), (3, kv_heads), (3, kv_heads))
     )
-    bounds = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    bounds, key_bounds = torch.tensor([[0, 2], [0, 3]], dtype=torch.int32, device=device)
     try:
         with torch.enable_grad():
-            flash_attention_4(query, key, value, bounds, bounds, 64, scale=None, window=-1).sum().backward()
+            flash_attention_4(query, key, value, bounds, key_bounds, 64, scale=None, window=-1).sum().backward()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # of any type, as it is compiled now
         return f"{type(error).__name__}: {first_line(error)}"
     return None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.distributed.fsdp import accumulate, device_of, on_device, ranks_of
+from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of, set_gradient_sync
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.diagnosis import Diagnosis, UpdateDiagnosis, nonfinite
 from tinyzero_trainer.training.float8 import Float8Error, row_multiple
@@ -86,13 +86,13 @@ class Learner:
         if self._diagnosis is not None:
             self._diagnosis.updates.append(UpdateDiagnosis())
 
-    def _accumulated(self, rollouts: Sequence[Rollout]) -> Iterator[MicroBatch]:
+    def _micro_batches_of(self, rollouts: Sequence[Rollout]) -> Iterator[MicroBatch]:
         """This rank's micro-batches, whose gradients add up."""
         # The norms of a diagnosis are of gradients that are reduced.
         following: Iterator[MicroBatch | None] = chain(self._micro_batches(rollouts, ranks=self._ranks), [None])
         for batch, after in pairwise(following):
             assert batch is not None
-            accumulate(self._computes, last=after is None or self._diagnosis is not None)
+            set_gradient_sync(self._computes, last=after is None or self._diagnosis is not None)
             yield batch
 
     def _backward(self, part: TrainingBatch, losses: Tensor, *, is_padding: bool) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, groupby, islice, takewhile
+from itertools import groupby
 from typing import Self
 
 import numpy as np
@@ -16,6 +16,9 @@ from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, Sequen
 from tinyzero_trainer.training.seqlen_balancing import balance
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils import jagged
+
+PIECES = 8
+"""Of a rank's share of a mini-batch: only where the completions of a prompt are more than one, ranks divide them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def micro_batches(
     ranks: DataParallelGroup = ALONE,
     multiple: int = 1,
 ) -> Iterator[MicroBatch]:
-    """Groups of sequences of similar length within the token budget; a longer sequence is alone.
+    """Sequences of similar length, or of one prompt, within the token budget; a longer sequence is alone.
 
     Args:
         rollouts: the mini-batch, of all ranks.
@@ -94,7 +97,7 @@ def micro_batches(
         pad_id: the padding token.
         device: of the tensors.
         layout: see `MicroBatch`.
-        share_prompts: whether completions of one prompt in a packed row share it; the budget counts it for each.
+        share_prompts: whether completions of one prompt in a packed row share it.
         ranks: yields this rank's shard. All ranks get as many micro-batches, since gathering a weight takes all.
         multiple: of tokens; packed rows are filled up to it.
     """
@@ -103,12 +106,9 @@ def micro_batches(
     assert layout == "packed" or group is None, "only a packed row is divided"
     budget = token_budget if group is None else token_budget * group.size
     share_prompts = share_prompts and layout == "packed"
-    numbers: dict[tuple[int, ...], int] = {}
-    prompts = [
-        numbers.setdefault(tuple(rollout.prompt.token_ids), index) if share_prompts else index
-        for index, rollout in enumerate(rollouts)
-    ]
-    plans = [_split(shard, lengths, prompts, budget, layout) for shard in balance(lengths, ranks.size)]
+    groups = _groups(rollouts, lengths, ranks.size) if share_prompts else [_Group([at]) for at in range(len(rollouts))]
+    shards = balance([each.tokens(lengths) for each in groups], ranks.size)
+    plans = [_split([groups[place] for place in shard], lengths, budget, layout) for shard in shards]
     pack = partial(_pack, group=group, share_prompts=share_prompts, multiple=multiple)
     lay_out = pack if layout == "packed" else _pad
     own = plans[ranks.rank]
@@ -119,23 +119,55 @@ def micro_batches(
         yield replace(lay_out([rollouts[shortest]], [shortest], pad_id, device), is_padding=True)
 
 
-def _split(
-    shard: Sequence[int], lengths: Sequence[int], prompts: Sequence[int], budget: int, layout: Layout
-) -> list[list[int]]:
-    """Indices for each micro-batch of a rank: those of one prompt together, and the longest sequences first."""
-    longest: dict[int, int] = {}
-    for index in shard:
-        longest[prompts[index]] = max(lengths[index], longest.get(prompts[index], 0))
-    indices = sorted(shard, key=lambda index: (-longest[prompts[index]], prompts[index], -lengths[index]))
-    ordered, groups, start = [lengths[index] for index in indices], [], 0
-    while start < len(indices):
-        if layout == "packed":
-            count = sum(1 for _ in takewhile(budget.__ge__, accumulate(islice(ordered, start, None))))
-        else:
-            count = budget // ordered[start]
-        groups.append(indices[start : start + max(1, count)])
-        start += max(1, count)
-    return groups
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Completions that share the first `prefix` tokens of their prompt."""
+
+    indices: list[int]
+    prefix: int = 0
+
+    def tokens(self, lengths: Sequence[int]) -> int:
+        """Of a packed row."""
+        return sum(lengths[index] for index in self.indices) - (len(self.indices) - 1) * self.prefix
+
+
+def _groups(rollouts: Sequence[Rollout], lengths: Sequence[int], ranks: int) -> list[_Group]:
+    """Completions by prompt; where there are several ranks, in pieces that can be divided evenly."""
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for index, rollout in enumerate(rollouts):
+        by_prompt.setdefault(tuple(rollout.prompt.token_ids), []).append(index)
+    groups = [_Group(indices, len(prompt) - 1) for prompt, indices in by_prompt.items()]
+    if ranks == 1:
+        return groups
+    most = sum(group.tokens(lengths) for group in groups) / (ranks * PIECES)
+    pieces = []
+    for group in groups:
+        size = -(-len(group.indices) // max(1, round(group.tokens(lengths) / most)))
+        starts = range(0, len(group.indices), size)
+        pieces += [_Group(group.indices[start : start + size], group.prefix) for start in starts]
+    return pieces
+
+
+def _split(groups: Sequence[_Group], lengths: Sequence[int], budget: int, layout: Layout) -> list[list[int]]:
+    """Indices for each micro-batch of a rank, groups with the longest sequences first."""
+    longest = [max(lengths[index] for index in group.indices) for group in groups]
+    found: list[list[int]] = []
+    row = keys = widest = 0  # of the present micro-batch: its tokens, those that are attended to, the longest sequence
+    for _, group in sorted(zip(longest, groups, strict=True), key=lambda each: -each[0]):
+        joined = 0  # of this group in the present micro-batch
+        for index in sorted(group.indices, key=lambda index: -lengths[index]):
+            tokens, seen = lengths[index] - group.prefix * (joined > 0), lengths[index] + group.prefix * (joined == 1)
+            # Attention reads the shared tokens once for each completion.
+            fits = row + tokens <= budget and keys + seen <= 2 * budget
+            if layout == "padded":
+                fits = found != [] and (len(found[-1]) + 1) * widest <= budget
+            if not found or not fits:
+                found.append([])
+                row = keys = joined = 0
+                tokens = seen = widest = lengths[index]
+            found[-1].append(index)
+            row, keys, joined = row + tokens, keys + seen, joined + 1
+    return found
 
 
 def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Rollout]:

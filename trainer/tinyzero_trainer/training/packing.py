@@ -72,7 +72,8 @@ def shares_prompts(model: TokenModel) -> bool:
         shared, own = (
             _packed_states(model, completions, ALONE, prompt=[5, 6, 4]) for completions in ([[3, 7], [2, 3]], [[2, 3]])
         )
-    return _are_close(shared[-2:], own)
+    # All ranks must agree: how a mini-batch is split depends on it.
+    return all(ranks_of(model).all_gather(_are_close(shared[-2:], own)))
 
 
 @torch.no_grad()

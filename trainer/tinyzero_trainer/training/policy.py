@@ -14,7 +14,7 @@ from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, tok
 from tinyzero_trainer.algorithms.rollout_correction import mismatch_metrics
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, OptimizerConfig
-from tinyzero_trainer.distributed.fsdp import accumulate, device_of, on_device
+from tinyzero_trainer.distributed.fsdp import device_of, on_device, set_gradient_sync
 from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel, save_model
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
@@ -132,7 +132,7 @@ class Policy(Learner):
         with self._updating(changed=False):
             self._optimizer.start(accumulates=accumulates)
             for last, size, longest in ((not accumulates, budget, self._max_tokens), (True, min(budget, SMALL), short)):
-                accumulate(self.model, last=last)
+                set_gradient_sync(self.model, last=last)
                 rollouts = fill_budget(size, longest, context=context)
                 tokens = sum(len(rollout.generation.token_ids) for rollout in rollouts)
                 whole = TrainingBatch.of(rollouts, advantages=torch.zeros(tokens))
@@ -150,7 +150,7 @@ class Policy(Learner):
             mini_batch.lengths, self._algorithm.loss_aggregation, max_tokens=self._max_tokens
         )
         weights = jagged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
-        for batch in self._accumulated(mini_batch.rollouts):
+        for batch in self._micro_batches_of(mini_batch.rollouts):
             weight = jagged.select(weights, mini_batch.lengths, batch.indices)
             weight = to_device(torch.zeros_like(weight) if batch.is_padding else weight, batch.tokens.device)
             counted = MetricAccumulator() if batch.is_padding else metrics

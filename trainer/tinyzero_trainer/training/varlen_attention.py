@@ -173,7 +173,7 @@ def one_after_another(
         if window >= 0 or end - start < last - first:
             positions = torch.arange(last - first, device=query.device)
             distance = positions[start - end :, None] - positions
-            mask = (distance >= 0) & (distance <= (window if window >= 0 else last))
+            mask = (distance >= 0) & (distance <= (window if window >= 0 else len(positions)))
         attended.append(
             scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=True)
         )

@@ -103,6 +103,7 @@ class GraphModel:
         # [slots]; output_size saves asking the device for the sum.
         repeats = torch.repeat_interleave(indices, copies, output_size=count)
         real = torch.arange(longest, device=tokens.device) < lengths[:, None]
+        group = self.heads // self.kv_heads
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).unflatten(0, (prompts, longest))
@@ -111,8 +112,9 @@ class GraphModel:
             query, key = rotated.split([self.heads, self.kv_heads], dim=1)
             value = fused[:, :, -self.kv_heads :].transpose(1, 2)
             cache.layers[layer].fill(slots, repeats, key, value, real)
-            grouped = self.heads != self.kv_heads
-            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+            # Repeated here: not every fast kernel supports fewer key heads.
+            key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
             hidden = self._finish_layer(layer, hidden, attended.transpose(1, 2).reshape(prompts * longest, -1))
         last = hidden.view(prompts, longest, -1)[indices, lengths - 1]
         return self._logits(last)[repeats]
