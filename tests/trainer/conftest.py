@@ -11,6 +11,7 @@ import tomli_w
 import torch
 from filelock import FileLock
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from tests.trainer.configurations import typed
 from tinyzero_sdk.settings import to_mapping
@@ -22,6 +23,7 @@ from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.sft import warm_start
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.hardware import nvml
+from tinyzero_trainer.models import loading
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.monitoring.metrics_log import MetricsLog
@@ -48,6 +50,27 @@ def _scored_in_process(scored_in_process: None) -> None:
 def _no_curve_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes as long as a short run. Fixtures of a module or session still draw it, as any run does."""
     monkeypatch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+
+
+_tokenizers: dict[tuple[tuple[str, bytes], ...], PreTrainedTokenizerBase] = {}
+_read_tokenizer = loading._read_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def _a_tokenizer_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run would read it again, which takes as long as a step of it; nothing changes one after that."""
+
+    def read(source: str) -> PreTrainedTokenizerBase:
+        others = ("model.safetensors", "manifest.json", "tinyzero.toml", "used_by")
+        files = sorted(path for path in Path(source).glob("*") if path.is_file() and path.name not in others)
+        made_of = tuple((path.name, path.read_bytes()) for path in files)
+        if not made_of:  # not a directory
+            return _read_tokenizer(source)
+        if made_of not in _tokenizers:
+            _tokenizers[made_of] = _read_tokenizer(source)
+        return _tokenizers[made_of]
+
+    monkeypatch.setattr(loading, "_read_tokenizer", read)
 
 
 def _pattern(name: str) -> str:
