@@ -81,8 +81,9 @@ def main(
         page = with_content(README.read_text(encoding="utf-8"), {"engines": shown(read_speeds())})
         README.write_text(page, encoding="utf-8")
         return
-    if unknown := [one for one in (*(shape or ()), *(case or ())) if one not in (*QWEN, "10M", *CASES)]:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join((*QWEN, '10M', *CASES))}")
+    for given, known in ((shape or (), (*QWEN, "10M")), (case or (), (*CASES,))):
+        if unknown := [one for one in given if one not in known]:
+            raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}")
     on_cpu = device == "cpu"
     cases = {name: one.for_cpu() if on_cpu else one for name, one in CASES.items() if name in (case or CASES)}
     date, gpu = print_machine(*DISTRIBUTIONS)["date"], "CPU" if on_cpu else device_name().partition(",")[0]

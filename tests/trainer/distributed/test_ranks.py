@@ -33,6 +33,9 @@ from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, num_mini_batches=2, weight_decay=0.1, max_grad_norm=0.05)
+SMALL = 30
+"""Tokens of a micro-batch, so that each rank has several."""
+
 TOLERANCE = 1e-5
 """Of a gradient, as a fraction of the norm of all."""
 
@@ -83,6 +86,7 @@ def learn(
     for name in names:
         policy = make_policy(_load(start, options), CASES[name], options)
         policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
+        policy.continue_with(SMALL)
         first = watched(policy._optimizer)
         logprobs = policy.logprobs(experience.rollouts, 0.8)
         metrics, entropies = [policy.update(experience, NOW)], policy.entropies()
@@ -95,6 +99,7 @@ def learn(
             copies(named_weights(policy.language_model.model)),
         )
     critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
+    critic.continue_with(SMALL)
     first = watched(critic._optimizer)
     metrics = [critic.update(experience) for _ in range(2)]
     weights = copies((name, full_tensor(value.detach())) for name, value in critic.model.named_parameters())
@@ -244,7 +249,7 @@ def test_ranks_learn_what_one_learns(division: str, ranks: _Ranks) -> None:
 def test_ranks_that_gather_once_reduce_once_a_mini_batch(ranks: _Ranks) -> None:
     for shown in ranks.of(2):
         once, each = (len(shown["reductions", division]) for division in ("2, gathered once", "2"))
-        assert 0 < once < each / 2
+        assert 0 < once <= each / 2
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import log
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.configurations import call
-from tests.trainer.plan.planned import ASYNC, GRPO_1024, HALF_B, OWN, SPECS, config_of, on, target_of
+from tests.trainer.plan.planned import ASYNC, GRPO_1024, HALF_B, OWN, SEVEN_B, SPECS, config_of, on, target_of
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.config import SftConfig, TrainConfig
@@ -18,7 +19,7 @@ from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.resume import fingerprint, resume_config
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.plan import engine
-from tinyzero_trainer.plan.engine import EngineSpeed, choose_engine, nearest, read_speeds, resolve_engine
+from tinyzero_trainer.plan.engine import FAR, EngineSpeed, choose_engine, nearest, read_speeds, resolve_engine
 from tinyzero_trainer.utils.vllm_version import VllmMissingError
 
 AUTO = "rollout.engine=auto"
@@ -93,6 +94,19 @@ def test_without_vllm_it_is_torch_but_for_settings_of_vllm(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("vllm")
+def test_what_was_measured_says_nothing_about_a_model_of_another_size() -> None:
+    reason = "no model of about this size has been measured"
+    assert choose_engine(config_of(*GRPO_1024, AUTO), SPECS[SEVEN_B]) == ("torch", reason)
+
+
+def test_on_another_machine_vllm_counts_as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "read_speeds", lambda: [replace(ROW, vllm=300)])
+    asked = config_of(*GRPO_1024, AUTO), SPECS[HALF_B], "NVIDIA H200"
+    assert choose_engine(*asked)[0] == "torch"
+    assert choose_engine(*asked, elsewhere=True)[0] == "vllm"
+
+
+@pytest.mark.usefixtures("vllm")
 def test_a_model_that_cannot_be_read_gets_torch() -> None:
     assert choose_engine(config_of(AUTO, model="nobody/nothing")) == ("torch", "the model's sizes are not known")
 
@@ -110,9 +124,15 @@ def test_the_nearest_row_has_both_speeds_and_the_gpu_if_one_has(measured: list, 
         *(EngineSpeed("NVIDIA L4", *each, date="", torch=1, vllm=n % 2 or None) for n, each in enumerate(measured)),
     ]
     found = nearest(rows, sizes, gpu)
+    if found is None:
+        assert all(not row.is_complete or abs(log(row.parameters / sizes[0])) > log(FAR) for row in rows)
+        return
     assert found.is_complete
-    has_l4 = len(measured) > 1
-    assert gpu is None or found.gpu == ("NVIDIA L4" if has_l4 and gpu == "NVIDIA L4" else "NVIDIA H200")
+    assert abs(log(found.parameters / sizes[0])) <= log(FAR) * (1 + 1e-9)
+    has_l4 = any(
+        row.gpu == "NVIDIA L4" and row.is_complete and 1 / FAR <= row.parameters / sizes[0] <= FAR for row in rows
+    )
+    assert gpu != "NVIDIA L4" or not has_l4 or found.gpu == gpu
     assert nearest(rows[::-1], found.sizes, found.gpu).sizes == found.sizes  # what was measured is its own nearest
 
 

@@ -89,13 +89,14 @@ def _markdown(findings: "Sequence[Finding]", facts: "Facts") -> str:
 
 def requirements_of(config: "TrainConfig") -> "Requirements":
     """What a run with this configuration requires; a ParallelError if its processes do not fit on its GPUs."""
+    from tinyzero_trainer.config import VllmConfig
     from tinyzero_trainer.distributed.parallel_dims import parallel_dims
     from tinyzero_trainer.doctor.facts import Requirements
 
     sized = config.ray.gpus or config.rollout.num_engines or config.parallel.world_size or config.run.device == "cpu"
     return Requirements(
         device=config.run.device,
-        engine=config.rollout.engine,
+        engine="vllm" if config.rollout.engine == "auto" and config.vllm != VllmConfig() else config.rollout.engine,
         trained_models=2 if config.algorithm.advantage_estimator == "gae" else 1,
         frozen_models=int(config.algorithm.kl_coefficient > 0),
         keep=config.checkpoint.keep,

@@ -1,12 +1,19 @@
 """`tinyzero plan`: a run's GPU memory and speed, and settings that fit. plan_report.py prints them."""
 
 import shlex
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tinyzero_sdk.console import print_json, warn
 from tinyzero_trainer.cli import options, start
+
+if TYPE_CHECKING:
+    from tinyzero_trainer.cli.plan_report import PlanReport
+    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.models.spec import ModelSpec
+    from tinyzero_trainer.plan.plan import Change
 
 
 def plan(
@@ -48,12 +55,9 @@ def plan(
     from tinyzero_trainer.config.compose import compose, gather
     from tinyzero_trainer.config.sft import SftConfig, compose_sft
     from tinyzero_trainer.config.tasks import load_tasks
-    from tinyzero_trainer.estimate.fit import with_settings
     from tinyzero_trainer.models.hub import find_spec
     from tinyzero_trainer.models.new_model import default_spec, new_spec
-    from tinyzero_trainer.plan.engine import choose_engine
     from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_impossible
-    from tinyzero_trainer.plan.plan import Change
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.sft.default_model import SETTINGS
 
@@ -76,11 +80,7 @@ def plan(
     refuse_cpu(resolved)
     target = choose_target(gpu, gpu_memory, resolved.run.device)
     spec = own_spec if owned else find_spec(resolved.model.path)
-    chosen: tuple[Change, ...] = ()
-    if resolved.rollout.engine == "auto":
-        engine, reason = choose_engine(resolved, spec, target.name, prompt_tokens)
-        resolved = with_settings(resolved, {"rollout.engine": engine})
-        chosen = (Change("rollout.engine", engine, "auto", reason),)
+    resolved, chosen = _with_engine(resolved, spec, target.name, prompt_tokens, elsewhere=bool(gpu or gpu_memory))
     refuse_impossible(spec, resolved, prompt_tokens, gpus_for(gpu, gpu_memory))
     if warning := lora_warning(spec, resolved):
         warn(warning)
@@ -88,11 +88,29 @@ def plan(
     if json:
         print_json(as_json(report))
     else:
-        changed = {change.key for change in report.plan.changes}
-        kept = [word for word in overrides if word.partition("=")[0] not in changed]
         given = {"--model": model, "--recipe": recipe, "--config": config, "--gpus": gpus, "--address": address}
         complete = config or (sft and get(settings, "data.path"))
-        flags = [*(("--task", one) for one in task or ([] if complete else ["TASK"])), *given.items()]
-        typed = [str(part) for flag in flags if flag[1] not in (None, "") for part in flag]
-        show(report, typed=shlex.join([*typed, *kept]))
+        tasks = task or ([] if complete else ["TASK"])
+        show(report, typed=_typed_again([*(("--task", one) for one in tasks), *given.items()], overrides, report))
     raise typer.Exit(int(not report.plan.fits))
+
+
+def _typed_again(flags: list[tuple[str, Any]], overrides: Sequence[str], report: "PlanReport") -> str:
+    """What was typed, but for the settings that the plan changes."""
+    changed = {change.key for change in report.plan.changes}
+    kept = [word for word in overrides if word.partition("=")[0] not in changed]
+    return shlex.join([*(str(part) for flag in flags if flag[1] not in (None, "") for part in flag), *kept])
+
+
+def _with_engine(
+    config: "TrainConfig", spec: "ModelSpec", gpu: str, prompt_tokens: int | None, *, elsewhere: bool
+) -> tuple["TrainConfig", tuple["Change", ...]]:
+    """The configuration with an engine, and the change if that was `auto`."""
+    from tinyzero_trainer.estimate.fit import with_settings
+    from tinyzero_trainer.plan.engine import choose_engine
+    from tinyzero_trainer.plan.plan import Change
+
+    if config.rollout.engine != "auto":
+        return config, ()
+    engine, reason = choose_engine(config, spec, gpu, prompt_tokens, elsewhere=elsewhere)
+    return with_settings(config, {"rollout.engine": engine}), (Change("rollout.engine", engine, "auto", reason),)

@@ -183,9 +183,9 @@ class MemoryConfig:
     copied to the GPU layer by layer and updated on the CPU; `none` = they stay on the GPU."""
 
     reshard_after_forward: bool | Auto = "auto"
-    """Between several ranks, free a layer's gathered weights after each pass, and reduce gradients after each
-    micro-batch; false = both once for all micro-batches of a mini-batch, which takes the memory of all weights and
-    gradients. `auto` = false where that fits."""
+    """Between several ranks, gather a layer's weights for each pass and reduce its gradients after each micro-batch.
+    false = gather and reduce once a mini-batch, more than FSDP2's setting of this name does: it takes the memory of all
+    weights and gradients. `auto` = false where that fits."""
 
     @property
     def offload(self) -> Literal["idle", "always"] | None:

@@ -24,6 +24,9 @@ from tinyzero_trainer.plan.target_gpu import present_gpu
 from tinyzero_trainer.utils.vllm_version import VllmMissingError, require_vllm, runs
 
 SPEEDS = Path(__file__).with_name("engine_speeds.toml")
+FAR = 4.0
+"""Factor in the number of parameters beyond which a measurement says nothing about a model."""
+
 Engine = Literal["torch", "vllm"]
 Sizes = tuple[int, int, int, int]
 """Parameters, completions generated at a time, and tokens of a prompt and of a completion."""
@@ -78,11 +81,14 @@ def distance(one: Sizes, other: Sizes) -> float:
     return hypot(*(log(a / b) for a, b in zip(one, other, strict=True)))
 
 
-def nearest(speeds: Iterable[EngineSpeed], sizes: Sizes, gpu: str | None = None) -> EngineSpeed:
-    """The complete row with the nearest sizes, of this GPU model if one has been measured on it, else of any."""
-    complete = [row for row in speeds if row.is_complete]
+def nearest(speeds: Iterable[EngineSpeed], sizes: Sizes, gpu: str | None = None) -> EngineSpeed | None:
+    """The complete row with the nearest sizes, of this GPU model if one has been measured on it, else of any.
+
+    None if no model of about this size (`FAR`) has been measured.
+    """
+    complete = [row for row in speeds if row.is_complete and 1 / FAR <= row.parameters / sizes[0] <= FAR]
     of_gpu = [row for row in complete if gpu is not None and _gpu_model(row.gpu) == _gpu_model(gpu)]
-    return min(of_gpu or complete, key=lambda row: distance(row.sizes, sizes))
+    return min(of_gpu or complete, key=lambda row: distance(row.sizes, sizes), default=None)
 
 
 def _gpu_model(name: str) -> str:
@@ -106,21 +112,28 @@ def resolve_engine(config: TrainConfig, spec: ModelSpec | None = None) -> tuple[
 
 
 def choose_engine(
-    config: TrainConfig, spec: ModelSpec | None = None, gpu: str | None = None, prompt_tokens: int | None = None
+    config: TrainConfig,
+    spec: ModelSpec | None = None,
+    gpu: str | None = None,
+    prompt_tokens: int | None = None,
+    *,
+    elsewhere: bool = False,
 ) -> tuple[Engine, str]:
     """The engine for `rollout.engine=auto`, and the reason; `spec` and errors are those of `resolve_engine`.
 
     Args:
         gpu: name of the GPU; None = this machine's.
         prompt_tokens: see `workload_of`.
+        elsewhere: another machine is meant, where vLLM counts as installed.
     """
+    elsewhere = elsewhere or config.ray.address is not None
     default, refusal = VllmConfig(), _refusal(config)
     for key, value in vars(config.vllm).items():
         if value != getattr(default, key):
             given = f"vllm.{key}={format_value(value)}"
             if refusal:
                 raise SettingsError(f"{given} is for rollout.engine=vllm, but {refusal}")
-            if config.ray.address is None:  # elsewhere the workers' machines need it
+            if not elsewhere:
                 require_vllm()
             return "vllm", f"for {given}"
     uses_gpu = device_of(config) != "cpu"
@@ -130,7 +143,8 @@ def choose_engine(
     if not uses_gpu:
         return "torch", "no GPU is used"
     try:
-        require_vllm()
+        if not elsewhere:
+            require_vllm()
         spec = spec or find_spec(config.model.path)
     except VllmMissingError as error:
         refusal = str(error)
@@ -144,7 +158,8 @@ def choose_engine(
         return "torch", "vLLM does not run this architecture"
     work = workload_of(config, prompt_tokens)
     sizes = (spec.parameters, work.trained_at_a_time, work.prompt, work.completion)
-    return _faster(nearest(read_speeds(), sizes, gpu))
+    row = nearest(read_speeds(), sizes, gpu)
+    return ("torch", "no model of about this size has been measured") if row is None else _faster(row)
 
 
 def _refusal(config: TrainConfig) -> str:
