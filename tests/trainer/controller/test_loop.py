@@ -86,7 +86,11 @@ def test_what_a_run_chooses_is_told_and_recorded(
     monkeypatch.setattr(auto, "present_gpu", lambda _: TargetGpu("a GPU", 24 * GIB, None))
     chosen = train(config("chosen", **left)).output
     saved = read_toml(chosen / "config.toml")
-    assert saved["memory"] == {"activation_checkpointing": False, "cpu_offload": "none"}
+    assert saved["memory"] == {
+        "activation_checkpointing": False,
+        "cpu_offload": "none",
+        "reshard_after_forward": "auto",  # of several ranks
+    }
     assert f"auto: optimizer.micro_batch_tokens={saved['optimizer']['micro_batch_tokens']} " in capsys.readouterr().err
     assert_same_weights(plain, chosen, 1)
 

@@ -74,7 +74,9 @@ def test_the_shards_of_a_row_are_the_row(
             if share_prompts:
                 last = int(whole.key_boundaries[-1])
                 key_bounds = whole.key_boundaries.tolist() + ([last + lacking] if lacking else [])
-                assert part.keys.tolist() == whole.keys.tolist() + list(range(whole.tokens.numel(), size * count))
+                assert part.key_indices.tolist() == whole.key_indices.tolist() + list(
+                    range(whole.tokens.numel(), size * count)
+                )
                 assert part.key_boundaries.tolist() == key_bounds
             assert part.longest == max(torch.tensor(key_bounds).diff().tolist())
 

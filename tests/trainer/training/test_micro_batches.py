@@ -96,7 +96,7 @@ def test_packed_rows_are_filled_up_with_a_sequence_of_its_own(
         assert filled.positions.tolist() == [plain.positions[0].tolist() + list(range(more))]
         assert filled.boundaries.tolist() == plain.boundaries.tolist() + [count + more] * (more > 0)
         if share:
-            assert filled.keys.tolist() == plain.keys.tolist() + list(range(count, count + more))
+            assert filled.key_indices.tolist() == plain.key_indices.tolist() + list(range(count, count + more))
             assert filled.key_boundaries.diff().tolist() == plain.key_boundaries.diff().tolist() + [more] * (more > 0)
         assert filled.longest == max(plain.longest, more)
         for name in ("predicts", "targets", "lengths"):
@@ -112,7 +112,7 @@ def test_completions_in_a_row_share_their_prompt_and_each_sees_its_own_tokens(sh
     assert sorted(row for batch in batches for row in batch.indices) == list(range(len(samples)))
     for batch in batches:
         rows = [samples[row] for row in batch.indices]
-        seen = [batch.keys[start:end] for start, end in pairwise(batch.key_boundaries.tolist())]
+        seen = [batch.key_indices[start:end] for start, end in pairwise(batch.key_boundaries.tolist())]
         own = [list(range(start, end)) for start, end in pairwise(batch.boundaries.tolist())]
         assert [keys.tolist()[len(keys) - len(places) :] for keys, places in zip(seen, own, strict=True)] == own
         assert batch.longest == max(map(len, seen))
@@ -129,7 +129,7 @@ def test_completions_in_a_row_share_their_prompt_and_each_sees_its_own_tokens(sh
         assert batch.targets.tolist() == [token for row in rows for token in row.generation.token_ids]
         assert batch.lengths.tolist() == [len(row.generation.token_ids) for row in rows]
         assert batch.tokens.numel() <= budget or len(rows) == 1
-        assert len(batch.keys) <= 2 * budget or len(rows) == 1
+        assert len(batch.key_indices) <= 2 * budget or len(rows) == 1
 
 
 @given(

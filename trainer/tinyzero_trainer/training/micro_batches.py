@@ -40,13 +40,13 @@ class MicroBatch:
     boundaries: Tensor | None
     """[sequences + 1] int32, where each packed sequence starts, and where the last ends; None = not packed."""
 
-    keys: Tensor | None
+    key_indices: Tensor | None
     """[keys] places in the whole packed row that the sequences attend to, one sequence after another; None = each to
     itself. A prompt of several completions is a sequence of its own but for its last token, with which each of its
     completions begins; these attend to it, too."""
 
     key_boundaries: Tensor | None
-    """[sequences + 1] int32, the same in `keys`; None = `boundaries`."""
+    """[sequences + 1] int32, where those of each sequence start in `key_indices`; None = `boundaries`."""
 
     longest: int
     """Tokens of the longest sequence, with its prompt."""
@@ -228,14 +228,14 @@ class _Sequences:
         """With `share_prompts` a prompt of several rollouts in a row comes once, before them."""
         pieces: list[Sequence[int]] = []
         shared: list[tuple[int, int]] = []  # tokens, and in which sequence
-        for prompt, group in _by_prompt(rollouts) if share_prompts else (((), [one]) for one in rollouts):
-            if prompt:
-                pieces += (prompt, ())
-                shared.append((0, 0))
-            place = len(shared) - 1
+        for prefix, group in _by_prompt(rollouts) if share_prompts else (((), [one]) for one in rollouts):
+            first = len(shared)  # the sequence of the prefix, if there is one
+            if prefix:
+                pieces += (prefix, ())
+                shared.append((0, first))
             for one in group:
-                pieces += (one.prompt.token_ids[len(prompt) :], one.generation.token_ids)
-                shared.append((len(prompt), place))
+                pieces += (one.prompt.token_ids[len(prefix) :], one.generation.token_ids)
+                shared.append((len(prefix), first))
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces)).reshape(-1, 2)
         lengths = sizes.sum(axis=1)
         starts = lengths.cumsum() - lengths
@@ -289,7 +289,7 @@ def _pad(rollouts: Sequence[Rollout], indices: list[int], pad_id: int, device: t
         mask=array_to_device(present.astype(np.int64), device),
         positions=None,
         boundaries=None,
-        keys=None,
+        key_indices=None,
         key_boundaries=None,
         longest=longest,
         predicts=array_to_device(np.flatnonzero(present)[sequences.predicts()], device),
@@ -335,7 +335,7 @@ def _pack(
         mask=None,
         positions=array_to_device(positions[None], device),
         boundaries=array_to_device(boundaries.astype(np.int32), device),
-        keys=array_to_device(keys, device) if share_prompts else None,
+        key_indices=array_to_device(keys, device) if share_prompts else None,
         key_boundaries=array_to_device(key_boundaries, device) if share_prompts else None,
         longest=longest,
         predicts=array_to_device(predicts, device),

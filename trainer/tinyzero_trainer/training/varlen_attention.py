@@ -89,6 +89,11 @@ def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
         return {"attention_mask": batch.mask}
     if not has_kernel(model):
         return {"attention_mask": None, "position_ids": batch.positions}
+    optional = {
+        "cu_seq_lens_k": batch.key_boundaries,
+        "key_indices": batch.key_indices,
+        "sequence_group": batch.sequence_group,
+    }
     longest = -(-batch.longest // 64) * 64  # a coarse bound, so that few values occur
     return {
         # A mask of four dimensions keeps transformers from making one. This one is empty: its size tells the kernel the
@@ -96,8 +101,7 @@ def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
         "attention_mask": batch.tokens.new_empty(1, 1, longest, 0, dtype=torch.bool),
         "position_ids": batch.positions,
         "cu_seq_lens_q": batch.boundaries,
-        **({} if batch.keys is None else {"keys": batch.keys, "cu_seq_lens_k": batch.key_boundaries}),
-        **({} if batch.sequence_group is None else {"sequence_group": batch.sequence_group}),
+        **{name: value for name, value in optional.items() if value is not None},
     }
 
 
@@ -110,7 +114,7 @@ def _attend(
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
-    keys: Tensor | None = None,
+    key_indices: Tensor | None = None,
     sliding_window: int | None = None,
     sequence_group: SequenceParallelGroup | None = None,
     *,
@@ -119,7 +123,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """As transformers calls attention: query [1, heads, tokens, head size], key and value with as many heads or fewer.
 
-    With `sequence_group` the tokens are this rank's slice of the row; boundaries and keys are always of the whole row.
+    With `sequence_group` the tokens are this rank's slice of the row; boundaries and indices are of the whole row.
     Returns [1, tokens, heads, head size], and no attention weights.
     """
     if cu_seq_lens_q is None:
@@ -131,9 +135,9 @@ def _attend(
         query, key, value = (column.transpose(0, 1) for column in states)  # [tokens, heads, size]
     else:
         query, key, value = (ulysses.to_heads(column, sequence_group) for column in states)
-    if keys is not None:
+    if key_indices is not None:
         # In float32, in which the gradients of a shared prompt add up.
-        key, value = (column.float().index_select(0, keys).to(column.dtype) for column in (key, value))
+        key, value = (column.float().index_select(0, key_indices).to(column.dtype) for column in (key, value))
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
     bounds = (cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k, longest, longest)
     if hopper:
