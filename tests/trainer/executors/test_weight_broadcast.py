@@ -1,7 +1,7 @@
 """Weights from one sender to several receivers over gloo, with threads instead of actors."""
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Timer
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -48,9 +48,13 @@ def test_every_receiver_gets_all_weights(size: int, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_an_abort_frees_a_member_that_waits_for_a_dead_one() -> None:
+    joined = Event()
+
     def work(group: WeightGroup, index: int) -> str:
         if index == 0:
+            assert joined.wait(60)  # gloo lets nobody join a group that another has left
             return "died"
+        joined.set()
         abort = Timer(0.3, group.abort)
         abort.start()
         with pytest.raises(RuntimeError):
