@@ -254,10 +254,6 @@ def _forget_pass(sharded: _Sharded) -> None:
         parameter.grad = None
     for reduction in sharded.reductions:
         reduction.sent = None
-    for module in sharded.root.modules():
-        for group in cast(Any, module)._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
-            for each in group.fsdp_params:
-                each.unsharded_accumulated_grad = None
     root = cast(FSDPModule, sharded.root)
     state: Any = root._get_fsdp_state()
     if sharded.ranks.is_distributed or not state._is_root:  # it has not begun
