@@ -89,6 +89,7 @@ def test_what_a_run_chooses_is_told_and_recorded(
     assert saved["memory"] == {
         "activation_checkpointing": False,
         "cpu_offload": "none",
+        "recompute_logits": False,
         "reshard_after_forward": "auto",  # of several ranks
     }
     assert f"auto: optimizer.micro_batch_tokens={saved['optimizer']['micro_batch_tokens']} " in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Log-probability and entropy from hidden states, against the same written out, in values and gradients."""
 
 from collections.abc import Sequence
+from weakref import ref
 
 import pytest
 import torch
@@ -52,18 +53,43 @@ def test_no_more_logits_than_a_chunk_are_held(monkeypatch):
     assert len(largest) == 2 * 100
 
 
+def test_logits_that_are_kept_are_computed_once_and_freed_by_the_backward_pass(monkeypatch):
+    alive = []
+    product = torch.Tensor.__matmul__
+
+    def watched(left: Tensor, right: Tensor) -> Tensor:
+        result = product(left, right)
+        alive.append(ref(result))
+        return result
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    states, weight, targets = torch.randn(100, 4, requires_grad=True), torch.randn(50, 4), torch.zeros(100).long()
+    options = {"temperature": 1.0, "chunk_elements": 500, "recompute": False}
+    found, _ = token_logprobs(states, weight, targets, **options)
+    assert sum(one() is not None for one in alive) == 10
+    found.sum().backward()
+    assert len(alive) == 10
+    assert not any(one() is not None for one in alive)
+    with torch.no_grad():
+        token_logprobs(states, weight, targets, **options)
+    assert not any(one() is not None for one in alive)
+
+
 @pytest.mark.slow
 @settings(max_examples=80)
-@given(**CASES, with_reference=st.booleans())
-@example(tokens=9, vocabulary=6, temperature=0.3, chunk=1, seed=138, with_reference=True)
+@given(**CASES, with_reference=st.booleans(), recompute=st.booleans())
+@example(tokens=9, vocabulary=6, temperature=0.3, chunk=1, seed=138, with_reference=True, recompute=True)
 def test_values_and_gradients_are_those_written_out_whatever_the_chunk(
-    tokens, vocabulary, temperature, chunk, seed, with_reference
+    tokens, vocabulary, temperature, chunk, seed, with_reference, recompute
 ):
     generator = torch.Generator().manual_seed(seed)
     states, anchors = (torch.randn(tokens, width, generator=generator) for width in (5, 3))
     weight, anchor_weight = (torch.randn(vocabulary, width, generator=generator) for width in (5, 3))
     targets = torch.randint(0, vocabulary, (tokens,), generator=generator)
-    inputs, options = (states.requires_grad_(), weight.requires_grad_()), {"temperature": temperature}
+    inputs, options = (
+        (states.requires_grad_(), weight.requires_grad_()),
+        {"temperature": temperature, "recompute": recompute},
+    )
     expected = written_out(states.double(), weight.double(), targets, temperature)
     if with_reference:
         found = token_divergences(*inputs, targets, anchors, anchor_weight, chunk_elements=chunk, **options)

@@ -20,7 +20,10 @@ SEVEN_B = "Qwen/Qwen2.5-7B"
 GRPO = ("data.prompts_per_step=32", "rollout.group_size=8")
 """As TinyZero's users run it on one GPU, with 1,024 new tokens."""
 GRPO_1024 = (*GRPO, "rollout.max_completion_tokens=1024")
-TYPED = ("optimizer.micro_batch_tokens=16384", "memory.activation_checkpointing=false", "memory.cpu_offload=none")
+TYPED = (
+    *("optimizer.micro_batch_tokens=16384", "memory.activation_checkpointing=false", "memory.cpu_offload=none"),
+    "memory.recompute_logits=true",
+)
 """So that nothing but what the engine decides is left to the run."""
 
 

@@ -28,8 +28,9 @@ from tinyzero_sdk.settings import build, merge, read_toml
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.resume import resume_config
-from tinyzero_trainer.estimate.fit import predict_within, setting, settle, usable, with_settings
+from tinyzero_trainer.estimate.fit import engine_keeps, predict_within, setting, settle, usable, with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
+from tinyzero_trainer.estimate.speed import predict_speed
 from tinyzero_trainer.executors.build import gpu_elsewhere
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.plan import auto
@@ -88,6 +89,22 @@ def test_ranks_keep_gathered_weights_where_they_fit(model: str, reshards: bool) 
     assert (predict_within(SPECS[model], keeping, limit).peak > limit) == reshards
 
 
+@pytest.mark.parametrize(("model", "again"), [(HALF_B, False), ("Qwen/Qwen2.5-1.5B", False), (ONE, True)])
+def test_logits_are_kept_where_they_fit_beside_the_engine(model: str, again: bool) -> None:
+    limit, spec = usable(target_of("H200").free), SPECS[model]
+    found, line = resolve_auto(config_of(*BATCH, model=model), spec, target_of("H200"))
+    assert f"memory.recompute_logits={str(again).lower()}" in line
+    keeping = replace(found, memory=replace(found.memory, recompute_logits=False))
+    assert engine_keeps(spec, keeping, limit) != again
+    assert predict_memory(spec, keeping).peak > predict_memory(spec, with_again(keeping)).peak
+    faster, slower = (predict_speed(spec, each, H200).seconds["update_actor"] for each in (keeping, with_again(keeping)))
+    assert 0.9 < faster / slower < 0.99
+
+
+def with_again(config: TrainConfig) -> TrainConfig:
+    return replace(config, memory=replace(config.memory, recompute_logits=True))
+
+
 @pytest.mark.slow
 def test_with_vllm_its_memory_is_chosen_too() -> None:
     config = config_of(*BATCH, "rollout.engine=vllm", model=ONE)
@@ -104,6 +121,7 @@ def test_with_vllm_its_memory_is_chosen_too() -> None:
     "word",
     [
         *("optimizer.micro_batch_tokens=4096", "memory.activation_checkpointing=true", "memory.cpu_offload=always"),
+        *("memory.recompute_logits=false", "memory.recompute_logits=true"),
         *("rollout.max_num_seqs=24", "vllm.gpu_memory_gb=40.0", "vllm.sleep_mode=true"),
     ],
 )
@@ -151,6 +169,7 @@ def test_a_resumed_run_keeps_what_was_chosen_unless_auto_is_typed(tmp_path: Path
     saved = tomllib.loads((tmp_path / "config.toml").read_text())
     assert saved["memory"] == {
         "activation_checkpointing": True,
+        "recompute_logits": True,
         "cpu_offload": "none",
         "reshard_after_forward": "auto",  # of several ranks
     }

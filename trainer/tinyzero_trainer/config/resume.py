@@ -24,7 +24,7 @@ _RESUMABLE = {
     "ray": "address gpus max_restarts timeout",
     "model": "compile",
     "default_model": "steps",  # what 0.1 saved lacks it; the run's model.path names what was made
-    "memory": "activation_checkpointing cpu_offload reshard_after_forward",
+    "memory": "activation_checkpointing recompute_logits cpu_offload reshard_after_forward",
     "rollout": "num_engines chunks_per_engine max_num_seqs",
     "vllm": "gpu_memory_gb sleep_mode tensor_parallel separate_process cuda_graphs max_restarts timeout verify_weights",
     "optimizer": "micro_batch_tokens packing",

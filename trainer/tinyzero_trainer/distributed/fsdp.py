@@ -51,6 +51,7 @@ class FsdpOptions:
     offload: Literal["idle", "always"] | None = None
     replicas: int = 1
     sequence_parallel: int = 1
+    recompute_logits: bool = True
     reshard_after_forward: bool = True
     """Of several ranks; False = weights are gathered, and gradients reduced, once a mini-batch."""
 
@@ -65,6 +66,7 @@ class FsdpOptions:
             config.memory.offload if device.type == "cuda" else None,
             config.parallel.dp_replicate,
             config.parallel.sequence_parallel,
+            config.memory.recompute_logits is not False,
             config.memory.reshard_after_forward is not False,
         )
 

@@ -250,8 +250,10 @@ class _Step:
         layer = constants.HIDDEN_FORWARD * self.spec.hidden + constants.MLP_FORWARD * self.spec.mlp
         return Part(role, "activations of a layer", self.work.micro_batch * layer * self.number // 2)
 
-    def _logits(self, role: Role, models: int = 1) -> Part:
-        """A chunk of the logits of `models` models; gradients replace them. See models/fused_logprobs.py."""
+    def _logits(self, role: Role, models: int = 1, *, kept: bool = False) -> Part:
+        """A chunk of the logits of `models` models, or all; gradients replace them. See models/fused_logprobs.py."""
+        if kept:  # of every token: completions that share their prompt leave little of a micro-batch to it
+            return Part(role, "logits", self.number * self.work.micro_batch * models * self.spec.vocabulary)
         tokens = max(1, int(self.work.micro_batch * (self.work.completion / self.work.sequence)))
         count = min(constants.HEAD_ELEMENTS[self.number], tokens * models * self.spec.vocabulary)
         return Part(role, "logits", self.number * count)
@@ -284,7 +286,12 @@ class _Step:
         ]
         if role == "critic":
             return [[*held, backward], reduced]
-        head = [self._logits(role, models=2 if self.exact else 1), Part(role, "gradient of the head", 8 * of_head)]
+        kept = self.config.memory.recompute_logits is False
+        head = [
+            self._logits(role, models=2 if self.exact else 1, kept=kept),
+            *([self._logits(self.frozen)] if kept and self.in_loss and not self.exact else []),
+            Part(role, "gradient of the head", 8 * of_head),
+        ]
         moments = [[*held, backward], [*held, *head], reduced]
         return self._with_reference(held, moments) if self.in_loss else moments
 

@@ -74,6 +74,9 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
     if algorithm.needs_critic:
         seconds |= {"values": forward, "update_critic": whole}
     in_loss = algorithm.kl_coefficient > 0 and not algorithm.kl_in_reward
+    if config.memory.recompute_logits is False:
+        passes = 8 if config.memory.activation_checkpointing is True else 6
+        whole /= 1 + 2 * spec.embedding * work.completion / work.sequence / (passes * spec.parameters)
     seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
     sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep_mode is True else 0.0
     copied = 10 * spec.parameters / (gpu.bandwidth * 1e9)

@@ -2,7 +2,7 @@
 
 With a vocabulary of 150,000 the logits of a batch are what a training step runs out of memory on. Here they exist for
 one chunk of tokens, in the dtype of the weights, and are recomputed in the backward pass, which turns them into their
-own gradient in place.
+own gradient in place. Where there is room for all of them, they are kept instead.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,13 @@ CHUNK_ELEMENTS = {torch.float32: 2**26, torch.bfloat16: 2**28, torch.float16: 2*
 
 
 def token_logprobs(
-    states: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk_elements: int | None = None
+    states: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    recompute: bool = True,
+    chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(states · weightᵀ / temperature) at the targets, and the entropy of that distribution.
 
@@ -24,13 +30,14 @@ def token_logprobs(
         states: [tokens, hidden] last hidden states.
         weight: [vocabulary, hidden] of the output head.
         targets: [tokens] int64.
+        recompute: False = keep all logits for the backward pass.
         chunk_elements: logits at a time; None = `CHUNK_ELEMENTS`.
 
     Returns:
         Log-probabilities and entropies in nats, both [tokens] float32; gradients reach `states` and `weight`.
     """
-    rows = _rows(states, len(weight), chunk_elements)
-    logprobs, entropy = _TokenStatistics.apply(states, weight, targets, None, None, temperature, rows)
+    rows, keeps = _rows(states, len(weight), chunk_elements), _keeps(states, weight, recompute)
+    logprobs, entropy = _TokenStatistics.apply(states, weight, targets, None, None, temperature, rows, keeps)
     return logprobs, entropy
 
 
@@ -42,6 +49,7 @@ def token_divergences(
     reference_weight: Tensor,
     *,
     temperature: float,
+    recompute: bool = True,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `token_logprobs` gives, and KL(π ‖ π_ref) over the whole vocabulary, exactly 0 where the logits are equal.
@@ -49,20 +57,25 @@ def token_divergences(
     Args:
         reference_states: [tokens, hidden of the reference]; they and their head get no gradient.
         reference_weight: [vocabulary, hidden of the reference].
+        recompute: False = keep all logits of both models for the backward pass.
         chunk_elements: logits at a time, those of both models together; None = `CHUNK_ELEMENTS`.
 
     Returns:
         Log-probabilities, entropies and divergences in nats, all [tokens] float32.
     """
-    rows = _rows(states, 2 * len(weight), chunk_elements)
+    rows, keeps = _rows(states, 2 * len(weight), chunk_elements), _keeps(states, weight, recompute)
     logprobs, entropy, divergence = _TokenStatistics.apply(
-        states, weight, targets, reference_states, reference_weight, temperature, rows
+        states, weight, targets, reference_states, reference_weight, temperature, rows, keeps
     )
     return logprobs, entropy, divergence
 
 
 def _rows(states: Tensor, logits: int, elements: int | None) -> int:
     return max(1, (elements or CHUNK_ELEMENTS[states.dtype]) // logits)
+
+
+def _keeps(states: Tensor, weight: Tensor, recompute: bool) -> bool:
+    return not recompute and torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
 
 
 class _TokenStatistics(torch.autograd.Function):
@@ -78,43 +91,48 @@ class _TokenStatistics(torch.autograd.Function):
         anchor_weight: Tensor | None,
         temperature: float,
         rows: int,
+        keeps: bool,
     ) -> tuple[Tensor, ...]:
         columns = states.new_empty((3 if anchor_states is None else 5, len(states)), dtype=torch.float32)
-        logits = None
+        # A single chunk is kept on the CPU, where computing it again would take a tenth of the update.
+        keeps = keeps or (len(states) <= rows and not states.is_cuda)
+        kept = []
         measure, _ = _passes(on_gpu=states.is_cuda)
         for part in _chunks(len(states), rows):
-            logits = states[part] @ weight.T  # [chunk, vocabulary]
-            anchors = _anchors(anchor_states, anchor_weight, part)
-            columns[:, part] = measure(logits, anchors, targets[part], temperature)
-        # A single chunk is kept on the CPU, where computing it again would take a tenth of the update.
-        kept = logits if len(states) <= rows and not states.is_cuda else None
-        ctx.save_for_backward(states, weight, targets, anchor_states, anchor_weight, columns, kept)
-        ctx.temperature, ctx.rows = temperature, rows
+            logits = _logits(states, weight, anchor_states, anchor_weight, part)
+            columns[:, part] = measure(*logits, targets[part], temperature)
+            kept += [logits] if keeps else []
+        ctx.save_for_backward(states, weight, targets, anchor_states, anchor_weight, columns)
+        ctx.temperature, ctx.rows, ctx.kept = temperature, rows, kept
         return (columns[0], columns[1]) if anchor_states is None else (columns[0], columns[1], columns[3])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, targets, anchor_states, anchor_weight, columns, kept = ctx.saved_tensors
+        states, weight, targets, anchor_states, anchor_weight, columns = ctx.saved_tensors
         of_states = torch.empty_like(states)
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         _, gradient_of = _passes(on_gpu=states.is_cuda)
         for part in _chunks(len(states), ctx.rows):
-            logits = states[part] @ weight.T if kept is None else kept
-            anchors = _anchors(anchor_states, anchor_weight, part)
+            # Kept logits are freed chunk by chunk.
+            own, anchors = ctx.kept.pop(0) if ctx.kept else _logits(states, weight, anchor_states, anchor_weight, part)
             upstream = [gradient[part] for gradient in gradients]
-            logits = gradient_of(logits, anchors, targets[part], columns[:, part], upstream, ctx.temperature)
-            torch.mm(logits, weight, out=of_states[part])
+            own = gradient_of(own, anchors, targets[part], columns[:, part], upstream, ctx.temperature)
+            torch.mm(own, weight, out=of_states[part])
             if of_weight is not None:
-                _add_product(of_weight, logits.T, states[part])
-        return of_states, None if of_weight is None else of_weight.to(weight.dtype), None, None, None, None, None
+                _add_product(of_weight, own.T, states[part])
+        return of_states, None if of_weight is None else of_weight.to(weight.dtype), *[None] * 6
 
 
 def _chunks(count: int, rows: int) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, count, rows))
 
 
-def _anchors(states: Tensor | None, weight: Tensor | None, part: slice) -> Tensor | None:
-    return None if states is None or weight is None else states[part] @ weight.T
+def _logits(
+    states: Tensor, weight: Tensor, anchor_states: Tensor | None, anchor_weight: Tensor | None, part: slice
+) -> tuple[Tensor, Tensor | None]:
+    """[chunk, vocabulary] of the policy, and of the reference if there is one."""
+    own = states[part] @ weight.T
+    return own, None if anchor_states is None or anchor_weight is None else anchor_states[part] @ anchor_weight.T
 
 
 def _passes(*, on_gpu: bool) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:

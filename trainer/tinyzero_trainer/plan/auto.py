@@ -38,6 +38,7 @@ from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu, present_gpu
 AUTO_KEYS = (
     "optimizer.micro_batch_tokens",
     "memory.activation_checkpointing",
+    "memory.recompute_logits",
     "memory.cpu_offload",
     "rollout.max_num_seqs",
     "vllm.gpu_memory_gb",
@@ -120,7 +121,9 @@ def choose(
 
     def evaluated(candidate: TrainConfig) -> Choice:
         settled = settle(spec, candidate, limit, prompt_tokens)
-        return Choice(settled, predict_memory(spec, settled, prompt_tokens), seconds(settled))
+        # Logits are kept only beside the engine: to build it anew takes longer than to compute them again.
+        keeps = settled.memory.recompute_logits is False and settled.memory.offload is None
+        return Choice(settled, predict_memory(spec, settled, prompt_tokens, keeps=keeps), seconds(settled))
 
     def seconds(settled: TrainConfig) -> float:
         # Larger micro-batches gain a little where the prediction has the GPU busy all the time.
@@ -172,14 +175,17 @@ def _candidates(spec: ModelSpec, config: TrainConfig, host: int | None) -> Itera
     memory, optimizer = config.memory, config.optimizer
     offloads: Sequence[Offload] = ("none", "idle", "always") if memory.cpu_offload == "auto" else [memory.cpu_offload]
     recomputed = (False, True) if memory.activation_checkpointing == "auto" else (memory.activation_checkpointing,)
+    logits = (False, True) if memory.recompute_logits == "auto" else (memory.recompute_logits,)
     sizes: Sequence[int] = [optimizer.token_budget]
     if optimizer.micro_batch_tokens == "auto":
         powers = [1 << power for power in range(LEAST_TOKENS.bit_length() - 1, MOST_TOKENS.bit_length())]
         sizes = sorted(powers, key=lambda size: abs(log2(size / MICRO_BATCH_TOKENS)))
-    for offload, checkpointing, size in product(offloads, recomputed, sizes):
+    for offload, checkpointing, again, size in product(offloads, recomputed, logits, sizes):
+        if memory.recompute_logits == "auto" and not again and offload != "none":
+            continue  # nothing is offloaded to keep them
         candidate = replace(
             config,
-            memory=replace(memory, activation_checkpointing=checkpointing, cpu_offload=offload),
+            memory=replace(memory, activation_checkpointing=checkpointing, recompute_logits=again, cpu_offload=offload),
             optimizer=replace(optimizer, micro_batch_tokens=size),
         )
         if offload == memory.cpu_offload or host is None or host_bytes(spec, candidate) <= host:

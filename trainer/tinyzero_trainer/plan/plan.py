@@ -34,6 +34,7 @@ TRADE_OFFS = {
     "parallel.dp_replicate": "weights are gathered, and gradients reduced, over all ranks",
     "memory.cpu_offload": "",
     "memory.activation_checkpointing": "the update computes a third more",
+    "memory.recompute_logits": "the update computes logits twice",
     "memory.reshard_after_forward": "weights are gathered, and gradients reduced, for each micro-batch",
     "lora.rank": "small matrices are trained instead of all weights",
     "optimizer.learning_rate": "an adapter needs a larger one",
@@ -44,6 +45,7 @@ TRADE_OFFS_OF_VALUE = {
     ("vllm.sleep_mode", True): "its weights are reloaded in every step, in about a second",
     ("vllm.sleep_mode", False): "it fits in memory together with the update",
     ("memory.activation_checkpointing", False): "",
+    ("memory.recompute_logits", False): "",
     ("memory.reshard_after_forward", False): "",
     ("memory.cpu_offload", "idle"): "seconds a step: idle weights and optimiser state wait in host memory",
     ("memory.cpu_offload", "always"): "a much slower update: weights travel in every pass, and the CPU updates them",
@@ -245,6 +247,8 @@ def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> 
     count = min(given(config.rollout.max_num_seqs) or work.at_a_time, work.at_a_time)
     if count > (least := max(LEAST_SEQUENCES, config.rollout.group_size)):
         yield {"rollout.max_num_seqs": max(count // 2, least)}
+    if config.memory.recompute_logits is False:
+        yield {"memory.recompute_logits": True}
     if config.memory.reshard_after_forward is False:
         yield {"memory.reshard_after_forward": True}
     if (size := smaller_micro_batch(config, work)) is not None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tinyzero_trainer.algorithms.kl import SAMPLED, entropy, exact
 from tinyzero_trainer.config import Estimator
 from tinyzero_trainer.distributed import ulysses
-from tinyzero_trainer.distributed.fsdp import root_of
+from tinyzero_trainer.distributed.fsdp import options_of, root_of
 from tinyzero_trainer.models.fused_logprobs import token_divergences, token_logprobs
 from tinyzero_trainer.models.lora import switched_off
 from tinyzero_trainer.training import varlen_attention as attention
@@ -89,17 +89,21 @@ class PolicyModel(TokenModel):
                 reference_states = completion_states(self.body, batch) if own_body else reference.states(batch)
         # After the passes, which have gathered them.
         weight, reference_weight = plain_head(self.body), None if reference is None else plain_head(reference.body)
+        options = options_of(self)
+        again = options is None or options.recompute_logits
         own: tuple[Tensor, ...]
         if weight is None or (estimator == "exact" and not fuses_exact(states)):
             other = None if reference is None or reference_states is None else (reference.body, reference_states)
             own = _written_out(self.body, states, other, batch, temperature, estimator, entropy_gradient)
         elif reference_states is None or reference_weight is None:
-            own = token_logprobs(states, weight, batch.targets, temperature=temperature)
+            own = token_logprobs(states, weight, batch.targets, temperature=temperature, recompute=again)
         elif estimator == "exact":
             given = (states, weight, batch.targets, reference_states, reference_weight)
-            own = token_divergences(*given, temperature=temperature)
+            own = token_divergences(*given, temperature=temperature, recompute=again)
         else:
-            logprobs, entropies = token_logprobs(states, weight, batch.targets, temperature=temperature)
+            logprobs, entropies = token_logprobs(
+                states, weight, batch.targets, temperature=temperature, recompute=again
+            )
             with torch.no_grad():
                 others = (reference_states, reference_weight, batch.targets)
                 reference_logprobs, _ = token_logprobs(*others, temperature=temperature)
