@@ -21,6 +21,7 @@ from tests.trainer.distributed.sharded import (
     PLAIN,
     SAVING,
     Case,
+    bits,
     learn,
     make_policy,
     shared_batch,
@@ -41,6 +42,7 @@ from tinyzero_trainer.distributed.fsdp import (
     shard,
 )
 from tinyzero_trainer.distributed.offload import CpuOffload
+from tinyzero_trainer.models import fused_logprobs
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.rollout.decoder import Decoder, FusedDecoder, TransformersDecoder, build_decoder
 from tinyzero_trainer.rollout.weight_source import named_weights
@@ -97,6 +99,26 @@ def test_gradients_that_add_up_are_in_one_block(toy_model: LanguageModel, monkey
     assert [len(found) for found in seen] == [1] * len(seen)
     assert seen
     assert not blocks(policy)
+
+
+@pytest.mark.parametrize("case", ["all weights", "exact KL", "LoRA, KL to itself"])
+def test_logits_that_are_kept_teach_the_same(
+    case: str, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_logprobs, "_rows", lambda *_: 7)  # of chunks, a single one of which is always kept
+    monkeypatch.setattr(forward, "fuses_exact", lambda _: True)
+    computed, shown = list[int](), list[Any]()
+    logits = fused_logprobs._logits
+    monkeypatch.setattr(fused_logprobs, "_logits", lambda *given: computed.append(1) or logits(*given))
+    for again in (True, False):
+        policy = make_policy(toy_model, CASES[case], replace(PLAIN, recompute_logits=again))
+        before = len(computed)
+        metrics = policy.update(shared_batch(toy_model), NOW)
+        weights = [bits(value) for _, value in named_weights(policy.language_model.model)]
+        shown.append((metrics, weights, len(computed) - before))
+    (again, kept) = shown
+    assert again[:2] == kept[:2]
+    assert kept[2] < again[2]
 
 
 def test_a_weight_that_nothing_uses_is_not_decayed(toy_model: LanguageModel) -> None:

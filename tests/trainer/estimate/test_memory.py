@@ -269,6 +269,9 @@ def test_logits_are_the_chunk_that_the_head_makes(dtype: torch.dtype, budget: in
     [own], [reference] = ([part.size for part in parts if part.role == role] for role in ("policy", "reference"))
     assert own == pytest.approx(chunk, rel=0.01)
     assert reference == (0 if estimator == "exact" else own)
+    kept = replace(config, memory=replace(config.memory, recompute_logits=False))
+    most = max(part.size for moment in moments_of_update(spec, kept, 64) for part in moment if part.what == "logits")
+    assert most == models * budget * spec.vocabulary * dtype.itemsize
 
 
 def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_model: LanguageModel) -> None:

@@ -97,7 +97,9 @@ def test_logits_are_kept_where_they_fit_beside_the_engine(model: str, again: boo
     keeping = replace(found, memory=replace(found.memory, recompute_logits=False))
     assert engine_keeps(spec, keeping, limit) != again
     assert predict_memory(spec, keeping).peak > predict_memory(spec, with_again(keeping)).peak
-    faster, slower = (predict_speed(spec, each, H200).seconds["update_actor"] for each in (keeping, with_again(keeping)))
+    faster, slower = (
+        predict_speed(spec, each, H200).seconds["update_actor"] for each in (keeping, with_again(keeping))
+    )
     assert 0.9 < faster / slower < 0.99
 
 
