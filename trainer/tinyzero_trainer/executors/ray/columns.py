@@ -16,8 +16,8 @@ Column = tuple[np.ndarray, np.ndarray]
 class SentRollouts(list[Rollout]):
     """Rollouts for the passes of the ranks.
 
-    What arrives is a list with token ids as read-only int32 arrays, texts, and whether a rollout is masked; ground
-    truths, scores and log-probabilities stay here: the ranks get the latter as columns of the batch.
+    What arrives is a list with the completions' token ids as read-only int32 arrays, texts, and whether a rollout is
+    masked; ground truths, scores and log-probabilities stay here: the ranks get the latter as columns of the batch.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -42,7 +42,7 @@ def _received_rollouts(
     flags: list[tuple[bool, bool]],
 ) -> list[Rollout]:
     prompts = [
-        Prompt(Item(None), text, cast(Any, tokens))
+        Prompt(Item(None), text, tokens.tolist())  # a list, since micro-batches look completions up by their prompt
         for text, tokens in zip(_parts(*prompt_texts), _parts(*prompt_ids), strict=True)
     ]
     scores = {masked: Score(0.0, False, masked=masked) for masked in (False, True)}
