@@ -20,7 +20,7 @@ class ChatTemplateError(ModelError):
     """The model's chat template fails on these messages."""
 
 
-def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]]) -> list[str]:
+def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
     """The text of each row, without special tokens, exactly as `tokenizer.batch_decode` gives it."""
     if (
         not isinstance(tokenizer, PreTrainedTokenizerFast)
@@ -28,11 +28,11 @@ def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]]) 
         or type(tokenizer)._decode is not PreTrainedTokenizerFast._decode
         or tokenizer.clean_up_tokenization_spaces
     ):
-        return tokenizer.batch_decode(list(rows), skip_special_tokens=True)
+        return tokenizer.batch_decode([list(row) for row in rows], skip_special_tokens=True)
     decoder = ByteLevelDecoder.of(tokenizer)
     if decoder is not None:
         return [decoder.decode(row) for row in rows]
-    return tokenizer.backend_tokenizer.decode_batch(list(rows), skip_special_tokens=True)
+    return tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows], skip_special_tokens=True)
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:
