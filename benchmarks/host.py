@@ -2,20 +2,22 @@
 
     python benchmarks/host.py [--workers 4] [--repeat 5]
 
-Completions are random, from a fake engine: 4,096 of about 60 tokens, as from a small model on a GPU, and 1,024 of 1,024
-tokens, as from a model of 0.5B parameters. The network is not run, but its micro-batches are built.
+Completions are random, from a fake engine: 4,096 of about 60 tokens, as from a small model on a GPU, and 1,024 and
+2,048 of 1,024 tokens, as from a model of 0.5B parameters on one GPU and on two. The network is not run, but its
+micro-batches are built. With Ray they also come "from engines", and go "to ranks".
 """
 
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `tinyzero train` does, before torch is imported
 
+import pickle
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -31,6 +33,7 @@ from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics
+from tinyzero_trainer.executors.ray.columns import SentGroups, SentRollouts
 from tinyzero_trainer.executors.tasks import run_tasks, training_stream
 from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.monitoring.completion_log import CompletionLog
@@ -39,6 +42,7 @@ from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.types import Generation, Prompt
 
 TASK = "countdown"
+FROM_ENGINES, TO_RANKS = "from engines", "to ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Load:
 LOADS = {
     "4,096 × 60 tokens": Load(256, 16, shortest=20, longest=100),
     "1,024 × 1,024 tokens": Load(128, 8, shortest=1024, longest=1024),
+    "2,048 × 1,024 tokens": Load(256, 8, shortest=1024, longest=1024),
 }
 
 
@@ -96,12 +101,17 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
             with timed("sampling prompts"):
                 prompts = [next(stream) for _ in range(load.prompts)]
             generations = random_generations(prompts, load, tokenizer.eos_token_id, step)
+            with timed(FROM_ENGINES):
+                (received,) = pickle.loads(pickle.dumps(SentGroups([[generation for _, generation in generations]])))
             with timed("decoding and scoring"):
                 rollouts = score(generations, tokenizer, pools, group_size=load.samples)
             with timed("advantages and batch"):
                 batch = TrainingBatch.of(rollouts, load.samples)
                 batch.old_logprobs = batch.engine_logprobs
                 batch.advantages = ESTIMATORS["grpo"](batch)
+            arrived = [replace(one, generation=each) for one, each in zip(rollouts, received, strict=True)]
+            with timed(TO_RANKS):
+                pickle.loads(pickle.dumps(replace(batch, rollouts=SentRollouts(arrived))))
             for packing in ("packed", "padded"):
                 with timed(f"micro-batches, {packing}"):
                     for mini_batch in batch.mini_batches(config.optimizer):
@@ -127,8 +137,9 @@ def main(
     rows = {
         name: {title: f"{times[name]:.1f} ms" for title, times in found.items()} for name in next(iter(found.values()))
     }
-    totals = {title: sum(times.values()) - times["micro-batches, padded"] for title, times in found.items()}
-    rows["all, packed"] = {title: f"{total:.0f} ms" for title, total in totals.items()}
+    other = ("micro-batches, padded", FROM_ENGINES, TO_RANKS)
+    totals = {title: sum(times.values()) - sum(map(times.__getitem__, other)) for title, times in found.items()}
+    rows["all, packed, in one process"] = {title: f"{total:.0f} ms" for title, total in totals.items()}
     print_table(f"median of {repeat}, {workers} scoring processes", rows)
 
 

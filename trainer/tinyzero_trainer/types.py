@@ -31,10 +31,10 @@ class Prompt:
 class Generation:
     """One sampled completion."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     """Generated tokens, the end token included where there is one; never empty."""
 
-    logprobs: list[float] | None
+    logprobs: Sequence[float] | None
     """Of each token, as the engine has it (temperature applied, but neither top-p nor top-k); None = not asked for."""
 
     finished: bool

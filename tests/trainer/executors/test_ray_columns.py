@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.trainer.samples import make_rollout, masked
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.executors.ray.columns import SentRollouts
+from tinyzero_trainer.executors.ray.columns import SentGroups, SentRollouts
 from tinyzero_trainer.training.micro_batches import micro_batches
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Generation, Rollout
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5)
 CPU = torch.device("cpu")
@@ -34,6 +34,35 @@ def test_ranks_get_ids_texts_and_masks(prompts: list, completions: list) -> None
     received = pickle.loads(pickle.dumps(SentRollouts(rollouts)))
     assert [_seen(one) for one in received] == [_seen(one) for one in rollouts]
     assert len({id(one.prompt) for one in received}) == len({id(one.prompt) for one in rollouts})
+
+
+@given(
+    st.booleans(),
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats()), min_size=1, max_size=5), st.booleans()
+            )
+        )
+    ),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=2),
+)
+def test_the_trainer_gets_the_completions_of_an_engine(with_logprobs: bool, groups: list, versions: list) -> None:
+    sent = [
+        [
+            Generation([i for i, _ in tokens], [p for _, p in tokens] if with_logprobs else None, end, tuple(versions))
+            for tokens, end in group
+        ]
+        for group in groups
+    ]
+    received = pickle.loads(pickle.dumps(SentGroups(sent)))
+    assert repr([list(map(_plain, group)) for group in received]) == repr(sent)  # NaN is not equal to itself
+
+
+def _plain(completion: Generation) -> Generation:
+    """With lists for arrays."""
+    logprobs = completion.logprobs and list(completion.logprobs)
+    return replace(completion, token_ids=list(completion.token_ids), logprobs=logprobs)
 
 
 def _seen(rollout: Rollout) -> Any:

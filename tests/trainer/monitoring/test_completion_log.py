@@ -209,6 +209,7 @@ def test_files_that_cannot_be_written_wait_within_a_bound_and_are_told_of_once(l
 def test_tokens_end_where_their_text_does(text):
     ids = TOKENIZER(text)["input_ids"]
     ends = TokenEnds(TOKENIZER).find([*ids, TOKENIZER.eos_token_id], text)
+    assert TokenEnds(TOKENIZER).find(array("i", [*ids, TOKENIZER.eos_token_id]), text) == ends
     if ends is not None:
         assert len(ends) == len(ids) + 1
         assert ends == sorted(ends)

@@ -5,7 +5,7 @@ The tensors that a model takes are in training/micro_batches.py.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -94,9 +94,9 @@ class TrainingBatch:
         known = [rollout.score.reason not in SCORER_FAILURES for rollout in rollouts]
         if not all(known):
             fields["known"] = torch.tensor(known)
-        if len(engine) == len(rollouts):
-            values = np.fromiter(chain.from_iterable(engine), np.float32, sum(map(len, engine)))
-            fields["engine_logprobs"] = torch.from_numpy(values)
+        if len(engine) == len(rollouts) > 0:
+            values = [np.asarray(column, np.float32) for column in engine]
+            fields["engine_logprobs"] = torch.from_numpy(np.concatenate(values))
         return cls(group_size=group_size, rollouts=rollouts, **{**fields, **columns})
 
     def token_mask(self) -> Tensor | None:

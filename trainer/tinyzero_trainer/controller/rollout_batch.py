@@ -89,7 +89,7 @@ def to_json(batch: RolloutBatch) -> bytes:
         "kept": [rollout_indices[id(rollout)] for rollout in batch.kept],
     }
     # Not dump_json, which refuses a text with half a surrogate pair and turns NaN into null.
-    return json.dumps(values).encode()
+    return json.dumps(values, default=list).encode()  # arrays, from another process
 
 
 def from_json(text: bytes) -> RolloutBatch:

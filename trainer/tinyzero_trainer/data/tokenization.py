@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from tinyzero_trainer.data.byte_level import ByteLevelDecoder
 from tinyzero_trainer.data.chat_template import TemplateRenderer
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.loading import ModelError
@@ -19,17 +20,19 @@ class ChatTemplateError(ModelError):
     """The model's chat template fails on these messages."""
 
 
-def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]]) -> list[str]:
+def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
     """The text of each row, without special tokens, exactly as `tokenizer.batch_decode` gives it."""
-    plain = (
-        isinstance(tokenizer, PreTrainedTokenizerFast)
+    if (
+        not isinstance(tokenizer, PreTrainedTokenizerFast)
         # A subclass may do more, and so may a tokenizer that tidies spaces.
-        and type(tokenizer)._decode is PreTrainedTokenizerFast._decode
-        and not tokenizer.clean_up_tokenization_spaces
-    )
-    if plain:
-        return tokenizer.backend_tokenizer.decode_batch(list(rows), skip_special_tokens=True)
-    return tokenizer.batch_decode(list(rows), skip_special_tokens=True)
+        or type(tokenizer)._decode is not PreTrainedTokenizerFast._decode
+        or tokenizer.clean_up_tokenization_spaces
+    ):
+        return tokenizer.batch_decode([list(row) for row in rows], skip_special_tokens=True)
+    decoder = ByteLevelDecoder.of(tokenizer)
+    if decoder is not None:
+        return [decoder.decode(row) for row in rows]
+    return tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows], skip_special_tokens=True)
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]]) -> tuple[str, list[int]]:

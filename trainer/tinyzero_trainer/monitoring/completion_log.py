@@ -193,7 +193,7 @@ class CompletionLog:
             "num_tokens": len(generation.token_ids),
             "advantage": rollout.advantage,
             "token_ends": self._ends.find(generation.token_ids, rollout.text) if has_tokens else None,
-            "logprobs": generation.logprobs,
+            "logprobs": generation.logprobs and list(generation.logprobs),
             # Rounded, a token takes one byte on disk and not four.
             "entropies": rollout.entropies and [round(entropy, 3) for entropy in rollout.entropies],
         }
@@ -206,7 +206,7 @@ class TokenEnds:
         self.tokenizer = tokenizer
         self._pieces: dict[int, str] = {}  # the text of each token that has been seen, by itself
 
-    def find(self, token_ids: list[int], text: str) -> list[int] | None:
+    def find(self, token_ids: Sequence[int], text: str) -> list[int] | None:
         """In characters; None where that cannot be told, as where a token is half a character."""
         if new := list({*token_ids} - self._pieces.keys()):
             pieces = self.tokenizer.batch_decode([[token] for token in new], skip_special_tokens=True)
@@ -216,6 +216,6 @@ class TokenEnds:
             return list(accumulate(map(len, pieces)))
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         size = len(encoded["input_ids"])
-        if token_ids[:size] != encoded["input_ids"]:
+        if list(token_ids[:size]) != encoded["input_ids"]:
             return None
         return [end for _, end in encoded["offset_mapping"]] + [len(text)] * (len(token_ids) - size)

@@ -48,7 +48,7 @@ class Request:
     @property
     def context(self) -> list[int]:
         """What is read before the next token is sampled."""
-        return self.group.prompt + self.so_far.token_ids
+        return [*self.group.prompt, *self.so_far.token_ids]
 
     def with_sampled(self, tokens: list[int], logprobs: list[float] | None, finished: bool) -> Generation:
         """The completion with what was sampled in its slot."""
@@ -61,7 +61,7 @@ class Request:
             elif count > 0:
                 versions.append((version, count))
         joined = None if logprobs is None else [*(before.logprobs or ()), *logprobs]
-        return Generation(before.token_ids + tokens, joined, finished, tuple(versions))
+        return Generation([*before.token_ids, *tokens], joined, finished, tuple(versions))
 
 
 class Scheduler:

@@ -215,9 +215,11 @@ def _entropies(metrics: MetricAccumulator, lengths: Tensor) -> Tensor | None:
     values, indices = metrics.column("entropy"), metrics.column("indices")
     if values is None or indices is None:
         return None
-    entropies = torch.full((int(lengths.sum()),), torch.nan)
-    entropies.numpy()[jagged.token_indices(lengths, indices.tolist())] = values.float().numpy()
-    return entropies
+    sizes, rows = lengths.tolist(), indices.tolist()
+    # Of a completion in several passes the last part; whole parts, since an index for each token takes several times
+    # as long.
+    parts = dict(zip(rows, values.float().split([sizes[row] for row in rows]), strict=True))
+    return torch.cat([parts[row] if row in parts else torch.full((size,), torch.nan) for row, size in enumerate(sizes)])
 
 
 def _metrics(metrics: MetricAccumulator) -> dict[str, float]:

@@ -62,11 +62,15 @@ class MetricAccumulator:
         """Merge the metrics of all ranks after the update; each of them must call it."""
         if ranks.size == 1:
             return
-        self._sums, self._totals, self._columns = (
-            _merged(ranks.all_gather({name: [part.cpu() for part in parts] for name, parts in values.items()}))
-            for values in (self._sums, self._totals, self._columns)
+        # Parts may be on several devices: those of an update that this rank has taken over are on the CPU.
+        sums, totals = (
+            {name: torch.stack([part.cpu() for part in parts]) for name, parts in values.items()}
+            for values in (self._sums, self._totals)
         )
-        self._counts = sum(ranks.all_gather(self._counts), Counter())
+        all_sums, all_totals, counts = zip(*ranks.all_gather((sums, totals, self._counts)), strict=True)
+        self._sums, self._totals, self._counts = _merged(all_sums), _merged(all_totals), sum(counts, Counter())
+        own = {name: torch.cat([part.cpu() for part in parts]) for name, parts in self._columns.items()}
+        self._columns = {name: [column] for name, column in ranks.all_gather_columns(own).items()}
 
     def means(self) -> dict[str, float]:
         """Mean over tokens of each value added."""
@@ -88,7 +92,7 @@ class MetricAccumulator:
         return {**norm, "skipped_updates": float(len(self._norms) - len(made))}
 
 
-def _merged(shards: Sequence[dict[str, list[Tensor]]]) -> dict[str, list[Tensor]]:
-    """A rank without sequences has no names."""
+def _merged(shards: Sequence[dict[str, Tensor]]) -> dict[str, list[Tensor]]:
+    """The parts of all ranks; one without sequences has no names."""
     names = dict.fromkeys(name for shard in shards for name in shard)
-    return {name: [part for shard in shards for part in shard.get(name, [])] for name in names}
+    return {name: [part for shard in shards for part in shard.get(name, ())] for name in names}

@@ -25,6 +25,7 @@ with without_collector():
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.distributed.cuda_allocator import expand_segments
     from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_weights, compute_dtype
+    from tinyzero_trainer.executors.ray.columns import SentGroups
     from tinyzero_trainer.executors.ray.deaths import log_oom_kills
     from tinyzero_trainer.executors.ray.reward_actor import BaseActor
     from tinyzero_trainer.executors.ray.weight_broadcast import Shapes, WeightGroup
@@ -116,7 +117,7 @@ class EngineActor(BaseActor):
 
         self._stopped = False
         try:
-            return self.engine.generate_batch(batch, on_progress)
+            return SentGroups(self.engine.generate_batch(batch, on_progress))
         finally:
             self._finished = 0
 
