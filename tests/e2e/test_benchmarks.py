@@ -173,7 +173,7 @@ def test_the_small_model_benchmark_runs_and_keeps_to_its_limit(tmp_path):
 def test_the_host_benchmark_measures_every_part():
     load = host.Load(prompts=4, samples=2, shortest=3, longest=5)
     parts = host.measure(load, workers=1, repeat=1)
-    assert len(parts) == 8
+    assert len(parts) == 10
     assert all(milliseconds > 0 for milliseconds in parts.values())
 
 
