@@ -43,6 +43,7 @@ def test_a_rank_iterates_over_the_weights_once_whatever_fails(fails: str, monkey
                 raise EngineDiedError("it dies")
 
     monkeypatch.setattr(actors, "named_weights", named_weights)
+    monkeypatch.setattr(actors, "sent_weights", named_weights)
     rank = actors.TrainerActor(make_config({"run": {"task": "countdown"}}), 0, 2, "cpu")
     rank._models = SimpleNamespace(language_model=SimpleNamespace(model=None))  # type: ignore[assignment]
     rank.engine = SimpleNamespace(load_weights=load_weights)  # type: ignore[assignment]

@@ -184,7 +184,7 @@ def test_a_weight_group_is_left_and_ranks_are_waited_for_only_if_they_can_return
     monkeypatch.setattr(remote_workers, "gather", answer)
     monkeypatch.setattr(remote_workers, "import_ray", lambda: ray)
     names = ("broadcast", "help_with_weights", "receive", "leave_group")
-    actor = SimpleNamespace(**{name: SimpleNamespace(remote=lambda name=name: name) for name in names})
+    actor = SimpleNamespace(**{name: SimpleNamespace(remote=lambda *_, name=name: name) for name in names})
     ranks = remote_workers.TrainerActors([ActorHandle(f"rank {n}", actor, True) for n in range(2)])
     engine = ActorHandle("engine", actor, False)
     ranks._receivers = [engine]

@@ -61,6 +61,7 @@ CRITIC: dict[str, Any] = {
     "optimizer__num_mini_batches": 1,
 }
 TAUGHT: dict[str, Any] = {"algorithm__advantage_estimator": "on_policy_distillation"}
+ADAPTED: dict[str, Any] = {"lora__rank": 2, "lora__alpha": 64, "optimizer__learning_rate": 1e-2}
 ASYNC: dict[str, Any] = {
     "run__steps": 4,
     "rollout__num_engines": 1,
@@ -131,6 +132,7 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
         found: dict[str, Any] = {"address": cluster.address, "accuracy": train(configure("ray", **CRITIC)).accuracy}
         one = {"parallel__world_size": 1}  # the run above has two ranks
         train(configure("ray async", model__teacher=str(folder / "teacher"), **one, **TAUGHT, **ASYNC))
+        train(configure("ray lora", **one, rollout__num_engines=1, **ADAPTED))
         found["gpus"] = gpus_there(RayConfig(address=cluster.address))
         room.RESOURCES_SECONDS = 1.0
         with pytest.raises(RayError, match=r"needs 10 CPU, and 4 CPU are free"):
@@ -192,6 +194,12 @@ def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found
     # A process without Ray resumes what two ranks of Ray saved.
     train(make_config(folder, "ray", run__steps=STEPS + 1, **CRITIC), resume=True)
     assert [row["step"] for row in lines(folder / "ray")] == list(range(STEPS + 2))
+
+
+def test_an_engine_that_gets_an_adapter_samples_as_the_policy_does(folder: Path, found: dict[str, Any]) -> None:
+    alone = train(make_config(folder, "local lora", **ADAPTED)).output
+    for ours, theirs in zip(lines(folder / "ray lora"), lines(alone), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.nightly(

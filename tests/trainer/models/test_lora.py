@@ -31,7 +31,7 @@ from tinyzero_trainer.models.lora import Adapter, LoraError, merged_state
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.decoder import build_decoder
-from tinyzero_trainer.rollout.weight_source import named_weights
+from tinyzero_trainer.rollout.weight_source import named_weights, sent_weights
 from tinyzero_trainer.training.logprobs import PolicyModel, frozen
 from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
 from tinyzero_trainer.training.policy import Policy
@@ -112,6 +112,15 @@ def test_an_update_moves_the_adapter_and_leaves_every_other_bit(toy_model: Langu
     policy.save(tmp_path)
     moments = load_file(tmp_path / "optimizer.safetensors")
     assert {name.partition("/")[2] for name in moments} == set(after)
+
+
+def test_what_is_sent_is_the_adapter_alone_or_without_one_all_weights(toy_model: LanguageModel) -> None:
+    plain = copy.deepcopy(toy_model.model)
+    model = adapted(toy_model)
+    sent = dict(sent_weights(model.model))
+    assert sent.keys() == trained(model.model).keys()
+    assert all(torch.equal(sent[name], tensor) for name, tensor in trained(model.model).items())
+    assert [name for name, _ in sent_weights(plain)] == [name for name, _ in named_weights(plain)]
 
 
 def test_a_new_adapter_changes_nothing_and_depends_on_the_seed_alone(toy_model: LanguageModel) -> None:

@@ -119,12 +119,15 @@ class Traffic:
         return 2 * self.spec.layers * self.interconnect.all_reduce(size, self.config.vllm.tensor_parallel)
 
     def new_weights(self) -> float:
-        """Seconds to gather every tensor in float32, and to send them to engines that are on other GPUs."""
-        tensors = constants.TENSORS_OF_A_LAYER * self.spec.layers + 3
-        size = self.spec.parameters
+        """Seconds to gather every tensor in float32, and to send them, or an adapter, to engines on other GPUs."""
+        lora, tensors = self.config.lora, constants.TENSORS_OF_A_LAYER * self.spec.layers + 3
+        adapter = 0 if self.dims.colocated else self.spec.adapter(lora.rank, lora.target_modules)
+        size, number = (
+            (adapter, constants.MASTER_BYTES) if adapter else (self.spec.parameters, number_bytes(self.config))
+        )
         seconds = tensors * self.interconnect.gather(constants.MASTER_BYTES * size / tensors, self.dims.dp_shard)
         if not self.dims.colocated:
-            seconds += self.interconnect.broadcast(number_bytes(self.config) * size, self.dims.num_engines)
+            seconds += self.interconnect.broadcast(number * size, self.dims.num_engines)
         return seconds
 
     def _gathered(self, parameters: int) -> float:

@@ -155,6 +155,15 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield name, full_tensor(tensor)
 
 
+def adapter_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The adapter's own matrices, shards gathered; nothing without an adapter. All ranks must iterate."""
+    return ((name, full_tensor(tensor)) for name, tensor in model.state_dict().items() if ".lora_" in name)
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    return next(_adapted_layers(model), None) is not None
+
+
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """The same as a state dict; merged weights are in host memory, so that the GPU does not hold them twice."""
     changed = {f"{path}.weight" for path, _ in _adapted_layers(model)}

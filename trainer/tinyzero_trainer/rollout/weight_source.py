@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tinyzero_trainer.distributed.fsdp import device_of, on_device, options_of
-from tinyzero_trainer.models.lora import merged_weights
+from tinyzero_trainer.models.lora import adapter_weights, has_adapter, merged_weights
 
 Weights = list[tuple[str, Tensor]]
 
@@ -23,10 +23,19 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     A head that is tied to the embedding is included: an engine that keeps it as a separate tensor would silently
     continue with the old one.
     """
+    yield from _gathered(model, merged_weights(model))
+
+
+def sent_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """What an engine in another process lacks, which has loaded the starting model: an adapter, or all weights."""
+    yield from _gathered(model, adapter_weights(model)) if has_adapter(model) else named_weights(model)
+
+
+def _gathered(model: PreTrainedModel, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     device, options = device_of(model), options_of(model)
     leaves = options is not None and options.offload == "idle"
     with on_device(model):
-        for name, tensor in merged_weights(model):
+        for name, tensor in weights:
             # A tensor that is kept beyond this must not lose its memory with the model's.
             yield name, tensor.clone() if leaves else tensor.to(device)
 

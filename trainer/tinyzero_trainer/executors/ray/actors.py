@@ -31,6 +31,7 @@ with without_collector():
     from tinyzero_trainer.executors.ray.weight_broadcast import Shapes, WeightGroup
     from tinyzero_trainer.models.device import choose_device
     from tinyzero_trainer.models.loading import LanguageModel, load_model
+    from tinyzero_trainer.models.lora import Adapter
     from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
     from tinyzero_trainer.rollout.background_engine import BackgroundEngine
     from tinyzero_trainer.rollout.batched_engine import BatchedEngine
@@ -45,7 +46,7 @@ with without_collector():
     )
     from tinyzero_trainer.rollout.vllm.engine import START_SECONDS
     from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
-    from tinyzero_trainer.rollout.weight_source import named_weights
+    from tinyzero_trainer.rollout.weight_source import named_weights, sent_weights
     from tinyzero_trainer.training.build import TrainedModels, build_trained_models
     from tinyzero_trainer.training.update_metrics import MetricAccumulator
     from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -94,8 +95,13 @@ class EngineActor(BaseActor):
 
     def join_group(self, address: Address, index: int, count: int) -> None:
         """Join a weight group as member `index` of `count`."""
-        store, dtype = self._connect(address, index, count), compute_dtype(self._config.model.dtype, self._device)
-        self.weight_group = WeightGroup(store, index, count, self._device, dtype)
+        # An adapter is sent as it is, since the engine adds it to its own weights.
+        dtype = torch.float32 if self._adapts else compute_dtype(self._config.model.dtype, self._device)
+        self.weight_group = WeightGroup(self._connect(address, index, count), index, count, self._device, dtype)
+
+    @property
+    def _adapts(self) -> bool:
+        return self._config.lora.rank > 0
 
     def leave_group(self) -> None:
         """Abort the weight group, so that no member waits in it."""
@@ -283,15 +289,16 @@ class TrainerActor(EngineActor):
             self._load_weights(version)
 
     def broadcast(self) -> Shapes:
-        """Send the policy's weights to the engines of the weight group; returns their names and shapes."""
-        with self._one_pass():
+        """Send `sent_weights` to the engines of the weight group; returns their names and shapes."""
+        with self._one_pass(sent=True):
             group = self.weight_group
             assert group is not None, "an engine has died, and `leave_group` came first"
-            return group.send(self._full_weights())
+            self._pass = sent_weights(self._models.language_model.model)
+            return group.send(self._pass)
 
-    def help_with_weights(self) -> None:
-        """Help to gather the weights that other ranks use."""
-        with self._one_pass():
+    def help_with_weights(self, sent: bool = False) -> None:
+        """Help to gather the weights that other ranks use, or that the first one sends."""
+        with self._one_pass(sent=sent):
             pass
 
     def _full_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -299,13 +306,15 @@ class TrainerActor(EngineActor):
         return self._pass
 
     @contextmanager
-    def _one_pass(self) -> Iterator[None]:
+    def _one_pass(self, *, sent: bool = False) -> Iterator[None]:
         """One pass over the weights is completed in the context, whatever fails: the other ranks wait for this one."""
         self._pass = None
         try:
             yield
         finally:
-            for _ in self._full_weights() if self._pass is None else self._pass:
+            if self._pass is None:
+                self._pass = (sent_weights if sent else named_weights)(self._models.language_model.model)
+            for _ in self._pass:
                 pass
 
     # ---- vllm.verify_weights -----------------------------------------------------------------------------------------
@@ -323,12 +332,17 @@ class RolloutActor(EngineActor):
     """A dedicated rollout engine, with its own copy of the weights; with `rollout.max_async_level` in a thread."""
 
     def build(self, source: str | None) -> list[str]:
-        """Load a model of the policy's architecture, whose weights are sent later; returns messages for the user."""
+        """Load the starting model; weights or an adapter are sent later. Returns messages for the user."""
         self._device = choose_device(self._device.type)
         language_model, notes = load_model(source, torch.device("cpu")), list[str]()
         cast_weights(language_model.model, compute_dtype(self._config.model.dtype, self._device))
         language_model.model.to(self._device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
-        self._state = language_model.model.state_dict()
+        if self._adapts:
+            Adapter(language_model.model, self._config.lora, seed=self._config.run.seed, start=source)
+            for parameter in language_model.model.parameters():
+                parameter.data = parameter.data.float() if parameter.requires_grad else parameter.data
+        trained = {name for name, _ in sent_weights(language_model.model)}
+        self._state = {name: one for name, one in language_model.model.state_dict().items() if name in trained}
         self.engine = build_engine(self._config, language_model, notes.append, number=self._index)
         if self._config.rollout.max_async_level and isinstance(self.engine, BatchedEngine):
             self.engine = BackgroundEngine(self.engine, self._device)
@@ -336,7 +350,7 @@ class RolloutActor(EngineActor):
 
     @torch.no_grad()
     def receive(self, version: int = 0) -> Shapes:
-        """Receive all weights from the weight group, which have completed so many steps; returns names and shapes."""
+        """Receive weights from the weight group, which have completed so many steps; returns names and shapes."""
         assert self.weight_group is not None
         shapes = [(name, tuple(tensor.shape)) for name, tensor in self._state.items()]
         engine = self.engine

@@ -138,7 +138,7 @@ class TrainerActors:
                 gather(list(zip(members, joining, strict=True)))
                 self._receivers = list(engines)
             sending = [(first, first.handle.broadcast.remote())]
-            sending += [(actor, actor.handle.help_with_weights.remote()) for actor in others]
+            sending += [(actor, actor.handle.help_with_weights.remote(True)) for actor in others]
             try:
                 shapes = gather(
                     [*sending, *((engine, engine.handle.receive.remote(self.version)) for engine in engines)]
