@@ -1,5 +1,6 @@
 """Groups in flight: which make a batch, how many there are, how old they become, what a checkpoint holds of them."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -192,6 +193,11 @@ def test_a_checkpoint_has_them_to_the_last_bit(tmp_path: Any) -> None:
     save_in_flight(before, tmp_path)
     after = load_in_flight(tmp_path / "in_flight.json")
     assert repr(after) == repr(before)  # NaN is not equal to itself
+    # As they come from another process.
+    arrays = replace(completions[0], token_ids=array("i", [4, 5]), logprobs=array("d", [-0.1, float("nan")]))
+    received = replace(group, completions=(arrays, NOTHING))
+    save_in_flight(InFlight([Admitted(prompt, 3, received)], before.progress, control), tmp_path)
+    assert repr(load_in_flight(tmp_path / "in_flight.json")) == repr(before)
     assert load_in_flight(tmp_path / "other.json") is None
     (tmp_path / "in_flight.json").write_text('{"groups": 3}')
     with pytest.raises(DamagedCheckpointError, match=r"in_flight\.json"):

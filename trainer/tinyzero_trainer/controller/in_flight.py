@@ -57,7 +57,9 @@ _IN_FLIGHT = TypeAdapter(InFlight)
 def save_in_flight(in_flight: InFlight, directory: Path) -> None:
     """Write them to a checkpoint's state directory."""
     # Not dump_json, which refuses a text with half a surrogate pair and turns NaN into null.
-    (directory / IN_FLIGHT_FILE).write_text(json.dumps(_IN_FLIGHT.dump_python(in_flight)), encoding="utf-8")
+    (directory / IN_FLIGHT_FILE).write_text(
+        json.dumps(_IN_FLIGHT.dump_python(in_flight), default=list), encoding="utf-8"
+    )
 
 
 def load_in_flight(file: Path) -> InFlight | None:

@@ -82,7 +82,7 @@ class DataParallelGroup:
         found = {}
         for name, dtype in dtypes.items():
             counts = [shard[name][1] if name in shard else 0 for shard in sizes]
-            own = columns.get(name, torch.empty(0, dtype=dtype))
+            own = columns.get(name, torch.empty(0)).to(dtype)
             padded = torch.cat([own, own.new_zeros(max(counts) - len(own))])
             received = [torch.empty_like(padded) for _ in counts]
             dist.all_gather(received, padded, group=self.process_group)

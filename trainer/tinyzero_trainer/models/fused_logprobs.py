@@ -96,12 +96,13 @@ class _TokenStatistics(torch.autograd.Function):
         columns = states.new_empty((3 if anchor_states is None else 5, len(states)), dtype=torch.float32)
         # A single chunk is kept on the CPU, where computing it again would take a tenth of the update.
         keeps = keeps or (len(states) <= rows and not states.is_cuda)
-        kept = []
+        kept = dict[int, tuple[Tensor, Tensor | None]]()  # by the first token of a chunk
         measure, _ = _passes(on_gpu=states.is_cuda)
         for part in _chunks(len(states), rows):
             logits = _logits(states, weight, anchor_states, anchor_weight, part)
             columns[:, part] = measure(*logits, targets[part], temperature)
-            kept += [logits] if keeps else []
+            if keeps:
+                kept[part.start] = logits
         ctx.save_for_backward(states, weight, targets, anchor_states, anchor_weight, columns)
         ctx.temperature, ctx.rows, ctx.kept = temperature, rows, kept
         return (columns[0], columns[1]) if anchor_states is None else (columns[0], columns[1], columns[3])
@@ -114,7 +115,8 @@ class _TokenStatistics(torch.autograd.Function):
         _, gradient_of = _passes(on_gpu=states.is_cuda)
         for part in _chunks(len(states), ctx.rows):
             # Kept logits are freed chunk by chunk.
-            own, anchors = ctx.kept.pop(0) if ctx.kept else _logits(states, weight, anchor_states, anchor_weight, part)
+            kept = ctx.kept.pop(part.start, None)
+            own, anchors = kept or _logits(states, weight, anchor_states, anchor_weight, part)
             upstream = [gradient[part] for gradient in gradients]
             own = gradient_of(own, anchors, targets[part], columns[:, part], upstream, ctx.temperature)
             torch.mm(own, weight, out=of_states[part])
