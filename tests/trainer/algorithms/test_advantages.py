@@ -135,8 +135,8 @@ def test_an_estimator_is_its_papers_equation(name: str, outcome: TrainingBatch) 
     if name != "gae" and any(0 < statistics.pstdev(group) < 1e-5 for group in groups):
         return  # division by almost nothing: both are noise
     expected = reference(name, outcome)
-    if ("reinforce_pp" in name or name == "gdpo") and statistics.pstdev(expected) < 0.5:
-        return  # likewise, whitening of a constant
+    if ("reinforce_pp" in name or name == "gdpo") and statistics.pstdev(expected) < 0.7:
+        return  # likewise, whitening of a constant, or of parts that nearly cancel: else it is √½ at least
     assert ESTIMATORS[name](outcome).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
