@@ -72,7 +72,7 @@ def main(
             if mode == "record":
                 if step > 1:
                     workers.engine.load_weights()
-                file.write_bytes(to_json(shortened(training.collector.collect(step, step - 1, StopFlag()))))
+                file.write_bytes(to_json(shortened(training.collector.collect(step, StopFlag()))))
             if mode == "record" or step == 1:
                 workers.engine.sleep()
             batch = from_json(file.read_bytes())

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before PyTorch 2.13
 
 
 @torch.no_grad()
@@ -21,7 +21,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
     # Equal shards, by the collective itself: DTensor's own way keeps the host busy for five times as long.
     local = tensor.to_local().contiguous()
     whole = local.new_empty(tensor.shape)
-    _all_gather(whole, local, group=mesh.get_group(mesh.ndim - 1))
+    all_gather_single(whole, local, group=mesh.get_group(mesh.ndim - 1))
     return whole
 
 

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tinyzero_trainer.distributed.dtensor import all_gather_single
+
 Result = TypeVar("Result")
 
 
@@ -84,8 +86,8 @@ class DataParallelGroup:
             counts = [shard[name][1] if name in shard else 0 for shard in sizes]
             own = columns.get(name, torch.empty(0)).to(dtype)
             padded = torch.cat([own, own.new_zeros(max(counts) - len(own))])
-            received = [torch.empty_like(padded) for _ in counts]
-            dist.all_gather(received, padded, group=self.process_group)
+            received = padded.new_empty((len(counts), len(padded)))
+            all_gather_single(received.view(-1), padded, group=self.process_group)
             found[name] = torch.cat([column[:count] for column, count in zip(received, counts, strict=True)])
         return found
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -228,12 +229,13 @@ def _metrics(metrics: MetricAccumulator) -> dict[str, float]:
     if log_ratios is None or ratios is None:
         return {}
     values = metrics.weighted_sums() | metrics.means() | metrics.updates()
+    p95 = max(0, round(0.95 * len(ratios)) - 1)
     return {
         **{f"actor/{name}": value for name, value in values.items()},
         "actor/ppo_kl": -log_ratios.mean().item(),
         "actor/is_log_ratio/std": log_ratios.std(correction=0).item(),
         "actor/ratio/mean": ratios.mean().item(),
         "actor/ratio/std": ratios.std(correction=0).item(),
-        "actor/ratio/p95": ratios.kthvalue(max(1, round(0.95 * len(ratios)))).values.item(),
+        "actor/ratio/p95": float(np.partition(ratios.numpy(), p95)[p95]),  # kthvalue takes ten times as long
         **({} if before is None or engine is None else mismatch_metrics(before, engine)),
     }
