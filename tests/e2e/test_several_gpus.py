@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from benchmarks import common, several_gpus
 from benchmarks.several import replay, tables
 from benchmarks.several.jobs import LEAST_SECONDS, Failed, Job, RunningJob, run_jobs
-from benchmarks.several.suites import SUITES, Setup, resume
+from benchmarks.several.suites import FIXED_TASK, SUITES, Setup, resume
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.settings import merge, parse_overrides, to_mapping
 from tinyzero_trainer.algorithms.length_control import LengthControlState
@@ -175,6 +176,20 @@ def test_recorded_completions_are_cut_the_correct_ones_shorter_and_keep_their_sc
         expected = replace(generation, token_ids=[*range(length)], logprobs=logprobs, finished=False)
         assert after == replace(before, generation=expected)
     assert len({len(rollout.generation.token_ids) for rollout in cut.rollouts}) > 8
+
+
+def test_a_replay_learns_what_was_learnt_when_it_was_recorded(tmp_path):
+    settings = shlex.split(f"""
+        run.task={FIXED_TASK} model.path=tiny run.device=cpu run.output={tmp_path} run.steps=2 data.prompts_per_step=4
+        rollout.group_size=2 rollout.max_completion_tokens=16 rollout.ignore_eos=true data.prompt_template=base
+    """)
+    rows = {}
+    for mode in ("record", "replay"):
+        replay.main(mode, settings, tmp_path / "batches", tmp_path / "rows.json")
+        rows[mode] = [{**row, "seconds": 0} for row in json.loads((tmp_path / "rows.json").read_text())]
+    assert rows["record"] == rows["replay"]
+    assert [row["step"] for row in rows["record"]] == [1, 2]
+    assert rows["record"][0]["gradient norm"] > 0
 
 
 # ---- the tables ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, short_run
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError
+from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.scoring.statistics import pass_at_k
 from tinyzero_trainer.checkpoint.run_status import status_of
 from tinyzero_trainer.controller import loop
@@ -154,11 +154,3 @@ def test_a_broken_scorer_is_named(fault_row, configure, toy_task, tmp_path):
     with pytest.raises(BrokenTaskError) as error:
         train(run)
     fault_row.check(error.value)
-
-
-@pytest.mark.slow
-def test_a_curriculum_without_a_choice_stops_the_run_before_anything_is_evaluated(configure, toy_task, tmp_path):
-    run = configure(tmp_path / "run", tasks__long={"task": toy_task, "options": {"limit": 5}})
-    with pytest.raises(SettingsError, match=r"curriculum\.buckets=2: all \d+ problems looked at of task 'long' have"):
-        train(run)
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""

@@ -25,10 +25,10 @@ def bucket_edges(difficulties: Sequence[float], buckets: int, *, task: str) -> t
     """The lowest difficulty of each bucket but the first: quantiles, so that buckets are about equally large.
 
     Problems of equal difficulty stay together, in the bucket of the middle one, so there may be fewer buckets than
-    requested.
+    requested, and where all are equal there is one.
 
     Raises:
-        SettingsError: all difficulties are equal, or one is unknown (NaN).
+        SettingsError: a difficulty is unknown (NaN).
 
     Example:
         >>> bucket_edges([1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 4.0], 3, task="t")
@@ -40,11 +40,6 @@ def bucket_edges(difficulties: Sequence[float], buckets: int, *, task: str) -> t
             "extra_info.difficulty in data.path, or set curriculum.buckets=0"
         )
     ordered = sorted(difficulties)
-    if ordered[0] == ordered[-1]:
-        raise SettingsError(
-            f"curriculum.buckets={buckets}: all {len(ordered)} problems looked at of task {task!r} have the difficulty "
-            f"{ordered[0]:g}, so there is nothing to choose between; set curriculum.buckets=0"
-        )
     least: dict[int, float] = {}
     for level, equals in groupby(enumerate(ordered), key=itemgetter(1)):
         places = [place for place, _ in equals]

@@ -128,7 +128,7 @@ class PromptStream(Iterator[Prompt]):
 
     def __init__(self, source: PromptSource, seed: int, progress: StreamState, curriculum: CurriculumConfig) -> None:
         """Raises:
-        SettingsError: with a curriculum, all problems are equally difficult.
+        SettingsError: with a curriculum, the difficulty of a problem is unknown.
         """
         self._source, self._seed, self._curriculum = source, seed, curriculum
         self._edges, self._sizes = self._find_buckets() if curriculum.buckets else ((), [1])
