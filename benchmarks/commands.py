@@ -66,7 +66,7 @@ def run(
 
     def read() -> None:
         with suppress(ValueError):  # the stream may be closed meanwhile
-            for line in process.stdout:
+            for line in process.stdout or ():
                 lines.append((time.monotonic() - started, line.rstrip()))
                 if on_line is not None:
                     on_line(*lines[-1])

@@ -100,8 +100,8 @@ def measure_shape(
     shape: str, cases: dict[str, Case], gpu: str, date: str, limit: float, repeat: int, output: Path | None
 ) -> list[EngineSpeed]:
     """The rows of a shape, which are added to the table at `output`."""
-    found: dict[str, dict[str, int]] = {name: {} for name in cases}
-    versions = {"torch_version": version("torch"), "vllm_version": vllm_version()}
+    found: dict[str, dict[str, Any]] = {name: {} for name in cases}
+    versions: dict[str, Any] = {"torch_version": version("torch"), "vllm_version": vllm_version()}
 
     def rows() -> list[EngineSpeed]:
         return [
@@ -118,7 +118,11 @@ def measure_shape(
         except (OSError, RuntimeError) as error:  # no room on the disk or the GPU
             print(f"{shape}: no number: {type(error).__name__}: {error}", flush=True)
             return []
-        job = {"model": str(Path(folder, "model")), "device": "cpu" if gpu == "CPU" else "cuda", "repeat": repeat}
+        job: dict[str, Any] = {
+            "model": str(Path(folder, "model")),
+            "device": "cpu" if gpu == "CPU" else "cuda",
+            "repeat": repeat,
+        }
         job["cases"] = {name: asdict(one) for name, one in cases.items()}
         for engine in ENGINES:
             print(f"{shape}, {engine}: starting", flush=True)

@@ -203,7 +203,7 @@ SCORED = {"score": 1.0, "correct": True, "reason": "ok", "answer": "3", "task": 
 
 
 def scored_rows(count: int = 12) -> list[dict[str, Any]]:
-    problems = [{"numbers": [1 + place, 2], "target": 3 + place} for place in range(count)]
+    problems: list[dict[str, Any]] = [{"numbers": [1 + place, 2], "target": 3 + place} for place in range(count)]
     return [
         {
             "prompt": f"Make {truth['target']} of {truth['numbers']}",

@@ -154,7 +154,7 @@ def child(marks: Path, memory: int, arguments: Sequence[str]) -> None:
         record(timer, name)
         note(name)
 
-    StepTimer.__init__, StepTimer.record = noted_start, noted_record  # type: ignore[method-assign]
+    StepTimer.__init__, StepTimer.record = noted_start, noted_record  # type: ignore[method-assign, assignment]
     tinyzero(arguments)
 
 
@@ -168,7 +168,7 @@ def limit_gpu_memory(memory: int) -> None:
         free, total = real(*device)
         return max(0, free - (total - memory)), memory
 
-    torch.cuda.mem_get_info = limited
+    torch.cuda.mem_get_info = limited  # type: ignore[assignment]
     torch.cuda.set_per_process_memory_fraction((memory - constants.CONTEXT) / whole)
 
 

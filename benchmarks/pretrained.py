@@ -132,11 +132,15 @@ class Runs:
                 continue
             if (left := self.deadline - time.monotonic()) <= 0:
                 return False
+
+            def show(seconds: float, line: str, title: str = f"{name}-{seed} {command}") -> None:
+                print(f"{title} {seconds:5.1f} s: {line}")
+
             finished = run(
                 [*TINYZERO, command.split()[0], *self._words(name, command, seed, output)],
                 left,
                 grace=GRACE_SECONDS,
-                on_line=lambda seconds, line, of=f"{name}-{seed} {command}": print(f"{of} {seconds:5.1f} s: {line}"),
+                on_line=show,
                 env={"CUDA_VISIBLE_DEVICES": gpu},
             )
             with (place / "seconds.jsonl").open("a") as file:

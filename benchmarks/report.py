@@ -26,7 +26,7 @@ from tinyzero_sdk.report.page import report
 from tinyzero_sdk.report.runs import open_run
 from tinyzero_sdk.report.server import make_server
 
-FILTERS = {
+FILTERS: dict[str, dict[str, Any]] = {
     "a reason and a set": {"reason": ["wrong"], "split": ["heldout"]},
     "a range of steps": {"step": [100, 400], "sort": "num_tokens"},
     "a text": {"text": "multiply {}"},  # another one each time: the server remembers what it has searched

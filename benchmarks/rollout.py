@@ -177,7 +177,7 @@ def start_torch(job: dict[str, Any], at_a_time: int, longest: int) -> tuple[Gene
     from tinyzero_trainer.rollout.build import build_engine
     from tinyzero_trainer.rollout.engine import NOTHING, Group
 
-    device, notes = choose_device(job["device"]), []
+    device, notes = choose_device(job["device"]), list[str]()
     settings = {"run": {"device": job["device"]}, "rollout": {"max_num_seqs": at_a_time}}
     config = build(TrainConfig, merge(settings, parse_overrides(job["overrides"])))
     model = replace(load_model(job["model"], device), eos_ids=frozenset())  # looked for, and never found

@@ -109,7 +109,7 @@ class Tables:
         """Seconds of each phase by number of nodes, and the efficiency relative to one node."""
         steps = {nodes: self.step(nodes, weak=weak) for nodes in (MORE_NODES if weak else NODES)}
         phases = {
-            name: by_nodes(lambda step, name=name: _seconds(step.phases[name].seconds), steps)
+            name: by_nodes(_seconds, {nodes: step.phases[name].seconds for nodes, step in steps.items()})
             for name in steps[1].phases
         }
         return phases | {
@@ -122,7 +122,10 @@ class Tables:
         """What a GPU sends in a step, by phase and number of nodes; and what the hosts send."""
         steps = {nodes: self.step(nodes, weak=True) for nodes in NODES}
         sending = [name for name, phase in steps[max(NODES)].phases.items() if phase.nvlink]
-        rows = {name: by_nodes(lambda step, name=name: _links(step, name), steps) for name in (*sending, "all")}
+        rows = {
+            name: by_nodes(str, {nodes: _links(step, name) for nodes, step in steps.items()})
+            for name in (*sending, "all")
+        }
         return rows | {
             "through the object store, in total": by_nodes(lambda step: f"{step.sent('hosts') / GB:.1f}", steps)
         }

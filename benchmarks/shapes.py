@@ -6,6 +6,7 @@ Not a benchmark. The tokenizer is the tiny model's, which uses only the beginnin
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 QWEN = {
     "0.5B": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
@@ -41,13 +42,18 @@ def _write(directory: Path, shape: str) -> int:
 
     tokenizer = build_tokenizer()
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    sizes = {"num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True, **QWEN.get(shape, SMALL)}
+    sizes: dict[str, Any] = {
+        "num_key_value_heads": 2,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+        **QWEN.get(shape, SMALL),
+    }
     sizes |= {} if shape in QWEN else {"vocab_size": len(tokenizer)}
     config = Qwen2Config(**sizes, max_position_embeddings=32_768, bos_token_id=None, **ends)
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = Qwen2ForCausalLM(config)
     model.generation_config = GenerationConfig(**ends)
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.bfloat16().save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return sum(parameter.numel() for parameter in model.parameters())

@@ -31,7 +31,7 @@ def main(
 
     from benchmarks.fixed_task import Options, generate_dataset, is_right
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
+    class Clock(TrainerCallback):
         started = 0.0
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
