@@ -153,9 +153,9 @@ class Tables:
         split = {**vllm, "vllm.tensor_parallel": 4}
         even = replace(run.lengths, spread=0.0, median=fmean(run.sample_lengths()))
         variants = {
-            "refilling slots": replace(run, refills=True),
-            "refilling slots, from one queue": replace(run, refills=True, queue=True),
-            "engine `vllm`, which refills slots": replace(run, config=with_settings(run.config, vllm)),
+            "the same, from one queue": replace(run, queue=True),
+            "in rounds": replace(run, refills=False),
+            "engine `vllm`": replace(run, config=with_settings(run.config, vllm)),
             "the same, 4 GPUs per engine": replace(run, config=with_settings(run.config, split)),
             "all completions of mean length": replace(run, lengths=even),
         }
@@ -164,7 +164,7 @@ class Tables:
             return f"{generated[0].seconds:.0f}, idle {_percent(generated[1])}"
 
         default = {nodes: (step.phases["gen"], step.idle) for nodes, step in steps.items()}
-        rows = {"in rounds, as in the engine `torch`": by_nodes(cell, default)}
+        rows = {"engine `torch`, refilling slots": by_nodes(cell, default)}
         for name, variant in variants.items():
             runs = {nodes: Tables(variant).on(nodes, weak=False) for nodes in NODES}
             rows[name] = by_nodes(cell, {nodes: generation(run, run.sample_lengths()) for nodes, run in runs.items()})
@@ -191,15 +191,15 @@ class Tables:
         """All GPUs shared and synchronous, or dedicated engines and training one step off policy."""
         cluster, shared = self.run.cluster, self.step(self.run.cluster.nodes, weak=True)
 
-        def cells(rounds: Step, queue: Step) -> dict[str, str]:
-            training = sum(phase.seconds for name, phase in rounds.phases.items() if name in PASSES)
+        def cells(shares: Step, queue: Step) -> dict[str, str]:
+            training = sum(phase.seconds for name, phase in shares.phases.items() if name in PASSES)
             row = {"log-probs and update": f"{_seconds(training)} s"}
-            for name, step in (("rounds", rounds), ("one queue", queue)):
+            for name, step in (("equal shares", shares), ("one queue", queue)):
                 row[f"gen, {name}"] = f"{_seconds(step.phases['gen'].seconds)} s"
                 row[f"step, {name}"] = f"{_seconds(step.seconds)} s ({_percent(step.rate / shared.rate)})"
             return row
 
-        queued = replace(self.run, refills=True, queue=True)
+        queued = replace(self.run, queue=True)
         rows = {"all shared, synchronous": cells(shared, shared)}
         for engines in (3, 4, 5):
             nodes = [replace(cluster, nodes=number) for number in (engines, cluster.nodes - engines)]

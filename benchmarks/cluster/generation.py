@@ -1,7 +1,6 @@
 """Engines that generate completions of unequal length, event by event, with the plan's decoding step.
 
-Of two types: the engine `torch` takes a round of sequences, and the next round when the longest has ended; vLLM refills
-a slot as soon as it is free.
+They refill a slot as soon as it is free; or take a round of sequences, and the next round when the longest has ended.
 """
 
 import math

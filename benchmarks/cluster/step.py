@@ -13,13 +13,13 @@ from statistics import fmean
 from typing import Literal
 
 from benchmarks.cluster.generation import Engines, Lengths
-from benchmarks.cluster.host import DUMPS, LOADS, WIRE_BYTES, host_seconds
+from benchmarks.cluster.host import FROM_ENGINES, TO_RANKS, host_seconds
 from benchmarks.cluster.network import Cluster, Group, Traffic, broadcast
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
-from tinyzero_trainer.estimate.speed import decoding_step, predict_speed, reading
+from tinyzero_trainer.estimate.speed import decoding_step, predict_speed, reading, tokens_read
 from tinyzero_trainer.estimate.workload import number_bytes, workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec
@@ -51,7 +51,7 @@ class Run:
     prompt: int = 256  # tokens of a prompt
     sharding: Sharding = "full"  # of policy and optimizer states
     way: Way = "colocated"
-    refills: bool | None = None  # whether engines refill slots; None = as the configured engine does
+    refills: bool = True  # whether engines refill slots, as both do on a GPU
     queue: bool = False  # whether engines take completions from one queue, instead of an equal number each
     seed: int = 0  # of the lengths
 
@@ -148,7 +148,8 @@ def engines_of(run: Run, *, alone: bool = False) -> Engines:
     group = Group(run.cluster, 1, several)
 
     def step(sequences: int, length: float) -> float:
-        seconds = decoding_step(spec, config, together, sequences, length)
+        read = tokens_read(spec, config, run.prompt, length - run.prompt)
+        seconds = decoding_step(spec, config, together, sequences, read)
         if several > 1:  # each layer reduces the outputs of attention and of the MLP
             seconds += 2 * spec.layers * group.all_reduce(number_bytes(config) * sequences * spec.hidden).seconds
         return seconds
@@ -159,8 +160,7 @@ def engines_of(run: Run, *, alone: bool = False) -> Engines:
     limit = (1 - constants.MARGIN) * gpu.memory * GIB
     prefill = reading(spec, config, together, run.prompt) / config.rollout.group_size
     slots = slots_for(spec, config, run.prompt, math.inf if alone else run.shards.size, wanted, limit)
-    refills = config.rollout.engine == "vllm" if run.refills is None else run.refills
-    return Engines(count, slots, refills, step, run.prompt, prefill)
+    return Engines(count, slots, run.refills, step, run.prompt, prefill)
 
 
 def generation(run: Run, lengths: Sequence[int], *, alone: bool = False) -> tuple[Traffic, float]:
@@ -174,11 +174,10 @@ def object_store(run: Run, lengths: Sequence[int]) -> tuple[Traffic, Traffic]:
     if run.cluster.size == 1:
         return Traffic(), Traffic()  # one process
     others, tokens = run.cluster.nodes - 1, sum(lengths)
-    size = WIRE_BYTES * tokens
     calls = 2 if run.config.old_logprobs_source == "policy" else 1
-    from_others = size * others / run.cluster.nodes
-    to_controller = Traffic(LOADS * tokens + from_others / STORE_OUT, hosts=from_others)
-    to_ranks = Traffic((DUMPS + LOADS) * tokens + size * others / STORE_OUT, hosts=size * others)
+    from_others, to_others = FROM_ENGINES.bytes * tokens * others / run.cluster.nodes, TO_RANKS.bytes * tokens * others
+    to_controller = Traffic(FROM_ENGINES.loads * tokens + from_others / STORE_OUT, hosts=from_others)
+    to_ranks = Traffic((TO_RANKS.dumps + TO_RANKS.loads) * tokens + to_others / STORE_OUT, hosts=to_others)
     return to_controller, to_ranks * calls
 
 

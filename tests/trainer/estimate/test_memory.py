@@ -401,9 +401,11 @@ def test_peaks_as_the_driver_counted_them(
     assert memory.peak == pytest.approx(measured, rel=0.1)
 
 
-def test_memory_of_the_own_models_run_as_measured_on_an_h200() -> None:
-    measured_with = {"optimizer.micro_batch_tokens": 131_072}
+@pytest.mark.parametrize(("longest", "measured"), [(1536, 19.47), (1280, 17.82)])
+def test_memory_of_the_own_models_run_as_measured(longest: int, measured: float) -> None:
+    measured_with = {"optimizer.micro_batch_tokens": 131_072, "rollout.max_completion_tokens": longest}
+    measured_with |= {"memory.recompute_logits": False, "memory.activation_checkpointing": False}
     config = with_settings(TrainConfig(), dict(flatten(own_model.SETTINGS)) | measured_with)
     memory = predict_within(OWN, config, 130 * GIB, 24)
     held = memory.peak - constants.CONTEXT - {part.what: part.size for part in memory.worst.parts}["allocator"]
-    assert held == pytest.approx(16.34 * GIB, rel=0.1)  # perf/max_memory_allocated_gb
+    assert held == pytest.approx(measured * GIB, rel=0.02)  # perf/max_memory_allocated_gb

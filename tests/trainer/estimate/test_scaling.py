@@ -52,11 +52,11 @@ MEASURED = run_of("data.prompts_per_step=128", "optimizer.num_mini_batches=1", g
 
 def test_one_gpu_takes_as_long_as_was_measured() -> None:
     step = synchronous(MEASURED)
-    assert step.seconds == pytest.approx(14.4, rel=0.1)
-    assert step.phases["gen"].seconds == pytest.approx(4.88, rel=0.1)
-    assert step.phases["update_actor"].seconds == pytest.approx(9.56, rel=0.1)
-    assert step.rate == pytest.approx(81_188, rel=0.1)
-    assert step.phases["reward"].seconds + step.phases["controller"].seconds == pytest.approx(0.254 - 0.0384, abs=1e-3)
+    assert step.seconds == pytest.approx(12.6, rel=0.1)
+    assert step.phases["gen"].seconds == pytest.approx(4.48, rel=0.1)
+    assert step.phases["update_actor"].seconds == pytest.approx(7.97, rel=0.1)
+    assert step.rate == pytest.approx(94_598, rel=0.1)
+    assert step.phases["reward"].seconds + step.phases["controller"].seconds == pytest.approx(0.167 - 0.0362, abs=1e-3)
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
@@ -298,4 +298,5 @@ def test_a_gpu_that_nobody_knows_is_refused() -> None:
 
 
 def test_what_the_controller_takes_is_measured() -> None:
-    assert set(measure(tokens=8, completions=8, block=2**16)) >= {"writing it", "reading it", "SHA-256"}
+    found = measure(tokens=8, completions=8, block=2**16)
+    assert set(found) == {"a token from engines", "a token to ranks", "SHA-256"}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.plan.planned import GRPO, HALF_B, SPECS, config_of, on
+from tinyzero_sdk import Item, Score
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
@@ -23,6 +24,7 @@ from tinyzero_trainer.rollout.vllm.engine_args import sequences_at_a_time
 from tinyzero_trainer.training import policy
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import fill_budget, micro_batches
+from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 
 def test_a_step_has_no_more_than_its_tokens() -> None:
@@ -58,6 +60,31 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
     assert work.epochs * work.mini_batches == len(updates)
     assert work.epochs * work.micro_batches == made
     assert work.accumulates == (made > len(updates))
+
+
+@given(
+    st.integers(1, 60), st.integers(5, 60), st.integers(1, 30), st.integers(2, 9), st.integers(120, 700), st.booleans()
+)
+@settings(max_examples=50, deadline=None)
+def test_rows_have_as_many_tokens_as_are_made(
+    prompt: int, new: int, groups: int, size: int, budget: int, shares: bool
+) -> None:
+    """Of completions of one length, with prompts that they share in bfloat16."""
+    prompts = [Prompt(Item(None), "", [number] * prompt) for number in range(groups)]
+    score, generation = Score(0.0, False), Generation([0] * new, None, finished=False)
+    rollouts = [Rollout(asked, generation, "", score) for asked in prompts for _ in range(size)]
+    split = partial(micro_batches, token_budget=budget, pad_id=0, device=torch.device("cpu"), layout="packed")
+    made = list(split(rollouts, share_prompts=shares))
+    values = {
+        "optimizer.micro_batch_tokens": budget,
+        "data.prompts_per_step": groups,
+        "rollout.group_size": size,
+        "rollout.max_completion_tokens": new,
+        "model.dtype": "bfloat16" if shares else "float32",
+    }
+    work = workload_of(with_settings(TrainConfig(), values), prompt)
+    assert work.micro_batches == len(made)
+    assert work.tokens_of_a_gpu == sum(batch.tokens.numel() for batch in made)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ COMMON_GPU = "RTX 4090"  # compares the speed of settings where the GPU's own is
 
 # ---- time ------------------------------------------------------------------------------------------------------------
 
-UPDATE_SHARE = 0.41  # fraction of a GPU's peak FLOP/s that a large model's update reaches, by 6 · parameters · tokens
+UPDATE_SHARE = 0.43  # fraction of a GPU's peak FLOP/s that a large model's update reaches, by 6 · parameters · tokens
 HALF_SHARE_AT = 55e6  # parameters of a model that reaches half of that
 
 VLLM_BANDWIDTH_SHARE = 0.6  # fraction of a GPU's memory bandwidth that vLLM's decoding reaches; assumed
@@ -56,10 +56,10 @@ Fitted to steps of 8 and 1,024 sequences at 0.5B, and of 1,024 at 10M."""
 TORCH_STEP, TORCH_LAYER = 120e-6, 15e-6
 """Seconds of a replayed CUDA graph for a decoding step of the engine `torch`, and for each layer in it."""
 
-TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.95, 0.6
+TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.95, 0.75
 """Fractions of a GPU's memory bandwidth and peak FLOP/s that decoding with the engine `torch` reaches."""
 
-TORCH_LEAST_TOKENS = 160
+TORCH_LEAST_TOKENS = 180
 """Tokens by which a sequence seems longer when the engine `torch` reads its cache: the cost of starting to read."""
 
 PLAIN_STEP, PLAIN_LAYER = 5e-3, 1.1e-3

@@ -76,7 +76,8 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
     in_loss = algorithm.kl_coefficient > 0 and not algorithm.kl_in_reward
     if config.memory.recompute_logits is False:
         passes = 8 if config.memory.activation_checkpointing is True else 6
-        whole /= 1 + 2 * spec.embedding * work.completion / work.sequence / (passes * spec.parameters)
+        logits = work.completions * work.completion / work.data_parallel / work.sequence_parallel  # of a pass
+        whole /= 1 + 2 * spec.embedding * logits / work.tokens_of_a_gpu / (passes * spec.parameters)
     seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
     sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep_mode is True else 0.0
     copied = 10 * spec.parameters / (gpu.bandwidth * 1e9)
@@ -121,15 +122,21 @@ def _generation(traffic: Traffic, gpu: GpuSpec, completions: int, prompts: int) 
     at_a_time = min(work.trained_at_a_time, completions)
     if config.rollout.engine == "vllm":
         at_a_time = min(at_a_time, sequences_in_vllm(spec, config, work))
-    rounds, length = completions / at_a_time, work.prompt + work.completion / 2
+    rounds, length = completions / at_a_time, tokens_read(spec, config, work.prompt, work.completion / 2)
     gpus = config.vllm.tensor_parallel
     together = replace(gpu, bandwidth=gpus * gpu.bandwidth, tflops=gpus * gpu.tflops, float32=gpus * gpu.float32)
     step = decoding_step(spec, config, together, at_a_time, length) + traffic.of_decoding(at_a_time)
     return rounds * work.completion * step + reading(spec, config, together, prompts * work.prompt)
 
 
+def tokens_read(spec: ModelSpec, config: TrainConfig, prompt: int, generated: float) -> float:
+    """Tokens of a sequence whose keys and values a decoding step reads; `torch` reads a prompt once for its group."""
+    shared = config.rollout.engine == "torch" and spec.graphs
+    return prompt / (config.rollout.group_size if shared else 1) + generated
+
+
 def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences: int, length: float) -> float:
-    """Seconds in which the rollout engine generates one token of each sequence of this mean length, prompt included."""
+    """Seconds in which the rollout engine generates one token of each sequence, for `tokens_read` in the mean."""
     number, cache = number_bytes(config), spec.cache_numbers * cache_number_bytes(config)
     token = 2 * spec.parameters / gpu.flops_in(number)
     if config.rollout.engine == "vllm":

@@ -43,6 +43,9 @@ class Workload:
     sequence_parallel: int
     """GPUs that share each sequence."""
 
+    shares_prompts: bool
+    """Whether the completions of a prompt share it in the update."""
+
     @property
     def sequence(self) -> int:
         """Tokens of a prompt and its completion."""
@@ -67,17 +70,37 @@ class Workload:
     def micro_batches(self) -> int:
         """Micro-batches of a pass over the batch, on a GPU."""
         per_mini_batch = -(-self.completions // self.mini_batches)
-        sequences = -(-per_mini_batch // self.data_parallel)
-        fitting = max(1, self.micro_batch * self.sequence_parallel // self.sequence)
-        return self.mini_batches * -(-sequences // fitting)
+        count, _ = self._split(-(-per_mini_batch // self.data_parallel))
+        return self.mini_batches * count
 
     @property
     def tokens_of_a_gpu(self) -> float:
         """Tokens of a pass over the batch on the GPU with most of them."""
         samples = self.completions // self.prompts
         ends = [-(-place * self.prompts // self.mini_batches) for place in range(self.mini_batches + 1)]
-        fullest = sum(-(-(end - start) * samples // self.data_parallel) for start, end in pairwise(ends))
-        return fullest * self.sequence / self.sequence_parallel
+        fullest = (-(-(end - start) * samples // self.data_parallel) for start, end in pairwise(ends))
+        return sum(self._split(count)[1] for count in fullest) / self.sequence_parallel
+
+    def _split(self, completions: int) -> tuple[int, int]:
+        """Micro-batches and tokens of a GPU's completions of a mini-batch."""
+        budget = self.micro_batch * self.sequence_parallel
+        if self.shares_prompts:
+            return _pack(completions, self.completions // self.prompts, self.prompt, self.completion, budget)
+        return -(-completions // max(1, budget // self.sequence)), completions * self.sequence
+
+
+@cache  # a plan predicts hundreds of configurations
+def _pack(completions: int, group_size: int, prompt: int, completion: int, budget: int) -> tuple[int, int]:
+    """Micro-batches and tokens of groups that share their prompts, as training/micro_batches.py splits them."""
+    sequence, shared = prompt + completion, prompt - 1  # the last token of a prompt is each completion's own
+    count = total = row = keys = joined = 0
+    for place in range(completions):
+        joined = joined if place % group_size else 0
+        tokens, seen = sequence - shared * (joined > 0), sequence + shared * (joined == 1)
+        if not count or row + tokens > budget or keys + seen > 2 * budget:
+            count, row, keys, joined, tokens, seen = count + 1, 0, 0, 0, sequence, sequence
+        total, row, keys, joined = total + tokens, row + tokens, keys + seen, joined + 1
+    return count, total
 
 
 def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Workload:
@@ -106,6 +129,8 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Worklo
         prompts=data.prompts_per_step,
         data_parallel=dims.data_parallel,
         sequence_parallel=dims.sequence_parallel,
+        # A packed row needs a kernel for attention, which there is in bfloat16.
+        shares_prompts=optimizer.packing != "padded" and number_bytes(config) == 2,
     )
 
 
@@ -114,7 +139,7 @@ def teacher_of(config: TrainConfig) -> ModelSpec | None:
     return None if config.model.teacher is None else _find_spec(config.model.teacher)
 
 
-_find_spec = cache(find_spec)  # a plan predicts hundreds of configurations
+_find_spec = cache(find_spec)
 
 
 def number_bytes(config: TrainConfig) -> int:
