@@ -102,8 +102,13 @@ def run_trl(folder: Path, job: Job, micro_batch: int, options: dict[str, Any], l
     command = [sys.executable, str(Path(__file__).with_name("trl_step.py")), str(folder / "model")]
     command += [f"--{name.replace('_', '-')}={value}" for name, value in (job | {"micro_batch": micro_batch}).items()]
     command += [f"--option={key}={json.dumps(value)}" for key, value in options.items()]
+
+    def show(at: float, line: str) -> None:
+        if line.startswith("{"):
+            print(f"{at:.0f} s: {line}", file=sys.stderr, flush=True)
+
     with watch_gpu_memory() as memory:
-        done = run(command, limit, cwd=folder)
+        done = run(command, limit, on_line=show, cwd=folder)
     seconds = [json.loads(line)["step_s"] for line in done.output.splitlines() if line.startswith('{"step_s"')]
     if not seconds:
         return {"error": done.output[-2000:], "peak_bytes": memory.peak()}
