@@ -148,7 +148,7 @@ def engines_of(run: Run, *, alone: bool = False) -> Engines:
     group = Group(run.cluster, 1, several)
 
     def step(sequences: int, length: float) -> float:
-        read = tokens_read(spec, config, run.prompt, length - run.prompt)
+        read = tokens_read(spec, config, run.prompt, length - run.prompt, config.rollout.group_size)
         seconds = decoding_step(spec, config, together, sequences, read)
         if several > 1:  # each layer reduces the outputs of attention and of the MLP
             seconds += 2 * spec.layers * group.all_reduce(number_bytes(config) * sequences * spec.hidden).seconds

@@ -58,7 +58,9 @@ def test_async_sampling_is_no_slower_than_taking_turns(
 @given(MODELS, SETTINGS, st.sampled_from([2, 4, 8]))
 @settings(max_examples=15, deadline=None)
 def test_several_gpus_are_no_faster_than_as_many_times_one(name: str, values: dict[str, Any], count: int) -> None:
-    spec, config = SPECS[name], configured({**values, "memory.cpu_offload": "none", "model.compile": None})
+    # Padded: how groups that share prompts fit into rows may be better on several GPUs by chance.
+    values = {**values, "memory.cpu_offload": "none", "model.compile": None, "optimizer.packing": "padded"}
+    spec, config = SPECS[name], configured(values)
     one = predict_speed(spec, config, H200).seconds["update_actor"]
     assert predict_speed(spec, on(config, count), H200).seconds["update_actor"] * count >= one * (1 - 1e-9)
 

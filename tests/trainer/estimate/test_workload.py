@@ -15,7 +15,7 @@ from tinyzero_sdk import Item, Score
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
-from tinyzero_trainer.distributed.groups import ALONE
+from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.memory import predict_memory
 from tinyzero_trainer.estimate.workload import workload_of
@@ -63,20 +63,30 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
 
 
 @given(
-    st.integers(1, 60), st.integers(5, 60), st.integers(1, 30), st.integers(2, 9), st.integers(120, 700), st.booleans()
+    st.integers(1, 60),
+    st.integers(5, 60),
+    st.integers(1, 20),
+    st.integers(2, 9),
+    st.integers(1, 4),
+    st.integers(20, 700),
+    st.booleans(),
 )
 @settings(max_examples=50, deadline=None)
 def test_rows_have_as_many_tokens_as_are_made(
-    prompt: int, new: int, groups: int, size: int, budget: int, shares: bool
+    prompt: int, new: int, groups: int, size: int, parts: int, budget: int, shares: bool
 ) -> None:
     """Of completions of one length, with prompts that they share in bfloat16."""
+    groups = max(groups, parts)
     prompts = [Prompt(Item(None), "", [number] * prompt) for number in range(groups)]
     score, generation = Score(0.0, False), Generation([0] * new, None, finished=False)
     rollouts = [Rollout(asked, generation, "", score) for asked in prompts for _ in range(size)]
+    batch = TrainingBatch.of(rollouts, size, advantages=torch.zeros(len(rollouts) * new))
     split = partial(micro_batches, token_budget=budget, pad_id=0, device=torch.device("cpu"), layout="packed")
-    made = list(split(rollouts, share_prompts=shares))
+    updates = batch.mini_batches(OptimizerConfig(num_mini_batches=parts))
+    made = [one for update in updates for one in split(update.rollouts, share_prompts=shares)]
     values = {
         "optimizer.micro_batch_tokens": budget,
+        "optimizer.num_mini_batches": parts,
         "data.prompts_per_step": groups,
         "rollout.group_size": size,
         "rollout.max_completion_tokens": new,
@@ -160,3 +170,34 @@ def test_ranks_that_share_sequences_have_a_part_of_each() -> None:
 def test_engines_divide_the_batch_and_the_evaluation(settings: dict[str, int], trained: int, evaluated: int) -> None:
     work = workload_of(on(config_of("data.prompts_per_step=100", "eval.num_problems=1000"), 8, **settings))
     assert (work.trained_at_a_time, work.evaluated_at_a_time, work.max_num_seqs) == (trained, evaluated, 1000)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "groups", "size", "prompt", "new", "parts"),
+    [(8, 128, 8, 256, 1024, 4), (6, 128, 8, 256, 1024, 1), (8, 16, 16, 1024, 256, 1), (8, 64, 8, 2048, 256, 2)],
+)
+def test_the_fullest_rank_has_about_the_tokens_that_are_planned(
+    ranks: int, groups: int, size: int, prompt: int, new: int, parts: int
+) -> None:
+    """Several ranks cut groups into pieces, each of which has the prompt."""
+    score, generation = Score(0.0, False), Generation([0] * new, None, finished=False)
+    asked = (Prompt(Item(None), "", [number] * prompt) for number in range(groups // parts))
+    rollouts = [Rollout(one, generation, "", score) for one in asked for _ in range(size)]
+    options: dict[str, Any] = {"token_budget": 16_384, "pad_id": 0, "device": torch.device("cpu"), "layout": "packed"}
+    made = [
+        [one.tokens.numel() for one in micro_batches(rollouts, **options, share_prompts=True, ranks=on_rank)]
+        for on_rank in (DataParallelGroup(ranks, rank) for rank in range(ranks))
+    ]
+    words = (f"data.prompts_per_step={groups}", f"rollout.group_size={size}", f"rollout.max_completion_tokens={new}")
+    words = (*words, f"optimizer.num_mini_batches={parts}", "optimizer.micro_batch_tokens=16384")
+    work = workload_of(on(config_of(*words), ranks), prompt)
+    assert work.micro_batches == parts * max(map(len, made))
+    assert work.tokens_of_a_gpu == pytest.approx(parts * max(map(sum, made)), rel=0.05)
+
+
+def test_gradients_add_up_where_the_trainer_says_so() -> None:
+    """It counts the prompt of each completion."""
+    words = ("data.prompts_per_step=32", "rollout.max_completion_tokens=256", "optimizer.micro_batch_tokens=32768")
+    work = workload_of(on(config_of(*words), 4), 512)
+    assert (work.micro_batches, work.accumulates) == (1, True)
+    assert not workload_of(on(config_of(*words), 8), 512).accumulates

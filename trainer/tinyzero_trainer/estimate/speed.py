@@ -122,17 +122,20 @@ def _generation(traffic: Traffic, gpu: GpuSpec, completions: int, prompts: int) 
     at_a_time = min(work.trained_at_a_time, completions)
     if config.rollout.engine == "vllm":
         at_a_time = min(at_a_time, sequences_in_vllm(spec, config, work))
-    rounds, length = completions / at_a_time, tokens_read(spec, config, work.prompt, work.completion / 2)
+    rounds, length = (
+        completions / at_a_time,
+        tokens_read(spec, config, work.prompt, work.completion / 2, completions // prompts),
+    )
     gpus = config.vllm.tensor_parallel
     together = replace(gpu, bandwidth=gpus * gpu.bandwidth, tflops=gpus * gpu.tflops, float32=gpus * gpu.float32)
     step = decoding_step(spec, config, together, at_a_time, length) + traffic.of_decoding(at_a_time)
     return rounds * work.completion * step + reading(spec, config, together, prompts * work.prompt)
 
 
-def tokens_read(spec: ModelSpec, config: TrainConfig, prompt: int, generated: float) -> float:
+def tokens_read(spec: ModelSpec, config: TrainConfig, prompt: int, generated: float, group_size: int) -> float:
     """Tokens of a sequence whose keys and values a decoding step reads; `torch` reads a prompt once for its group."""
     shared = config.rollout.engine == "torch" and spec.graphs
-    return prompt / (config.rollout.group_size if shared else 1) + generated
+    return prompt / (group_size if shared else 1) + generated
 
 
 def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences: int, length: float) -> float:

@@ -1,12 +1,13 @@
 """What a step has to do, in tokens, from the configuration alone, with every completion at full length."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
-from tinyzero_trainer.estimate.constants import PROMPT_TOKENS, VLLM_SEQUENCES
+from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.utils.bounds import given
@@ -63,39 +64,40 @@ class Workload:
 
     @property
     def accumulates(self) -> bool:
-        """Whether a mini-batch takes several micro-batches."""
-        return self.micro_batches > self.mini_batches
+        """Whether gradients add up over micro-batches, as the trainer decides before it splits a mini-batch."""
+        tokens = -(-self.completions // self.mini_batches) * self.sequence
+        return tokens > self.micro_batch * self.sequence_parallel * self.data_parallel
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches of a pass over the batch, on a GPU."""
-        per_mini_batch = -(-self.completions // self.mini_batches)
-        count, _ = self._split(-(-per_mini_batch // self.data_parallel))
-        return self.mini_batches * count
+        return sum(count for count, _ in self._split())
 
     @property
     def tokens_of_a_gpu(self) -> float:
         """Tokens of a pass over the batch on the GPU with most of them."""
-        samples = self.completions // self.prompts
-        ends = [-(-place * self.prompts // self.mini_batches) for place in range(self.mini_batches + 1)]
-        fullest = (-(-(end - start) * samples // self.data_parallel) for start, end in pairwise(ends))
-        return sum(self._split(count)[1] for count in fullest) / self.sequence_parallel
+        return sum(tokens for _, tokens in self._split()) / self.sequence_parallel
 
-    def _split(self, completions: int) -> tuple[int, int]:
-        """Micro-batches and tokens of a GPU's completions of a mini-batch."""
-        budget = self.micro_batch * self.sequence_parallel
-        if self.shares_prompts:
-            return _pack(completions, self.completions // self.prompts, self.prompt, self.completion, budget)
-        return -(-completions // max(1, budget // self.sequence)), completions * self.sequence
+    def _split(self) -> Iterator[tuple[int, int]]:
+        """Of each mini-batch, of whole groups, the micro-batches and tokens of the fullest GPU."""
+        budget, group_size = self.micro_batch * self.sequence_parallel, self.completions // self.prompts
+        ends = [-(-place * self.prompts // self.mini_batches) for place in range(self.mini_batches + 1)]
+        for groups in (end - start for start, end in pairwise(ends)):
+            completions = -(-groups * group_size // self.data_parallel)
+            if not self.shares_prompts:
+                yield -(-completions // max(1, budget // self.sequence)), completions * self.sequence
+                continue
+            parts = 1 if self.data_parallel == 1 else max(1, round(constants.PIECES * self.data_parallel / groups))
+            yield _pack(completions, group_size, -(-group_size // parts), self.prompt, self.completion, budget)
 
 
 @cache  # a plan predicts hundreds of configurations
-def _pack(completions: int, group_size: int, prompt: int, completion: int, budget: int) -> tuple[int, int]:
-    """Micro-batches and tokens of groups that share their prompts, as training/micro_batches.py splits them."""
+def _pack(completions: int, group_size: int, piece: int, prompt: int, completion: int, budget: int) -> tuple[int, int]:
+    """Micro-batches and tokens of groups in pieces that share a prompt, as training/micro_batches.py splits them."""
     sequence, shared = prompt + completion, prompt - 1  # the last token of a prompt is each completion's own
     count = total = row = keys = joined = 0
     for place in range(completions):
-        joined = joined if place % group_size else 0
+        joined = joined if place % group_size % piece else 0
         tokens, seen = sequence - shared * (joined > 0), sequence + shared * (joined == 1)
         if not count or row + tokens > budget or keys + seen > 2 * budget:
             count, row, keys, joined, tokens, seen = count + 1, 0, 0, 0, sequence, sequence
@@ -106,13 +108,13 @@ def _pack(completions: int, group_size: int, prompt: int, completion: int, budge
 def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Workload:
     """What a step has to do; `prompt_tokens` = None is `PROMPT_TOKENS`, or data.max_prompt_tokens if that is less."""
     data, rollout, optimizer, dims = config.data, config.rollout, config.optimizer, planned_dims(config)
-    prompt = prompt_tokens or min(PROMPT_TOKENS, data.max_prompt_tokens)
+    prompt = prompt_tokens or min(constants.PROMPT_TOKENS, data.max_prompt_tokens)
     completions = data.prompts_per_step * rollout.group_size
     groups = data.prompts_per_step * (1 + rollout.max_async_level if rollout.engine == "torch" else 1)
     all_sequences = max(groups * rollout.group_size, config.eval.num_problems)
     most = given(rollout.max_num_seqs) or all_sequences
     if rollout.engine == "vllm" and given(rollout.max_num_seqs) is None:
-        most = min(most, VLLM_SEQUENCES)
+        most = min(most, constants.VLLM_SEQUENCES)
     sequence, per_mini_batch = prompt + rollout.max_completion_tokens, -(-completions // optimizer.num_mini_batches)
     shard, budget = -(-per_mini_batch // dims.data_parallel), optimizer.token_budget * dims.sequence_parallel
     row = max(sequence, min(budget, shard * sequence))  # a sequence longer than the budget goes alone
@@ -129,8 +131,8 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Worklo
         prompts=data.prompts_per_step,
         data_parallel=dims.data_parallel,
         sequence_parallel=dims.sequence_parallel,
-        # A packed row needs a kernel for attention, which there is in bfloat16.
-        shares_prompts=optimizer.packing != "padded" and number_bytes(config) == 2,
+        # A packed row needs a kernel for attention, or one made of plain operations, as sequence parallelism has it.
+        shares_prompts=optimizer.packing != "padded" and (number_bytes(config) == 2 or dims.sequence_parallel > 1),
     )
 
 
