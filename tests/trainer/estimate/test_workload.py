@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.plan.planned import GRPO, HALF_B, SPECS, config_of, on
@@ -71,6 +71,7 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
     st.integers(20, 700),
     st.booleans(),
 )
+@example(1, 5, 3, 2, 2, 24, False)  # of two mini-batches one has two groups
 @settings(max_examples=50, deadline=None)
 def test_rows_have_as_many_tokens_as_are_made(
     prompt: int, new: int, groups: int, size: int, parts: int, budget: int, shares: bool

@@ -65,7 +65,8 @@ class Workload:
     @property
     def accumulates(self) -> bool:
         """Whether gradients add up over micro-batches, as the trainer decides before it splits a mini-batch."""
-        tokens = -(-self.completions // self.mini_batches) * self.sequence
+        groups = -(-self.prompts // self.mini_batches)
+        tokens = groups * (self.completions // self.prompts) * self.sequence
         return tokens > self.micro_batch * self.sequence_parallel * self.data_parallel
 
     @property
@@ -115,7 +116,8 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Worklo
     most = given(rollout.max_num_seqs) or all_sequences
     if rollout.engine == "vllm" and given(rollout.max_num_seqs) is None:
         most = min(most, constants.VLLM_SEQUENCES)
-    sequence, per_mini_batch = prompt + rollout.max_completion_tokens, -(-completions // optimizer.num_mini_batches)
+    sequence = prompt + rollout.max_completion_tokens
+    per_mini_batch = -(-data.prompts_per_step // optimizer.num_mini_batches) * rollout.group_size
     shard, budget = -(-per_mini_batch // dims.data_parallel), optimizer.token_budget * dims.sequence_parallel
     row = max(sequence, min(budget, shard * sequence))  # a sequence longer than the budget goes alone
     return Workload(
