@@ -94,5 +94,5 @@ RING_BASE, LINK_HOP = 8.4e-6, 3.4e-6
 """Seconds that a ring takes whatever its size, at its start and for each hop within a node, as NCCL itself estimates:
 https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc."""
 
-PIECES = 8  # of a rank's share of a mini-batch, into which groups are cut at least; see training/micro_batches.py
+PIECES = 8  # of a rank's share of a mini-batch: about the largest piece of a group; see training/micro_batches.py
 TENSORS_OF_A_LAYER = 12  # as in Qwen2: four of attention with three biases, three of the MLP, two norms

@@ -122,10 +122,8 @@ def _generation(traffic: Traffic, gpu: GpuSpec, completions: int, prompts: int) 
     at_a_time = min(work.trained_at_a_time, completions)
     if config.rollout.engine == "vllm":
         at_a_time = min(at_a_time, sequences_in_vllm(spec, config, work))
-    rounds, length = (
-        completions / at_a_time,
-        tokens_read(spec, config, work.prompt, work.completion / 2, completions // prompts),
-    )
+    rounds = completions / at_a_time
+    length = tokens_read(spec, config, work.prompt, work.completion / 2, completions // prompts)
     gpus = config.vllm.tensor_parallel
     together = replace(gpu, bandwidth=gpus * gpu.bandwidth, tflops=gpus * gpu.tflops, float32=gpus * gpu.float32)
     step = decoding_step(spec, config, together, at_a_time, length) + traffic.of_decoding(at_a_time)
