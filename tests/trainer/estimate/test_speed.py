@@ -154,23 +154,24 @@ MANY_KEYS = replace(OWN, parameters=9_782_400, kv_heads=6, mlp=832)
 
 
 @pytest.mark.parametrize(
-    ("spec", "gpu", "groups", "prompt", "new", "rate"),
+    ("spec", "gpu", "groups", "prompt", "new", "rate", "error"),
     [
-        (SPECS[HALF_B], H200, 128, 140, 1024, 239_409),
-        (SPECS[HALF_B], H100, 128, 140, 1024, 202_820),
-        (SPECS["Qwen/Qwen2.5-7B"], H200, 128, 140, 256, 35_596),
-        # Before prompts were read in one place, which matters little where they are short.
-        (OWN, H200, 512, 24, 256, 3_258_502),
-        (OWN, H200, 128, 24, 256, 2_151_090),
-        (MANY_KEYS, H200, 1024, 11, 256, 1_460_000),
-        (MANY_KEYS, H200, 128, 11, 256, 1_240_000),
+        (SPECS[HALF_B], H200, 128, 140, 1024, 239_409, 0.1),
+        (SPECS[HALF_B], H100, 128, 140, 1024, 202_820, 0.1),
+        (SPECS["Qwen/Qwen2.5-7B"], H200, 128, 140, 256, 35_596, 0.1),
+        # Of the engine before 2026-11-27, and not measured since; of the first, its kernels are part of the error.
+        (SPECS[HALF_B], H200, 128, 11, 256, 283_899, 0.2),
+        (OWN, H200, 512, 24, 256, 3_258_502, 0.1),
+        (OWN, H200, 128, 24, 256, 2_151_090, 0.1),
+        (MANY_KEYS, H200, 1024, 11, 256, 1_460_000, 0.1),
+        (MANY_KEYS, H200, 128, 11, 256, 1_240_000, 0.1),
     ],
 )
 def test_tokens_a_second_of_the_torch_engine_as_measured(
-    spec: ModelSpec, gpu: GpuSpec, groups: int, prompt: int, new: int, rate: int
+    spec: ModelSpec, gpu: GpuSpec, groups: int, prompt: int, new: int, rate: int, error: float
 ) -> None:
     config = config_of(f"data.prompts_per_step={groups}", f"rollout.max_completion_tokens={new}")
-    assert predict_speed(spec, config, gpu, prompt).rollout == pytest.approx(rate, rel=0.1)
+    assert predict_speed(spec, config, gpu, prompt).rollout == pytest.approx(rate, rel=error)
 
 
 @pytest.mark.parametrize(

@@ -82,20 +82,17 @@ class Workload:
     def _split(self) -> Iterator[tuple[int, int]]:
         """Of each mini-batch, of whole groups, the micro-batches and tokens of the fullest GPU."""
         budget, group_size = self.micro_batch * self.sequence_parallel, self.completions // self.prompts
+        shared = self.prompt - 1 if self.shares_prompts else 0  # the last token of a prompt is each completion's own
         ends = [-(-place * self.prompts // self.mini_batches) for place in range(self.mini_batches + 1)]
         for groups in (end - start for start, end in pairwise(ends)):
             completions = -(-groups * group_size // self.data_parallel)
-            if not self.shares_prompts:
-                yield -(-completions // max(1, budget // self.sequence)), completions * self.sequence
-                continue
             parts = 1 if self.data_parallel == 1 else max(1, round(constants.PIECES * self.data_parallel / groups))
-            yield _pack(completions, group_size, -(-group_size // parts), self.prompt, self.completion, budget)
+            yield _pack(completions, group_size, -(-group_size // parts), self.sequence, shared, budget)
 
 
 @cache  # a plan predicts hundreds of configurations
-def _pack(completions: int, group_size: int, piece: int, prompt: int, completion: int, budget: int) -> tuple[int, int]:
-    """Micro-batches and tokens of groups in pieces that share a prompt, as training/micro_batches.py splits them."""
-    sequence, shared = prompt + completion, prompt - 1  # the last token of a prompt is each completion's own
+def _pack(completions: int, group_size: int, piece: int, sequence: int, shared: int, budget: int) -> tuple[int, int]:
+    """Micro-batches and tokens of groups in pieces that share so many, as training/micro_batches.py splits them."""
     count = total = row = keys = joined = 0
     for place in range(completions):
         joined = joined if place % group_size % piece else 0
