@@ -122,10 +122,10 @@ def toy_model_path(toy_model: LanguageModel, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def random_model(kind: str) -> torch.nn.Module:
+def random_model(kind: str, vocab_size: int = 97) -> torch.nn.Module:
     """A Llama-like model with weights large enough that its attention is far from uniform."""
     common = {
-        "vocab_size": 97,
+        "vocab_size": vocab_size,
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,

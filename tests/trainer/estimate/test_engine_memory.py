@@ -17,22 +17,24 @@ from tinyzero_trainer.rollout.weight_source import named_weights
 
 
 def engine_for(
-    toy: LanguageModel, dtype: torch.dtype, params: SamplingParams, prompts: int, samples: int, fp8_cache: bool = False
+    toy: LanguageModel, dtype: torch.dtype, params: SamplingParams, prompts: int, samples: int, **fp8: bool
 ) -> GraphEngine:
     """The graph engine with buffers for so many prompts of 40 tokens, as if it had its kernels."""
     cpu = torch.device("cpu")
-    engine = GraphEngine(toy, lambda: named_weights(toy.model), dtype=dtype, device=cpu, fp8_cache=fp8_cache)
+    engine = GraphEngine(toy, lambda: named_weights(toy.model), dtype=dtype, device=cpu, **fp8)
     engine._kernels = True
     reserve(engine, [[1] * 40] * prompts, samples, params)
     return engine
 
 
 @pytest.mark.parametrize(
-    ("dtype", "fp8"), [(torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)], ids=str
+    ("dtype", "fp8"),
+    [(torch.bfloat16, ()), (torch.float32, ()), (torch.bfloat16, ("kv_cache_dtype", "quantization"))],
+    ids=str,
 )
 @pytest.mark.parametrize("new", [24, 25])
 def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
-    dtype: torch.dtype, fp8: bool, new: int, toy_model: LanguageModel
+    dtype: torch.dtype, fp8: tuple[str, ...], new: int, toy_model: LanguageModel
 ) -> None:
     """A prompt of 40 tokens and 24 more fill a grid of 64 slots; one more takes the next."""
     model = toy_model.model
@@ -40,17 +42,19 @@ def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
         f"model.dtype={str(dtype).removeprefix('torch.')}",
         f"rollout.max_completion_tokens={new}",
         "eval.num_problems=8",
-        *(["rollout.kv_cache_dtype=fp8"] if fp8 else []),
+        *(f"rollout.{key}=fp8" for key in fp8),
         *GRPO,
     )
     planned = engine_of(shape_like(model), config, workload_of(config, 40)).awake
-    engine = engine_for(toy_model, dtype, SamplingParams(new), 32, 8, fp8)
+    engine = engine_for(toy_model, dtype, SamplingParams(new), 32, 8, fp8_cache=bool(fp8), fp8_products=bool(fp8))
     cache = [tensor for layer in engine._cache.layers for tensor in layer[:2]]  # without fp8's few scales
     assert planned["KV cache"] == sum(tensor.nbytes for tensor in cache)
     assert cache[0].shape[2] == (64 if new == 24 else 128)
     weights = engine._weights.values()
     own = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in weights}
-    assert planned["weights"] == pytest.approx(sum(own.values()), rel=0.01)
+    # A parameter counts with one byte more in fp8, where embedding and attention's output have none.
+    more = sum(engine._weights[name].numel() for name in ("embed", "0.out", "1.out")) if fp8 else 0
+    assert planned["weights"] == pytest.approx(sum(own.values()) + more, rel=0.01)
 
 
 @pytest.mark.parametrize(

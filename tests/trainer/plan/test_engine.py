@@ -59,6 +59,7 @@ def test_the_engine_that_was_faster_at_the_nearest_sizes_is_taken() -> None:
         ("vllm.cuda_graphs=false", "vllm", "for vllm.cuda_graphs=false"),
         ("run.device=cuda:1", "torch", "vLLM takes the first GPU that it sees, not run.device=cuda:1"),
         ("rollout.temperature=3", "torch", "rollout.engine='vllm' samples at temperatures up to 2, not 3"),
+        ("rollout.quantization=fp8", "torch", "rollout.quantization=fp8 is for rollout.engine=torch, not vllm"),
     ],
 )
 def test_what_only_one_engine_can_do_decides(words: str, chosen: str, reason: str) -> None:

@@ -16,6 +16,7 @@ from tinyzero_trainer.rollout import SamplingParams, cuda_graph
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph import reference_ops
 from tinyzero_trainer.rollout.cuda_graph.engine import kernels_run
+from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8Weights
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, KvCacheError
 from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8_MAX, HEADROOM, fp8_scales, to_fp8
@@ -192,6 +193,67 @@ def test_a_cache_in_fp8_takes_a_quarter_of_float32s_memory_and_changes_log_proba
     ]
     assert len(errors) >= 2
     assert 0 < max(map(abs, errors)) < 0.1
+
+
+@given(st.integers(0, 2**32), st.floats(1e-3, 1e3), st.sampled_from([16, 896, 5120]))
+def test_normalized_states_in_fp8_are_near_and_none_is_cut_off(seed: int, size: float, width: int) -> None:
+    states = size * torch.randn(4, width, generator=torch.Generator().manual_seed(seed))
+    states[0, 1:] = 0  # the largest that a normalized number can be
+    added, scales = torch.randn(4, width), torch.tensor([0.0, 1.0, -2.0, 100.0])
+    hidden, unit = states.clone(), width**0.5 / FP8_MAX
+    found = reference_ops.normalize_fp8(hidden, 1e-6, added, scales).float() * unit
+    torch.testing.assert_close(hidden, states + added * scales[:, None])
+    exact = hidden / (hidden.square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
+    assert ((found - exact).abs() <= 1.02 * torch.maximum(exact.abs() / 16, torch.tensor(unit * 2**-10))).all()
+
+
+@given(st.integers(0, 2**32), st.floats(1e-3, 1e3))
+def test_gated_states_in_fp8_are_near_by_their_own_size_and_by_the_rows_largest(seed: int, size: float) -> None:
+    gate_up = size * torch.randn(5, 64, generator=torch.Generator().manual_seed(seed))
+    gate_up[0] = 0
+    exact, (found, scales) = reference_ops.gated(gate_up), reference_ops.gated_fp8(gate_up)
+    error = (found.float() * scales[:, None] - exact).abs()
+    assert (error <= 1.02 * torch.maximum(exact.abs() / 16, scales[:, None] * 2**-10)).all()
+    assert (found[1:].float().abs().amax(dim=1) == FP8_MAX).all()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("vocabulary", [96, 97])
+def test_products_in_fp8_change_log_probabilities_a_little_and_follow_the_weights(kind: str, vocabulary: int) -> None:
+    model = random_model(kind, vocab_size=vocabulary)
+    engines = [graph(model, dtype=torch.bfloat16, fp8_products=fp8) for fp8 in (False, True)]
+    addresses = {name: tensor.data_ptr() for name, tensor in engines[1]._weights.items()}
+    for _ in range(2):
+        found = [flat(engine.generate(PROMPTS, 32, SamplingParams(2, logprobs=True), seed=0)) for engine in engines]
+        pairs = [
+            (left.logprobs[1], right.logprobs[1])
+            for left, right in zip(*found, strict=True)
+            if left.token_ids == right.token_ids and len(left.token_ids) == 2
+        ]
+        assert len(pairs) > 50
+        exact, rounded = torch.tensor(pairs).unbind(1)
+        assert 0 < (exact - rounded).abs().mean() < 0.25 * exact.std()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.5)
+        for engine in engines:
+            engine.load_weights()
+    assert addresses == {name: tensor.data_ptr() for name, tensor in engines[1]._weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "reason"),
+    [
+        ({}, torch.bfloat16, None),
+        ({}, torch.float32, "it computes in float32, expected bfloat16 (model.dtype)"),
+        ({"model_type": "olmo2"}, torch.bfloat16, "its layers normalize what they give, not what they get"),
+        ({"hidden_size": 72, "intermediate_size": 50}, torch.bfloat16,
+         "it has hidden_size=72 and intermediate_size=50, expected multiples of 16"),
+    ],
+)  # fmt: skip
+def test_models_without_products_in_fp8(changes: dict[str, Any], dtype: torch.dtype, reason: str | None) -> None:
+    sizes = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 48}
+    assert Fp8Weights.misfit(SimpleNamespace(**sizes | changes), dtype) == reason
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

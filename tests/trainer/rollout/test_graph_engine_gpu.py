@@ -92,6 +92,35 @@ def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dty
     torch.testing.assert_close(copy.read(slots, dtype), cache.read(slots, dtype), **near)
 
 
+@pytest.mark.parametrize("width", [96, 896, 4864, 18_944])
+def test_kernels_that_round_to_fp8(width: int) -> None:
+    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+
+    torch.manual_seed(0)
+    gate_up = (
+        torch.randn(9, 2 * width, device=GPU, dtype=torch.bfloat16) * torch.logspace(-3, 3, 9, device=GPU)[:, None]
+    )
+    gate_up = gate_up.bfloat16()
+    gate_up[0] = 0
+    near = {"atol": 0.0, "rtol": 1 / 7}  # a sum in another order may round to the next number
+    (found, scales), (expected, exact) = triton_kernels.gated_fp8(gate_up), reference_ops.gated_fp8(gate_up)
+    torch.testing.assert_close(scales, exact, atol=0.0, rtol=1e-5)
+    torch.testing.assert_close(found.float(), expected.float(), **near)
+    assert (found.float() == expected.float()).float().mean() > 0.99
+    hidden = torch.randn(9, width, device=GPU, dtype=torch.bfloat16)
+    hidden[0, 1:] = 0
+    for more in ((), (torch.randn_like(hidden), scales)):
+        copies = hidden.clone(), hidden.clone()
+        found, expected = (
+            ops.normalize_fp8(copy, 1e-6, *more).float()
+            for ops, copy in zip((triton_kernels, reference_ops), copies, strict=True)
+        )
+        torch.testing.assert_close(*copies, atol=0.0, rtol=1e-2)
+        torch.testing.assert_close(found, expected, **near)
+        assert (found == expected).float().mean() > 0.99
+        assert found.isfinite().all()
+
+
 @pytest.mark.parametrize("vocabulary", [50, 1252, 151_936])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sampling_kernel(vocabulary: int, dtype: torch.dtype) -> None:
@@ -121,11 +150,17 @@ def test_sampling_kernel(vocabulary: int, dtype: torch.dtype) -> None:
     assert (found["tokens"][:, 1] == vocabulary - 1).all()
 
 
-@pytest.mark.parametrize(("fp8", "most"), [(False, 0.02), (True, 0.05)], ids=["bfloat16", "fp8"])
-def test_logprobs_are_close_to_the_policys(fp8: bool, most: float) -> None:
+@pytest.mark.parametrize(
+    ("fp8", "most"),
+    [({}, 0.02), ({"fp8_cache": True}, 0.05), ({"fp8_products": True}, 0.05),
+     ({"fp8_products": True, "kernels": False}, 0.05)],
+    ids=str,
+)  # fmt: skip
+def test_logprobs_are_close_to_the_policys(fp8: dict[str, bool], most: float) -> None:
     tokenizer = build_tokenizer()
-    model = build_model(NewModelConfig(hidden_size=128, layers=3, head_size=32, mlp_size=256), tokenizer, 0).to(GPU)
-    rollouts = graph(model, ends={1}, dtype=torch.bfloat16, fp8_cache=fp8).generate(
+    sizes = NewModelConfig(hidden_size=128, layers=3, head_size=32, mlp_size=256)
+    model = build_model(sizes, tokenizer, 0).to(GPU)
+    rollouts = graph(model, ends={1}, dtype=torch.bfloat16, **fp8).generate(
         [[5, 6, 7]], 64, SamplingParams(64, logprobs=True), seed=0
     )
     errors = []

@@ -73,7 +73,7 @@ def _torch(spec: ModelSpec, config: TrainConfig, work: Workload, keeps: bool) ->
     layer = constants.HIDDEN_FORWARD * spec.hidden + constants.MLP_FORWARD * spec.mlp
     mlp = work.at_a_time * constants.STEP_NUMBERS * spec.mlp * number
     kept = {
-        "weights": number * spec.parameters,
+        "weights": (number + (1 if config.rollout.quantization else 0)) * spec.parameters,
         "KV cache": (work.at_a_time + 1) * slots * spec.cache_numbers * cache_number_bytes(config),
         "decoding": spec.vocabulary * _sampling(config, work) + mlp,
     }

@@ -23,6 +23,7 @@ from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import spec_from_config
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8Weights
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory
 from tinyzero_trainer.rollout.decoder import FusedDecoder
 from tinyzero_trainer.rollout.engine import RolloutEngine
@@ -30,8 +31,6 @@ from tinyzero_trainer.rollout.torch_engine import TorchEngine
 from tinyzero_trainer.rollout.weight_source import WeightSource, named_weights
 from tinyzero_trainer.utils.bounds import given
 from tinyzero_trainer.utils.vllm_version import require_vllm
-
-_FP8 = "rollout.kv_cache_dtype=fp8"
 
 
 def require_engine(config: TrainConfig, device: torch.device, *, here: bool = True) -> None:
@@ -49,15 +48,21 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
         if here:
             require_vllm()
         refuse_impossible(config, device)
-    if config.rollout.kv_cache_dtype and device.type == "cpu":
-        raise TinyZeroError(f"{_FP8} has no effect on the CPU; leave it out")
-    if config.rollout.kv_cache_dtype and config.rollout.engine == "torch" and torch.cuda.is_available():
-        found = torch.cuda.get_device_capability(device)
-        if found < FP8_CAPABILITY:
-            raise TinyZeroError(
-                f"{_FP8} with rollout.engine=torch needs a GPU of compute capability 8.9 or more (Ada, Hopper), and "
-                f"this one has {found[0]}.{found[1]}; leave it out"
-            )
+    for setting in _in_fp8(config):
+        if device.type == "cpu":
+            raise TinyZeroError(f"{setting} has no effect on the CPU; leave it out")
+        if config.rollout.engine == "torch" and torch.cuda.is_available():
+            found = torch.cuda.get_device_capability(device)
+            if found < FP8_CAPABILITY:
+                raise TinyZeroError(
+                    f"{setting} with rollout.engine=torch needs a GPU of compute capability 8.9 or more (Ada, Hopper), "
+                    f"and this one has {found[0]}.{found[1]}; leave it out"
+                )
+
+
+def _in_fp8(config: TrainConfig) -> list[str]:
+    """The settings that let the engine compute in 8 bits."""
+    return [f"rollout.{key}=fp8" for key in ("kv_cache_dtype", "quantization") if getattr(config.rollout, key)]
 
 
 def require_architecture(config: TrainConfig, model: str | None) -> None:
@@ -105,22 +110,26 @@ def build_engine(
         return build_vllm(config, language_model, source, number)
     if device.type == "cuda":
         if FusedDecoder.fits(model):
+            dtype = compute_dtype(config.model.dtype, device)
+            if config.rollout.quantization and (misfit := Fp8Weights.misfit(model.config, dtype)):
+                raise TinyZeroError(f"rollout.quantization=fp8 does not fit this model: {misfit}; leave it out")
             ahead = config.rollout.max_async_level > 0  # what is sampled over several updates leaves them their memory
             return GraphEngine(
                 language_model,
                 source,
-                dtype=compute_dtype(config.model.dtype, device),
+                dtype=dtype,
                 device=device,
                 fp8_cache=config.rollout.kv_cache_dtype == "fp8",
+                fp8_products=config.rollout.quantization == "fp8",
                 max_num_seqs=given(config.rollout.max_num_seqs),
                 keep_memory=ahead or _keeps_memory(config, language_model, device),
                 memory=(lambda: replace(FreeMemory.of(device), reusable=0)) if ahead else None,
                 report=report,
             )
-        if config.rollout.kv_cache_dtype:
+        if settings := _in_fp8(config):
             raise TinyZeroError(
-                f"{_FP8} with rollout.engine=torch needs CUDA graphs, which {type(model).__name__} has not as this "
-                "model is set up; leave it out, or use rollout.engine=vllm"
+                f"{settings[0]} with rollout.engine=torch needs CUDA graphs, which {type(model).__name__} has not as "
+                "this model is set up; leave it out"
             )
         report(
             f"rollout.engine=torch has no CUDA graphs for {type(model).__name__} as this model is set up, so "

@@ -28,7 +28,7 @@ class FusedWeights(dict[str, Tensor]):
         self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self._source, self._dtype, self._device, self._share = source, dtype, device, share
         self._tied = bool(config.tie_word_embeddings)
-        self._eps: float = config.rms_norm_eps
+        self.eps: float = config.rms_norm_eps
         self.rotates: list[bool] = [bool(each) for each in getattr(config, "no_rope_layers", None) or ()]
         """For each layer whether it encodes positions; empty = all do."""
 
@@ -59,12 +59,15 @@ class FusedWeights(dict[str, Tensor]):
     def norm(self, name: str, hidden: Tensor) -> Tensor:
         """RMSNorm over the last dimension; without a weight of this name nothing changes."""
         weight = self.get(name)
-        return hidden if weight is None else F.rms_norm(hidden, (hidden.shape[-1],), weight, self._eps)
+        return hidden if weight is None else F.rms_norm(hidden, (hidden.shape[-1],), weight, self.eps)
 
     def project(self, layer: int, hidden: Tensor) -> Tensor:
         """Query, key and value [..., heads + 2 × kv heads, head size], normalized if the model does so, not rotated."""
         fused = F.linear(self.norm(f"{layer}.norm1", hidden), self[f"{layer}.qkv"], self.get(f"{layer}.qkv_bias"))
-        fused = fused.unflatten(-1, (-1, self.head_size))
+        return self.normalize_heads(layer, fused.unflatten(-1, (-1, self.head_size)))
+
+    def normalize_heads(self, layer: int, fused: Tensor) -> Tensor:
+        """The part of `project` after the product, [..., heads + 2 × kv heads, head size]."""
         if f"{layer}.q_norm" not in self:
             return fused
         query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=-2)

@@ -19,6 +19,7 @@ from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK, PREFILL_TOKENS,
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.batch_state import BatchState, copy_to_host, to_device
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
+from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8GraphModel, Fp8Weights
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, fitting_sequences
 from tinyzero_trainer.rollout.cuda_graph.model import Cache, GraphModel
@@ -84,6 +85,7 @@ class GraphEngine(BatchedEngine):
         dtype: torch.dtype,
         device: torch.device,
         fp8_cache: bool = False,
+        fp8_products: bool = False,
         max_num_seqs: int | None = None,
         keep_memory: bool = True,
         kernels: bool | None = None,
@@ -94,6 +96,7 @@ class GraphEngine(BatchedEngine):
         Args:
             language_model: for its sizes and end tokens.
             fp8_cache: keys and values in 8 bits.
+            fp8_products: a step's matrix products in 8 bits; for models that `Fp8Weights.misfit` has nothing against.
             max_num_seqs: sequences generated at a time; None = as many as fit.
             keep_memory: whether `sleep` keeps buffers and graphs, unless memory is scarce.
             kernels: whether Triton's are used; None = on a GPU, if they run there.
@@ -101,8 +104,9 @@ class GraphEngine(BatchedEngine):
         """
         super().__init__()
         model, self._eos_ids, self._pad_id = language_model.model, language_model.eos_ids, language_model.pad_id
-        self._weights = FusedWeights(model.config, source, dtype=dtype, device=device)
-        self._model = GraphModel(model, self._weights, dtype=dtype, device=device, fp8_cache=fp8_cache)
+        network, fused = (Fp8GraphModel, Fp8Weights) if fp8_products else (GraphModel, FusedWeights)
+        self._weights = fused(model.config, source, dtype=dtype, device=device)
+        self._model = network(model, self._weights, dtype=dtype, device=device, fp8_cache=fp8_cache)
         self._device, self._max_num_seqs = device, max_num_seqs
         self._kernels = kernels_run(self._model, self._eos_ids, report) if kernels is None else kernels
         if self._kernels:

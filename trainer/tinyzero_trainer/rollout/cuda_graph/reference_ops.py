@@ -1,5 +1,6 @@
-"""One decoding step's attention and gating in plain torch, for where triton_kernels.py cannot run."""
+"""One decoding step's attention, gating and rounding to fp8 in plain torch, for where triton_kernels.py cannot run."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,10 @@ FP8_MAX = torch.finfo(FP8).max
 
 HEADROOM = 4
 """How many times larger than any in the context a key or value may become before fp8 cuts it off."""
+
+
+SMALLEST_SCALE = 1e-30
+"""Of numbers that are all 0."""
 
 
 class LayerCache(NamedTuple):
@@ -65,7 +70,7 @@ class LayerCache(NamedTuple):
 
 def fp8_scales(states: Tensor) -> Tensor:
     """For states [contexts, kv heads, length, head size] that are to be stored in fp8: [contexts, kv heads]."""
-    return (states.float().abs().amax(dim=(2, 3)) * (HEADROOM / FP8_MAX)).clamp(min=1e-30)
+    return (states.float().abs().amax(dim=(2, 3)) * (HEADROOM / FP8_MAX)).clamp(min=SMALLEST_SCALE)
 
 
 def to_fp8(states: Tensor, scales: Tensor) -> Tensor:
@@ -109,6 +114,32 @@ def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) · up of [rows, 2 × width]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in fp8, and the scale of each row [rows] float32, by which it is to be multiplied."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    states = F.silu(gate) * up
+    scales = (states.abs().amax(dim=-1) / FP8_MAX).clamp(min=SMALLEST_SCALE)
+    return to_fp8(states, scales[:, None]), scales
+
+
+def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
+    """Divide each row by its root mean square, and round it to fp8.
+
+    Args:
+        hidden: [rows, width].
+        eps: added to the mean square.
+        added: [rows, width] what is to be added to `hidden` before, times `scales` [rows]; `hidden` is overwritten.
+
+    Returns:
+        [rows, width], multiplied by FP8_MAX / √width: no number of a row is larger than √width times its root mean
+        square, so none is cut off.
+    """
+    if added is not None and scales is not None:
+        hidden.copy_(hidden.float() + added.float() * scales[:, None])
+    width = hidden.shape[1]
+    return to_fp8(F.rms_norm(hidden.float(), (width,), eps=eps), torch.tensor(math.sqrt(width) / FP8_MAX))
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

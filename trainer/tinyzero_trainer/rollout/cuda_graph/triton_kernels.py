@@ -1,4 +1,4 @@
-"""Kernels of one decoding step on a GPU: attention over each sequence's own length, and sampling of its next token.
+"""Kernels of one decoding step on a GPU: attention over each sequence's own length, sampling of its next token, fp8.
 
 Imported only on a GPU: elsewhere Triton may be missing. The same in plain torch: reference_ops.py for attention,
 ../sampling.py and ../batch_state.py for sampling.
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK
 from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8_MAX, LayerCache, Tables
+from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8GraphModel
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, FP8_MAX, SMALLEST_SCALE, LayerCache, Tables
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
 
@@ -32,6 +33,7 @@ _GAP = tl.constexpr(1 - JUST_BELOW)
 _UNIT = tl.constexpr(2.0**-53)
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 _FP8_MAX = tl.constexpr(FP8_MAX)
+_SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
 
 def try_out(model: Any, eos_ids: Collection[int]) -> None:
@@ -46,6 +48,10 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
     fused = zeros(1, (model.heads + 2 * model.kv_heads) * model.head_size)
     attend(fused, model.tables(CACHE_BLOCK)[0], state, 1, model.layer_cache(2, CACHE_BLOCK), model.heads)
     gated(zeros(1, 2 * model.mlp_size))
+    if isinstance(model, Fp8GraphModel):
+        _, scales = gated_fp8(zeros(1, 2 * model.mlp_size))
+        normalize_fp8(zeros(1, model.hidden_size), 1e-6)
+        normalize_fp8(zeros(1, model.hidden_size), 1e-6, zeros(1, model.hidden_size), scales)
     sample(zeros(1, model.vocabulary), state, 1, ends=True)
 
 
@@ -78,6 +84,33 @@ def gated(gate_up: Tensor) -> Tensor:
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     _gated[(rows, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024)
     return out
+
+
+def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """See `reference_ops.gated_fp8`."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, width), dtype=FP8, device=gate_up.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=gate_up.device)
+    block = triton.next_power_of_2(width)
+    _gated_fp8[(rows,)](gate_up, out, scales, width, BLOCK=block, num_warps=_warps(block))
+    return out, scales
+
+
+def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
+    """See `reference_ops.normalize_fp8`."""
+    rows, width = hidden.shape
+    out = torch.empty((rows, width), dtype=FP8, device=hidden.device)
+    block = triton.next_power_of_2(width)
+    _normalize_fp8[(rows,)](
+        hidden, added, scales, out, width, eps, FP8_MAX / math.sqrt(width),
+        ADDS=added is not None, BLOCK=block, num_warps=_warps(block),
+    )  # fmt: skip
+    return out
+
+
+def _warps(block: int) -> int:
+    """Of a program that reads a whole row: up to 32 numbers a thread."""
+    return min(32, max(4, block // 1024))
 
 
 def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
@@ -227,6 +260,36 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit
+def _gated_fp8(gate_up, out, scales, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    inside = offsets < width
+    gate = tl.load(gate_up + row * 2 * width + offsets, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + offsets, mask=inside, other=0.0).to(tl.float32)
+    states = gate / (1.0 + tl.exp(-gate)) * up
+    scale = tl.maximum(tl.max(tl.abs(states), axis=0) / _FP8_MAX, _SMALLEST_SCALE)
+    tl.store(out + row * width + offsets, _to_fp8(states, scale), mask=inside)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def _normalize_fp8(  # type: ignore[no-untyped-def]
+    hidden, added, scales, out, width, eps, factor, ADDS: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    inside = offsets < width
+    states = tl.load(hidden + row * width + offsets, mask=inside, other=0.0)
+    if ADDS:
+        more = tl.load(added + row * width + offsets, mask=inside, other=0.0).to(tl.float32) * tl.load(scales + row)
+        states = (states.to(tl.float32) + more).to(hidden.dtype.element_ty)
+        tl.store(hidden + row * width + offsets, states, mask=inside)
+    states = states.to(tl.float32)
+    shrink = factor * tl.rsqrt(tl.sum(states * states, axis=0) / width + eps)
+    tl.store(out + row * width + offsets, _to_fp8(states * shrink, 1.0), mask=inside)
+
+
+@triton.jit
 def _measure(  # type: ignore[no-untyped-def]
     logits, highest, sums, knobs, vocabulary, blocks, SIZE: tl.constexpr, BLOCKS: tl.constexpr
 ):
@@ -235,7 +298,7 @@ def _measure(  # type: ignore[no-untyped-def]
     b = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     offsets = b[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     z = tl.load(logits + row * vocabulary + offsets, mask=offsets < vocabulary, other=-float("inf"))
-    z = z.to(tl.float32) / tl.load(knobs)
+    z = _divided(z.to(tl.float32), tl.load(knobs))
     most = tl.maximum(tl.max(z, axis=1), _LOWEST)
     sum_of = tl.sum(tl.exp(z - most[:, None]).to(tl.float64), axis=1)
     tl.store(highest + row * blocks + b, most, mask=b < blocks)
@@ -268,7 +331,7 @@ def _sample(  # type: ignore[no-untyped-def]
     i = tl.arange(0, SIZE)
     offsets = block * SIZE + i
     z = tl.load(logits + row * vocabulary + offsets, mask=offsets < vocabulary, other=-float("inf"))
-    z = z.to(tl.float32) / tl.load(knobs)
+    z = _divided(z.to(tl.float32), tl.load(knobs))
     inside = tl.cumsum(tl.exp(z - most_here).to(tl.float64) * scale_here, axis=0)
     here = tl.max(inside, axis=0)
     rest = tl.minimum(threshold - before, here - here * _GAP)
@@ -286,6 +349,14 @@ def _sample(  # type: ignore[no-untyped-def]
     tl.store(last_token + slot, token, mask=going)
     tl.store(counts + slot, count + 1, mask=going)
     tl.store(positions + slot, tl.load(positions + slot) + 1, mask=going)
+
+
+@triton.jit
+def _divided(z, temperature):  # type: ignore[no-untyped-def]
+    """A division takes about as long as all else that is done with a logit."""
+    if temperature != 1.0:
+        z = z / temperature
+    return z
 
 
 @triton.jit

@@ -1,0 +1,95 @@
+"""The graph engine's model with a decoding step's matrix products in fp8, for `rollout.quantization=fp8`.
+
+Each weight has one scale. So have normalized states, which are bounded, and each row of the gated ones has its own. The
+attention's output and its product stay as they are: at that size fp8 saves nothing. Prompts are read without fp8.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tinyzero_trainer.rollout.batch_state import BatchState
+from tinyzero_trainer.rollout.cuda_graph.model import Cache, GraphModel
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8_MAX, SMALLEST_SCALE, to_fp8
+from tinyzero_trainer.rollout.fused_weights import FusedWeights
+
+MULTIPLE = 16
+"""Of which both sizes of a weight must be one, for PyTorch's product."""
+
+
+class Fp8Weights(FusedWeights):
+    """For each weight of a product, besides, `0.qkv_fp8`, and `0.qkv_scale` [] float32, by which it is multiplied.
+
+    The weight of the norm before a product is part of it. A head whose size does not fit stays as it is.
+    """
+
+    @staticmethod
+    def misfit(config: Any, dtype: torch.dtype) -> str | None:
+        """What keeps a model of transformers that `FusedDecoder.fits` from this; None = nothing."""
+        if config.model_type == "olmo2":
+            return "its layers normalize what they give, not what they get"
+        if dtype == torch.float32:
+            return "it computes in float32, expected bfloat16 (model.dtype)"
+        sizes = {name: getattr(config, name) for name in ("hidden_size", "intermediate_size")}
+        odd = [f"{name}={size}" for name, size in sizes.items() if size % MULTIPLE]
+        return f"it has {' and '.join(odd)}, expected multiples of {MULTIPLE}" if odd else None
+
+    @torch.no_grad()
+    def load(self) -> None:
+        super().load()
+        for name in list(self):
+            leaf = name.rpartition(".")[2]
+            if leaf not in ("qkv", "gate_up", "down", "head") or len(self[name]) % MULTIPLE:
+                continue
+            norm = {"qkv": name.replace("qkv", "norm1"), "gate_up": name.replace("gate_up", "norm2"), "head": "norm"}
+            weight = self[name].float()
+            if leaf in norm:
+                weight = weight * self[norm[leaf]]
+            scale = (weight.abs().amax() / FP8_MAX).clamp(min=SMALLEST_SCALE)
+            for key, tensor in ((f"{name}_fp8", to_fp8(weight, scale)), (f"{name}_scale", scale)):
+                if key in self:
+                    self[key].copy_(tensor)
+                else:
+                    self[key] = tensor
+
+
+class Fp8GraphModel(GraphModel):
+    """See above; its `weights` are `Fp8Weights`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        bound = math.sqrt(self.hidden_size) / FP8_MAX
+        self._unit, self._bound = (torch.tensor(scale, device=self.device) for scale in (1.0, bound))
+
+    def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
+        """See `GraphModel`."""
+        weights, ops = self._weights, self._ops
+        hidden = F.embedding(state.last_token[state.slot_ids[:rows]], weights["embed"])  # [rows, hidden]
+        added = scales = None  # what the last layer's MLP gave, to be added before the next norm
+        for layer in range(self.layers):
+            states = ops.normalize_fp8(hidden, weights.eps, added, scales)
+            fused = self._product(states, self._bound, f"{layer}.qkv", weights.get(f"{layer}.qkv_bias"))
+            fused = weights.normalize_heads(layer, fused.unflatten(1, (-1, self.head_size))).flatten(1)
+            attended = ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads)
+            hidden = self._add_product(hidden, attended, f"{layer}.out")
+            states = ops.normalize_fp8(hidden, weights.eps)
+            gated, scales = ops.gated_fp8(self._product(states, self._bound, f"{layer}.gate_up"))
+            added = self._product(gated, self._unit, f"{layer}.down")
+        states = ops.normalize_fp8(hidden, weights.eps, added, scales)
+        return self._product(states, self._bound, "head") if "head_fp8" in weights else self._logits(hidden)
+
+    def _product(self, states: Tensor, scale: Tensor, name: str, bias: Tensor | None = None) -> Tensor:
+        """States · weightᵀ [rows, out] in the model's dtype."""
+        weights = self._weights
+        return torch._scaled_mm(
+            states,
+            weights[f"{name}_fp8"].T,
+            scale,
+            weights[f"{name}_scale"],
+            bias=bias,
+            out_dtype=self.dtype,
+            use_fast_accum=True,
+        )
