@@ -23,7 +23,7 @@ from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_s
 FEW_PROGRAMS = 256
 """Up to so many do not keep a GPU busy in one warp each."""
 
-TILE = 2048
+TILE = 4096
 """Logits that one program reads."""
 
 _WEYL = tl.constexpr(WEYL)
@@ -91,8 +91,9 @@ def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=FP8, device=gate_up.device)
     scales = torch.empty(rows, dtype=torch.float32, device=gate_up.device)
-    block = triton.next_power_of_2(width)
-    _gated_fp8[(rows,)](gate_up, out, scales, width, BLOCK=block, num_warps=_warps(block))
+    block = triton.next_power_of_2(width + 1) // 2  # the largest that fits, and what is left in another
+    rest = triton.next_power_of_2(width - block) if width > block else 0
+    _gated_fp8[(rows,)](gate_up, out, scales, width, BLOCK=block, REST=rest, num_warps=_warps(block))
     return out, scales
 
 
@@ -109,8 +110,8 @@ def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scale
 
 
 def _warps(block: int) -> int:
-    """Of a program that reads a whole row: up to 32 numbers a thread."""
-    return min(32, max(4, block // 1024))
+    """Of a program that reads a whole row: up to 16 numbers a thread."""
+    return min(32, max(4, block // 512))
 
 
 def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
@@ -120,7 +121,7 @@ def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
     blocks = triton.cdiv(vocabulary, size)
     tile = min(triton.next_power_of_2(blocks), max(1, TILE // size))
     highest = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
-    sums = torch.empty((rows, blocks), dtype=torch.float64, device=logits.device)
+    sums = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     _measure[(rows, triton.cdiv(blocks, tile))](
         logits, highest, sums, state.knobs, vocabulary, blocks, SIZE=size, BLOCKS=tile
     )
@@ -252,24 +253,39 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < width
-    gate = tl.load(gate_up + row * 2 * width + offsets, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_up + row * 2 * width + offsets, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * width + width + offsets, mask=inside, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
-    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    silu = _silu(gate).to(dtype).to(tl.float32)
     tl.store(out + row * width + offsets, (silu * up).to(dtype), mask=inside)
 
 
 @triton.jit
-def _gated_fp8(gate_up, out, scales, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gated_fp8(  # type: ignore[no-untyped-def]
+    gate_up, out, scales, width, BLOCK: tl.constexpr, REST: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
+    line, result = gate_up + row * 2 * width, out + row * width
     offsets = tl.arange(0, BLOCK)
-    inside = offsets < width
-    gate = tl.load(gate_up + row * 2 * width + offsets, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + offsets, mask=inside, other=0.0).to(tl.float32)
-    states = gate / (1.0 + tl.exp(-gate)) * up
-    scale = tl.maximum(tl.max(tl.abs(states), axis=0) / _FP8_MAX, _SMALLEST_SCALE)
-    tl.store(out + row * width + offsets, _to_fp8(states, scale), mask=inside)
+    first = _silu(tl.load(line + offsets)) * tl.load(line + width + offsets).to(tl.float32)
+    most = tl.max(tl.abs(first), axis=0)
+    if REST:
+        last = BLOCK + tl.arange(0, REST)
+        inside = last < width
+        rest = _silu(tl.load(line + last, mask=inside, other=0.0))
+        rest *= tl.load(line + width + last, mask=inside, other=0.0).to(tl.float32)
+        most = tl.maximum(most, tl.max(tl.abs(rest), axis=0))
+    scale = tl.maximum(most / _FP8_MAX, _SMALLEST_SCALE)
     tl.store(scales + row, scale)
+    tl.store(result + offsets, _to_fp8(first * (1.0 / scale), 1.0))
+    if REST:
+        tl.store(result + last, _to_fp8(rest * (1.0 / scale), 1.0), mask=inside)
+
+
+@triton.jit
+def _silu(gate):  # type: ignore[no-untyped-def]
+    gate = gate.to(tl.float32)
+    return gate / (1.0 + tl.exp(-gate))
 
 
 @triton.jit
@@ -300,7 +316,7 @@ def _measure(  # type: ignore[no-untyped-def]
     z = tl.load(logits + row * vocabulary + offsets, mask=offsets < vocabulary, other=-float("inf"))
     z = _divided(z.to(tl.float32), tl.load(knobs))
     most = tl.maximum(tl.max(z, axis=1), _LOWEST)
-    sum_of = tl.sum(tl.exp(z - most[:, None]).to(tl.float64), axis=1)
+    sum_of = tl.sum(tl.exp(z - most[:, None]), axis=1)  # of so few, float32 is as good
     tl.store(highest + row * blocks + b, most, mask=b < blocks)
     tl.store(sums + row * blocks + b, sum_of, mask=b < blocks)
 
@@ -320,7 +336,7 @@ def _sample(  # type: ignore[no-untyped-def]
     most = tl.load(highest + row * blocks + b, mask=b < blocks, other=_LOWEST)
     top = tl.max(most, axis=0)
     scale = tl.exp(most - top).to(tl.float64)
-    mass = tl.load(sums + row * blocks + b, mask=b < blocks, other=0.0) * scale
+    mass = tl.load(sums + row * blocks + b, mask=b < blocks, other=0.0).to(tl.float64) * scale
     cumulative = tl.cumsum(mass, axis=0)
     total = tl.max(cumulative, axis=0)
     threshold = tl.minimum(uniform * total, total - total * _GAP)
