@@ -7,7 +7,7 @@ import torch
 
 from tests.trainer.plan.planned import GRPO, HALF_B, SPECS, config_of, shape_like
 from tests.trainer.rollout.engines import reserve
-from tinyzero_trainer.estimate.engine_memory import GRAPH_TOKENS, engine_of, needed_by_vllm
+from tinyzero_trainer.estimate.engine_memory import engine_of, needed_by_vllm
 from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.models.loading import LanguageModel
@@ -79,8 +79,7 @@ def test_a_step_of_the_torch_engine_takes_what_it_reckons_with(
 def test_prompts_are_read_once_for_all_their_samples() -> None:
     config = config_of("eval.num_problems=8", *GRPO)
     few, many = (engine_of(SPECS[HALF_B], config, workload_of(config, tokens)).awake for tokens in (100, 2000))
-    by_graph = 2 * GRAPH_TOKENS
-    assert few["prefill"] / many["prefill"] == pytest.approx((32 * 100 + by_graph) / (32_768 + by_graph))
+    assert few["prefill"] / many["prefill"] == pytest.approx(32 * 100 / 32_768)
 
 
 def test_the_copies_of_one_layers_cache_are_counted() -> None:

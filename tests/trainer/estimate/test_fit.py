@@ -22,11 +22,8 @@ def test_the_torch_engine_keeps_its_memory_where_there_is_room() -> None:
     kept, given_back = (predict_within(spec, config, gib * GIB) for gib in (60, 30))
     assert kept.peak - given_back.peak > 4 * GIB
     assert not given_back.worst.of("rollout")
-    reading, by_graph = (
-        next(part.size for part in phase.parts if part.what == "prefill") for phase in (kept.phases[0], kept.worst)
-    )
-    assert reading > by_graph > 0
-    assert kept.worst.of("rollout") == kept.phases[0].of("rollout") - reading + by_graph > 4 * GIB
+    [reading] = [part.size for part in kept.phases[0].parts if part.what == "prefill"]
+    assert kept.worst.of("rollout") == kept.phases[0].of("rollout") - reading > 4 * GIB
 
 
 def test_the_torch_engine_gives_its_memory_back_where_memory_is_to_be_saved() -> None:

@@ -210,7 +210,7 @@ def test_memory_is_as_estimated() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     engine.generate([[1, 2, 3]] * 64, 32, SamplingParams(200), seed=0)
-    expected = 2048 * engine._sequence_bytes(256, 200) + engine._prefill_bytes(3, 64)
+    expected = 2048 * engine._sequence_bytes(256, 200) + engine._model.prefill_bytes(192)
     assert torch.cuda.max_memory_allocated() - before < 1.1 * expected
 
 

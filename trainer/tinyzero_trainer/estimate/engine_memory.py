@@ -12,7 +12,6 @@ from tinyzero_trainer.utils.bounds import given
 GB = 1e9  # unit of vllm.gpu_memory_gb
 CACHE_BLOCK = 64  # tokens by which the KV cache of the engine `torch` grows
 PREFILL_TOKENS = 32768  # of prompts, which the engine `torch` reads at a time
-GRAPH_TOKENS = 2048  # of prompts, up to which it reads them by a graph, padding included
 FEW_SEQUENCES = 512  # that it generates at a time without CUDA graphs, where the configuration leaves it open
 
 
@@ -68,8 +67,7 @@ def _without_graphs(spec: ModelSpec, config: TrainConfig, work: Workload) -> Eng
 
 def _torch(spec: ModelSpec, config: TrainConfig, work: Workload, keeps: bool) -> Engine:
     """rollout/cuda_graph/engine.py with its kernels."""
-    number = number_bytes(config)
-    slots, padded = (-(-length // CACHE_BLOCK) * CACHE_BLOCK for length in (work.sequence, work.prompt))
+    number, slots = number_bytes(config), -(-work.sequence // CACHE_BLOCK) * CACHE_BLOCK
     prompts = max(-(-work.trained_at_a_time // config.rollout.group_size), work.evaluated_at_a_time)
     read = min(prompts * work.prompt, max(PREFILL_TOKENS, work.prompt))
     layer = constants.HIDDEN_FORWARD * spec.hidden + constants.MLP_FORWARD * spec.mlp
@@ -78,11 +76,9 @@ def _torch(spec: ModelSpec, config: TrainConfig, work: Workload, keeps: bool) ->
         "weights": (number + (1 if config.rollout.quantization else 0)) * spec.parameters,
         "KV cache": (work.at_a_time + 1) * slots * spec.cache_numbers * cache_number_bytes(config),
         "decoding": spec.vocabulary * _sampling(config, work) + mlp,
-        # Of the graphs that read few prompts: once for them, once to prepare them.
-        "prefill": 2 * min(GRAPH_TOKENS, max(8, 2 * prompts) * padded) * layer * number // 2,
     }
-    # All other memory for prefill is free for the trainer again.
-    awake = {**kept, "prefill": kept["prefill"] + read * layer * number // 2}
+    awake = {**kept, "prefill": read * layer * number // 2}
+    # The memory for prefill is free for the trainer again.
     return Engine(awake=awake, asleep=kept if keeps else {}, separate_process=False)
 
 

@@ -8,14 +8,14 @@ Slots are refilled as sequences finish. New weights overwrite the old ones in pl
 way keep the keys and values of their tokens so far (as in PipelineRL, arXiv 2509.19128).
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK, GRAPH_TOKENS, PREFILL_TOKENS, sampling_bytes
+from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.batch_state import BatchState, copy_to_host, to_device
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine
@@ -119,7 +119,6 @@ class GraphEngine(BatchedEngine):
             memory = partial(FreeMemory.of, device)
         self._memory, self._report = memory, report
         self._runner = GraphRunner(device)
-        self._inputs = dict[Hashable, Tensor]()  # of the graphs that read contexts
         self._reserved = False
         self._weights.load()
 
@@ -165,13 +164,14 @@ class GraphEngine(BatchedEngine):
         if not large_enough:
             if self._reserved:
                 length, steps = max(length, self._cache.length), max(steps, self._state.max_tokens)
-            length = _blocks(length)
+            length = -(-length // CACHE_BLOCK) * CACHE_BLOCK
             self._drop_buffers()
             contexts = [
                 len(each.group.prompt) + each.begun for each in scheduler.waiting if each.begun or not each.sample
             ]
-            prefill = self._prefill_bytes(max(contexts, default=1), len(contexts))
-            wanted = self._fitting(wanted, length, steps, prefill)
+            longest = max(contexts, default=1)
+            read_at_a_time = min(longest * len(contexts), max(longest, PREFILL_TOKENS))
+            wanted = self._fitting(wanted, length, steps, self._model.prefill_bytes(read_at_a_time))
             self._state, self._reserved = BatchState(wanted, steps, self._eos_ids, self._device), True
             self._cache = Cache(self._model, wanted + 1, length)
             self._capture_sizes = capture_sizes(wanted)
@@ -199,12 +199,6 @@ class GraphEngine(BatchedEngine):
             )
         return fitting
 
-    def _prefill_bytes(self, longest: int, contexts: int) -> int:
-        """Of what is read at a time, and of the graphs that read few contexts: once for them, once to prepare them."""
-        read = min(longest * contexts, max(longest, PREFILL_TOKENS))
-        by_graph = min(GRAPH_TOKENS, _blocks(longest) * max(8, 2 * contexts))
-        return self._model.prefill_bytes(read + 2 * by_graph)
-
     def _sequence_bytes(self, length: int, steps: int) -> int:
         """Of a sequence while it is generated: cache, tokens, and the activations of a step."""
         model, cache = self._model, self._model.cache_bytes(length)
@@ -222,7 +216,6 @@ class GraphEngine(BatchedEngine):
             del self._cache, self._state
         self._reserved = False
         self._runner.forget()
-        self._inputs.clear()
 
     def _leave_slots(self) -> None:
         """The buffers stay."""
@@ -231,57 +224,32 @@ class GraphEngine(BatchedEngine):
 
     def _prefill(self, contexts: Sequence[list[int]], rows: Sequence[int], slots: Tensor) -> None:
         """See `BatchedEngine`; in parts of a bounded number of tokens and logits."""
-        start = 0
+        state, start = self._state, 0
         while start < len(rows):
             end = _part_end(contexts, rows, start, self._model.vocabulary)
-            first = rows[start]
-            self._read_contexts(
-                contexts[first : rows[end - 1] + 1], torch.tensor(rows[start:end]) - first, slots[start:end]
+            distinct, copies = torch.tensor(rows[start:end]).unique_consecutive(return_counts=True)
+            part = [contexts[index] for index in distinct.tolist()]
+            longest = max(map(len, part))
+            tokens = torch.tensor([context + [self._pad_id] * (longest - len(context)) for context in part])
+            lengths = torch.tensor([len(context) for context in part])
+            entering = slots[start:end]
+            firsts = entering[copies.cumsum(dim=0) - copies]
+            shared = torch.stack([entering, *(each.repeat_interleave(copies) for each in (firsts, lengths))])
+            tokens, lengths, copies, shared = (
+                to_device(tensor, self._device) for tensor in (tokens, lengths, copies, shared)
             )
+            logits = self._model.prefill(tokens, lengths, copies, shared[0], self._cache)
+            state.share_prefixes(*shared)
+            state.set_rows(entering, end - start)
+            self._sample(state, logits, end - start, self._params)
             start = end
         self._check = None  # it may be of sequences that were in these slots
-
-    def _read_contexts(self, contexts: Sequence[list[int]], rows: Tensor, slots: Tensor) -> None:
-        """Read contexts into slots (on the CPU), slot i the context `rows[i]`, and sample a token of each slot.
-
-        A few are read by a graph, with sizes of a coarse grid: what enters slots while others go on would else wait for
-        the host, which launches some hundred small kernels.
-        """
-        state, params, cache = self._state, self._params, self._cache
-        sizes = len(contexts), max(map(len, contexts)), len(slots)
-        coarse = self._padded(sizes[0]), _blocks(sizes[1]), self._padded(sizes[2])
-        by_graph = coarse[0] * coarse[1] <= GRAPH_TOKENS
-        prompts, longest, count = coarse if by_graph else sizes
-        flat = partial(
-            _flat_contexts, prompts=prompts, longest=longest, count=count, pad_id=self._pad_id, spare=state.spare
-        )
-
-        def read(inputs: Tensor) -> None:
-            tokens, lengths, of_slots = inputs.split([prompts * longest, prompts, 4 * count])
-            rows, slots, firsts, common = of_slots.view(4, count)
-            logits = self._model.prefill(tokens.view(prompts, longest), lengths, rows, slots, cache)
-            state.share_prefixes(slots, firsts, common)
-            state.slot_ids[:count] = slots
-            self._sample(state, logits, count, params)
-
-        inputs = flat(contexts, rows, slots)
-        if not by_graph:
-            read(to_device(inputs, self._device))
-            return
-        key = ("contexts", prompts, longest, count, *_fixed_in_a_graph(params))
-        if key not in self._runner:
-            nothing = torch.empty(0, dtype=torch.long)  # preparing it changes only the spare slot
-            self._inputs[key] = to_device(flat([], nothing, nothing), self._device)
-            self._runner.prepare(key, partial(read, self._inputs[key]))
-        if self._device.type == "cuda":
-            inputs = inputs.pin_memory()
-        self._inputs[key].copy_(inputs, non_blocking=True)
-        self._runner.run(key)
 
     def _work_on(self, running: Tensor) -> None:
         """See `BatchedEngine`; prepares a step for their number if there is none."""
         state, params, rows, cache = self._state, self._params, self._padded(len(running)), self._cache
-        key = ("step", rows, *_fixed_in_a_graph(params))
+        # What is fixed in a graph; it reads the values of temperature and top-p.
+        key = (rows, params.temperature == 0, params.top_p < 1, params.top_k, params.ignore_eos)
 
         def step() -> None:
             """Reads and writes the buffers only."""
@@ -317,44 +285,6 @@ class GraphEngine(BatchedEngine):
 
     def _padded(self, rows: int) -> int:
         return next(size for size in self._capture_sizes if size >= rows)
-
-
-def _blocks(length: int) -> int:
-    """The length rounded up to whole blocks of the cache."""
-    return -(-length // CACHE_BLOCK) * CACHE_BLOCK
-
-
-def _fixed_in_a_graph(params: SamplingParams) -> tuple[Hashable, ...]:
-    """A graph reads the values of temperature and top-p."""
-    return params.temperature == 0, params.top_p < 1, params.top_k, params.ignore_eos
-
-
-def _flat_contexts(
-    contexts: Sequence[list[int]],
-    rows: Tensor,
-    slots: Tensor,
-    *,
-    prompts: int,
-    longest: int,
-    count: int,
-    pad_id: int,
-    spare: int,
-) -> Tensor:
-    """What reading contexts needs, padded, in one tensor.
-
-    Returns:
-        Tokens [prompts, longest], the lengths of the contexts [prompts], and [4, count]: of each slot its row in these,
-        its number, the first slot with the same context, and the context's length.
-    """
-    tokens = torch.full((prompts, longest), pad_id)
-    lengths, of_slots = torch.ones(prompts, dtype=torch.long), torch.zeros(4, count, dtype=torch.long)
-    for row, context in enumerate(contexts):
-        lengths[row] = len(context)
-        tokens[row, : len(context)] = torch.tensor(context)
-    of_slots[1:3] = spare
-    firsts = slots[torch.searchsorted(rows, rows)]
-    of_slots[:, : len(slots)] = torch.stack([rows, slots, firsts, lengths[rows]])
-    return torch.cat([tokens.flatten(), lengths, of_slots.flatten()])
 
 
 def _part_end(prompts: Sequence[list[int]], prompt_indices: Sequence[int], start: int, vocabulary: int) -> int:

@@ -86,19 +86,22 @@ class GraphModel:
         none = torch.ones_like(cos), torch.zeros_like(sin)  # rotates by nothing, where a layer encodes no positions
         return [(cos, sin) if rotates else none for rotates in self._weights.rotates or [True] * self.layers]
 
-    def prefill(self, tokens: Tensor, lengths: Tensor, rows: Tensor, slots: Tensor, cache: Cache) -> Tensor:
+    def prefill(self, tokens: Tensor, lengths: Tensor, copies: Tensor, slots: Tensor, cache: Cache) -> Tensor:
         """Run each prompt once, whatever the number of its completions.
 
         Args:
             tokens: [prompts, longest], padded on the right, where no token sees the padding.
             lengths: [prompts].
-            rows: [slots] the prompt of each slot.
-            slots: [slots] of the cache, one for each completion.
+            copies: [prompts] completions of each.
+            slots: [slots] of the cache, one for each completion, in order.
 
         Returns:
             Logits [slots, vocabulary] of the first token of each completion.
         """
         prompts, longest = tokens.shape
+        indices, count = torch.arange(prompts, device=tokens.device), len(slots)
+        # [slots]; output_size saves asking the device for the sum.
+        repeats = torch.repeat_interleave(indices, copies, output_size=count)
         real = torch.arange(longest, device=tokens.device) < lengths[:, None]
         group = self.heads // self.kv_heads
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
@@ -108,13 +111,13 @@ class GraphModel:
             rotated = rotate(fused[:, :, : -self.kv_heads], cos, sin).transpose(1, 2)
             query, key = rotated.split([self.heads, self.kv_heads], dim=1)
             value = fused[:, :, -self.kv_heads :].transpose(1, 2)
-            cache.layers[layer].fill(slots, rows, key, value, real)
+            cache.layers[layer].fill(slots, repeats, key, value, real)
             # Repeated here: not every fast kernel supports fewer key heads.
             key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
             attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
             hidden = self._finish_layer(layer, hidden, attended.transpose(1, 2).reshape(prompts * longest, -1))
-        last = hidden.view(prompts, longest, -1)[torch.arange(prompts, device=tokens.device), lengths - 1]
-        return self._logits(last)[rows]
+        last = hidden.view(prompts, longest, -1)[indices, lengths - 1]
+        return self._logits(last)[repeats]
 
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         """Append the newest token of each sequence; logits [rows, vocabulary] of the next."""

@@ -65,7 +65,7 @@ def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: L
     if rows * kv_heads <= FEW_PROGRAMS or in_bytes > 256:
         block, warps, stages = min(128, 2**14 // in_bytes), 4, 3  # with shared memory as small GPUs have it
     elif cache.keys.itemsize == 1:
-        block, warps, stages = 32, 1, 6
+        block, warps, stages = 32, 1, 3
     else:
         block, warps, stages = 16, 1, 3
     _attend[(rows, kv_heads)](
