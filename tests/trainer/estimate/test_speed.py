@@ -175,6 +175,16 @@ def test_tokens_a_second_of_the_torch_engine_as_measured(
 
 
 @pytest.mark.parametrize(
+    ("in_fp8", "rate"),
+    [("kv_cache_dtype", 272_838), ("quantization", 278_481), ("kv_cache_dtype quantization", 341_336)],
+)
+def test_tokens_a_second_in_fp8_as_measured_on_an_h200(in_fp8: str, rate: int) -> None:
+    words = (f"rollout.{key}=fp8" for key in in_fp8.split())
+    config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", *words)
+    assert predict_speed(SPECS[HALF_B], config, H200, 140).rollout == pytest.approx(rate, rel=0.1)
+
+
+@pytest.mark.parametrize(
     ("spec", "prompt", "new", "rate"), [(SPECS[HALF_B], 140, 1024, 40_011), (OWN, 24, 256, 62_601)]
 )
 def test_tokens_a_second_of_vllm_as_measured_on_an_h200(spec: ModelSpec, prompt: int, new: int, rate: int) -> None:

@@ -62,6 +62,10 @@ TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.95, 0.75
 TORCH_LEAST_TOKENS = 180
 """Tokens by which a sequence seems longer when the engine `torch` reads its cache: the cost of starting to read."""
 
+TORCH_FP8_PRODUCTS, TORCH_FP8_CACHE = 0.62, 1.3
+"""In fp8, the time of its matrix products relative to that in bfloat16, and the bytes that a number of the cache seems
+to have: it is converted, which takes time as well."""
+
 PLAIN_STEP, PLAIN_LAYER = 5e-3, 1.1e-3
 """Seconds on the host for a decoding step of the engine `torch` without CUDA graphs, and for each layer in it: Python
 launches kernel after kernel. Between what two virtual hosts took, 32 and 36 ms."""

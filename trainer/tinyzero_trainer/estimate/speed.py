@@ -147,14 +147,16 @@ def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences:
         return host + max(read, sequences * token / constants.UPDATE_SHARE)
     length += constants.TORCH_LEAST_TOKENS
     logit = 3 * number  # written once and read twice
+    weight, products = (1, constants.TORCH_FP8_PRODUCTS) if config.rollout.quantization else (number, 1.0)
+    length *= constants.TORCH_FP8_CACHE if config.rollout.kv_cache_dtype else 1.0
     if not spec.graphs:
         cache *= constants.PLAIN_CACHE_PASSES + 2 * spec.repeated_heads
         logit = constants.PLAIN_LOGIT_BYTES
-    touched = number * spec.parameters + sequences * (length * cache + logit * spec.vocabulary)
+    touched = weight * spec.parameters + sequences * (length * cache + logit * spec.vocabulary)
     read = touched / (gpu.bandwidth * 1e9 * constants.TORCH_BANDWIDTH_SHARE)
     host = constants.TORCH_STEP + spec.layers * constants.TORCH_LAYER
     # Kernels run one after another, so the times of computing and of reading add up.
-    seconds = host + read + sequences * token / constants.TORCH_SHARE
+    seconds = host + read + products * sequences * token / constants.TORCH_SHARE
     if spec.graphs:
         return seconds
     return max(seconds, constants.PLAIN_STEP + spec.layers * constants.PLAIN_LAYER)  # host and GPU overlap
