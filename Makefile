@@ -40,7 +40,7 @@ docs: $(READY)  ## build the documentation as a site, in build/site
 
 # Modules without results, and scripts that need a GPU or much longer than a few minutes on two cores.
 NOT_IN_BENCH = common commands training fixed_task shapes trl_step compare pretrained \
-  step update memory engines rollout several_gpus screenshots soak kills
+  step update memory engines rollout mismatch several_gpus screenshots soak kills
 
 bench: $(READY)  ## run the benchmarks that need no GPU and take minutes
 	@for script in $(filter-out $(NOT_IN_BENCH:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done

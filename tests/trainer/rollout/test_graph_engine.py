@@ -14,7 +14,7 @@ from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import ENDS, flat, graph, plain, reserve
 from tinyzero_trainer.rollout import SamplingParams, cuda_graph
 from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.cuda_graph import reference_ops
+from tinyzero_trainer.rollout.cuda_graph import fp8_products, reference_ops
 from tinyzero_trainer.rollout.cuda_graph.engine import kernels_run
 from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8Weights
 from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
@@ -241,18 +241,33 @@ def test_products_in_fp8_change_log_probabilities_a_little_and_follow_the_weight
     assert addresses == {name: tensor.data_ptr() for name, tensor in engines[1]._weights.items()}
 
 
+def test_a_large_weight_is_rounded_in_parts_with_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("qwen2", vocab_size=96)
+    whole = graph(model, dtype=torch.bfloat16, fp8_products=True)._weights
+    monkeypatch.setattr(fp8_products, "PART", 5 * 32 + 1)
+    parts = graph(model, dtype=torch.bfloat16, fp8_products=True)._weights
+    assert {"head_fp8", "head_scale", "1.down_fp8", "0.qkv_scale"} < set(parts)
+    for name, tensor in whole.items():
+        assert torch.equal(parts[name].float(), tensor.float()), name
+    head = whole["head_fp8"].float() * whole["head_scale"]
+    torch.testing.assert_close(head, whole["head"].float() * whole["norm"].float(), atol=1e-3, rtol=1 / 15)
+
+
 @pytest.mark.parametrize(
     ("changes", "dtype", "reason"),
     [
         ({}, torch.bfloat16, None),
         ({}, torch.float32, "it computes in float32, expected bfloat16 (model.dtype)"),
         ({"model_type": "olmo2"}, torch.bfloat16, "its layers normalize what they give, not what they get"),
-        ({"hidden_size": 72, "intermediate_size": 50}, torch.bfloat16,
-         "it has hidden_size=72 and intermediate_size=50, expected multiples of 16"),
+        ({"hidden_size": 72, "intermediate_size": 50, "head_dim": 16}, torch.bfloat16,
+         "its hidden_size is 72 and its intermediate_size is 50, expected multiples of 16"),
+        ({"num_attention_heads": 3, "head_dim": 8}, torch.bfloat16,
+         "its size of queries, keys and values is 56, expected multiples of 16"),
     ],
 )  # fmt: skip
 def test_models_without_products_in_fp8(changes: dict[str, Any], dtype: torch.dtype, reason: str | None) -> None:
     sizes = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 48}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     assert Fp8Weights.misfit(SimpleNamespace(**sizes | changes), dtype) == reason
 
 

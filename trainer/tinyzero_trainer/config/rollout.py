@@ -109,8 +109,8 @@ class RolloutConfig:
 
     quantization: Literal["fp8"] | None = None
     """`fp8` = matrix products of rollouts in 8 bits, with rollout.engine=torch on a GPU of Ada or Hopper at least: less
-    time, for half as much memory again for weights. Log-probabilities are off as with rollout.kv_cache_dtype=fp8;
-    correct for it in the same way. None = the model's own precision."""
+    time, for half as much memory again for weights. Log-probabilities are off by some tenths; correct for it as with
+    rollout.kv_cache_dtype=fp8. None = the model's own precision."""
 
     ignore_eos: bool = False
     """Generate up to rollout.max_completion_tokens past any end token: to measure speed and memory, not to train."""

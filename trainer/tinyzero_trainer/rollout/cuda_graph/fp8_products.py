@@ -13,11 +13,14 @@ from torch import Tensor
 
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph.model import Cache, GraphModel
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8_MAX, SMALLEST_SCALE, to_fp8
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, FP8_MAX, SMALLEST_SCALE, to_fp8
 from tinyzero_trainer.rollout.fused_weights import FusedWeights
 
 MULTIPLE = 16
 """Of which both sizes of a weight must be one, for PyTorch's product."""
+
+PART = 2**24
+"""Numbers of a weight that are rounded at a time."""
 
 
 class Fp8Weights(FusedWeights):
@@ -34,26 +37,32 @@ class Fp8Weights(FusedWeights):
         if dtype == torch.float32:
             return "it computes in float32, expected bfloat16 (model.dtype)"
         sizes = {name: getattr(config, name) for name in ("hidden_size", "intermediate_size")}
-        odd = [f"{name}={size}" for name, size in sizes.items() if size % MULTIPLE]
-        return f"it has {' and '.join(odd)}, expected multiples of {MULTIPLE}" if odd else None
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = config.num_attention_heads + 2 * config.num_key_value_heads
+        sizes["size of queries, keys and values"] = heads * head_size
+        odd = [f"its {name} is {size}" for name, size in sizes.items() if size % MULTIPLE]
+        return f"{' and '.join(odd)}, expected multiples of {MULTIPLE}" if odd else None
 
     @torch.no_grad()
     def load(self) -> None:
         super().load()
         for name in list(self):
             leaf = name.rpartition(".")[2]
-            if leaf not in ("qkv", "gate_up", "down", "head") or len(self[name]) % MULTIPLE:
+            if leaf not in ("qkv", "gate_up", "down", "head") or (leaf == "head" and len(self[name]) % MULTIPLE):
                 continue
             norm = {"qkv": name.replace("qkv", "norm1"), "gate_up": name.replace("gate_up", "norm2"), "head": "norm"}
-            weight = self[name].float()
-            if leaf in norm:
-                weight = weight * self[norm[leaf]]
-            scale = (weight.abs().amax() / FP8_MAX).clamp(min=SMALLEST_SCALE)
-            for key, tensor in ((f"{name}_fp8", to_fp8(weight, scale)), (f"{name}_scale", scale)):
-                if key in self:
-                    self[key].copy_(tensor)
-                else:
-                    self[key] = tensor
+            self._quantize(name, self[norm[leaf]] if leaf in norm else None)
+
+    def _quantize(self, name: str, norm: Tensor | None) -> None:
+        """In parts, as a large head in float32 would take some GB."""
+        weight, factor = self[name], 1.0 if norm is None else norm.float()
+        parts = weight.split(max(1, PART // weight.shape[1]))
+        largest = torch.stack([(part.float() * factor).abs().amax() for part in parts]).amax()
+        if f"{name}_fp8" not in self:
+            self[f"{name}_fp8"], self[f"{name}_scale"] = torch.empty_like(weight, dtype=FP8), torch.empty_like(largest)
+        scale = self[f"{name}_scale"].copy_((largest / FP8_MAX).clamp(min=SMALLEST_SCALE))
+        for part, numbers in zip(parts, self[f"{name}_fp8"].split(len(parts[0])), strict=True):
+            numbers.copy_(to_fp8(part.float() * factor, scale))
 
 
 class Fp8GraphModel(GraphModel):
