@@ -19,6 +19,7 @@ from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8Weights
 from tinyzero_trainer.rollout.weight_source import named_weights
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -40,6 +41,8 @@ def main(
     """Measure, and print a table."""
     print_machine("torch", "transformers", "tinyzero-trainer")
     policy = load_model(model, choose_device(device))
+    if misfit := Fp8Weights.misfit(policy.model.config, torch.bfloat16):
+        raise typer.BadParameter(f"rollout.quantization=fp8 does not fit this model: {misfit}")
     source = PromptSource(load_task(task), policy.tokenizer)
     asked = [list(prompt.token_ids) for prompt in source.held_out(prompts)]
     rows = {}
@@ -70,7 +73,7 @@ def cells(difference: torch.Tensor) -> dict[str, str]:
     """A row of the table."""
     size = difference.abs()
     return {
-        "mean difference": f"{size.mean():.3f}",
+        "mean distance": f"{size.mean():.3f}",
         "of 1 in 100 at least": f"{size.quantile(0.99):.2f}",
         "largest": f"{size.max():.2f}",
         "KL": f"{difference.mean():.4f}",

@@ -241,14 +241,32 @@ def test_products_in_fp8_change_log_probabilities_a_little_and_follow_the_weight
     assert addresses == {name: tensor.data_ptr() for name, tensor in engines[1]._weights.items()}
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+def test_without_rounding_products_in_fp8_are_the_models(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(left: Any, right: Any, left_scale: Any, right_scale: Any, *, bias: Any, **_: Any) -> torch.Tensor:
+        found = left @ right * left_scale * right_scale
+        return found if bias is None else found + bias
+
+    for module in (reference_ops, fp8_products):
+        monkeypatch.setattr(module, "to_fp8", lambda states, scales: states.float() / scales)
+    monkeypatch.setattr(fp8_products, "FP8", torch.float32)
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    model = random_model(kind, vocab_size=96)
+    ours = graph(model, fp8_products=True).generate(PROMPTS, 4, ALL, seed=4)
+    assert_same(ours, graph(model).generate(PROMPTS, 4, ALL, seed=4))
+
+
 def test_a_large_weight_is_rounded_in_parts_with_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model("qwen2", vocab_size=96)
+    model: Any = random_model("qwen2", vocab_size=96)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.zero_()
     whole = graph(model, dtype=torch.bfloat16, fp8_products=True)._weights
     monkeypatch.setattr(fp8_products, "PART", 5 * 32 + 1)
     parts = graph(model, dtype=torch.bfloat16, fp8_products=True)._weights
     assert {"head_fp8", "head_scale", "1.down_fp8", "0.qkv_scale"} < set(parts)
     for name, tensor in whole.items():
         assert torch.equal(parts[name].float(), tensor.float()), name
+    assert not parts["1.down_fp8"].float().any()
     head = whole["head_fp8"].float() * whole["head_scale"]
     torch.testing.assert_close(head, whole["head"].float() * whole["norm"].float(), atol=1e-3, rtol=1 / 15)
 
@@ -258,11 +276,11 @@ def test_a_large_weight_is_rounded_in_parts_with_one_scale(monkeypatch: pytest.M
     [
         ({}, torch.bfloat16, None),
         ({}, torch.float32, "it computes in float32, expected bfloat16 (model.dtype)"),
-        ({"model_type": "olmo2"}, torch.bfloat16, "its layers normalize what they give, not what they get"),
+        ({"model_type": "olmo2"}, torch.bfloat16, "it normalizes a layer's output, not its input"),
         ({"hidden_size": 72, "intermediate_size": 50, "head_dim": 16}, torch.bfloat16,
-         "its hidden_size is 72 and its intermediate_size is 50, expected multiples of 16"),
+         "hidden_size is 72 and intermediate_size is 50, expected multiples of 16"),
         ({"num_attention_heads": 3, "head_dim": 8}, torch.bfloat16,
-         "its size of queries, keys and values is 56, expected multiples of 16"),
+         "the size of queries, keys and values is 56, expected multiples of 16"),
     ],
 )  # fmt: skip
 def test_models_without_products_in_fp8(changes: dict[str, Any], dtype: torch.dtype, reason: str | None) -> None:

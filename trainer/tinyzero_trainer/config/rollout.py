@@ -104,7 +104,7 @@ class RolloutConfig:
 
     kv_cache_dtype: Literal["fp8"] | None = None
     """`fp8` = the KV cache in 8 bits, on a GPU of Ada or Hopper at least: half the memory, and less time where
-    completions are long. Log-probabilities are then off by some hundredths: add rollout.return_logprobs=always and
+    completions are long. Log-probabilities are then off by nearly a tenth: add rollout.return_logprobs=always and
     rollout_correction.is_level=token. None = the model's own precision."""
 
     quantization: Literal["fp8"] | None = None

@@ -127,9 +127,10 @@ def build_engine(
                 report=report,
             )
         if settings := _in_fp8(config):
+            advice = "leave it out" + ("" if config.rollout.quantization else ", or use rollout.engine=vllm")
             raise TinyZeroError(
-                f"{settings[0]} with rollout.engine=torch needs CUDA graphs, which {type(model).__name__} has not as "
-                "this model is set up; leave it out"
+                f"{' and '.join(settings)} with rollout.engine=torch needs CUDA graphs, which {type(model).__name__} "
+                f"has not as this model is set up; {advice}"
             )
         report(
             f"rollout.engine=torch has no CUDA graphs for {type(model).__name__} as this model is set up, so "

@@ -1,7 +1,7 @@
 """The graph engine's model with a decoding step's matrix products in fp8, for `rollout.quantization=fp8`.
 
-Each weight has one scale. So have normalized states, which are bounded, and each row of the gated ones has its own. The
-attention's output and its product stay as they are: at that size fp8 saves nothing. Prompts are read without fp8.
+Each weight has one scale. Normalized states are bounded, so their scale is fixed; gated states have one for each row.
+The product after attention, the smallest, stays as it is. Prompts are read without fp8.
 """
 
 import math
@@ -33,14 +33,14 @@ class Fp8Weights(FusedWeights):
     def misfit(config: Any, dtype: torch.dtype) -> str | None:
         """What keeps a model of transformers that `FusedDecoder.fits` from this; None = nothing."""
         if config.model_type == "olmo2":
-            return "its layers normalize what they give, not what they get"
+            return "it normalizes a layer's output, not its input"
         if dtype == torch.float32:
             return "it computes in float32, expected bfloat16 (model.dtype)"
         sizes = {name: getattr(config, name) for name in ("hidden_size", "intermediate_size")}
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = config.num_attention_heads + 2 * config.num_key_value_heads
-        sizes["size of queries, keys and values"] = heads * head_size
-        odd = [f"its {name} is {size}" for name, size in sizes.items() if size % MULTIPLE]
+        sizes["the size of queries, keys and values"] = heads * head_size
+        odd = [f"{name} is {size}" for name, size in sizes.items() if size % MULTIPLE]
         return f"{' and '.join(odd)}, expected multiples of {MULTIPLE}" if odd else None
 
     @torch.no_grad()

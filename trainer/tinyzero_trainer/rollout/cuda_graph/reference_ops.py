@@ -73,7 +73,7 @@ def fp8_scales(states: Tensor) -> Tensor:
     return (states.float().abs().amax(dim=(2, 3)) * (HEADROOM / FP8_MAX)).clamp(min=SMALLEST_SCALE)
 
 
-def to_fp8(states: Tensor, scales: Tensor) -> Tensor:
+def to_fp8(states: Tensor, scales: Tensor | float) -> Tensor:
     """Divided by their scales; what is too large becomes the largest number."""
     return (states.float() / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
@@ -117,7 +117,7 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in fp8, and the scale of each row [rows] float32, by which it is to be multiplied."""
+    """The same in fp8 [rows, width], and the scale of each row [rows] float32, by which it is to be multiplied."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     states = F.silu(gate) * up
     scales = (states.abs().amax(dim=-1) / FP8_MAX).clamp(min=SMALLEST_SCALE)
@@ -139,7 +139,7 @@ def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scale
     if added is not None and scales is not None:
         hidden.copy_(hidden.float() + added.float() * scales[:, None])
     width = hidden.shape[1]
-    return to_fp8(F.rms_norm(hidden.float(), (width,), eps=eps), torch.tensor(math.sqrt(width) / FP8_MAX))
+    return to_fp8(F.rms_norm(hidden.float(), (width,), eps=eps), math.sqrt(width) / FP8_MAX)
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

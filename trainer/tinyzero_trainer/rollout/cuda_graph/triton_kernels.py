@@ -1,7 +1,7 @@
 """Kernels of one decoding step on a GPU: attention over each sequence's own length, sampling of its next token, fp8.
 
-Imported only on a GPU: elsewhere Triton may be missing. The same in plain torch: reference_ops.py for attention,
-../sampling.py and ../batch_state.py for sampling.
+Imported only on a GPU: elsewhere Triton may be missing. The same in plain torch: ../sampling.py and ../batch_state.py
+for sampling, reference_ops.py for all else.
 """
 
 import math
@@ -239,8 +239,9 @@ def _rotated(numbers, partners, c, s, mask):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _to_fp8(states, scale):  # type: ignore[no-untyped-def]
-    """See `reference_ops.to_fp8`."""
-    return tl.clamp(states.to(tl.float32) / scale, -_FP8_MAX, _FP8_MAX).to(tl.float8e4nv)
+    """See `reference_ops.to_fp8`. NaN stays, so that the log-probability is NaN too, and the update is refused."""
+    states = tl.clamp(states.to(tl.float32) / scale, -_FP8_MAX, _FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    return states.to(tl.float8e4nv)
 
 
 @triton.jit
@@ -327,7 +328,7 @@ def _sample(  # type: ignore[no-untyped-def]
     eos_ids, vocabulary, blocks, wide,
     SIZE: tl.constexpr, BLOCKS: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
-    """Choose a block and a token in it, and record the token; the same sums as `sampling._invert`."""
+    """Choose a block and a token in it, and record the token; nearly the sums of `sampling._invert`."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ids + row)
     count = tl.load(counts + slot)
