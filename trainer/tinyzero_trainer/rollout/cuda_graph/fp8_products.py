@@ -68,6 +68,8 @@ class Fp8Weights(FusedWeights):
 class Fp8GraphModel(GraphModel):
     """See above; its `weights` are `Fp8Weights`."""
 
+    fp8_products = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         bound = math.sqrt(self.hidden_size) / FP8_MAX

@@ -29,6 +29,8 @@ class Cache:
 class GraphModel:
     """The network; its attention and gating in plain torch, or after `use_kernels` in Triton."""
 
+    fp8_products = False
+
     def __init__(
         self,
         model: PreTrainedModel,

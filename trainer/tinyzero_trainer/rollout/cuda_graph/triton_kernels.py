@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK
 from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8GraphModel
 from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, FP8_MAX, SMALLEST_SCALE, LayerCache, Tables
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
@@ -48,7 +47,7 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
     fused = zeros(1, (model.heads + 2 * model.kv_heads) * model.head_size)
     attend(fused, model.tables(CACHE_BLOCK)[0], state, 1, model.layer_cache(2, CACHE_BLOCK), model.heads)
     gated(zeros(1, 2 * model.mlp_size))
-    if isinstance(model, Fp8GraphModel):
+    if model.fp8_products:
         _, scales = gated_fp8(zeros(1, 2 * model.mlp_size))
         normalize_fp8(zeros(1, model.hidden_size), 1e-6)
         normalize_fp8(zeros(1, model.hidden_size), 1e-6, zeros(1, model.hidden_size), scales)
