@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -70,12 +71,25 @@ def require_architecture(config: TrainConfig, model: str | None) -> None:
 
     Raises:
         VllmError: vLLM does not run it.
+        TinyZeroError: rollout.quantization does not fit it.
     """
-    if config.rollout.engine == "vllm":
-        from tinyzero_trainer.rollout.vllm.engine_args import refuse_architecture
+    if config.rollout.engine != "vllm" and not config.rollout.quantization:
+        return
+    with suppress(OSError, ValueError):  # loading the model says what is wrong with its files
+        sizes, network = architecture(model)
+        if config.rollout.engine == "vllm":
+            from tinyzero_trainer.rollout.vllm.engine_args import refuse_architecture
 
-        with suppress(OSError, ValueError):  # loading the model says what is wrong with its files
-            refuse_architecture(config, architecture(model)[1])
+            refuse_architecture(config, network)
+        else:
+            _refuse_misfit(config, sizes)
+
+
+def _refuse_misfit(config: TrainConfig, sizes: Any) -> None:
+    """`sizes` is the model's configuration, of transformers."""
+    dtype = torch.float32 if config.model.dtype == "float32" else torch.bfloat16
+    if config.rollout.quantization and (misfit := Fp8Weights.misfit(sizes, dtype)):
+        raise TinyZeroError(f"rollout.quantization=fp8 does not fit this model: {misfit}; leave it out")
 
 
 def build_engine(
@@ -110,14 +124,12 @@ def build_engine(
         return build_vllm(config, language_model, source, number)
     if device.type == "cuda":
         if FusedDecoder.fits(model):
-            dtype = compute_dtype(config.model.dtype, device)
-            if config.rollout.quantization and (misfit := Fp8Weights.misfit(model.config, dtype)):
-                raise TinyZeroError(f"rollout.quantization=fp8 does not fit this model: {misfit}; leave it out")
+            _refuse_misfit(config, model.config)
             ahead = config.rollout.max_async_level > 0  # what is sampled over several updates leaves them their memory
             return GraphEngine(
                 language_model,
                 source,
-                dtype=dtype,
+                dtype=compute_dtype(config.model.dtype, device),
                 device=device,
                 fp8_cache=config.rollout.kv_cache_dtype == "fp8",
                 fp8_products=config.rollout.quantization == "fp8",
