@@ -9,7 +9,7 @@ from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import build
-from tinyzero_trainer.rollout.build import build_engine, require_architecture
+from tinyzero_trainer.rollout.build import build_engine, require_architecture, require_engine
 
 BASE = {"run": {"task": "countdown", "device": "cuda"}}
 
@@ -37,3 +37,30 @@ def test_a_run_gets_the_graph_engine_with_its_settings_or_a_line_that_says_why_n
         build_engine(changed(BASE, both), toy_model)
     with pytest.raises(TinyZeroError, match=r"leave it out, or use rollout\.engine=vllm$"):
         build_engine(changed(BASE, {"rollout__engine": "torch", "rollout__kv_cache_dtype": "fp8"}), toy_model)
+
+
+@pytest.mark.parametrize(
+    ("engine", "key"), [("torch", "kv_cache_dtype"), ("vllm", "kv_cache_dtype"), ("torch", "quantization")]
+)
+def test_fp8_is_refused_on_the_cpu(engine: str, key: str) -> None:
+    config = changed(BASE, {"rollout__engine": engine, f"rollout__{key}": "fp8"})
+    with pytest.raises(TinyZeroError, match=rf"rollout\.{key}=fp8 has no effect on the CPU; leave it out"):
+        require_engine(config, torch.device("cpu"), here=False)
+
+
+def test_vllms_products_in_fp8_are_refused() -> None:
+    with pytest.raises(TinyZeroError, match=r"rollout\.quantization=fp8 is for rollout\.engine=torch, not vllm"):
+        changed(BASE, {"rollout__engine": "vllm", "rollout__quantization": "fp8"})
+
+
+@pytest.mark.parametrize("key", ["kv_cache_dtype", "quantization"])
+def test_fp8_is_refused_on_a_gpu_without_it(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = changed(BASE, {"rollout__engine": "torch", f"rollout__{key}": "fp8"})
+    for capability in [(9, 0), (8, 9), (8, 0)]:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        if capability >= (8, 9):
+            require_engine(config, torch.device("cuda"))
+            continue
+        with pytest.raises(TinyZeroError, match=r"compute capability 8\.9 or more .* this one has 8\.0;"):
+            require_engine(config, torch.device("cuda"))

@@ -267,7 +267,7 @@ def test_a_large_weight_is_rounded_in_parts_with_one_scale(monkeypatch: pytest.M
     for name, tensor in whole.items():
         assert torch.equal(parts[name].float(), tensor.float()), name
     assert not parts["1.down_fp8"].float().any()
-    head = whole["head_fp8"].float() * whole["head_scale"]
+    head = whole["head_fp8"].float() * whole["head_scale"] * FP8_MAX / 32**0.5  # without the scale of the states
     torch.testing.assert_close(head, whole["head"].float() * whole["norm"].float(), atol=1e-3, rtol=1 / 15)
 
 

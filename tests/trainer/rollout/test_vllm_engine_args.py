@@ -121,33 +121,6 @@ def test_the_gpus_memory_is_shared_as_planned(toy_model: LanguageModel, monkeypa
     assert engine_arguments(settled(config, toy_model, cuda), toy_model, "d", cuda)["kv_cache_dtype"] == "fp8"
 
 
-@pytest.mark.parametrize(
-    ("engine", "key"), [("torch", "kv_cache_dtype"), ("vllm", "kv_cache_dtype"), ("torch", "quantization")]
-)
-def test_fp8_is_refused_on_the_cpu(engine: str, key: str) -> None:
-    config = changed(BASE, {"rollout__engine": engine, f"rollout__{key}": "fp8"})
-    with pytest.raises(TinyZeroError, match=rf"rollout\.{key}=fp8 has no effect on the CPU; leave it out"):
-        require_engine(config, CPU, here=False)
-
-
-def test_vllms_products_in_fp8_are_refused() -> None:
-    with pytest.raises(TinyZeroError, match=r"rollout\.quantization=fp8 is for rollout\.engine=torch, not vllm"):
-        changed(BASE, {"rollout__engine": "vllm", "rollout__quantization": "fp8"})
-
-
-@pytest.mark.parametrize("key", ["kv_cache_dtype", "quantization"])
-def test_fp8_is_refused_on_a_gpu_without_it(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    config = changed(BASE, {"rollout__engine": "torch", f"rollout__{key}": "fp8"})
-    for capability in [(9, 0), (8, 9), (8, 0)]:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
-        if capability >= (8, 9):
-            require_engine(config, torch.device("cuda"))
-            continue
-        with pytest.raises(TinyZeroError, match=r"compute capability 8\.9 or more .* this one has 8\.0;"):
-            require_engine(config, torch.device("cuda"))
-
-
 def test_the_environment_hides_expandable_segments(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True, max_split_size_mb:64")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")

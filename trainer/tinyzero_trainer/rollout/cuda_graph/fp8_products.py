@@ -22,9 +22,11 @@ MULTIPLE = 16
 PART = 2**24
 """Numbers of a weight that are rounded at a time."""
 
+_NORM_BEFORE = {"qkv": "norm1", "gate_up": "norm2", "down": None, "head": "norm"}
+
 
 class Fp8Weights(FusedWeights):
-    """For each weight of a product, besides, `0.qkv_fp8`, and `0.qkv_scale` [] float32, by which it is multiplied.
+    """For each weight of a product, besides, `0.qkv_fp8`, and `0.qkv_scale` [] float32, for what the product gives.
 
     The weight of the norm before a product is part of it. A head whose size does not fit stays as it is.
     """
@@ -46,21 +48,23 @@ class Fp8Weights(FusedWeights):
     @torch.no_grad()
     def load(self) -> None:
         super().load()
+        self.setdefault("unit", torch.ones((), device=self["norm"].device))
         for name in list(self):
-            leaf = name.rpartition(".")[2]
-            if leaf not in ("qkv", "gate_up", "down", "head") or (leaf == "head" and len(self[name]) % MULTIPLE):
-                continue
-            norm = {"qkv": name.replace("qkv", "norm1"), "gate_up": name.replace("gate_up", "norm2"), "head": "norm"}
-            self._quantize(name, self[norm[leaf]] if leaf in norm else None)
+            place, dot, leaf = name.rpartition(".")
+            if leaf in _NORM_BEFORE and not (leaf == "head" and len(self[name]) % MULTIPLE):
+                norm = _NORM_BEFORE[leaf]
+                self._quantize(name, None if norm is None else self[f"{place}{dot}{norm}"])
 
     def _quantize(self, name: str, norm: Tensor | None) -> None:
         """In parts, as a large head in float32 would take some GB."""
         weight, factor = self[name], 1.0 if norm is None else norm.float()
+        of_states = 1.0 if norm is None else math.sqrt(weight.shape[1]) / FP8_MAX  # see `normalize_fp8`
         parts = weight.split(max(1, PART // weight.shape[1]))
         largest = torch.stack([(part.float() * factor).abs().amax() for part in parts]).amax()
         if f"{name}_fp8" not in self:
             self[f"{name}_fp8"], self[f"{name}_scale"] = torch.empty_like(weight, dtype=FP8), torch.empty_like(largest)
-        scale = self[f"{name}_scale"].copy_((largest / FP8_MAX).clamp(min=SMALLEST_SCALE))
+        scale = (largest / FP8_MAX).clamp(min=SMALLEST_SCALE)
+        self[f"{name}_scale"].copy_(scale * of_states)
         for part, numbers in zip(parts, self[f"{name}_fp8"].split(len(parts[0])), strict=True):
             numbers.copy_(to_fp8(part.float() * factor, scale))
 
@@ -70,11 +74,6 @@ class Fp8GraphModel(GraphModel):
 
     fp8_products = True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        bound = math.sqrt(self.hidden_size) / FP8_MAX
-        self._unit, self._bound = (torch.tensor(scale, device=self.device) for scale in (1.0, bound))
-
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         """See `GraphModel`."""
         weights, ops = self._weights, self._ops
@@ -82,23 +81,23 @@ class Fp8GraphModel(GraphModel):
         added = scales = None  # what the last layer's MLP gave, to be added before the next norm
         for layer in range(self.layers):
             states = ops.normalize_fp8(hidden, weights.eps, added, scales)
-            fused = self._product(states, self._bound, f"{layer}.qkv", weights.get(f"{layer}.qkv_bias"))
+            fused = self._product(states, f"{layer}.qkv", weights.get(f"{layer}.qkv_bias"))
             fused = weights.normalize_heads(layer, fused.unflatten(1, (-1, self.head_size))).flatten(1)
             attended = ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads)
             hidden = self._add_product(hidden, attended, f"{layer}.out")
             states = ops.normalize_fp8(hidden, weights.eps)
-            gated, scales = ops.gated_fp8(self._product(states, self._bound, f"{layer}.gate_up"))
-            added = self._product(gated, self._unit, f"{layer}.down")
+            gated, scales = ops.gated_fp8(self._product(states, f"{layer}.gate_up"))
+            added = self._product(gated, f"{layer}.down")
         states = ops.normalize_fp8(hidden, weights.eps, added, scales)
-        return self._product(states, self._bound, "head") if "head_fp8" in weights else self._logits(hidden)
+        return self._product(states, "head") if "head_fp8" in weights else self._logits(hidden)
 
-    def _product(self, states: Tensor, scale: Tensor, name: str, bias: Tensor | None = None) -> Tensor:
-        """States · weightᵀ [rows, out] in the model's dtype."""
+    def _product(self, states: Tensor, name: str, bias: Tensor | None = None) -> Tensor:
+        """States · weightᵀ, scaled, [rows, out] in the model's dtype."""
         weights = self._weights
         return torch._scaled_mm(
             states,
             weights[f"{name}_fp8"].T,
-            scale,
+            weights["unit"],
             weights[f"{name}_scale"],
             bias=bias,
             out_dtype=self.dtype,

@@ -62,17 +62,15 @@ def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: L
     in_bytes = size_block * cache.keys.itemsize
     # Where programs are few, each reads more at a time; many small ones hide each other's waiting.
     if rows * kv_heads <= FEW_PROGRAMS or in_bytes > 256:
-        block, warps, stages = min(128, 2**14 // in_bytes), 4, 3  # with shared memory as small GPUs have it
-    elif cache.keys.itemsize == 1:
-        block, warps, stages = 32, 1, 3
+        block, warps = min(128, 2**14 // in_bytes), 4  # with shared memory as small GPUs have it
     else:
-        block, warps, stages = 16, 1, 3
+        block, warps = 32 if cache.keys.itemsize == 1 else 16, 1
     _attend[(rows, kv_heads)](
         fused, out, *cache, *tables, state.positions, state.slot_ids, state.prefix_slots, state.prefix_lengths,
         size**-0.5 / math.log(2), cache_length,
         GROUP=group, GROUP_BLOCK=max(16, triton.next_power_of_2(group)), KV_HEADS=kv_heads, SIZE=size,
         SIZE_BLOCK=size_block, BLOCK=block, SCALED=cache.key_scales is not None,
-        num_warps=warps, num_stages=stages,
+        num_warps=warps, num_stages=3,
     )  # fmt: skip
     return out
 
