@@ -22,6 +22,11 @@ from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_s
 FEW_PROGRAMS = 256
 """Up to so many do not keep a GPU busy in one warp each."""
 
+NEW_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
+
+FEWEST_HEADS = 8 if NEW_TRITON else 16
+"""Query heads of a product at least, padded with zeros: older versions of Triton refuse fewer."""
+
 TILE = 4096
 """Logits that one program reads."""
 
@@ -32,6 +37,7 @@ _GAP = tl.constexpr(1 - JUST_BELOW)
 _UNIT = tl.constexpr(2.0**-53)
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 _FP8_MAX = tl.constexpr(FP8_MAX)
+_UNPACKED_UNIT = tl.constexpr(2.0**8)  # by which the exponents of float16 are further from 0
 _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
 
@@ -68,9 +74,9 @@ def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: L
     _attend[(rows, kv_heads)](
         fused, out, *cache, *tables, state.positions, state.slot_ids, state.prefix_slots, state.prefix_lengths,
         size**-0.5 / math.log(2), cache_length,
-        GROUP=group, GROUP_BLOCK=max(16, triton.next_power_of_2(group)), KV_HEADS=kv_heads, SIZE=size,
+        GROUP=group, GROUP_BLOCK=max(FEWEST_HEADS, triton.next_power_of_2(group)), KV_HEADS=kv_heads, SIZE=size,
         SIZE_BLOCK=size_block, BLOCK=block, SCALED=cache.key_scales is not None,
-        num_warps=warps, num_stages=3,
+        num_warps=warps, num_stages=3, **_early(out),
     )  # fmt: skip
     return out
 
@@ -79,7 +85,7 @@ def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) · up of [rows, 2 × width]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
-    _gated[(rows, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024)
+    _gated[(rows, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024, **_early(out))
     return out
 
 
@@ -90,7 +96,7 @@ def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(rows, dtype=torch.float32, device=gate_up.device)
     block = triton.next_power_of_2(width + 1) // 2  # the largest that fits, and what is left in another
     rest = triton.next_power_of_2(width - block) if width > block else 0
-    _gated_fp8[(rows,)](gate_up, out, scales, width, BLOCK=block, REST=rest, num_warps=_warps(block))
+    _gated_fp8[(rows,)](gate_up, out, scales, width, BLOCK=block, REST=rest, num_warps=_warps(block), **_early(out))
     return out, scales
 
 
@@ -101,14 +107,23 @@ def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scale
     block = triton.next_power_of_2(width)
     _normalize_fp8[(rows,)](
         hidden, added, scales, out, width, eps, FP8_MAX / math.sqrt(width),
-        ADDS=added is not None, BLOCK=block, num_warps=_warps(block),
+        ADDS=added is not None, BLOCK=block, num_warps=_warps(block), **_early(out),
     )  # fmt: skip
     return out
 
 
 def _warps(block: int) -> int:
-    """Of a program that reads a whole row: up to 16 numbers a thread."""
-    return min(32, max(4, block // 512))
+    """Of a program that reads a whole row: up to 32 numbers a thread."""
+    return min(32, max(4, block // 1024))
+
+
+def _early(tensor: Tensor) -> dict[str, bool]:
+    """Launch options for a kernel that is brought to the GPU while the one before it still runs, and waits there.
+
+    From Hopper on ("programmatic dependent launch"). A decoding step is some 200 short kernels, one after another.
+    """
+    early = NEW_TRITON and torch.version.hip is None and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 
 def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
@@ -120,14 +135,21 @@ def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
     highest = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     sums = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     _measure[(rows, triton.cdiv(blocks, tile))](
-        logits, highest, sums, state.knobs, vocabulary, blocks, SIZE=size, BLOCKS=tile
+        logits, highest, sums, state.knobs, vocabulary, blocks, SIZE=size, BLOCKS=tile, **_early(logits)
     )
     _sample[(rows,)](
         logits, highest, sums, state.knobs, state.slot_ids, state.streams, state.counts, state.positions,
         state.last_token, state.tokens, state.logprobs, state.lengths, state.finished, state.eos_ids,
         vocabulary, blocks, state.tokens.shape[1],
-        SIZE=size, BLOCKS=triton.next_power_of_2(blocks), ENDS=len(state.eos_ids) if ends else 0,
+        SIZE=size, BLOCKS=triton.next_power_of_2(blocks), ENDS=len(state.eos_ids) if ends else 0, **_early(logits),
     )  # fmt: skip
+
+
+@triton.jit
+def _wait(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """For the kernel before this one, whose results must not be read, nor its inputs written, before it has ended."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -135,15 +157,16 @@ def _attend(  # type: ignore[no-untyped-def]
     fused, out, keys, values, key_scales, value_scales, cos, sin, positions, slot_ids, prefix_slots, prefix_lengths,
     scale, cache_length,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr,
-    SIZE_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
+    SIZE_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All query heads of one key-value head and row; `scale` is in powers of two."""
+    _wait(EARLY)
     row, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slot_ids + row)
     position = tl.load(positions + slot).to(tl.int32)
     g, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, SIZE_BLOCK)
     width = e < SIZE
-    known = (g < GROUP)[:, None] & width[None, :]
+    known = width[:, None] & (g < GROUP)[None, :]
 
     half: tl.constexpr = SIZE // 2
     partner = (e + half) % SIZE
@@ -151,8 +174,8 @@ def _attend(  # type: ignore[no-untyped-def]
     s = tl.load(sin + position * half + e % half, mask=width, other=0.0)
     s = tl.where(e < half, -s, s)
     line = fused + row.to(tl.int64) * ((GROUP + 2) * KV_HEADS * SIZE)
-    heads = line + (head * GROUP + g[:, None]) * SIZE
-    query = _rotated(heads + e[None, :], heads + partner[None, :], c[None, :], s[None, :], known)
+    heads = line + (head * GROUP + g[None, :]) * SIZE
+    query = _rotated(heads + e[:, None], heads + partner[:, None], c[:, None], s[:, None], known)  # [size, group]
     line += (GROUP * KV_HEADS + head) * SIZE
     key = _rotated(line + e, line + partner, c, s, width)
     value = tl.load(line + KV_HEADS * SIZE + e, mask=width, other=0.0)
@@ -165,20 +188,20 @@ def _attend(  # type: ignore[no-untyped-def]
     if SCALED:
         key_scale, value_scale = tl.load(key_scales + of_head), tl.load(value_scales + of_head)
         key, value = _to_fp8(key, key_scale), _to_fp8(value, value_scale)
-        query = query.to(tl.float16)  # which fp8 becomes in one instruction
+        query = query.to(tl.float16)  # as `_unpack` gives keys
         scale *= key_scale
     tl.store(keys + here, key, mask=width)
     tl.store(values + here, value, mask=width)
-    own_score = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], axis=1) * scale  # [group]
+    own_score = tl.sum(query.to(tl.float32) * key.to(tl.float32)[:, None], axis=0) * scale  # [group]
     # Completions of one prompt read it in the same place, so that it comes from the cache of the GPU.
     prefix = (tl.load(prefix_slots + slot) * KV_HEADS + head) * stored
     common = tl.load(prefix_lengths + slot).to(tl.int32)
     sum_of, highest, total = _attend_to_past(
         query, keys, values, own, prefix, common, position, own_score, scale, SIZE, SIZE_BLOCK, BLOCK, SCALED
     )
-    sum_of += tl.exp2(own_score - highest)[:, None] * value.to(tl.float32)[None, :]
-    result = out + row.to(tl.int64) * (GROUP * KV_HEADS * SIZE) + (head * GROUP + g[:, None]) * SIZE
-    tl.store(result + e[None, :], (sum_of * (value_scale / total)[:, None]).to(out.dtype.element_ty), mask=known)
+    sum_of += tl.exp2(own_score - highest)[None, :] * value.to(tl.float32)[:, None]
+    result = out + row.to(tl.int64) * (GROUP * KV_HEADS * SIZE) + (head * GROUP + g[None, :]) * SIZE
+    tl.store(result + e[:, None], (sum_of * (value_scale / total)[None, :]).to(out.dtype.element_ty), mask=known)
 
 
 @triton.jit
@@ -188,41 +211,51 @@ def _attend_to_past(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Values before `position`, in the place `prefix` up to `common` and then in `own`, weighted and added up.
 
-    `highest` is the score of the newest token, whose value is not in the sum. Returns the sum [group, size], the
+    `highest` is the score of the newest token, whose value is not in the sum. Returns the sum [size, group], the
     highest score of all and the sum of the weights [group], its own among them.
     """
     e, half = tl.arange(0, SIZE_BLOCK), tl.arange(0, SIZE_BLOCK // 2)
-    width = e < SIZE
+    width, half_width = e < SIZE, half < SIZE // 2
     total = tl.full(highest.shape, 1.0, tl.float32)
-    if SCALED:  # one sum of the even columns, and one of the odd ones
-        even = tl.zeros((highest.shape[0], SIZE_BLOCK // 2), tl.float32)
-        odd = tl.zeros((highest.shape[0], SIZE_BLOCK // 2), tl.float32)
-        values = values.to(tl.pointer_type(tl.uint16))
+    if SCALED:  # numbers in even places, and those in odd ones
+        even_query, odd_query = tl.split(
+            tl.permute(tl.reshape(query, (SIZE_BLOCK // 2, 2, highest.shape[0])), (0, 2, 1))
+        )
+        even = tl.zeros((SIZE_BLOCK // 2, highest.shape[0]), tl.float32)
+        odd = tl.zeros((SIZE_BLOCK // 2, highest.shape[0]), tl.float32)
+        keys, values = keys.to(tl.pointer_type(tl.uint16)), values.to(tl.pointer_type(tl.uint16))
+        scale *= _UNPACKED_UNIT
     else:
-        sum_of = tl.zeros((highest.shape[0], SIZE_BLOCK), tl.float32)
+        sum_of = tl.zeros((SIZE_BLOCK, highest.shape[0]), tl.float32)
     for start in range(0, position, BLOCK):
         t = start + tl.arange(0, BLOCK)
         inside = t < position
         place = tl.where(t < common, prefix, own) + t * SIZE
-        past = tl.load(keys + place[None, :] + e[:, None], mask=width[:, None], other=0.0)
-        score = tl.dot(query, past.to(query.dtype), input_precision="ieee") * scale
-        score = tl.where(inside[None, :], score, -float("inf"))
-        higher = tl.maximum(highest, tl.max(score, axis=1))
-        shrink, weight = tl.exp2(highest - higher), tl.exp2(score - higher[:, None])
-        total = total * shrink + tl.sum(weight, axis=1)
-        weight = weight.to(query.dtype)
+        # Of queries few are there, so positions are the rows of both products: a tensor core takes 16 rows, 8 columns.
         if SCALED:
             # Rows of single bytes would be read from shared memory byte by byte, rows of pairs are not.
-            known = inside[:, None] & (half < SIZE // 2)[None, :]
-            pairs = tl.load(values + (place // 2)[:, None] + half[None, :], mask=known, other=0)
-            even = tl.dot(weight, _from_fp8(pairs & 0xFF), even * shrink[:, None])
-            odd = tl.dot(weight, _from_fp8(pairs >> 8), odd * shrink[:, None])
+            pairs = tl.load(keys + (place // 2)[:, None] + half[None, :], mask=half_width[None, :], other=0)
+            first, second = _unpack(pairs)
+            score = tl.dot(second, odd_query, tl.dot(first, even_query))
         else:
-            past = tl.load(values + place[:, None] + e[None, :], mask=inside[:, None] & width[None, :], other=0.0)
-            sum_of = tl.dot(weight, past, sum_of * shrink[:, None], input_precision="ieee")
+            past = tl.load(keys + place[:, None] + e[None, :], mask=width[None, :], other=0.0)
+            score = tl.dot(past, query, input_precision="ieee")
+        score = tl.where(inside[:, None], score, -float("inf"))
+        higher = tl.maximum(highest, tl.max(score, axis=0) * scale)
+        shrink, weight = tl.exp2(highest - higher), tl.exp2(score * scale - higher[None, :])
+        total = total * shrink + tl.sum(weight, axis=0)
+        weight = weight.to(query.dtype)
+        if SCALED:
+            known = half_width[:, None] & inside[None, :]
+            first, second = _unpack(tl.load(values + (place // 2)[None, :] + half[:, None], mask=known, other=0))
+            even = tl.dot(first, weight, even * shrink[None, :])
+            odd = tl.dot(second, weight, odd * shrink[None, :])
+        else:
+            past = tl.load(values + place[None, :] + e[:, None], mask=width[:, None] & inside[None, :], other=0.0)
+            sum_of = tl.dot(past, weight, sum_of * shrink[None, :], input_precision="ieee")
         highest = higher
     if SCALED:
-        sum_of = tl.reshape(tl.join(even, odd), (highest.shape[0], SIZE_BLOCK))
+        sum_of = tl.reshape(tl.permute(tl.join(even, odd), (0, 2, 1)), (SIZE_BLOCK, highest.shape[0])) * _UNPACKED_UNIT
     return sum_of, highest, total
 
 
@@ -242,12 +275,32 @@ def _to_fp8(states, scale):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _from_fp8(numbers):  # type: ignore[no-untyped-def]
-    return numbers.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+def _unpack(pairs):  # type: ignore[no-untyped-def]
+    """The lower and the higher of two numbers in fp8 as float16, divided by _UNPACKED_UNIT.
+
+    Sign, exponent and the rest only move to where float16 has them, two numbers at a time: a conversion takes four
+    times as long. NaN becomes 480; but it had to be sampled with first, and the log-probability was NaN then.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 moved, sign, rest;
+        shl.b32 moved, $2, 8;
+        and.b32 sign, moved, 0x80008000;
+        shr.b32 rest, moved, 1;
+        and.b32 rest, rest, 0x3f803f80;
+        or.b32 $0, sign, rest;
+        and.b32 sign, $2, 0x80008000;
+        shr.b32 rest, $2, 1;
+        and.b32 rest, rest, 0x3f803f80;
+        or.b32 $1, sign, rest;
+        }""",
+        "=&r,=&r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
+    )  # fmt: skip
 
 
 @triton.jit
-def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gated(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    _wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < width
@@ -260,8 +313,9 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped
 
 @triton.jit
 def _gated_fp8(  # type: ignore[no-untyped-def]
-    gate_up, out, scales, width, BLOCK: tl.constexpr, REST: tl.constexpr
+    gate_up, out, scales, width, BLOCK: tl.constexpr, REST: tl.constexpr, EARLY: tl.constexpr
 ):
+    _wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     line, result = gate_up + row * 2 * width, out + row * width
     offsets = tl.arange(0, BLOCK)
@@ -288,8 +342,9 @@ def _silu(gate):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _normalize_fp8(  # type: ignore[no-untyped-def]
-    hidden, added, scales, out, width, eps, factor, ADDS: tl.constexpr, BLOCK: tl.constexpr
+    hidden, added, scales, out, width, eps, factor, ADDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
+    _wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
     inside = offsets < width
@@ -305,9 +360,10 @@ def _normalize_fp8(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _measure(  # type: ignore[no-untyped-def]
-    logits, highest, sums, knobs, vocabulary, blocks, SIZE: tl.constexpr, BLOCKS: tl.constexpr
+    logits, highest, sums, knobs, vocabulary, blocks, SIZE: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr
 ):
     """For each block of the vocabulary the maximum, and the sum of exp(z - maximum)."""
+    _wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     offsets = b[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
@@ -323,9 +379,10 @@ def _measure(  # type: ignore[no-untyped-def]
 def _sample(  # type: ignore[no-untyped-def]
     logits, highest, sums, knobs, slot_ids, streams, counts, positions, last_token, tokens, logprobs, lengths, finished,
     eos_ids, vocabulary, blocks, wide,
-    SIZE: tl.constexpr, BLOCKS: tl.constexpr, ENDS: tl.constexpr,
+    SIZE: tl.constexpr, BLOCKS: tl.constexpr, ENDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Choose a block and a token in it, and record the token; nearly the sums of `sampling._invert`."""
+    _wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ids + row)
     count = tl.load(counts + slot)
