@@ -41,7 +41,7 @@ def main(
     """Measure, and print a table."""
     print_machine("torch", "transformers", "tinyzero-trainer")
     policy = load_model(model, choose_device(device))
-    if misfit := Fp8Weights.misfit(policy.model.config, torch.bfloat16):
+    if misfit := Fp8Weights.misfit(policy.model.config):
         raise typer.BadParameter(f"rollout.quantization=fp8 does not fit this model: {misfit}")
     source = PromptSource(load_task(task), policy.tokenizer)
     asked = [list(prompt.token_ids) for prompt in source.held_out(prompts)]

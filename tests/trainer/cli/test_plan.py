@@ -249,6 +249,13 @@ def test_supervised_fine_tuning_is_planned_too(capsys: pytest.CaptureFixture[str
         ("--gpu H200 --gpus 4 parallel.dp_replicate=3", "parallel.dp_replicate=3 does not divide the 4 ranks"),
         ("--gpu H200 --gpus 8 parallel.sequence_parallel=8", "does not divide the model's 14 attention heads"),
         ("--gpu H200 rollout.engine=vllm vllm.tensor_parallel=2", "takes 2 GPUs, and the plan is for one; give"),
+        (
+            "--gpu A100 rollout.engine=torch rollout.quantization=fp8",
+            "rollout.quantization=fp8 needs a GPU of compute "
+            "capability 8.9 or more (Ada, Hopper), and an A100 has 8.0; leave it out",
+        ),
+        ("--gpu A40 rollout.engine=torch rollout.kv_cache_dtype=fp8", "and an A40 has 8.6; leave it out"),
+        ("--gpu T4 --sft model.float8=tensorwise", "model.float8=tensorwise needs a GPU of compute capability 8.9"),
     ],
 )
 def test_wrong_use_is_refused_in_one_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,6 +263,12 @@ def test_wrong_use_is_refused_in_one_line(words: str, message: str, capsys: pyte
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert len(err) < 420
+
+
+@pytest.mark.parametrize("where", ["--gpu L4", "--gpu H100", "--gpu-memory 24GB"])
+def test_fp8_is_planned_where_the_gpu_has_it_or_is_not_known(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("rollout.engine=torch", "rollout.quantization=fp8", "rollout.kv_cache_dtype=fp8")
+    assert call(capsys, "plan", "--model", HALF_B, *where.split(), *settings)[0] == 0
 
 
 @pytest.mark.slow

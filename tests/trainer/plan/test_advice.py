@@ -299,10 +299,10 @@ def test_train_warns_of_too_little_memory_for_vllm() -> None:
 def test_the_warning_and_the_advice_after_out_of_memory_count_with_float32() -> None:
     words = (*GRPO, "rollout.max_completion_tokens=256")
     config, spec = config_of(*words, "rollout.max_num_seqs=64", *TYPED), SPECS[HALF_B]
-    targets = [TargetGpu("a GPU", 100 * GIB, None, bfloat16=has) for has in (True, False)]
+    targets = [TargetGpu("a GPU", 100 * GIB, None, capability=one) for one in ((8, 0), (7, 5))]
     between = sum(plan_for(spec, config, target).plan.requested.peak for target in targets) // 2
     assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None)) is None
-    assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None, bfloat16=False)) is not None
-    old = TargetGpu("a GPU", int(between / 0.9), None, bfloat16=False)
+    assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None, capability=(7, 5))) is not None
+    old = TargetGpu("a GPU", int(between / 0.9), None, capability=(7, 5))
     changes = advice.after_out_of_memory(config, ["update_actor"], old)
     assert plan_for(spec, config_of(*words, *changes.split()), old).plan.fits

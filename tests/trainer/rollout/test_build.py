@@ -25,11 +25,12 @@ def test_a_run_gets_the_graph_engine_with_its_settings_or_a_line_that_says_why_n
     for changes, products, cache in ((in_fp8, True, False), ({"rollout__kv_cache_dtype": "fp8"}, False, True)):
         build_engine(changed(BASE, {"rollout__engine": "torch", **changes}), toy_model)
         assert (asked["fp8_products"], asked["fp8_cache"]) == (products, cache)
-    exact = changed(BASE, in_fp8 | {"model__dtype": "float32"})
-    require_architecture(changed(BASE, in_fp8), None)
+    config = changed(BASE, in_fp8)
+    require_architecture(config, None)
+    monkeypatch.setattr(build.Fp8Weights, "misfit", lambda sizes: f"a {sizes.model_type}")
     # Before the built-in model is loaded, and after one is.
-    for build_one in (lambda: require_architecture(exact, None), lambda: build_engine(exact, toy_model)):
-        with pytest.raises(TinyZeroError, match=r"=fp8 does not fit this model: it computes in float32, .*; leave it"):
+    for build_one in (lambda: require_architecture(config, None), lambda: build_engine(config, toy_model)):
+        with pytest.raises(TinyZeroError, match=r"=fp8 does not fit this model: a \w+; leave it"):
             build_one()
     monkeypatch.setattr(build.FusedDecoder, "fits", lambda _: False)
     both = in_fp8 | {"rollout__kv_cache_dtype": "fp8"}
@@ -51,6 +52,11 @@ def test_fp8_is_refused_on_the_cpu(engine: str, key: str) -> None:
 def test_vllms_products_in_fp8_are_refused() -> None:
     with pytest.raises(TinyZeroError, match=r"rollout\.quantization=fp8 is for rollout\.engine=torch, not vllm"):
         changed(BASE, {"rollout__engine": "vllm", "rollout__quantization": "fp8"})
+
+
+def test_products_in_fp8_of_a_model_in_float32_are_refused() -> None:
+    with pytest.raises(TinyZeroError, match=r"for models in bfloat16, not model\.dtype=float32; leave one of them out"):
+        changed(BASE, {"model__dtype": "float32", "rollout__quantization": "fp8"})
 
 
 @pytest.mark.parametrize("key", ["kv_cache_dtype", "quantization"])

@@ -57,7 +57,7 @@ def plan(
     from tinyzero_trainer.config.tasks import load_tasks
     from tinyzero_trainer.models.hub import find_spec
     from tinyzero_trainer.models.new_model import default_spec, new_spec
-    from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_impossible
+    from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_fp8, refuse_impossible
     from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.sft.default_model import SETTINGS
 
@@ -82,6 +82,7 @@ def plan(
     spec = own_spec if owned else find_spec(resolved.model.path)
     resolved, chosen = _with_engine(resolved, spec, target.name, prompt_tokens, elsewhere=bool(gpu or gpu_memory))
     refuse_impossible(spec, resolved, prompt_tokens, gpus_for(gpu, gpu_memory))
+    refuse_fp8(resolved, target)
     if warning := lora_warning(spec, resolved):
         warn(warning)
     report = plan_for(spec, resolved, target, prompt_tokens, sft=sft, chosen=chosen)

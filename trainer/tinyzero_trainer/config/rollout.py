@@ -132,6 +132,11 @@ class RolloutConfig:
     """Chunks of a batch for each engine. With more, an engine that finishes early takes over chunks of the others; with
     fewer, each generates more completions at a time."""
 
+    @property
+    def in_fp8(self) -> list[str]:
+        """The settings that let an engine compute in 8 bits."""
+        return [f"rollout.{key}=fp8" for key in ("kv_cache_dtype", "quantization") if getattr(self, key)]
+
     def __post_init__(self) -> None:
         if self.engine == "vllm" and self.quantization:
             raise ValueError("rollout.quantization=fp8 is for rollout.engine=torch, not vllm; leave it out")

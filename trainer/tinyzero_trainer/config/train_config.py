@@ -118,6 +118,8 @@ class TrainConfig:
         elif self.model.float8 is not None and (self.lora.rank or self.parallel.sequence_parallel > 1):
             other = "lora.rank" if self.lora.rank else "parallel.sequence_parallel"
             wrong = f"model.float8={self.model.float8!r} does not go with {other}; leave one of them out"
+        elif rollout.quantization and self.model.dtype == "float32":
+            wrong = "rollout.quantization=fp8 is for models in bfloat16, not model.dtype=float32; leave one of them out"
         elif self.critic.warmup_steps >= self.run.steps:
             wrong = (
                 f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "

@@ -12,6 +12,14 @@ FP8_CAPABILITY: Capability = (8, 9)
 """Compute capability from which a GPU computes in 8-bit floating point, and Triton's kernels read it."""
 
 
+def lacks_fp8(setting: str, capability: Capability | None, name: str = "this one") -> str | None:
+    """Why a GPU cannot do what a setting asks for; None = it can, or its capability is not known."""
+    if capability is None or capability >= FP8_CAPABILITY:
+        return None
+    need = f"{setting} needs a GPU of compute capability 8.9 or more (Ada, Hopper)"
+    return f"{need}, and {name} has {capability[0]}.{capability[1]}; leave it out"
+
+
 @dataclass(frozen=True)
 class Process:
     pid: int

@@ -10,8 +10,10 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of, is_path
 from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims, refuse_uneven
 from tinyzero_trainer.estimate.workload import workload_of
+from tinyzero_trainer.hardware.gpu import lacks_fp8
 from tinyzero_trainer.models.hub import config_of, refuse_unreachable
 from tinyzero_trainer.models.spec import ModelSpec, context_error, context_in, refuse_encoder, refuse_quantised
+from tinyzero_trainer.plan.target_gpu import TargetGpu
 
 
 def refuse_impossible(spec: ModelSpec, config: TrainConfig, prompt_tokens: int | None, visible: int) -> None:
@@ -32,6 +34,20 @@ def refuse_impossible(spec: ModelSpec, config: TrainConfig, prompt_tokens: int |
         refused = context_error(spec.name, spec.context, work.prompt, work.completion)
         shorter = work.completion < spec.context and prompt_tokens is None
         raise SettingsError(refused + (", or give --prompt-tokens if yours are shorter" if shorter else ""))
+
+
+def refuse_fp8(config: TrainConfig, target: TargetGpu) -> None:
+    """Refuse what computes in 8 bits for a GPU that cannot.
+
+    Raises:
+        SettingsError: names the setting.
+    """
+    settings = [] if config.model.float8 is None else [f"model.float8={config.model.float8}"]
+    if config.rollout.engine == "torch":  # vLLM says itself what it needs
+        settings += config.rollout.in_fp8
+    for setting in settings:
+        if problem := lacks_fp8(setting, target.capability, f"an {target.name}" if target.spec else target.name):
+            raise SettingsError(problem)
 
 
 def lora_warning(spec: ModelSpec, config: TrainConfig) -> str | None:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.hardware.cuda_devices import visible_gpus
-from tinyzero_trainer.hardware.gpu import GIB, GpuInfo
+from tinyzero_trainer.hardware.gpu import GIB, Capability, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, has_bfloat16, known_gpus
 from tinyzero_trainer.hardware.host import host_memory
 from tinyzero_trainer.hardware.nvml import nvidia_driver
@@ -35,7 +35,12 @@ class TargetGpu:
     in_use: int = 0
     """Bytes that other processes are known to hold."""
 
-    bfloat16: bool = True
+    capability: Capability | None = None
+    """None = unknown."""
+
+    @property
+    def bfloat16(self) -> bool:
+        return has_bfloat16(self.capability)
 
     @property
     def free(self) -> int:
@@ -58,11 +63,11 @@ def choose_target(name: str | None, memory: str | None, device: str) -> TargetGp
         own = int(gpu.memory * GIB)
         # 24GB stands for an L4's own memory, of which the driver shows 22.5 GiB.
         memory_of_it = own if size is None or abs(size / own - 1) < 0.1 else size
-        return TargetGpu(gpu.name, memory_of_it, gpu, bfloat16=gpu.bfloat16)
+        return TargetGpu(gpu.name, memory_of_it, gpu, capability=gpu.capability)
     here = _look(device)
     if size is not None:
         like = here if isinstance(here, TargetGpu) else None
-        return TargetGpu("a GPU", size, like.spec if like else None, bfloat16=like is None or like.bfloat16)
+        return replace(like, name="a GPU", memory=size, host=None, in_use=0) if like else TargetGpu("a GPU", size, None)
     if isinstance(here, str):
         raise SettingsError(f"{here}; give --gpu-memory 24GB, or --gpu 'RTX 4090'")
     return here
@@ -123,9 +128,8 @@ def _target(gpu: GpuInfo) -> TargetGpu | str:
     if not gpu.memory:
         return f"the driver does not say how much memory the {gpu.name} has"
     spec = find_gpu_spec(gpu.name)
-    return TargetGpu(
-        gpu.name, gpu.memory, spec, host_memory()[0], gpu.used or 0, bfloat16=has_bfloat16(gpu.capability, spec)
-    )
+    capability = gpu.capability or (spec.capability if spec else None)
+    return TargetGpu(gpu.name, gpu.memory, spec, host_memory()[0], gpu.used or 0, capability)
 
 
 def on_gpu(config: TrainConfig, target: TargetGpu) -> TrainConfig:

@@ -19,7 +19,7 @@ from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate.constants import CONTEXT
 from tinyzero_trainer.estimate.engine_memory import FEW_SEQUENCES
 from tinyzero_trainer.estimate.fit import engine_keeps, usable
-from tinyzero_trainer.hardware.gpu import FP8_CAPABILITY
+from tinyzero_trainer.hardware.gpu import lacks_fp8
 from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import spec_from_config
@@ -49,21 +49,12 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
         if here:
             require_vllm()
         refuse_impossible(config, device)
-    for setting in _in_fp8(config):
+    for setting in config.rollout.in_fp8:
         if device.type == "cpu":
             raise TinyZeroError(f"{setting} has no effect on the CPU; leave it out")
-        if config.rollout.engine == "torch" and torch.cuda.is_available():
-            found = torch.cuda.get_device_capability(device)
-            if found < FP8_CAPABILITY:
-                raise TinyZeroError(
-                    f"{setting} with rollout.engine=torch needs a GPU of compute capability 8.9 or more (Ada, Hopper), "
-                    f"and this one has {found[0]}.{found[1]}; leave it out"
-                )
-
-
-def _in_fp8(config: TrainConfig) -> list[str]:
-    """The settings that let the engine compute in 8 bits."""
-    return [f"rollout.{key}=fp8" for key in ("kv_cache_dtype", "quantization") if getattr(config.rollout, key)]
+        found = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
+        if config.rollout.engine == "torch" and (problem := lacks_fp8(f"{setting} with rollout.engine=torch", found)):
+            raise TinyZeroError(problem)
 
 
 def require_architecture(config: TrainConfig, model: str | None) -> None:
@@ -87,8 +78,7 @@ def require_architecture(config: TrainConfig, model: str | None) -> None:
 
 def _refuse_misfit(config: TrainConfig, sizes: Any) -> None:
     """`sizes` is the model's configuration, of transformers."""
-    dtype = torch.float32 if config.model.dtype == "float32" else torch.bfloat16
-    if config.rollout.quantization and (misfit := Fp8Weights.misfit(sizes, dtype)):
+    if config.rollout.quantization and (misfit := Fp8Weights.misfit(sizes)):
         raise TinyZeroError(f"rollout.quantization=fp8 does not fit this model: {misfit}; leave it out")
 
 
@@ -138,7 +128,7 @@ def build_engine(
                 memory=(lambda: replace(FreeMemory.of(device), reusable=0)) if ahead else None,
                 report=report,
             )
-        if settings := _in_fp8(config):
+        if settings := config.rollout.in_fp8:
             advice = "leave it out" + ("" if config.rollout.quantization else ", or use rollout.engine=vllm")
             raise TinyZeroError(
                 f"{' and '.join(settings)} with rollout.engine=torch needs CUDA graphs, which {type(model).__name__} "

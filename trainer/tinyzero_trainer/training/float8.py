@@ -16,7 +16,7 @@ from torch import nn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import ModelConfig
 from tinyzero_trainer.distributed.fsdp import layers_of
-from tinyzero_trainer.hardware.gpu import FP8_CAPABILITY
+from tinyzero_trainer.hardware.gpu import lacks_fp8
 
 ALIGNED = 16
 """Of the sizes of a product: kernels for float8 take multiples. The gradient of a weight sums over tokens."""
@@ -31,11 +31,9 @@ def require_float8(recipe: str, device: torch.device) -> Any:
     need = f"model.float8={recipe} needs"
     if device.type != "cuda":
         raise Float8Error(f"{need} a GPU; leave it out")
-    if torch.cuda.is_available() and (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
-        raise Float8Error(
-            f"{need} a GPU of compute capability 8.9 or more (Ada, Hopper), and this one has {found[0]}.{found[1]}; "
-            "leave it out"
-        )
+    found = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
+    if problem := lacks_fp8(f"model.float8={recipe}", found):
+        raise Float8Error(problem)
     try:
         return importlib.import_module("torchao.float8")
     except ImportError as error:

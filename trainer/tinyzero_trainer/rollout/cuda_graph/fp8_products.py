@@ -32,12 +32,10 @@ class Fp8Weights(FusedWeights):
     """
 
     @staticmethod
-    def misfit(config: Any, dtype: torch.dtype) -> str | None:
+    def misfit(config: Any) -> str | None:
         """What keeps a model of transformers that `FusedDecoder.fits` from this; None = nothing."""
         if config.model_type == "olmo2":
             return "it normalizes a layer's output, not its input"
-        if dtype == torch.float32:
-            return "it computes in float32, expected bfloat16 (model.dtype)"
         sizes = {name: getattr(config, name) for name in ("hidden_size", "intermediate_size")}
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = config.num_attention_heads + 2 * config.num_key_value_heads
