@@ -46,7 +46,7 @@ def refuse_fp8(config: TrainConfig, target: TargetGpu) -> None:
     if config.rollout.engine == "torch":  # vLLM says itself what it needs
         settings += config.rollout.in_fp8
     for setting in settings:
-        if problem := lacks_fp8(setting, target.capability, f"an {target.name}" if target.spec else target.name):
+        if problem := lacks_fp8(setting, target.capability, f"the {target.spec.name}" if target.spec else target.name):
             raise SettingsError(problem)
 
 
