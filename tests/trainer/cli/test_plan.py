@@ -251,7 +251,7 @@ def test_supervised_fine_tuning_is_planned_too(capsys: pytest.CaptureFixture[str
         ("--gpu H200 rollout.engine=vllm vllm.tensor_parallel=2", "takes 2 GPUs, and the plan is for one; give"),
         (
             "--gpu A100 rollout.engine=torch rollout.quantization=fp8",
-            "rollout.quantization=fp8 needs a GPU of compute "
+            "rollout.quantization=fp8 with rollout.engine=torch needs a GPU of compute "
             "capability 8.9 or more (Ada, Hopper), and the A100 has 8.0; leave it out",
         ),
         ("--gpu A40 rollout.engine=torch rollout.kv_cache_dtype=fp8", "and the A40 has 8.6; leave it out"),
@@ -265,10 +265,28 @@ def test_wrong_use_is_refused_in_one_line(words: str, message: str, capsys: pyte
     assert len(err) < 420
 
 
-@pytest.mark.parametrize("where", ["--gpu L4", "--gpu H100", "--gpu-memory 24GB"])
-def test_fp8_is_planned_where_the_gpu_has_it_or_is_not_known(where: str, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ("rollout.engine=torch", "rollout.quantization=fp8", "rollout.kv_cache_dtype=fp8")
-    assert call(capsys, "plan", "--model", HALF_B, *where.split(), *settings)[0] == 0
+FP8 = "rollout.engine=torch rollout.quantization=fp8 rollout.kv_cache_dtype=fp8"
+
+
+@pytest.mark.parametrize(
+    ("words", "planned"),
+    [
+        (f"--gpu L4 {FP8}", True),
+        (f"--gpu H100 {FP8}", True),
+        ("--gpu A100 rollout.engine=vllm rollout.kv_cache_dtype=fp8", True),
+        (FP8, False),
+        (f"--gpu-memory 24GB {FP8}", True),  # of another GPU than the one that is here
+        (f"--gpus 2 --address 10.0.0.1:6379 {FP8}", True),
+    ],
+)
+def test_fp8_is_planned_unless_the_gpu_is_known_to_have_none(
+    words: str, planned: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = GpuInfo(0, "NVIDIA GeForce RTX 3060", (8, 6), 12 * GIB, uuid="a")
+    monkeypatch.setattr(target, "nvidia_driver", lambda: Driver(gpus=(here,)))
+    monkeypatch.setattr(target, "visible_gpus", lambda: [here])
+    code, _, err = call(capsys, "plan", "--model", HALF_B, *words.split())
+    assert (code != 2, "the RTX 3060 has 8.6; leave it out" in err) == (planned, not planned)
 
 
 @pytest.mark.slow

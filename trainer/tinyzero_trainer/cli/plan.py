@@ -82,7 +82,8 @@ def plan(
     spec = own_spec if owned else find_spec(resolved.model.path)
     resolved, chosen = _with_engine(resolved, spec, target.name, prompt_tokens, elsewhere=bool(gpu or gpu_memory))
     refuse_impossible(spec, resolved, prompt_tokens, gpus_for(gpu, gpu_memory))
-    refuse_fp8(resolved, target)
+    if gpu or not (gpu_memory or resolved.ray.address):  # not a GPU of which little is known
+        refuse_fp8(resolved, target)
     if warning := lora_warning(spec, resolved):
         warn(warning)
     report = plan_for(spec, resolved, target, prompt_tokens, sft=sft, chosen=chosen)

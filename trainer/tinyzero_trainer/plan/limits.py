@@ -44,7 +44,7 @@ def refuse_fp8(config: TrainConfig, target: TargetGpu) -> None:
     """
     settings = [] if config.model.float8 is None else [f"model.float8={config.model.float8}"]
     if config.rollout.engine == "torch":  # vLLM says itself what it needs
-        settings += config.rollout.in_fp8
+        settings += [f"{setting} with rollout.engine=torch" for setting in config.rollout.in_fp8]
     for setting in settings:
         if problem := lacks_fp8(setting, target.capability, f"the {target.spec.name}" if target.spec else target.name):
             raise SettingsError(problem)

@@ -75,9 +75,7 @@ class Fp8GraphModel(GraphModel):
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         """See `GraphModel`."""
         weights, ops = self._weights, self._ops
-        hidden = F.embedding(
-            state.last_token.index_select(0, state.slot_ids[:rows]), weights["embed"]
-        )  # [rows, hidden]
+        hidden = F.embedding(state.last_token[state.slot_ids[:rows]], weights["embed"])  # [rows, hidden]
         added = scales = None  # what the last layer's MLP gave, to be added before the next norm
         for layer in range(self.layers):
             states = ops.normalize_fp8(hidden, weights.eps, added, scales)

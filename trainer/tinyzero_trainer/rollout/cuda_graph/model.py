@@ -123,9 +123,7 @@ class GraphModel:
 
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         """Append the newest token of each sequence; logits [rows, vocabulary] of the next."""
-        hidden = F.embedding(
-            state.last_token.index_select(0, state.slot_ids[:rows]), self._weights["embed"]
-        )  # [rows, hidden]
+        hidden = F.embedding(state.last_token[state.slot_ids[:rows]], self._weights["embed"])  # [rows, hidden]
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).flatten(1)
             attended = self._ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads)

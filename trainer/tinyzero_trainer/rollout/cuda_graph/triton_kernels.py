@@ -6,6 +6,7 @@ for sampling, reference_ops.py for all else.
 
 import math
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK
+from tinyzero_trainer.hardware.nvml import nvidia_driver
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, FP8_MAX, SMALLEST_SCALE, LayerCache, Tables
 from tinyzero_trainer.rollout.engine import SamplingParams
@@ -120,10 +122,17 @@ def _warps(block: int) -> int:
 def _early(tensor: Tensor) -> dict[str, bool]:
     """Launch options for a kernel that is brought to the GPU while the one before it still runs, and waits there.
 
-    From Hopper on ("programmatic dependent launch"). A decoding step is some 200 short kernels, one after another.
+    A decoding step is some 200 short kernels, one after another.
     """
-    early = NEW_TRITON and torch.version.hip is None and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
-    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True} if _can_start_early(tensor.device) else {"EARLY": False}
+
+
+@cache
+def _can_start_early(device: torch.device) -> bool:
+    """Whether the GPU has "programmatic dependent launch" (from Hopper on), and the driver CUDA graphs with it."""
+    driver = nvidia_driver()
+    captures = driver is not None and driver.cuda is not None and driver.cuda >= (12, 3)
+    return NEW_TRITON and captures and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
@@ -147,9 +156,9 @@ def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
 
 @triton.jit
 def _wait(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """For the kernel before this one, whose results must not be read, nor its inputs written, before it has ended."""
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
+    """Wait until the kernel before has ended: its results cannot be read earlier, nor its inputs overwritten."""
+    if EARLY:  # `gdc_wait` of Triton's, which older versions do not have
+        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -231,7 +240,7 @@ def _attend_to_past(  # type: ignore[no-untyped-def]
         t = start + tl.arange(0, BLOCK)
         inside = t < position
         place = tl.where(t < common, prefix, own) + t * SIZE
-        # Of queries few are there, so positions are the rows of both products: a tensor core takes 16 rows, 8 columns.
+        # Positions are the rows of both products: a tensor core takes 16 rows and 8 columns, and queries are few.
         if SCALED:
             # Rows of single bytes would be read from shared memory byte by byte, rows of pairs are not.
             pairs = tl.load(keys + (place // 2)[:, None] + half[None, :], mask=half_width[None, :], other=0)
