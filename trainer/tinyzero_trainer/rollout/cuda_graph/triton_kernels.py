@@ -25,9 +25,10 @@ FEW_PROGRAMS = 256
 """Up to so many do not keep a GPU busy in one warp each."""
 
 NEW_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
+"""Whether products may have 8 columns, and kernels start early."""
 
 FEWEST_HEADS = 8 if NEW_TRITON else 16
-"""Query heads of a product at least, padded with zeros: older versions of Triton refuse fewer."""
+"""Query heads of a product at least, padded with zeros."""
 
 TILE = 4096
 """Logits that one program reads."""
@@ -157,7 +158,7 @@ def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
 @triton.jit
 def _wait(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
     """Wait until the kernel before has ended: its results cannot be read earlier, nor its inputs overwritten."""
-    if EARLY:  # `gdc_wait` of Triton's, which older versions do not have
+    if EARLY:  # Triton's own `gdc_wait`, whose name alone is an error in versions without it
         tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
@@ -288,7 +289,8 @@ def _unpack(pairs):  # type: ignore[no-untyped-def]
     """The lower and the higher of two numbers in fp8 as float16, divided by _UNPACKED_UNIT.
 
     Sign, exponent and the rest only move to where float16 has them, two numbers at a time: a conversion takes four
-    times as long. NaN becomes 480; but it had to be sampled with first, and the log-probability was NaN then.
+    times as long. NaN becomes 480, which hides nothing: the step that stored it attended to it as NaN, and so gave a
+    log-probability that is NaN.
     """
     return tl.inline_asm_elementwise(
         """{
