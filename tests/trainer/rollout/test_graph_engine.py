@@ -94,14 +94,14 @@ def test_sequences_that_share_a_prefix_may_read_it_in_its_slot(at_a_time: int, m
     """As the kernel does: here each slot's own copy is replaced, also after slots were refilled."""
     attend, replaced = reference_ops.attend, 0
 
-    def from_prefix(fused: Any, tables: Any, state: BatchState, rows: int, cache: Any, heads: int) -> Any:
+    def from_prefix(fused: Any, tables: Any, state: BatchState, rows: int, cache: Any, *others: Any) -> Any:
         nonlocal replaced
         for slot in set(state.slot_ids[:rows].tolist()):
             first, length = int(state.prefix_slots[slot]), int(state.prefix_lengths[slot])
             replaced += first != slot
             for states in cache[:2]:
                 states[slot, :, :length] = states[first, :, :length].clone()
-        return attend(fused, tables, state, rows, cache, heads)
+        return attend(fused, tables, state, rows, cache, *others)
 
     monkeypatch.setattr(reference_ops, "attend", from_prefix)
     model = random_model("qwen2")

@@ -59,9 +59,13 @@ def test_completions_are_those_of_the_torch_engine(kind: str, params: SamplingPa
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 6, 64), (14, 2, 64), (7, 1, 128), (4, 4, 96), (4, 2, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
-def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dtype, fp8: bool) -> None:
+@pytest.mark.parametrize("least", [32, 1024], ids=["in pieces", "whole"])
+def test_attention_kernel(
+    heads: int, kv_heads: int, size: int, dtype: torch.dtype, fp8: bool, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tinyzero_trainer.rollout.cuda_graph import triton_kernels
 
+    monkeypatch.setattr(triton_kernels, "LEAST", least)
     torch.manual_seed(0)
     positions, length = [0, 1, 63, 64, 65, 130, 255], 256
     state = BatchState(len(positions), 4, ENDS, GPU)
@@ -85,13 +89,70 @@ def test_attention_kernel(heads: int, kv_heads: int, size: int, dtype: torch.dty
     angles = 6 * torch.rand(length, size // 2, device=GPU)
     tables = angles.cos(), angles.sin()
     expected = reference_ops.attend(fused, tables, state, rows, cache, heads)
-    found = triton_kernels.attend(fused, tables, state, rows, copy, heads)
+    pieces = triton_kernels.split(state, rows, kv_heads, length)
+    assert (int(pieces.table[-1]) > 2 * rows) == (least == 32)
+    for _ in range(2):  # as in two layers
+        found = triton_kernels.attend(fused, tables, state, rows, copy, heads, pieces)
     near = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 4e-2, "rtol": 2e-2}
     if fp8:  # where sums in another order round to the next number in fp8
         near = {"atol": 0.1, "rtol": 1 / 8}
     torch.testing.assert_close(found, expected, **near)
     slots = torch.arange(5, device=GPU)
     torch.testing.assert_close(copy.read(slots, dtype), cache.read(slots, dtype), **near)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(14, 2, 64), (7, 1, 128), (4, 4, 96), (4, 2, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
+def test_contexts_are_stored(heads: int, kv_heads: int, size: int, dtype: torch.dtype, fp8: bool) -> None:
+    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+
+    torch.manual_seed(0)
+    fused = torch.randn(3, 70, heads + 2 * kv_heads, size, device=GPU, dtype=dtype)
+    fused[1, 9:] *= 100  # padding, which scales must not depend on
+    slots, rows, lengths = (
+        torch.tensor(column, device=GPU) for column in ([5, 2, 9, 0, 1, 7, 8], [0, 0, 0, 1, 1, 2, 2], [70, 9, 33])
+    )
+    angles = 6 * torch.rand(128, size // 2, device=GPU)
+    results = []
+    for ops in (reference_ops, triton_kernels):
+        states = [torch.zeros(11, kv_heads, 128, size, device=GPU, dtype=dtype) for _ in range(2)]
+        cache = LayerCache(*states)
+        if fp8:
+            numbers = [part.to(reference_ops.FP8) for part in states]
+            cache = LayerCache(*numbers, *(torch.zeros(11, kv_heads, device=GPU) for _ in range(2)))
+        copy = fused.clone()
+        ops.store_contexts(copy, (angles.cos(), angles.sin()), cache, slots, rows, lengths)
+        results.append([copy, *(part.float() for part in cache if part is not None)])
+    for expected, found in zip(*results, strict=True):  # rotations may be rounded to the next number
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1 / 7 if fp8 else 1e-2)
+        assert torch.isclose(found, expected, atol=1e-5, rtol=1e-5).float().mean() > 0.99
+
+
+@pytest.mark.parametrize(("rows", "longest"), [(1, 1000), (7, 1), (100, 100), (1000, 1000), (3000, 1000)])
+def test_pieces_are_all_of_each_context(rows: int, longest: int) -> None:
+    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+
+    state = BatchState(rows, 4, ENDS, GPU)
+    positions = torch.randint(longest, (rows,))
+    state.reset((positions + 1).tolist(), 0, SAMPLED, 0)
+    slots = torch.randperm(rows)
+    state.set_rows(slots, rows)
+    pieces = triton_kernels.split(state, rows, 2, 1024)
+    *table, count = pieces.table.tolist()
+    assert rows <= count <= pieces.most
+    parts: list[list[tuple[int, int]]] = [[] for _ in range(rows)]
+    columns = (table[column * pieces.most :][:count] for column in range(6))
+    for row, slot, position, start, size, first in zip(*columns, strict=True):
+        assert slot == slots[row]
+        assert position == positions[slot]
+        assert first + len(parts[row]) < count
+        parts[row].append((start, min(start + size, position)))
+    for row, found in enumerate(parts):
+        ends = [0, *(end for _, end in found)]
+        assert [start for start, _ in found] == ends[:-1]
+        assert ends[-1] == positions[slots[row]]
+    assert not pieces.done.any()
 
 
 @pytest.mark.parametrize("width", [96, 896, 4864, 18_944])

@@ -24,7 +24,7 @@ from tinyzero_trainer.rollout.engine import (
 )
 from tinyzero_trainer.rollout.scheduler import Request, Sampled, Scheduler
 
-REFILL_PART = 16
+REFILL_PART = 12
 """Slots are refilled when one in so many is free: reading prompts interrupts the others for about a step."""
 
 ADVANCE_CHECKS = 8
@@ -113,12 +113,13 @@ class BatchedEngine(AsyncEngine, ABC):
             and (not self._has_room(scheduler) or self._starts_anew(scheduler, version))
         ):
             scheduler.suspend(self._read)
-        if not scheduler.running:
+        anew = not scheduler.running
+        if anew:
             self._slots = self._reserve(scheduler)
             scheduler.set_slots(self._slots)
             self._state.clear()
         self._state.set_params(params)
-        if self.refills or not scheduler.running:
+        if anew:
             self._refill(scheduler, version)
         # A decoder without slots goes on with all of its rows: past its limit, one may leave the model's context.
         due, limit = False, scheduler.limit(max if self.refills else min)
@@ -126,10 +127,16 @@ class BatchedEngine(AsyncEngine, ABC):
             self._step(scheduler.steps + 1)
             scheduler.steps += 1
             due = (scheduler.steps + 1) % self.check_every == 0
+        if self.refills and not anew:  # only now, as the device is busy with these steps while the host prepares it
+            self._refill(scheduler, version)
         slots = scheduler.at_limit()
         if due and (finished := self._finished()) is not None:
             ended = finished.tolist()  # reading the tensor's elements one by one would take longer than the steps
-            slots |= {request.slot for request in scheduler.running if ended[request.slot]}
+            slots |= {
+                request.slot
+                for request in scheduler.running
+                if ended[request.slot] and request.entered < scheduler.steps  # else another one was in its slot
+            }
         if slots:
             kept = scheduler.leave(slots, self._read)
             if scheduler.running:

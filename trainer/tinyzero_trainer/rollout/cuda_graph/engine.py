@@ -29,23 +29,23 @@ from tinyzero_trainer.rollout.scheduler import Scheduler
 from tinyzero_trainer.rollout.weight_source import WeightSource
 
 CHECK_LAG = 3
-"""Steps from a check's copy to its reading, fewer than `check_every`: the device's work while slots are refilled."""
+"""Steps from a check's copy to its reading, fewer than `check_every`: the device's work meanwhile."""
 
 PREFILL_LOGITS = 2**27
 """Most logits of one part of the prefill."""
 
 
 def capture_sizes(most: int) -> list[int]:
-    """Batch sizes for which graphs are captured: powers of two and their three-quarters, up to `most`.
+    """Batch sizes for which graphs are captured, up to `most`: two for each doubling, from 128 on four.
 
     Example:
-        >>> capture_sizes(100)
-        [8, 12, 16, 24, 32, 48, 64, 96, 100]
+        >>> capture_sizes(250)
+        [8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 250]
     """
     sizes = {most}
     power = 8
     while power < most:
-        sizes |= {power, min(most, power * 3 // 2)}
+        sizes |= {min(most, power * quarters // 4) for quarters in ((4, 6) if power < 128 else (4, 5, 6, 7))}
         power *= 2
     return sorted(sizes)
 
@@ -175,6 +175,7 @@ class GraphEngine(BatchedEngine):
             self._state, self._reserved = BatchState(wanted, steps, self._eos_ids, self._device), True
             self._cache = Cache(self._model, wanted + 1, length)
             self._capture_sizes = capture_sizes(wanted)
+        self._check = None  # the last was of other sequences
         return min(wanted, self._state.slots)
 
     def _has_room(self, scheduler: Scheduler) -> bool:
@@ -243,7 +244,6 @@ class GraphEngine(BatchedEngine):
             state.set_rows(entering, end - start)
             self._sample(state, logits, end - start, self._params)
             start = end
-        self._check = None  # it may be of sequences that were in these slots
 
     def _work_on(self, running: Tensor) -> None:
         """See `BatchedEngine`; prepares a step for their number if there is none."""

@@ -76,12 +76,13 @@ class Fp8GraphModel(GraphModel):
         """See `GraphModel`."""
         weights, ops = self._weights, self._ops
         hidden = F.embedding(state.last_token[state.slot_ids[:rows]], weights["embed"])  # [rows, hidden]
+        pieces = ops.split(state, rows, self.kv_heads, cache.length)
         added = scales = None  # what the last layer's MLP gave, to be added before the next norm
         for layer in range(self.layers):
             states = ops.normalize_fp8(hidden, weights.eps, added, scales)
             fused = self._product(states, f"{layer}.qkv", weights.get(f"{layer}.qkv_bias"))
             fused = weights.normalize_heads(layer, fused.unflatten(1, (-1, self.head_size))).flatten(1)
-            attended = ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads)
+            attended = ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads, pieces)
             hidden = self._add_product(hidden, attended, f"{layer}.out")
             states = ops.normalize_fp8(hidden, weights.eps)
             gated, scales = ops.gated_fp8(self._product(states, f"{layer}.gate_up"))

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph import reference_ops
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, LayerCache, Tables, rotate
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, LayerCache, Tables
 from tinyzero_trainer.rollout.fused_weights import FusedWeights
 
 
@@ -104,19 +104,15 @@ class GraphModel:
         indices, count = torch.arange(prompts, device=tokens.device), len(slots)
         # [slots]; output_size saves asking the device for the sum.
         repeats = torch.repeat_interleave(indices, copies, output_size=count)
-        real = torch.arange(longest, device=tokens.device) < lengths[:, None]
-        group = self.heads // self.kv_heads
+        grouped = tokens.is_cuda and self.dtype != torch.float32  # others have no fast kernel for fewer key heads
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).unflatten(0, (prompts, longest))
-            cos, sin = (table[:longest, None] for table in cache.tables[layer])  # [longest, 1, half]
-            rotated = rotate(fused[:, :, : -self.kv_heads], cos, sin).transpose(1, 2)
-            query, key = rotated.split([self.heads, self.kv_heads], dim=1)
-            value = fused[:, :, -self.kv_heads :].transpose(1, 2)
-            cache.layers[layer].fill(slots, repeats, key, value, real)
-            # Repeated here: not every fast kernel supports fewer key heads.
-            key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
-            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            self._ops.store_contexts(fused, cache.tables[layer], cache.layers[layer], slots, repeats, lengths)
+            query, key, value = fused.transpose(1, 2).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+            if not grouped:
+                key, value = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (key, value))
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
             hidden = self._finish_layer(layer, hidden, attended.transpose(1, 2).reshape(prompts * longest, -1))
         last = hidden.view(prompts, longest, -1)[indices, lengths - 1]
         return self._logits(last)[repeats]
@@ -124,9 +120,12 @@ class GraphModel:
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         """Append the newest token of each sequence; logits [rows, vocabulary] of the next."""
         hidden = F.embedding(state.last_token[state.slot_ids[:rows]], self._weights["embed"])  # [rows, hidden]
+        pieces = self._ops.split(state, rows, self.kv_heads, cache.length)
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).flatten(1)
-            attended = self._ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads)
+            attended = self._ops.attend(
+                fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads, pieces
+            )
             hidden = self._finish_layer(layer, hidden, attended)
         return self._logits(hidden)
 

@@ -35,23 +35,6 @@ class LayerCache(NamedTuple):
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
 
-    def fill(self, slots: Tensor, rows: Tensor, key: Tensor, value: Tensor, real: Tensor) -> None:
-        """Store contexts.
-
-        Args:
-            slots: [slots] to fill.
-            rows: [slots] the context of each.
-            key: [contexts, kv heads, longest, head size], as `value`.
-            real: bool [contexts, longest], False for padding.
-        """
-        longest = slice(key.shape[2])
-        if self.key_scales is None or self.value_scales is None:
-            self.keys[slots, :, longest], self.values[slots, :, longest] = key[rows], value[rows]
-            return
-        for states, numbers, scales in ((key, self.keys, self.key_scales), (value, self.values, self.value_scales)):
-            found = fp8_scales(states * real[:, None, :, None])
-            scales[slots], numbers[slots, :, longest] = found[rows], to_fp8(states, found[..., None, None])[rows]
-
     def append(self, slots: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
         """Store a key and a value, each [slots, kv heads, head size], of every slot, at its position."""
         if self.key_scales is not None and self.value_scales is not None:
@@ -78,7 +61,48 @@ def to_fp8(states: Tensor, scales: Tensor | float) -> Tensor:
     return (states.float() / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
-def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: LayerCache, heads: int) -> Tensor:
+def store_contexts(
+    fused: Tensor, tables: Tables, cache: LayerCache, slots: Tensor, rows: Tensor, lengths: Tensor
+) -> None:
+    """Rotate queries and keys of contexts, in place, and store keys and values.
+
+    Args:
+        fused: [contexts, longest, heads + 2 × kv heads, head size] query, key and value; the first two are overwritten.
+        tables: of the rotary embedding.
+        cache: written to.
+        slots: [slots] to fill.
+        rows: [slots] the context of each.
+        lengths: [contexts], after which there is padding.
+    """
+    kv_heads, longest = cache.keys.shape[1], fused.shape[1]
+    to_rotate = fused[:, :, :-kv_heads]
+    to_rotate.copy_(rotate(to_rotate, *(table[:longest, None] for table in tables)))
+    key, value = fused[:, :, -2 * kv_heads :].transpose(1, 2).split(kv_heads, dim=1)
+    if cache.key_scales is None or cache.value_scales is None:
+        cache.keys[slots, :, :longest], cache.values[slots, :, :longest] = key[rows], value[rows]
+        return
+    real = torch.arange(longest, device=fused.device) < lengths[:, None]
+    for states, numbers, scales in (
+        (key, cache.keys, cache.key_scales),
+        (value, cache.values, cache.value_scales),
+    ):
+        found = fp8_scales(states * real[:, None, :, None])
+        scales[slots], numbers[slots, :, :longest] = found[rows], to_fp8(states, found[..., None, None])[rows]
+
+
+def split(state: BatchState, rows: int, kv_heads: int, length: int) -> None:
+    """Only kernels read a context in pieces."""
+
+
+def attend(
+    fused: Tensor,
+    tables: Tables,
+    state: BatchState,
+    rows: int,
+    cache: LayerCache,
+    heads: int,
+    pieces: None = None,
+) -> Tensor:
     """Write the newest key and value of each sequence to the cache, and attend over the sequence.
 
     Args:
@@ -88,6 +112,7 @@ def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: L
         rows: of the step.
         cache: written to.
         heads: query heads.
+        pieces: what `split` gives, for kernels.
 
     Returns:
         [rows, heads × head size].

@@ -7,7 +7,7 @@ for sampling, reference_ops.py for all else.
 import math
 from collections.abc import Collection
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,12 +17,22 @@ from torch import Tensor
 from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, FP8_MAX, SMALLEST_SCALE, LayerCache, Tables
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import (
+    FP8,
+    FP8_MAX,
+    HEADROOM,
+    SMALLEST_SCALE,
+    LayerCache,
+    Tables,
+)
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
 
-FEW_PROGRAMS = 256
-"""Up to so many do not keep a GPU busy in one warp each."""
+PROGRAMS = 2048
+"""Of one warp each, that keep a GPU busy."""
+
+LEAST = 128
+"""Positions of a piece of a context, at least, where there are several."""
 
 NEW_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
 """Whether products may have 8 columns, and kernels start early."""
@@ -42,6 +52,7 @@ _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 _FP8_MAX = tl.constexpr(FP8_MAX)
 _UNPACKED_UNIT = tl.constexpr(2.0**8)  # by which the exponents of float16 are further from 0
 _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
+_HEADROOM = tl.constexpr(HEADROOM)
 
 
 def try_out(model: Any, eos_ids: Collection[int]) -> None:
@@ -54,7 +65,9 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
         return torch.zeros(shape, dtype=model.dtype, device=model.device)
 
     fused = zeros(1, (model.heads + 2 * model.kv_heads) * model.head_size)
-    attend(fused, model.tables(CACHE_BLOCK)[0], state, 1, model.layer_cache(2, CACHE_BLOCK), model.heads)
+    tables, cache, first = model.tables(CACHE_BLOCK)[0], model.layer_cache(2, CACHE_BLOCK), state.slot_ids[:1]
+    store_contexts(fused.view(1, 1, -1, model.head_size), tables, cache, first, first, first + 1)
+    attend(fused, tables, state, 1, cache, model.heads, split(state, 1, model.kv_heads, CACHE_BLOCK))
     gated(zeros(1, 2 * model.mlp_size))
     if model.fp8_products:
         _, scales = gated_fp8(zeros(1, 2 * model.mlp_size))
@@ -63,21 +76,77 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
     sample(zeros(1, model.vocabulary), state, 1, ends=True)
 
 
-def attend(fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: LayerCache, heads: int) -> Tensor:
-    """See `reference_ops.attend`."""
+def store_contexts(
+    fused: Tensor, tables: Tables, cache: LayerCache, slots: Tensor, rows: Tensor, lengths: Tensor
+) -> None:
+    """See `reference_ops.store_contexts`."""
+    contexts, longest, heads, size = fused.shape
+    _, kv_heads, cache_length, _ = cache.keys.shape
+    scaled = cache.key_scales is not None
+    sizes: dict[str, Any] = {"KV_HEADS": kv_heads, "SIZE": size, "SCALED": scaled}
+    largest = torch.zeros((contexts, 2, kv_heads), dtype=torch.float32, device=fused.device) if scaled else None
+    _rotate[(contexts * longest,)](
+        fused, largest, *tables, lengths, longest,
+        HEADS=heads, HEADS_BLOCK=triton.next_power_of_2(heads), HALF_BLOCK=triton.next_power_of_2(size // 2),
+        **sizes, **_early(fused),
+    )  # fmt: skip
+    block = 32
+    _store[(len(slots), triton.cdiv(longest, block))](
+        fused, largest, *cache, slots, rows, longest, cache_length,
+        HEADS=heads, BLOCK=block, SIZE_BLOCK=triton.next_power_of_2(size), **sizes, **_early(fused),
+    )  # fmt: skip
+
+
+class Pieces(NamedTuple):
+    """What each program of a step's attention reads: a context much longer than others is split, as in Flash-Decoding.
+
+    A step would otherwise wait for the longest, and few contexts would not keep a GPU busy.
+    """
+
+    table: Tensor
+    """int32 [6 × most + 1]: of each piece row, slot, position of the newest token, first position, positions, and the
+    first piece of the same context; then how many there are."""
+
+    done: Tensor
+    """int32 [rows × kv heads] how many pieces of each are done, 0 between two layers."""
+
+    most: int
+    """How many there may be."""
+
+
+def split(state: BatchState, rows: int, kv_heads: int, length: int) -> Pieces:
+    """Split the contexts of a step's rows, of at most `length` positions."""
+    most = min(max(rows + rows // 2, PROGRAMS // kv_heads), rows * triton.cdiv(length, LEAST))
+    table = torch.empty(6 * most + 1, dtype=torch.int32, device=state.slot_ids.device)
+    done = torch.empty(rows * kv_heads, dtype=torch.int32, device=table.device)
+    _split[(1,)](
+        table, done, state.slot_ids, state.positions, rows, most,
+        KV_HEADS=kv_heads, ROWS=triton.next_power_of_2(max(rows, 1024)), LEAST=LEAST, **_early(table),
+    )  # fmt: skip
+    return Pieces(table, done, most)
+
+
+def attend(
+    fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: LayerCache, heads: int, pieces: Pieces
+) -> Tensor:
+    """See `reference_ops.attend`; `pieces` of the step, the same for all layers."""
     _, kv_heads, cache_length, size = cache.keys.shape
     group, size_block = heads // kv_heads, max(32, triton.next_power_of_2(size))
+    group_block = max(FEWEST_HEADS, triton.next_power_of_2(group))
     out = torch.empty((rows, heads * size), dtype=fused.dtype, device=fused.device)
+    sums = torch.empty((pieces.most, kv_heads, size_block + 2, group_block), dtype=torch.float32, device=fused.device)
     in_bytes = size_block * cache.keys.itemsize
-    # Where programs are few, each reads more at a time; many small ones hide each other's waiting.
-    if rows * kv_heads <= FEW_PROGRAMS or in_bytes > 256:
+    if in_bytes > 256:
         block, warps = min(128, 2**14 // in_bytes), 4  # with shared memory as small GPUs have it
-    else:
-        block, warps = 32 if cache.keys.itemsize == 1 else 16, 1
-    _attend[(rows, kv_heads)](
-        fused, out, *cache, *tables, state.positions, state.slot_ids, state.prefix_slots, state.prefix_lengths,
+    elif cache.keys.itemsize == 1:
+        # ptxas 12.9 gets fp8 wrong of which a thread has four numbers or more (triton-lang/triton#11111).
+        block, warps = 32, max(1, size_block // 64)
+    else:  # many small programs hide each other's waiting
+        block, warps = 16, 1
+    _attend[(pieces.most * kv_heads,)](
+        fused, out, sums, *pieces, *cache, *tables, state.prefix_slots, state.prefix_lengths,
         size**-0.5 / math.log(2), cache_length,
-        GROUP=group, GROUP_BLOCK=max(FEWEST_HEADS, triton.next_power_of_2(group)), KV_HEADS=kv_heads, SIZE=size,
+        GROUP=group, GROUP_BLOCK=group_block, KV_HEADS=kv_heads, SIZE=size,
         SIZE_BLOCK=size_block, BLOCK=block, SCALED=cache.key_scales is not None,
         num_warps=warps, num_stages=3, **_early(out),
     )  # fmt: skip
@@ -162,18 +231,108 @@ def _wait(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
         tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest"])
+def _rotate(  # type: ignore[no-untyped-def]
+    fused, largest, cos, sin, lengths, longest,
+    HEADS: tl.constexpr, HEADS_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr, SCALED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Query and key of a context's position, and the largest key and value of each head so far."""
+    _wait(EARLY)
+    context, position = tl.program_id(0) // longest, tl.program_id(0) % longest
+    half: tl.constexpr = SIZE // 2
+    h, e = tl.arange(0, HEADS_BLOCK)[:, None], tl.arange(0, HALF_BLOCK)[None, :]
+    known, width = (h < HEADS) & (e < half), e < half
+    left_place = fused + tl.program_id(0).to(tl.int64) * (HEADS * SIZE) + h * SIZE + e
+    is_value = h >= HEADS - KV_HEADS
+    c = tl.where(is_value, 1.0, tl.load(cos + position * half + e, mask=width, other=0.0))
+    s = tl.where(is_value, 0.0, tl.load(sin + position * half + e, mask=width, other=0.0))
+    left = tl.load(left_place, mask=known, other=0.0).to(tl.float32)
+    right = tl.load(left_place + half, mask=known, other=0.0).to(tl.float32)
+    dtype = fused.dtype.element_ty
+    new_left, new_right = (left * c - right * s).to(dtype), (right * c + left * s).to(dtype)
+    tl.store(left_place, new_left, mask=known & ~is_value)
+    tl.store(left_place + half, new_right, mask=known & ~is_value)
+    if SCALED:
+        most = tl.max(tl.maximum(tl.abs(new_left.to(tl.float32)), tl.abs(new_right.to(tl.float32))), axis=1)
+        kept = tl.arange(0, HEADS_BLOCK) - (HEADS - 2 * KV_HEADS)
+        counts = (kept >= 0) & (kept < 2 * KV_HEADS) & (position < tl.load(lengths + context))
+        tl.atomic_max(largest + context * 2 * KV_HEADS + kept, most, mask=counts)
+
+
+@triton.jit(do_not_specialize=["longest"])
+def _store(  # type: ignore[no-untyped-def]
+    fused, largest, keys, values, key_scales, value_scales, slots, rows, longest, cache_length,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, SIZE_BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr,
+    SCALED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of some positions of a slot's context."""
+    _wait(EARLY)
+    slot, context = tl.load(slots + tl.program_id(0)), tl.load(rows + tl.program_id(0))
+    t, e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None], tl.arange(0, SIZE_BLOCK)[None, :]
+    inside = (t < longest) & (e < SIZE)
+    line = fused + (context * longest + t) * (HEADS * SIZE) + (HEADS - 2 * KV_HEADS) * SIZE + e
+    for head in tl.static_range(KV_HEADS):
+        of_head = slot * KV_HEADS + head
+        place = of_head * cache_length * SIZE + t * SIZE + e
+        key = tl.load(line + head * SIZE, mask=inside)
+        value = tl.load(line + (KV_HEADS + head) * SIZE, mask=inside)
+        if SCALED:
+            most = largest + context * 2 * KV_HEADS + head
+            key_scale = tl.maximum(tl.load(most) * (_HEADROOM / _FP8_MAX), _SMALLEST_SCALE)
+            value_scale = tl.maximum(tl.load(most + KV_HEADS) * (_HEADROOM / _FP8_MAX), _SMALLEST_SCALE)
+            tl.store(key_scales + of_head, key_scale)
+            tl.store(value_scales + of_head, value_scale)
+            key, value = _to_fp8(key, key_scale), _to_fp8(value, value_scale)
+        tl.store(keys + place, key, mask=inside)
+        tl.store(values + place, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "most"])
+def _split(  # type: ignore[no-untyped-def]
+    table, done, slot_ids, positions, rows, most,
+    KV_HEADS: tl.constexpr, ROWS: tl.constexpr, LEAST: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Pieces of equal size of each context, none much longer than the sum of all over `most` - `rows`."""
+    _wait(EARLY)
+    row = tl.arange(0, ROWS)
+    real = row < rows
+    for head in tl.static_range(KV_HEADS):
+        tl.store(done + row * KV_HEADS + head, tl.zeros_like(row), mask=real)
+    slot = tl.load(slot_ids + row, mask=real, other=0)
+    position = tl.load(positions + slot, mask=real, other=0).to(tl.int32)
+    longest = tl.maximum(tl.cdiv(tl.sum(position, axis=0), tl.maximum(most - rows, 1)), LEAST)
+    size = tl.cdiv(position, tl.maximum(tl.cdiv(position, longest), 1))
+    size = tl.maximum(tl.cdiv(size, 32), 1) * 32
+    count = tl.where(real, tl.maximum(tl.cdiv(position, size), 1), 0)
+    first = tl.cumsum(count, axis=0) - count
+    for index in range(tl.max(count, axis=0)):
+        piece, has = table + first + index, index < count
+        tl.store(piece, row, mask=has)
+        tl.store(piece + most, slot.to(tl.int32), mask=has)
+        tl.store(piece + 2 * most, position, mask=has)
+        tl.store(piece + 3 * most, index * size, mask=has)
+        tl.store(piece + 4 * most, size, mask=has)
+        tl.store(piece + 5 * most, first, mask=has)
+    tl.store(table + 6 * most, tl.sum(count, axis=0))
+
+
+@triton.jit(do_not_specialize=["most"])
 def _attend(  # type: ignore[no-untyped-def]
-    fused, out, keys, values, key_scales, value_scales, cos, sin, positions, slot_ids, prefix_slots, prefix_lengths,
+    fused, out, sums, table, done, most, keys, values, key_scales, value_scales, cos, sin, prefix_slots, prefix_lengths,
     scale, cache_length,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr,
     SIZE_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """All query heads of one key-value head and row; `scale` is in powers of two."""
+    """All query heads of one key-value head and piece of a context; `scale` is in powers of two."""
     _wait(EARLY)
-    row, head = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(slot_ids + row)
-    position = tl.load(positions + slot).to(tl.int32)
+    piece, head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS  # those that began first start first
+    row, slot = tl.load(table + piece), tl.load(table + most + piece).to(tl.int64)
+    position, start = tl.load(table + 2 * most + piece), tl.load(table + 3 * most + piece)
+    length, first_piece = tl.load(table + 4 * most + piece), tl.load(table + 5 * most + piece)
+    if piece >= tl.load(table + 6 * most):
+        return
+    is_first = start == 0
     g, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, SIZE_BLOCK)
     width = e < SIZE
     known = width[:, None] & (g < GROUP)[None, :]
@@ -200,33 +359,76 @@ def _attend(  # type: ignore[no-untyped-def]
         key, value = _to_fp8(key, key_scale), _to_fp8(value, value_scale)
         query = query.to(tl.float16)  # as `_unpack` gives keys
         scale *= key_scale
-    tl.store(keys + here, key, mask=width)
-    tl.store(values + here, value, mask=width)
+    tl.store(keys + here, key, mask=width & is_first)
+    tl.store(values + here, value, mask=width & is_first)
     own_score = tl.sum(query.to(tl.float32) * key.to(tl.float32)[:, None], axis=0) * scale  # [group]
+    own_score = tl.where(is_first, own_score, -float("inf"))
     # Completions of one prompt read it in the same place, so that it comes from the cache of the GPU.
     prefix = (tl.load(prefix_slots + slot) * KV_HEADS + head) * stored
     common = tl.load(prefix_lengths + slot).to(tl.int32)
     sum_of, highest, total = _attend_to_past(
-        query, keys, values, own, prefix, common, position, own_score, scale, SIZE, SIZE_BLOCK, BLOCK, SCALED
-    )
-    sum_of += tl.exp2(own_score - highest)[None, :] * value.to(tl.float32)[:, None]
-    result = out + row.to(tl.int64) * (GROUP * KV_HEADS * SIZE) + (head * GROUP + g[None, :]) * SIZE
-    tl.store(result + e[:, None], (sum_of * (value_scale / total)[None, :]).to(out.dtype.element_ty), mask=known)
+        query, keys, values, own, prefix, common, start, tl.minimum(start + length, position), own_score,
+        tl.where(is_first, 1.0, 0.0), scale, SIZE, SIZE_BLOCK, BLOCK, SCALED
+    )  # fmt: skip
+    if is_first:
+        sum_of += tl.exp2(own_score - highest)[None, :] * value.to(tl.float32)[:, None]
+    is_last = True
+    if length < position:
+        place = sums + (piece * KV_HEADS + head) * ((SIZE_BLOCK + 2) * GROUP_BLOCK)
+        tl.store(place + e[:, None] * GROUP_BLOCK + g[None, :], sum_of)
+        tl.store(place + SIZE_BLOCK * GROUP_BLOCK + g, highest)
+        tl.store(place + (SIZE_BLOCK + 1) * GROUP_BLOCK + g, total)
+        tl.debug_barrier()  # all threads have stored
+        pieces = tl.cdiv(position, length)
+        counter = done + row * KV_HEADS + head
+        is_last = tl.atomic_add(counter, 1) == pieces - 1
+        if is_last:
+            tl.store(counter, 0)
+            sum_of, total = _added_up(
+                sums + (first_piece * KV_HEADS + head) * ((SIZE_BLOCK + 2) * GROUP_BLOCK), pieces,
+                KV_HEADS, SIZE_BLOCK, GROUP_BLOCK,
+            )  # fmt: skip
+    if is_last:
+        result = out + row.to(tl.int64) * (GROUP * KV_HEADS * SIZE) + (head * GROUP + g[None, :]) * SIZE
+        tl.store(result + e[:, None], (sum_of * (value_scale / total)[None, :]).to(out.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _added_up(  # type: ignore[no-untyped-def]
+    place, pieces, KV_HEADS: tl.constexpr, SIZE_BLOCK: tl.constexpr, GROUP_BLOCK: tl.constexpr
+):
+    """The weighted sum [size, group] and the sum of the weights [group] of all pieces of a context."""
+    g, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, SIZE_BLOCK)
+    highest = tl.full((GROUP_BLOCK,), -float("inf"), tl.float32)
+    total = tl.zeros((GROUP_BLOCK,), tl.float32)
+    sum_of = tl.zeros((SIZE_BLOCK, GROUP_BLOCK), tl.float32)
+    for _ in range(pieces):
+        # From the cache that all processors share: others have written it.
+        score = tl.load(place + SIZE_BLOCK * GROUP_BLOCK + g, cache_modifier=".cg")
+        weight = tl.load(place + (SIZE_BLOCK + 1) * GROUP_BLOCK + g, cache_modifier=".cg")
+        part = tl.load(place + e[:, None] * GROUP_BLOCK + g[None, :], cache_modifier=".cg")
+        higher = tl.maximum(highest, score)
+        shrink, grow = tl.exp2(highest - higher), tl.exp2(score - higher)
+        total = total * shrink + weight * grow
+        sum_of = sum_of * shrink[None, :] + part * grow[None, :]
+        highest = higher
+        place += KV_HEADS * (SIZE_BLOCK + 2) * GROUP_BLOCK
+    return sum_of, total
 
 
 @triton.jit
 def _attend_to_past(  # type: ignore[no-untyped-def]
-    query, keys, values, own, prefix, common, position, highest, scale,
+    query, keys, values, own, prefix, common, begin, end, highest, total, scale,
     SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Values before `position`, in the place `prefix` up to `common` and then in `own`, weighted and added up.
+    """Values from `begin` to `end`, in the place `prefix` up to `common` and then in `own`, weighted and added up.
 
-    `highest` is the score of the newest token, whose value is not in the sum. Returns the sum [size, group], the
-    highest score of all and the sum of the weights [group], its own among them.
+    `highest` is the score of the newest token, whose value is not in the sum, and `total` its weight, 0 if it does not
+    count. Returns the sum [size, group], the highest score of all and the sum of the weights [group].
     """
     e, half = tl.arange(0, SIZE_BLOCK), tl.arange(0, SIZE_BLOCK // 2)
     width, half_width = e < SIZE, half < SIZE // 2
-    total = tl.full(highest.shape, 1.0, tl.float32)
+    total = tl.zeros(highest.shape, tl.float32) + total
     if SCALED:  # numbers in even places, and those in odd ones
         even_query, odd_query = tl.split(
             tl.permute(tl.reshape(query, (SIZE_BLOCK // 2, 2, highest.shape[0])), (0, 2, 1))
@@ -237,9 +439,9 @@ def _attend_to_past(  # type: ignore[no-untyped-def]
         scale *= _UNPACKED_UNIT
     else:
         sum_of = tl.zeros((SIZE_BLOCK, highest.shape[0]), tl.float32)
-    for start in range(0, position, BLOCK):
+    for start in range(begin, end, BLOCK):
         t = start + tl.arange(0, BLOCK)
-        inside = t < position
+        inside = t < end
         place = tl.where(t < common, prefix, own) + t * SIZE
         # Positions are the rows of both products: a tensor core takes 16 rows and 8 columns, and queries are few.
         if SCALED:
