@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `tinyzero train` does,
 import pickle
 import statistics
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,7 +71,8 @@ def random_generations(prompts: list[Prompt], load: Load, end: int, seed: int) -
         for _ in range(load.samples):
             length = random.randint(load.shortest, load.longest)
             tokens = torch.randint(1000, (length,), generator=generator).tolist()
-            generations.append((prompt, Generation([*tokens[:-1], end], [-1.0] * length, finished=True)))
+            ids, logprobs = array("i", [*tokens[:-1], end]), array("d", [-1.0]) * length  # as of the engine `torch`
+            generations.append((prompt, Generation(ids, logprobs, finished=True)))
     return generations
 
 

@@ -104,10 +104,10 @@ def with_dropout(language_model: LanguageModel) -> LanguageModel:
 
 @torch.no_grad()
 def token_logprobs(
-    language_model: LanguageModel, prompt: list[int], completion: list[int], temperature: float = 1.0
+    language_model: LanguageModel, prompt: list[int], completion: Sequence[int], temperature: float = 1.0
 ) -> list[float]:
     """log π of each completion token, from one unpadded forward pass."""
-    sequence = torch.tensor([prompt + completion], device=language_model.model.device)
+    sequence = torch.tensor([[*prompt, *completion]], device=language_model.model.device)
     logits = language_model.model(sequence).logits[0, len(prompt) - 1 : -1] / temperature
     return torch.log_softmax(logits, dim=-1).gather(1, sequence[0, len(prompt) :, None])[:, 0].tolist()
 

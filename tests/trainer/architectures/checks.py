@@ -63,7 +63,7 @@ def check_engine(
     """In float32, greedy completions are those of `generate`, and sampled ones have the model's log-probabilities."""
     for prompt, (ours,) in zip(prompts, engine.generate(prompts, 1, GREEDY, seed=0), strict=True):
         tokens, logprobs = generated(language_model, prompt)
-        assert ours.token_ids == tokens
+        assert list(ours.token_ids) == tokens
         assert ours.logprobs == pytest.approx(logprobs, abs=tolerance)
     for prompt, group in zip(prompts, engine.generate(prompts, 2, SAMPLED, seed=0), strict=True):
         assert len({tuple(each.token_ids) for each in group}) > 1

@@ -39,7 +39,7 @@ def by_number(groups: Sequence[Group]) -> list[list[Generation]]:
 
 def assert_same(ours: list[list[Generation]], theirs: list[list[Generation]]) -> None:
     for left, right in zip(flat(ours), flat(theirs), strict=True):
-        assert (left.token_ids, left.finished) == (right.token_ids, right.finished)
+        assert (list(left.token_ids), left.finished) == (list(right.token_ids), right.finished)
         assert left.logprobs == pytest.approx(right.logprobs, abs=1e-4)
 
 
@@ -116,7 +116,7 @@ def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(kind: Calla
     new = [each for group in by_number(finish(engine)) for each in group]
     for generation, count, earlier in zip(new, counts, flat(before), strict=True):
         assert generation.versions == ((7, count), (8, 150 - count))
-        assert generation.token_ids[:count] == earlier.token_ids[:count]
+        assert list(generation.token_ids[:count]) == list(earlier.token_ids[:count])
     assert [each.token_ids for each in new] != [each.token_ids for each in flat(before)]
 
 
@@ -152,12 +152,12 @@ def test_the_log_probabilities_after_new_weights_are_those_of_the_new_policy() -
     change_weights(model)
     engine.load_weights(1)
     ((generation,),) = by_number(finish(engine))
-    sequence = torch.tensor([PROMPTS[0] + generation.token_ids])
+    sequence = torch.tensor([[*PROMPTS[0], *generation.token_ids]])
     logits = model(input_ids=sequence).logits[0, len(PROMPTS[0]) - 1 : -1].log_softmax(dim=-1)
     expected = logits.gather(1, sequence[0, len(PROMPTS[0]) :, None]).squeeze(1)
     count = len(begun.token_ids)
     assert generation.logprobs[count:] == pytest.approx(expected[count:].tolist(), abs=1e-4)
-    assert generation.logprobs[:count] == begun.logprobs
+    assert list(generation.logprobs[:count]) == list(begun.logprobs)
     assert generation.logprobs[:count] != pytest.approx(expected[:count].tolist(), abs=1e-4)
 
 

@@ -4,9 +4,11 @@ Each sequence owns a slot of every tensor from its first token to its last. `slo
 step works on, so sequences leave the batch, and others take their slots, without anything being moved.
 """
 
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -191,11 +193,14 @@ def copy_to_host(tensor: Tensor) -> Callable[[], Tensor]:
 
 def _sampled(begun: Sequence[int], ends: Callable[[], Tensor], copies: Sequence[Callable[[], Tensor]]) -> Sampled:
     stops, finished = ends().tolist()
-    tokens, *logprobs = (copy().numpy() for copy in copies)
+    tokens, *logprobs = (
+        copy().numpy().astype(dtype) for copy, dtype in zip(copies, (np.int32, np.float64), strict=False)
+    )
+    # As arrays, which make no object of a number before it is used: of a million tokens, it would take 60 ms.
     return [
         (
-            tokens[row, start:stop].tolist(),
-            logprobs[0][row, start:stop].tolist() if logprobs else None,
+            array("i", tokens[row, start:stop].tobytes()),
+            array("d", logprobs[0][row, start:stop].tobytes()) if logprobs else None,
             bool(finished[row]),
         )
         for row, (start, stop) in enumerate(zip(begun, stops, strict=True))

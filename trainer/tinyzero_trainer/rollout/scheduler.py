@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from tinyzero_trainer.rollout.engine import Group
 from tinyzero_trainer.types import Generation
 
-Sampled = Sequence[tuple[list[int], list[float] | None, bool]]
+Sampled = Sequence[tuple[Sequence[int], Sequence[float] | None, bool]]
 """Of each slot: the tokens sampled in it, their log-probabilities, and whether an end token is the last."""
 
 
@@ -50,7 +50,7 @@ class Request:
         """What is read before the next token is sampled."""
         return [*self.group.prompt, *self.so_far.token_ids]
 
-    def with_sampled(self, tokens: list[int], logprobs: list[float] | None, finished: bool) -> Generation:
+    def with_sampled(self, tokens: Sequence[int], logprobs: Sequence[float] | None, finished: bool) -> Generation:
         """The completion with what was sampled in its slot."""
         before, end = self.so_far, self.begun + len(tokens)
         versions, stops = list(before.versions), [start for _, start in self.versions[1:]] + [end]
@@ -60,8 +60,10 @@ class Request:
                 versions[-1] = (version, versions[-1][1] + count)
             elif count > 0:
                 versions.append((version, count))
-        joined = None if logprobs is None else [*(before.logprobs or ()), *logprobs]
-        return Generation([*before.token_ids, *tokens], joined, finished, tuple(versions))
+        if before.token_ids:
+            tokens = [*before.token_ids, *tokens]
+            logprobs = None if logprobs is None else [*(before.logprobs or ()), *logprobs]
+        return Generation(tokens, logprobs, finished, tuple(versions))
 
 
 class Scheduler:
@@ -198,7 +200,7 @@ class Scheduler:
         return sorted(groups.values(), key=lambda group: group.number)
 
 
-def _continued(group: Group, request: Request, sampled: tuple[list[int], list[float] | None, bool]) -> Group:
+def _continued(group: Group, request: Request, sampled: tuple[Sequence[int], Sequence[float] | None, bool]) -> Group:
     """The group with what was sampled in the slot of one of its completions."""
     completions = list(group.completions)
     completions[request.sample] = request.with_sampled(*sampled)
