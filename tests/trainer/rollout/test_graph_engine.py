@@ -1,6 +1,7 @@
 """The graph engine on the CPU, its steps called rather than replayed, compared with `TorchEngine`."""
 
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +88,32 @@ def test_any_batch(lengths: list[int], samples: int, max_tokens: int, at_a_time:
     params = SamplingParams(max_tokens, logprobs=True)
     ours = graph(model, max_num_seqs=at_a_time).generate(prompts, samples, params, seed=seed)
     assert_same(ours, plain(model).generate(prompts, samples, params, seed=seed))
+
+
+@pytest.mark.parametrize("at_a_time", [2, 4, 16])
+@pytest.mark.parametrize("max_tokens", range(9, 15))
+def test_what_enters_a_slot_is_not_taken_for_what_ended_in_it(max_tokens: int, at_a_time: int) -> None:
+    """Whether sequences have ended is known some steps later, when others may be in their slots."""
+    model, params = random_model("qwen2"), SamplingParams(max_tokens, logprobs=True)
+    prompts = [[n] for n in range(40)]
+    ours = graph(model, max_num_seqs=at_a_time).generate(prompts, 1, params, seed=1)
+    assert_same(ours, plain(model).generate(prompts, 1, params, seed=1))
+
+
+def test_slots_are_refilled_while_the_device_runs_the_next_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts are read after steps were launched, not after the host has waited for a check."""
+    engine, calls = graph(random_model("qwen2"), max_num_seqs=24), list[str]()
+
+    def noted(name: str, original: Any, *given: Any) -> Any:
+        calls.append(name)
+        return original(*given)
+
+    for name in ("_prefill", "_step", "_finished"):
+        monkeypatch.setattr(engine, name, partial(noted, name, getattr(engine, name)))
+    engine.generate(PROMPTS * 4, 4, ALL, seed=0)
+    before = [calls[place - 1] for place, name in enumerate(calls) if name == "_prefill"][1:]
+    assert len(before) > 2
+    assert set(before) == {"_step"}
 
 
 @pytest.mark.parametrize("at_a_time", [3, 7, 100])

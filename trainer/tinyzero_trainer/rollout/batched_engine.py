@@ -104,6 +104,7 @@ class BatchedEngine(AsyncEngine, ABC):
     def _decode(self, scheduler: Scheduler, params: SamplingParams, version: int | None) -> int:
         """Decode up to the next check, or to a limit of the lengths; how many sequences have left their slots.
 
+        Free slots are refilled after the steps were launched: on a GPU these run while the host prepares what enters.
         `version` of the weights is recorded, unless it is None.
         """
         self._params = params
@@ -127,16 +128,14 @@ class BatchedEngine(AsyncEngine, ABC):
             self._step(scheduler.steps + 1)
             scheduler.steps += 1
             due = (scheduler.steps + 1) % self.check_every == 0
-        if self.refills and not anew:  # only now, as the device is busy with these steps while the host prepares it
+        if self.refills and not anew:
             self._refill(scheduler, version)
         slots = scheduler.at_limit()
-        if due and (finished := self._finished()) is not None:
+        if due and (check := self._finished()) is not None:
+            finished, steps = check
             ended = finished.tolist()  # reading the tensor's elements one by one would take longer than the steps
-            slots |= {
-                request.slot
-                for request in scheduler.running
-                if ended[request.slot] and request.entered < scheduler.steps  # else another one was in its slot
-            }
+            # One that has entered since then is in the slot of another, of which this was said.
+            slots |= {request.slot for request in scheduler.running if ended[request.slot] and request.entered < steps}
         if slots:
             kept = scheduler.leave(slots, self._read)
             if scheduler.running:
@@ -200,8 +199,8 @@ class BatchedEngine(AsyncEngine, ABC):
         """After a prefill: let the next steps work on these slots [n], the new ones last."""
 
     @abstractmethod
-    def _finished(self) -> Tensor | None:
-        """`BatchState.finished` on the CPU, perhaps as it was some steps before; None = not known at present."""
+    def _finished(self) -> tuple[Tensor, int] | None:
+        """`BatchState.finished` on the CPU, and after how many steps it was so; None = not known at present."""
 
     @abstractmethod
     def _keep(self, running: Tensor, kept: Tensor) -> None:

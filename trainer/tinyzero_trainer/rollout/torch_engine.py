@@ -90,14 +90,14 @@ class TorchEngine(BatchedEngine):
         self._rows = len(running)
         self._state.set_rows(running, self._rows)
 
-    def _finished(self) -> Tensor | None:
-        return self._state.finished.cpu()
+    def _finished(self) -> tuple[Tensor, int] | None:
+        return self._state.finished.cpu(), self._steps
 
     def _keep(self, running: Tensor, kept: Tensor) -> None:
         self._work_on(running)
         self._decoder.keep(kept.to(self._device))
 
     def _step(self, index: int) -> None:
-        state = self._state
+        state, self._steps = self._state, index
         logits = self._decoder.step(state.last_token[state.slot_ids[: self._rows]])
         state.sample(logits, self._rows, self._params)

@@ -29,7 +29,7 @@ from tinyzero_trainer.rollout.scheduler import Scheduler
 from tinyzero_trainer.rollout.weight_source import WeightSource
 
 CHECK_LAG = 3
-"""Steps from a check's copy to its reading, fewer than `check_every`: the device's work meanwhile."""
+"""Steps from a check's copy to its reading, fewer than `check_every`, so that the device need not wait for the host."""
 
 PREFILL_LOGITS = 2**27
 """Most logits of one part of the prefill."""
@@ -76,6 +76,9 @@ class GraphEngine(BatchedEngine):
 
     _check: Callable[[], Tensor] | None
     """The last copy of `BatchState.finished` to the host."""
+
+    _checked: int
+    """After how many steps it was made."""
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class GraphEngine(BatchedEngine):
             self._state, self._reserved = BatchState(wanted, steps, self._eos_ids, self._device), True
             self._cache = Cache(self._model, wanted + 1, length)
             self._capture_sizes = capture_sizes(wanted)
-        self._check = None  # the last was of other sequences
+        self._check, self._checked = None, 0  # the last one was of the sequences before
         return min(wanted, self._state.slots)
 
     def _has_room(self, scheduler: Scheduler) -> bool:
@@ -261,8 +264,8 @@ class GraphEngine(BatchedEngine):
         state.set_rows(running, rows)
         self._rows, self._key = rows, key
 
-    def _finished(self) -> Tensor | None:
-        return None if self._check is None else self._check()
+    def _finished(self) -> tuple[Tensor, int] | None:
+        return None if self._check is None else (self._check(), self._checked)
 
     def _keep(self, running: Tensor, kept: Tensor) -> None:
         self._work_on(running)
@@ -270,7 +273,7 @@ class GraphEngine(BatchedEngine):
     def _step(self, index: int) -> None:
         self._runner.run(self._key)
         if index % self.check_every == self.check_every - 1 - CHECK_LAG and not self._params.ignore_eos:
-            self._check = copy_to_host(self._state.finished)
+            self._check, self._checked = copy_to_host(self._state.finished), index
 
     def _sample(self, state: BatchState, logits: Tensor, rows: int, params: SamplingParams) -> None:
         if self._samples_by_kernel(params):

@@ -27,7 +27,7 @@ class Cache:
 
 
 class GraphModel:
-    """The network; its attention and gating in plain torch, or after `use_kernels` in Triton."""
+    """The network; its attention, gating and filling of the cache in plain torch, or after `use_kernels` in Triton."""
 
     fp8_products = False
 
@@ -52,6 +52,9 @@ class GraphModel:
         self.hidden_size: int = config.hidden_size
         self._rotary = copy.deepcopy(inner.model.rotary_emb).to(device)
         self._ops: Any = reference_ops
+        # FlashAttention's; PyTorch's other fast kernels need as many key heads as query heads.
+        on_gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        self._groups_heads = on_gpu and dtype != torch.float32
 
     def use_kernels(self) -> None:
         """Replace reference_ops.py by Triton's kernels."""
@@ -104,15 +107,14 @@ class GraphModel:
         indices, count = torch.arange(prompts, device=tokens.device), len(slots)
         # [slots]; output_size saves asking the device for the sum.
         repeats = torch.repeat_interleave(indices, copies, output_size=count)
-        grouped = tokens.is_cuda and self.dtype != torch.float32  # others have no fast kernel for fewer key heads
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).unflatten(0, (prompts, longest))
             self._ops.store_contexts(fused, cache.tables[layer], cache.layers[layer], slots, repeats, lengths)
             query, key, value = fused.transpose(1, 2).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-            if not grouped:
+            if not self._groups_heads:
                 key, value = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (key, value))
-            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self._groups_heads)
             hidden = self._finish_layer(layer, hidden, attended.transpose(1, 2).reshape(prompts * longest, -1))
         last = hidden.view(prompts, longest, -1)[indices, lengths - 1]
         return self._logits(last)[repeats]

@@ -1,4 +1,7 @@
-"""One decoding step's attention, gating and rounding to fp8 in plain torch, for where triton_kernels.py cannot run."""
+"""Filling the KV cache, and a decoding step's attention, gating and rounding to fp8, in plain torch.
+
+For where triton_kernels.py cannot run.
+"""
 
 import math
 from typing import NamedTuple
@@ -91,7 +94,7 @@ def store_contexts(
 
 
 def split(state: BatchState, rows: int, kv_heads: int, length: int) -> None:
-    """Only kernels read a context in pieces."""
+    """Nothing to prepare for `attend` here: see triton_kernels.py, which reads long contexts in pieces."""
 
 
 def attend(
@@ -112,7 +115,7 @@ def attend(
         rows: of the step.
         cache: written to.
         heads: query heads.
-        pieces: what `split` gives, for kernels.
+        pieces: what `split` gives for the step, for all of its layers.
 
     Returns:
         [rows, heads × head size].

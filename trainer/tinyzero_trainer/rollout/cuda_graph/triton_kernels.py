@@ -1,4 +1,4 @@
-"""Kernels of one decoding step on a GPU: attention over each sequence's own length, sampling of its next token, fp8.
+"""Kernels of the graph engine: a decoding step's attention, sampling and fp8, and filling the KV cache with prompts.
 
 Imported only on a GPU: elsewhere Triton may be missing. The same in plain torch: ../sampling.py and ../batch_state.py
 for sampling, reference_ops.py for all else.
@@ -28,11 +28,14 @@ from tinyzero_trainer.rollout.cuda_graph.reference_ops import (
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
 
-PROGRAMS = 2048
+ENOUGH_PROGRAMS = 2048
 """Of one warp each, that keep a GPU busy."""
 
-LEAST = 128
+SMALLEST_PIECE = 128
 """Positions of a piece of a context, at least, where there are several."""
+
+MOST_PIECES = 64
+"""Of a context: the last one that is done adds them up, one after another."""
 
 NEW_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
 """Whether products may have 8 columns, and kernels start early."""
@@ -104,26 +107,28 @@ class Pieces(NamedTuple):
     """
 
     table: Tensor
-    """int32 [6 × most + 1]: of each piece row, slot, position of the newest token, first position, positions, and the
-    first piece of the same context; then how many there are."""
+    """int32 [6 × limit + 1]: of each piece row, slot, position of the newest token, first position of the piece, its
+    size, and the number of the context's first piece; then how many pieces there are."""
 
     done: Tensor
     """int32 [rows × kv heads] how many pieces of each are done, 0 between two layers."""
 
-    most: int
-    """How many there may be."""
+    limit: int
+    """How many pieces there may be."""
 
 
 def split(state: BatchState, rows: int, kv_heads: int, length: int) -> Pieces:
     """Split the contexts of a step's rows, of at most `length` positions."""
-    most = min(max(rows + rows // 2, PROGRAMS // kv_heads), rows * triton.cdiv(length, LEAST))
-    table = torch.empty(6 * most + 1, dtype=torch.int32, device=state.slot_ids.device)
+    of_each = min(MOST_PIECES, triton.cdiv(length, SMALLEST_PIECE))
+    limit = min(max(rows + rows // 2, ENOUGH_PROGRAMS // kv_heads), rows * of_each)
+    table = torch.empty(6 * limit + 1, dtype=torch.int32, device=state.slot_ids.device)
     done = torch.empty(rows * kv_heads, dtype=torch.int32, device=table.device)
     _split[(1,)](
-        table, done, state.slot_ids, state.positions, rows, most,
-        KV_HEADS=kv_heads, ROWS=triton.next_power_of_2(max(rows, 1024)), LEAST=LEAST, **_early(table),
+        table, done, state.slot_ids, state.positions, rows, limit,
+        KV_HEADS=kv_heads, ROWS=triton.next_power_of_2(max(rows, 1024)), SMALLEST=SMALLEST_PIECE, MOST=MOST_PIECES,
+        **_early(table),
     )  # fmt: skip
-    return Pieces(table, done, most)
+    return Pieces(table, done, limit)
 
 
 def attend(
@@ -134,16 +139,17 @@ def attend(
     group, size_block = heads // kv_heads, max(32, triton.next_power_of_2(size))
     group_block = max(FEWEST_HEADS, triton.next_power_of_2(group))
     out = torch.empty((rows, heads * size), dtype=fused.dtype, device=fused.device)
-    sums = torch.empty((pieces.most, kv_heads, size_block + 2, group_block), dtype=torch.float32, device=fused.device)
+    sums = torch.empty((pieces.limit, kv_heads, size_block + 2, group_block), dtype=torch.float32, device=fused.device)
     in_bytes = size_block * cache.keys.itemsize
     if in_bytes > 256:
-        block, warps = min(128, 2**14 // in_bytes), 4  # with shared memory as small GPUs have it
+        block, warps = 2**14 // in_bytes, 4  # with shared memory as small GPUs have it
     elif cache.keys.itemsize == 1:
-        # ptxas 12.9 gets fp8 wrong of which a thread has four numbers or more (triton-lang/triton#11111).
+        # Two numbers of the newest key a thread: of four, ptxas 12.9 mixes up bytes where they are stored and also
+        # exchanged between threads (triton-lang/triton#11111).
         block, warps = 32, max(1, size_block // 64)
     else:  # many small programs hide each other's waiting
         block, warps = 16, 1
-    _attend[(pieces.most * kv_heads,)](
+    _attend[(pieces.limit * kv_heads,)](
         fused, out, sums, *pieces, *cache, *tables, state.prefix_slots, state.prefix_lengths,
         size**-0.5 / math.log(2), cache_length,
         GROUP=group, GROUP_BLOCK=group_block, KV_HEADS=kv_heads, SIZE=size,
@@ -257,7 +263,7 @@ def _rotate(  # type: ignore[no-untyped-def]
         most = tl.max(tl.maximum(tl.abs(new_left.to(tl.float32)), tl.abs(new_right.to(tl.float32))), axis=1)
         kept = tl.arange(0, HEADS_BLOCK) - (HEADS - 2 * KV_HEADS)
         counts = (kept >= 0) & (kept < 2 * KV_HEADS) & (position < tl.load(lengths + context))
-        tl.atomic_max(largest + context * 2 * KV_HEADS + kept, most, mask=counts)
+        tl.atomic_max(largest + context * 2 * KV_HEADS + kept, most, mask=counts, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["longest"])
@@ -288,12 +294,12 @@ def _store(  # type: ignore[no-untyped-def]
         tl.store(values + place, value, mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "most"])
+@triton.jit(do_not_specialize=["rows", "limit"])
 def _split(  # type: ignore[no-untyped-def]
-    table, done, slot_ids, positions, rows, most,
-    KV_HEADS: tl.constexpr, ROWS: tl.constexpr, LEAST: tl.constexpr, EARLY: tl.constexpr,
+    table, done, slot_ids, positions, rows, limit,
+    KV_HEADS: tl.constexpr, ROWS: tl.constexpr, SMALLEST: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Pieces of equal size of each context, none much longer than the sum of all over `most` - `rows`."""
+    """Pieces of equal size of each context, so many that there are no more than `limit` in all."""
     _wait(EARLY)
     row = tl.arange(0, ROWS)
     real = row < rows
@@ -301,36 +307,39 @@ def _split(  # type: ignore[no-untyped-def]
         tl.store(done + row * KV_HEADS + head, tl.zeros_like(row), mask=real)
     slot = tl.load(slot_ids + row, mask=real, other=0)
     position = tl.load(positions + slot, mask=real, other=0).to(tl.int32)
-    longest = tl.maximum(tl.cdiv(tl.sum(position, axis=0), tl.maximum(most - rows, 1)), LEAST)
-    size = tl.cdiv(position, tl.maximum(tl.cdiv(position, longest), 1))
+    # Each context has at most one piece more than this size fits into it.
+    size = tl.maximum(tl.cdiv(tl.sum(position, axis=0), tl.maximum(limit - rows, 1)), SMALLEST)
+    size = tl.maximum(size, tl.cdiv(tl.max(position, axis=0), MOST))
+    size = tl.cdiv(position, tl.maximum(tl.cdiv(position, size), 1))
     size = tl.maximum(tl.cdiv(size, 32), 1) * 32
     count = tl.where(real, tl.maximum(tl.cdiv(position, size), 1), 0)
     first = tl.cumsum(count, axis=0) - count
     for index in range(tl.max(count, axis=0)):
         piece, has = table + first + index, index < count
         tl.store(piece, row, mask=has)
-        tl.store(piece + most, slot.to(tl.int32), mask=has)
-        tl.store(piece + 2 * most, position, mask=has)
-        tl.store(piece + 3 * most, index * size, mask=has)
-        tl.store(piece + 4 * most, size, mask=has)
-        tl.store(piece + 5 * most, first, mask=has)
-    tl.store(table + 6 * most, tl.sum(count, axis=0))
+        tl.store(piece + limit, slot.to(tl.int32), mask=has)
+        tl.store(piece + 2 * limit, position, mask=has)
+        tl.store(piece + 3 * limit, index * size, mask=has)
+        tl.store(piece + 4 * limit, size, mask=has)
+        tl.store(piece + 5 * limit, first, mask=has)
+    tl.store(table + 6 * limit, tl.sum(count, axis=0))
 
 
-@triton.jit(do_not_specialize=["most"])
+@triton.jit(do_not_specialize=["limit"])
 def _attend(  # type: ignore[no-untyped-def]
-    fused, out, sums, table, done, most, keys, values, key_scales, value_scales, cos, sin, prefix_slots, prefix_lengths,
-    scale, cache_length,
+    fused, out, sums, table, done, limit, keys, values, key_scales, value_scales, cos, sin, prefix_slots,
+    prefix_lengths, scale, cache_length,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr,
     SIZE_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """All query heads of one key-value head and piece of a context; `scale` is in powers of two."""
     _wait(EARLY)
-    piece, head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS  # those that began first start first
-    row, slot = tl.load(table + piece), tl.load(table + most + piece).to(tl.int64)
-    position, start = tl.load(table + 2 * most + piece), tl.load(table + 3 * most + piece)
-    length, first_piece = tl.load(table + 4 * most + piece), tl.load(table + 5 * most + piece)
-    if piece >= tl.load(table + 6 * most):
+    # The first programs start first: those of the first rows, whose contexts are the oldest and longest.
+    piece, head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
+    row, slot = tl.load(table + piece), tl.load(table + limit + piece).to(tl.int64)
+    position, start = tl.load(table + 2 * limit + piece), tl.load(table + 3 * limit + piece)
+    piece_size, first_piece = tl.load(table + 4 * limit + piece), tl.load(table + 5 * limit + piece)
+    if piece >= tl.load(table + 6 * limit):
         return
     is_first = start == 0
     g, e = tl.arange(0, GROUP_BLOCK), tl.arange(0, SIZE_BLOCK)
@@ -362,24 +371,23 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(keys + here, key, mask=width & is_first)
     tl.store(values + here, value, mask=width & is_first)
     own_score = tl.sum(query.to(tl.float32) * key.to(tl.float32)[:, None], axis=0) * scale  # [group]
-    own_score = tl.where(is_first, own_score, -float("inf"))
+    own_score = tl.where(is_first, own_score, -float("inf"))  # it counts once
     # Completions of one prompt read it in the same place, so that it comes from the cache of the GPU.
     prefix = (tl.load(prefix_slots + slot) * KV_HEADS + head) * stored
     common = tl.load(prefix_lengths + slot).to(tl.int32)
     sum_of, highest, total = _attend_to_past(
-        query, keys, values, own, prefix, common, start, tl.minimum(start + length, position), own_score,
-        tl.where(is_first, 1.0, 0.0), scale, SIZE, SIZE_BLOCK, BLOCK, SCALED
+        query, keys, values, own, prefix, common, start, tl.minimum(start + piece_size, position), own_score, scale,
+        SIZE, SIZE_BLOCK, BLOCK, SCALED,
     )  # fmt: skip
-    if is_first:
-        sum_of += tl.exp2(own_score - highest)[None, :] * value.to(tl.float32)[:, None]
+    sum_of += tl.exp2(own_score - highest)[None, :] * value.to(tl.float32)[:, None]
     is_last = True
-    if length < position:
+    if piece_size < position:
         place = sums + (piece * KV_HEADS + head) * ((SIZE_BLOCK + 2) * GROUP_BLOCK)
         tl.store(place + e[:, None] * GROUP_BLOCK + g[None, :], sum_of)
         tl.store(place + SIZE_BLOCK * GROUP_BLOCK + g, highest)
         tl.store(place + (SIZE_BLOCK + 1) * GROUP_BLOCK + g, total)
         tl.debug_barrier()  # all threads have stored
-        pieces = tl.cdiv(position, length)
+        pieces = tl.cdiv(position, piece_size)
         counter = done + row * KV_HEADS + head
         is_last = tl.atomic_add(counter, 1) == pieces - 1
         if is_last:
@@ -418,17 +426,17 @@ def _added_up(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _attend_to_past(  # type: ignore[no-untyped-def]
-    query, keys, values, own, prefix, common, begin, end, highest, total, scale,
+    query, keys, values, own, prefix, common, begin, end, highest, scale,
     SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Values from `begin` to `end`, in the place `prefix` up to `common` and then in `own`, weighted and added up.
 
-    `highest` is the score of the newest token, whose value is not in the sum, and `total` its weight, 0 if it does not
-    count. Returns the sum [size, group], the highest score of all and the sum of the weights [group].
+    `highest` is the score of the newest token, whose value is not in the sum. Returns the sum [size, group], the
+    highest score of all and the sum of the weights [group], its own among them.
     """
     e, half = tl.arange(0, SIZE_BLOCK), tl.arange(0, SIZE_BLOCK // 2)
     width, half_width = e < SIZE, half < SIZE // 2
-    total = tl.zeros(highest.shape, tl.float32) + total
+    total = tl.full(highest.shape, 1.0, tl.float32)
     if SCALED:  # numbers in even places, and those in odd ones
         even_query, odd_query = tl.split(
             tl.permute(tl.reshape(query, (SIZE_BLOCK // 2, 2, highest.shape[0])), (0, 2, 1))
