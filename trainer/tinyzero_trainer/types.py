@@ -32,7 +32,8 @@ class Generation:
     """One sampled completion."""
 
     token_ids: Sequence[int]
-    """Generated tokens, the end token included where there is one; never empty."""
+    """Generated tokens, the end token included where there is one; never empty. Engines give arrays, as of
+    log-probabilities, which make no object of a number before it is used."""
 
     logprobs: Sequence[float] | None
     """Of each token, as the engine has it (temperature applied, but neither top-p nor top-k); None = not asked for."""

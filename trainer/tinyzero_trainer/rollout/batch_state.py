@@ -196,7 +196,7 @@ def _sampled(begun: Sequence[int], ends: Callable[[], Tensor], copies: Sequence[
     tokens, *logprobs = (
         copy().numpy().astype(dtype) for copy, dtype in zip(copies, (np.int32, np.float64), strict=False)
     )
-    # As arrays, which make no object of a number before it is used: of a million tokens, it would take 60 ms.
+    # Lists of a million tokens would take 60 ms.
     return [
         (
             array("i", tokens[row, start:stop].tobytes()),

@@ -3,6 +3,7 @@
 Bookkeeping on the host, without tensors; the tensors of the slots are in batch_state.py.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,8 +62,8 @@ class Request:
             elif count > 0:
                 versions.append((version, count))
         if before.token_ids:
-            tokens = [*before.token_ids, *tokens]
-            logprobs = None if logprobs is None else [*(before.logprobs or ()), *logprobs]
+            tokens = array("i", [*before.token_ids, *tokens])
+            logprobs = None if logprobs is None else array("d", [*(before.logprobs or ()), *logprobs])
         return Generation(tokens, logprobs, finished, tuple(versions))
 
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import threading
 import warnings
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
@@ -188,8 +189,8 @@ def _generations(output: Any) -> list[Generation]:
     for completion in sorted(output.outputs, key=lambda completion: int(completion.index)):
         logprobs = completion.logprobs
         if logprobs is not None:  # a flat list, in which the sampled token is the first at its position
-            logprobs = [logprobs.logprobs[start] for start in logprobs.start_indices]
-        found.append(Generation(list(completion.token_ids), logprobs, completion.finish_reason == "stop"))
+            logprobs = array("d", (logprobs.logprobs[start] for start in logprobs.start_indices))
+        found.append(Generation(array("i", completion.token_ids), logprobs, completion.finish_reason == "stop"))
     return found
 
 
