@@ -134,7 +134,7 @@ class BatchedEngine(AsyncEngine, ABC):
         if due and (check := self._finished()) is not None:
             finished, steps = check
             ended = finished.tolist()  # reading the tensor's elements one by one would take longer than the steps
-            # One that has entered since then is in the slot of another, of which this was said.
+            # What has entered since then is in the slot of another, which was finished.
             slots |= {request.slot for request in scheduler.running if ended[request.slot] and request.entered < steps}
         if slots:
             kept = scheduler.leave(slots, self._read)
