@@ -45,7 +45,8 @@ class ByteLevelDecoder:
         except (IndexError, TypeError):
             known += [None] * (max(token_ids) + 1 - len(known))
             for token in set(token_ids):
-                known[token] = self._bytes_of(token)
+                if known[token] is None:
+                    known[token] = self._bytes_of(token)
             return self.decode(token_ids)
         return text.decode(errors="replace")
 
