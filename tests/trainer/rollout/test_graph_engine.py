@@ -90,6 +90,21 @@ def test_any_batch(lengths: list[int], samples: int, max_tokens: int, at_a_time:
     assert_same(ours, plain(model).generate(prompts, samples, params, seed=seed))
 
 
+def test_padding_does_not_widen_the_scales_of_fp8() -> None:
+    contexts, scales = torch.randn(2, 9, 6, 8), []
+    for padding in (1.0, 100.0):
+        contexts[1, 4:] = padding
+        numbers = [torch.zeros(3, 2, 16, 8, dtype=reference_ops.FP8) for _ in range(2)]
+        cache = reference_ops.LayerCache(*numbers, *(torch.zeros(3, 2) for _ in range(2)))
+        angles = torch.rand(16, 4)
+        places = (torch.tensor(column) for column in ([2, 0, 1], [0, 0, 1], [9, 4]))
+        reference_ops.store_contexts(contexts.clone(), (angles.cos(), angles.sin()), cache, *places)
+        scales.append(torch.stack([part for part in cache[2:] if part is not None]))
+    torch.testing.assert_close(scales[0][1], scales[1][1])  # of values, which are not rotated
+    assert (scales[1] < 0.2).all()  # 100 would give 0.9
+    assert (scales[1] > 0).all()
+
+
 @pytest.mark.parametrize("at_a_time", [2, 4, 16])
 @pytest.mark.parametrize("max_tokens", range(9, 15))
 def test_what_enters_a_slot_is_not_taken_for_what_ended_in_it(max_tokens: int, at_a_time: int) -> None:
