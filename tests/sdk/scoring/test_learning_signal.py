@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tinyzero_sdk.scoring.learning_signal import NEARLY_ALL, measure
@@ -46,6 +46,7 @@ def test_no_fault_is_found_where_the_fraction_itself_is_small(prompts, size, dat
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(1, 4))
+@example(205, 189, 3)
 def test_more_completions_of_the_same_kind_take_no_warning_back(count, bad, times):
     bad = min(bad, count)
     flags = np.arange(count) < bad
@@ -56,7 +57,8 @@ def test_more_completions_of_the_same_kind_take_no_warning_back(count, bad, time
         ).fault
         for each in (1, times)
     ]
-    assert faults[0] is None or faults[0] == faults[1]
+    # More of them may show the cause: of 205 wrong ones, 189 without an answer are no proof, of 615, 567 are.
+    assert faults[0] is None or faults[1] in (faults[0], "no_answer")
 
 
 def test_all_wrong_all_right_and_all_alike_are_told_apart():
