@@ -65,7 +65,7 @@ def test_attention_kernel(
 ) -> None:
     from tinyzero_trainer.rollout.cuda_graph import triton_kernels
 
-    monkeypatch.setattr(triton_kernels, "SMALLEST_PIECE", least)
+    monkeypatch.setattr("tinyzero_trainer.rollout.cuda_graph.attention_triton.SMALLEST_PIECE", least)
     torch.manual_seed(0)
     positions, length = [0, 1, 63, 64, 65, 130, 255], 256
     state = BatchState(len(positions), 4, ENDS, GPU)

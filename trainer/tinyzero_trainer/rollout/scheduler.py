@@ -11,8 +11,11 @@ from dataclasses import dataclass, field, replace
 from tinyzero_trainer.rollout.engine import Group
 from tinyzero_trainer.types import Generation
 
-Sampled = Sequence[tuple[Sequence[int], Sequence[float] | None, bool]]
-"""Of each slot: the tokens sampled in it, their log-probabilities, and whether an end token is the last."""
+SampledInSlot = tuple[Sequence[int], Sequence[float] | None, bool]
+"""The tokens sampled in a slot, their log-probabilities, and whether an end token is the last."""
+
+Sampled = Sequence[SampledInSlot]
+"""Of several slots."""
 
 
 @dataclass(slots=True)
@@ -201,7 +204,7 @@ class Scheduler:
         return sorted(groups.values(), key=lambda group: group.number)
 
 
-def _continued(group: Group, request: Request, sampled: tuple[Sequence[int], Sequence[float] | None, bool]) -> Group:
+def _continued(group: Group, request: Request, sampled: SampledInSlot) -> Group:
     """The group with what was sampled in the slot of one of its completions."""
     completions = list(group.completions)
     completions[request.sample] = request.with_sampled(*sampled)

@@ -94,7 +94,7 @@ def store_contexts(
 
 
 def split(state: BatchState, rows: int, kv_heads: int, length: int) -> None:
-    """Nothing to prepare for `attend` here: see triton_kernels.py, which reads long contexts in pieces."""
+    """Nothing to prepare for `attend` here: see attention_triton.py, which reads long contexts in pieces."""
 
 
 def attend(

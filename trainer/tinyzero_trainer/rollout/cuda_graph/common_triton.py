@@ -1,0 +1,47 @@
+"""What the graph engine's kernels share: how they start early, and rounding to fp8."""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tinyzero_trainer.hardware.nvml import nvidia_driver
+from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8_MAX, SMALLEST_SCALE
+
+NEW_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
+"""Whether products may have 8 columns, and kernels start early."""
+
+LARGEST_FP8 = tl.constexpr(FP8_MAX)
+LEAST_SCALE = tl.constexpr(SMALLEST_SCALE)
+
+
+def early(tensor: Tensor) -> dict[str, bool]:
+    """Launch options for a kernel that is brought to the GPU while the one before it still runs, and waits there.
+
+    A decoding step is some 200 short kernels, one after another.
+    """
+    return {"EARLY": True, "launch_pdl": True} if _can_start_early(tensor.device) else {"EARLY": False}
+
+
+@cache
+def _can_start_early(device: torch.device) -> bool:
+    """Whether the GPU has "programmatic dependent launch" (from Hopper on), and the driver CUDA graphs with it."""
+    driver = nvidia_driver()
+    captures = driver is not None and driver.cuda is not None and driver.cuda >= (12, 3)
+    return NEW_TRITON and captures and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def wait(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait until the kernel before has ended: its results cannot be read earlier, nor its inputs overwritten."""
+    if EARLY:  # Triton's own `gdc_wait`, whose name alone is an error in versions without it
+        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def round_to_fp8(states, scale):  # type: ignore[no-untyped-def]
+    """See `reference_ops.to_fp8`. NaN stays, so that the log-probability is NaN too, and the update is refused."""
+    states = tl.clamp(states.to(tl.float32) / scale, -LARGEST_FP8, LARGEST_FP8, propagate_nan=tl.PropagateNan.ALL)
+    return states.to(tl.float8e4nv)
