@@ -35,6 +35,7 @@ def main(
     prompt_tokens: int = 140,
     new_tokens: int = 1024,
     steps: int = 3,
+    micro_batch_tokens: int = 32768,
     engine: Annotated[list[str] | None, typer.Option(help="torch, vllm")] = None,
     trl: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(TRL)}")] = None,
     override: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for tinyzero train")] = None,
@@ -58,19 +59,21 @@ def main(
         parameters = write_model(folder / "model", shape)
         for name in engine if engine is not None else ([] if trl else ["torch"]):
             overrides = [f"rollout.engine={name}", *(override or [])]
-            add(f"tinyzero, {name}", run_tinyzero(folder, job, overrides, parameters, limit))
+            arguments = train_arguments(folder / "model", job, micro_batch_tokens)
+            add(f"tinyzero, {name}", run_tinyzero(folder, job, arguments, overrides, parameters, limit))
         for name in trl or []:
             add(f"TRL, {name}", run_trl(folder, job, *TRL[name], limit))
     rows = {name: cells(result, job) for name, result in found["runs"].items()}
     print_table(f"{shape}, {prompts} × {samples} × ({prompt_tokens} + {new_tokens}) tokens", rows)
 
 
-def run_tinyzero(folder: Path, job: Job, overrides: list[str], parameters: int, limit: float) -> dict[str, Any]:
+def run_tinyzero(
+    folder: Path, job: Job, arguments: list[str], overrides: list[str], parameters: int, limit: float
+) -> dict[str, Any]:
     """Means over all steps but the first."""
     directory = folder / "-".join(overrides).replace("/", "_")[:60]
     with watch_gpu_memory() as memory:
-        arguments = [*train_arguments(folder / "model", job), "--output", str(directory), *overrides]
-        done = run([*TINYZERO, "train", *arguments], limit)
+        done = run([*TINYZERO, "train", *arguments, "--output", str(directory), *overrides], limit)
     peak, rows = memory.peak(), metrics_of(directory)[2:]
     if not rows:
         return {"error": done.output[-2000:], "peak_bytes": peak}
@@ -85,11 +88,11 @@ def run_tinyzero(folder: Path, job: Job, overrides: list[str], parameters: int, 
     }
 
 
-def train_arguments(model: Path, job: Job) -> list[str]:
+def train_arguments(model: Path, job: Job, micro_batch_tokens: int = 32768) -> list[str]:
     """Of `tinyzero train`."""
     work = fixed_workload(model, prompt_tokens=job["prompt_tokens"], new_tokens=job["new_tokens"], steps=job["steps"])
     batch = [f"data.prompts_per_step={job['prompts']}", f"rollout.group_size={job['samples']}"]
-    return [*work, *batch, "optimizer.micro_batch_tokens=32768"]
+    return [*work, *batch, f"optimizer.micro_batch_tokens={micro_batch_tokens}"]
 
 
 def tokens_of(job: Job) -> int:

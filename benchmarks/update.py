@@ -1,12 +1,13 @@
 """Where the time of an update on one GPU goes, by kind of kernel, next to what its arithmetic takes.
 
     python benchmarks/update.py [--shape 0.5B] [--prompts 32] [--output update.json]
-    python benchmarks/update.py --variant "" --variant "memory.recompute_logits=false model.float8=tensorwise"
+    python benchmarks/update.py --variant "" --variant "memory.recompute_logits=false model.float8=rowwise"
 
 Each variant, settings of `tinyzero train`, trains a model with random weights on the same random completions (8 of 140
 + 1,024 tokens for each prompt), in a process of its own: an update to warm up, two that are timed, and one under
-PyTorch's profiler. `matrix products` are those of cuBLAS; `compiled` are the kernels that torch.compile makes, `head`
-those of models/fused_logprobs_triton.py; `idle` is when none ran, less when several did.
+PyTorch's profiler. `matrix products` are those of cuBLAS; `compiled` are the kernels that torch.compile makes, `gate`
+those of models/float8_triton.py and `head` those of models/fused_logprobs_triton.py; `idle` is when none ran, less when
+several did.
 """
 
 import json
@@ -30,6 +31,7 @@ SAMPLES = 8
 KINDS = {
     "attention": r"flash|fmha|attention|softmax_lse",
     "matrix products": r"nvjet|gemm|cutlass|cublas|sm90_xmma",
+    "gate": r"^_gate",
     "head": r"_measure|_gradient|_statistics",
     "compiled": r"^triton_",
     "optimizer": r"adam|lamb|multi_tensor",
@@ -43,6 +45,7 @@ def main(
     prompts: int = 32,
     prompt_tokens: int = 140,
     new_tokens: int = 1024,
+    micro_batch_tokens: int = 32768,
     variant: Annotated[list[str] | None, typer.Option(help="KEY=VALUE … for tinyzero train")] = None,
     limit: Annotated[float, typer.Option(help="seconds for each variant")] = 300,
     output: Annotated[Path | None, typer.Option(help="JSON file for the results")] = None,
@@ -55,6 +58,7 @@ def main(
         parameters = write_model(model, shape)
         for words in variant or [""]:
             job = {"model": str(model), "prompts": prompts, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+            job["micro_batch_tokens"] = micro_batch_tokens
             done = run([sys.executable, __file__, CHILD, json.dumps(job), *words.split()], limit)
             results = [json.loads(line) for _, line in done.lines if line.startswith('{"seconds"')]
             found["variants"][words] = results[-1] if results else {"error": done.output[-2000:]}
@@ -103,7 +107,8 @@ def child(job: dict[str, Any], words: list[str]) -> None:
     from tinyzero_trainer.types import Generation, Prompt, Rollout
 
     new_tokens, device = job["new_tokens"], choose_device("auto")
-    given = [f"model.path={job['model']}", "run.task=countdown", "optimizer.micro_batch_tokens=32768"]
+    given = [f"model.path={job['model']}", "run.task=countdown"]
+    given += [f"optimizer.micro_batch_tokens={job['micro_batch_tokens']}"]
     given += [f"data.prompts_per_step={job['prompts']}", f"rollout.group_size={SAMPLES}"]
     given += [f"rollout.max_completion_tokens={new_tokens}", "memory.activation_checkpointing=false"]
     config, _ = resolve_auto(compose(parse_overrides([*given, *words])).config)

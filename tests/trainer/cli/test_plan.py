@@ -255,7 +255,7 @@ def test_supervised_fine_tuning_is_planned_too(capsys: pytest.CaptureFixture[str
             "capability 8.9 or more (Ada, Hopper), and the A100 has 8.0; leave it out",
         ),
         ("--gpu A40 rollout.engine=torch rollout.kv_cache_dtype=fp8", "and the A40 has 8.6; leave it out"),
-        ("--gpu T4 --sft model.float8=tensorwise", "model.float8=tensorwise needs a GPU of compute capability 8.9"),
+        ("--gpu T4 --sft model.float8=rowwise", "model.float8=rowwise needs a GPU of compute capability 8.9"),
     ],
 )
 def test_wrong_use_is_refused_in_one_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,9 @@
 """Layers in float8: what changes and what does not, and what is refused. The CPU has such products too, of any size."""
 
 import copy
-import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,11 @@ from tinyzero_trainer.config import ModelConfig, NewModelConfig, OptimizerConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed.dtensor import full_tensor
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, process_group, shard
+from tinyzero_trainer.models.float8 import Float8Linear, Float8Mlp
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, load_model, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.rollout.weight_source import named_weights
-from tinyzero_trainer.training.critic import ValueModel
-from tinyzero_trainer.training.float8 import Float8Error, require_float8, row_multiple, use_float8, without_float8
+from tinyzero_trainer.training.float8 import Float8Error, require_float8, use_float8, without_float8
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.training.packing import keeps_packed_apart
@@ -34,23 +33,13 @@ from tinyzero_trainer.types import Rollout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-RECIPES = ["tensorwise", "rowwise"]
 PACKED = OptimizerConfig(micro_batch_tokens=101, packing="packed")
-with_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="needs the package torchao")
 
 
-@pytest.fixture
-def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU counts as a GPU that has float8."""
-    require = require_float8
-    for module in ("training.float8", "executors.build"):
-        monkeypatch.setattr(f"tinyzero_trainer.{module}.require_float8", lambda recipe, device: require(recipe, CUDA))
-
-
-def converted(language_model: LanguageModel, recipe: str = "tensorwise", device: torch.device = CPU) -> LanguageModel:
+def converted(language_model: LanguageModel) -> LanguageModel:
     """A copy."""
     model = copy.deepcopy(language_model.model)
-    use_float8(model, ModelConfig(float8=recipe, float8_modules=ALL), device)
+    use_float8(model, ModelConfig(float8="rowwise", float8_modules=ALL))
     return replace(language_model, model=model)
 
 
@@ -58,10 +47,7 @@ def gradient(language_model: LanguageModel, samples: Sequence[Rollout], device: 
     """Of a random sum of log-probabilities, over packed rows of several lengths."""
     model, generator = PolicyModel.of(language_model.model), torch.Generator().manual_seed(0)
     with on_device(model):
-        for batch in micro_batches(
-            samples, token_budget=101, pad_id=0, device=device, layout="packed", multiple=row_multiple(model)
-        ):
-            assert batch.tokens.numel() % row_multiple(model) == 0
+        for batch in micro_batches(samples, token_budget=101, pad_id=0, device=device, layout="packed"):
             weights = torch.randn(len(batch.targets), generator=generator).to(device)
             (weights * model(batch, temperature=1.0).logprobs).sum().backward()
         gradients = [parameter.grad for parameter in language_model.model.parameters()]
@@ -73,21 +59,16 @@ def assert_near(found: Tensor, exact: Tensor, error: float) -> None:
     assert torch.cosine_similarity(found, exact, dim=0) > 0.98
 
 
-@with_torchao
-@pytest.mark.usefixtures("allowed")
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_gradients_are_near_the_exact_ones(recipe: str, toy_model: LanguageModel) -> None:
+def test_gradients_are_near_the_exact_ones(toy_model: LanguageModel) -> None:
     samples = ragged_samples(toy_model)
-    assert_near(gradient(converted(toy_model, recipe), samples), gradient(toy_model, samples), error=0.1)
+    assert_near(gradient(converted(toy_model), samples), gradient(toy_model, samples), error=0.1)
 
 
-@with_torchao
-@pytest.mark.usefixtures("allowed")
 def test_names_and_weights_are_the_same_everywhere(toy_model: LanguageModel, tmp_path: Path) -> None:
     changed_model = converted(toy_model)
-    kinds = {type(module).__name__ for module in changed_model.model.model.layers.modules()}
-    assert "Float8Linear" in kinds
-    assert "Linear" not in kinds
+    kinds = Counter(type(module) for module in changed_model.model.model.layers.modules())
+    layers = len(changed_model.model.model.layers)
+    assert (kinds[Float8Mlp], kinds[Float8Linear], kinds[nn.Linear]) == (layers, 4 * layers, 3 * layers)
     assert type(changed_model.model.get_output_embeddings()) is nn.Linear
     weights = toy_model.model.state_dict()
     save_model(tmp_path / "saved", changed_model)
@@ -95,18 +76,30 @@ def test_names_and_weights_are_the_same_everywhere(toy_model: LanguageModel, tmp
     for found in (changed_model.model.state_dict(), dict(named_weights(changed_model.model)), saved):
         assert list(found) == list(weights)
         assert all(found[name].equal(value) for name, value in weights.items())
-    assert row_multiple(ValueModel(changed_model)) == 16
-    assert row_multiple(toy_model.model) == 1
 
 
-@with_torchao
-@pytest.mark.usefixtures("allowed")
-def test_packed_sequences_are_kept_apart_but_for_rounding(toy_model: LanguageModel) -> None:
+def test_large_layers_and_the_head_are_converted_and_only_mlps_of_the_usual_kind_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape, tokenizer = NewModelConfig(hidden_size=64, layers=1, head_size=32, mlp_size=128), build_tokenizer()
+    head = nn.Linear(64, 1280, bias=False)
+    monkeypatch.setattr("tinyzero_trainer.training.float8.LARGE", 64 * 128)
+    for act, kinds in ((nn.SiLU(), {Float8Mlp: 1, Float8Linear: 1}), (nn.GELU(), {Float8Linear: 4})):
+        model = build_model(shape, tokenizer, seed=0)
+        model.model.layers[0].mlp.act_fn = act
+        model.set_output_embeddings(copy.deepcopy(head))
+        use_float8(model, ModelConfig(float8="rowwise"))
+        found = Counter(type(module) for module in model.modules() if isinstance(module, (Float8Linear, Float8Mlp)))
+        assert found == kinds
+        assert isinstance(model.get_output_embeddings(), Float8Linear)
+
+
+def test_packed_sequences_are_kept_apart(toy_model: LanguageModel) -> None:
     model = PolicyModel(converted(toy_model).model)
     assert keeps_packed_apart(model)
     exact, (batch, *_) = (
         PolicyModel(toy_model.model),
-        micro_batches(ragged_samples(toy_model), token_budget=101, pad_id=0, device=CPU, layout="packed", multiple=16),
+        micro_batches(ragged_samples(toy_model), token_budget=101, pad_id=0, device=CPU, layout="packed"),
     )
     with torch.no_grad():
         rounded = model(batch, temperature=1.0).logprobs
@@ -117,8 +110,6 @@ def test_packed_sequences_are_kept_apart_but_for_rounding(toy_model: LanguageMod
 
 
 @pytest.mark.slow
-@with_torchao
-@pytest.mark.usefixtures("allowed")
 def test_a_sharded_policy_learns_nearly_the_same_and_continues_from_what_it_saved(
     toy_model: LanguageModel, tmp_path: Path
 ) -> None:
@@ -147,12 +138,14 @@ def test_a_sharded_policy_learns_nearly_the_same_and_continues_from_what_it_save
 
 
 @pytest.mark.slow
-@with_torchao
-@pytest.mark.usefixtures("allowed")
-def test_a_run_resumes_to_the_same_weights(warm_model: Path, toy_task: str, tmp_path: Path) -> None:
+def test_a_run_resumes_to_the_same_weights(
+    warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("training.build", "executors.build"):  # as on a GPU
+        monkeypatch.setattr(f"tinyzero_trainer.{module}.require_float8", lambda device: None)
     changes = {
         "tasks": {"toy_task": {"task": toy_task, "options": {"limit": 5}}},
-        "model__float8": "tensorwise",
+        "model__float8": "rowwise",
         "model__float8_modules": ALL,
         "optimizer__packing": "packed",
         "algorithm__kl_coefficient": 0.1,
@@ -167,49 +160,41 @@ def test_a_run_resumes_to_the_same_weights(warm_model: Path, toy_task: str, tmp_
 
 def test_what_cannot_compute_in_float8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Float8Error, match=r"^model\.float8=rowwise needs a GPU; leave it out$"):
-        require_float8("rowwise", CPU)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-        with pytest.raises(Float8Error, match=r"compute capability 8\.9 or more .* this one has 8\.0; leave it out"):
-            require_float8("rowwise", CUDA)
-    monkeypatch.setitem(sys.modules, "torchao", None)
-    monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Float8Error, match=r"needs torchao \(.*\); install it with: pip install 'tinyzero-trainer\[flo"):
-        require_float8("rowwise", CUDA)
+        require_float8(CPU)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    with pytest.raises(Float8Error, match=r"compute capability 8\.9 or more .* this one has 8\.0; leave it out"):
+        require_float8(CUDA)
 
 
-@pytest.mark.parametrize("other", [{"lora__rank": 4}, {"parallel__sequence_parallel": 2, "run__executor": "ray"}])
+@pytest.mark.parametrize(
+    "other",
+    [{"lora__rank": 4}, {"parallel__sequence_parallel": 2, "run__executor": "ray"}, {"model__dtype": "float32"}],
+)
 def test_what_it_does_not_go_with_is_refused(other: dict[str, object]) -> None:
-    values = {"run": {"task": "countdown"}, "model": {"float8": "tensorwise"}}
-    with pytest.raises(SettingsError, match=r"model\.float8='tensorwise' does not go with .*; leave one of them out"):
+    values = {"run": {"task": "countdown"}, "model": {"float8": "rowwise"}}
+    with pytest.raises(
+        SettingsError, match=r"model\.float8=rowwise (does not go with|is for).*; leave one of them out"
+    ):
         changed(values, other)
     with pytest.raises(SettingsError, match=r"model\.float8_modules.* has no effect: model\.float8=none"):
         changed({"run": {"task": "countdown"}}, {"model__float8_modules": ["down_proj"]})
 
 
-@with_torchao
-@pytest.mark.usefixtures("allowed")
 def test_a_model_it_does_not_suit_is_refused(toy_model: LanguageModel) -> None:
     with pytest.raises(Float8Error, match="no linear layer of this model is large enough to be faster"):
-        use_float8(toy_model.model, ModelConfig(float8="tensorwise"), CPU)
+        use_float8(toy_model.model, ModelConfig(float8="rowwise"))
     with pytest.raises(Float8Error, match=r"names \['lm_head', 'wo'\], expected linear layers"):
         use_float8(
             copy.deepcopy(toy_model.model),
-            ModelConfig(float8="tensorwise", float8_modules=("wo", "lm_head", "q_proj")),
-            CPU,
+            ModelConfig(float8="rowwise", float8_modules=("wo", "lm_head", "q_proj")),
         )
-    with pytest.raises(Float8Error, match=r"^model\.float8 needs packed rows, and those of toy are padded; leave it"):
-        build_policy(converted(toy_model), optimizer=replace(PACKED, packing="auto"))
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
-@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_layers_are_near_those_in_half_precision(recipe: str, checkpointing: bool) -> None:
-    pytest.importorskip("torchao")
+def test_compiled_layers_are_near_those_in_half_precision(checkpointing: bool) -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a GPU with float8")
     shape, tokenizer = NewModelConfig(hidden_size=512, layers=2, head_size=64, mlp_size=2048), build_tokenizer()
@@ -218,7 +203,7 @@ def test_compiled_layers_are_near_those_in_half_precision(recipe: str, checkpoin
     options = FsdpOptions(device, torch.bfloat16, compile=True, activation_checkpointing=checkpointing)
     gradients = []
     with process_group(device):
-        for language_model in (converted(start, recipe, device), start):
+        for language_model in (converted(start), start):
             language_model.model.to(device)
             assert use_kernel(language_model.model, options.dtype, device)
             shard(PolicyModel(language_model.model), options)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.samples import make_rollout, make_sample
 from tinyzero_trainer.algorithms.batch import mini_batch_indices
-from tinyzero_trainer.distributed.groups import DataParallelGroup
+from tinyzero_trainer.distributed.groups import DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.training.micro_batches import PIECES, Layout, fill_budget, micro_batches
 
 CPU = torch.device("cpu")
@@ -81,28 +81,34 @@ def test_packed_positions_restart_with_each_sequence() -> None:
     st.integers(1, 120),
     st.booleans(),
 )
-def test_packed_rows_are_filled_up_with_a_sequence_of_its_own(
+def test_a_row_that_ranks_divide_is_filled_up_with_a_sequence_of_its_own(
     shapes: list[tuple[int, int]], budget: int, share: bool
 ) -> None:
     samples = [make_sample(prompt, completion) for prompt, completion in shapes]
-    options = {"token_budget": budget, "pad_id": 7, "device": CPU, "layout": "packed", "share_prompts": share}
-    rows = [micro_batches(samples, **options, multiple=multiple) for multiple in (1, 16)]
-    for plain, filled in zip(*rows, strict=True):
+    options = {"pad_id": 7, "device": CPU, "layout": "packed", "share_prompts": share}
+    groups = [DataParallelGroup(sequence_group=SequenceParallelGroup(16, rank)) for rank in range(16)]
+    slices = [micro_batches(samples, token_budget=budget, ranks=ranks, **options) for ranks in groups]
+    for plain, *parts in zip(micro_batches(samples, token_budget=16 * budget, **options), *slices, strict=True):
         count, more = plain.tokens.numel(), -plain.tokens.numel() % 16
+        tokens, positions = (torch.cat([getattr(part, name)[0] for part in parts]) for name in ("tokens", "positions"))
         assert plain.positions is not None
-        assert filled.positions is not None
-        assert plain.boundaries is not None
-        assert filled.boundaries is not None
-        assert filled.tokens.tolist() == [plain.tokens[0].tolist() + [7] * more]
-        assert filled.positions.tolist() == [plain.positions[0].tolist() + list(range(more))]
-        assert filled.boundaries.tolist() == plain.boundaries.tolist() + [count + more] * (more > 0)
-        if share:
-            assert filled.key_indices.tolist() == plain.key_indices.tolist() + list(range(count, count + more))
-            assert filled.key_boundaries.diff().tolist() == plain.key_boundaries.diff().tolist() + [more] * (more > 0)
-        assert filled.longest == max(plain.longest, more)
-        for name in ("predicts", "targets", "lengths"):
-            assert torch.equal(getattr(filled, name), getattr(plain, name))
-        assert filled.indices == plain.indices
+        assert tokens.tolist() == plain.tokens[0].tolist() + [7] * more
+        assert positions.tolist() == plain.positions[0].tolist() + list(range(more))
+        assert torch.cat([part.targets for part in parts]).equal(plain.targets)
+        size = len(tokens) // 16
+        predicts = torch.cat([part.predicts + place * size for place, part in enumerate(parts)])
+        assert predicts.equal(plain.predicts)
+        for filled in parts:
+            assert plain.boundaries is not None
+            assert filled.boundaries is not None
+            assert filled.boundaries.tolist() == plain.boundaries.tolist() + [count + more] * (more > 0)
+            if share:
+                assert filled.key_indices.tolist() == plain.key_indices.tolist() + list(range(count, count + more))
+                lengths = plain.key_boundaries.diff().tolist() + [more] * (more > 0)
+                assert filled.key_boundaries.diff().tolist() == lengths
+            assert filled.longest == max(plain.longest, more)
+            assert filled.lengths.equal(plain.lengths)
+            assert filled.indices == plain.indices
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=20), st.integers(1, 120))

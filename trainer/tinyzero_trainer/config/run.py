@@ -78,14 +78,14 @@ class ModelConfig:
     compile: bool | None = None
     """Compile the network's layers with torch.compile for the update; none = on a GPU, from about 0.1B parameters."""
 
-    float8: Literal["tensorwise", "rowwise"] | None = None
-    """Matrix products of the layers in 8-bit floating point for the update, of policy, reference and critic, on a GPU
-    of Ada or Hopper at least, through torchao. `tensorwise` = one scale per tensor, `rowwise` = one per row: more exact
-    and slower. None = in model.dtype."""
+    float8: Literal["rowwise"] | None = None
+    """Large matrix products of the update in 8-bit floating point, of policy, reference and critic, on a GPU of Ada or
+    Hopper at least. `rowwise` = each row has a scale, and gradients of weights are computed in model.dtype. None = all
+    in model.dtype."""
 
     float8_modules: tuple[str, ...] | None = None
     """Linear layers that compute in float8, by the last part of their names, e.g. down_proj; none = those large enough
-    to be faster."""
+    to be faster: MLPs and the output head from about 0.5B parameters on, others from about 3B."""
 
 
 @dataclass(frozen=True)

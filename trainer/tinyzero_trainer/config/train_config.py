@@ -115,11 +115,12 @@ class TrainConfig:
                 f"parallel.sequence_parallel={self.parallel.sequence_parallel} divides packed rows; leave out "
                 "optimizer.packing='padded'"
             )
-        elif self.model.float8 is not None and (self.lora.rank or self.parallel.sequence_parallel > 1):
+        elif self.model.float8 and (self.lora.rank or self.parallel.sequence_parallel > 1):
             other = "lora.rank" if self.lora.rank else "parallel.sequence_parallel"
-            wrong = f"model.float8={self.model.float8!r} does not go with {other}; leave one of them out"
-        elif rollout.quantization and self.model.dtype == "float32":
-            wrong = "rollout.quantization=fp8 is for models in bfloat16, not model.dtype=float32; leave one of them out"
+            wrong = f"model.float8=rowwise does not go with {other}; leave one of them out"
+        elif self.model.dtype == "float32" and (self.model.float8 or rollout.quantization):
+            setting = "model.float8=rowwise" if self.model.float8 else "rollout.quantization=fp8"
+            wrong = f"{setting} is for models in bfloat16, not model.dtype=float32; leave one of them out"
         elif self.critic.warmup_steps >= self.run.steps:
             wrong = (
                 f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "

@@ -50,8 +50,8 @@ def build_workers(
     # Ray's workers choose their devices themselves: this process may have none, and must not initialize CUDA.
     device = torch.device("cuda" if config.ray.gpus else "cpu") if on_ray else choose_device(config.run.device)
     require_engine(config, device, here=config.ray.address is None)
-    if training and config.model.float8 is not None and not on_ray:
-        require_float8(config.model.float8, device)
+    if training and config.model.float8 and not on_ray:
+        require_float8(device)
     if config.ray.address is None:  # elsewhere the model may be on the workers' machines only
         model = str(checkpoint) if checkpoint else config.model.path
         require_architecture(config, model)

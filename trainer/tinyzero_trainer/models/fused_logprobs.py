@@ -5,14 +5,20 @@ one chunk of tokens, in the dtype of the weights, and are recomputed in the back
 own gradient in place. Where there is room for all of them, they are kept instead.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tinyzero_trainer.models.float8 import FP8, FP8_MAX, SMALLEST_SCALE, Rounded, cast, product
+
 CHUNK_ELEMENTS = {torch.float32: 2**26, torch.bfloat16: 2**28, torch.float16: 2**28}
 """Logits held at a time: 256 or 512 MiB. Small chunks cost time: each adds to the gradient of the entire head."""
+
+KEPT_ELEMENTS = 2**30
+"""Logits of a chunk if all are kept anyway."""
 
 
 def token_logprobs(
@@ -22,6 +28,7 @@ def token_logprobs(
     *,
     temperature: float,
     recompute: bool = True,
+    float8: bool = False,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(states · weightᵀ / temperature) at the targets, and the entropy of that distribution.
@@ -31,13 +38,15 @@ def token_logprobs(
         weight: [vocabulary, hidden] of the output head.
         targets: [tokens] int64.
         recompute: False = keep all logits for the backward pass.
+        float8: compute the logits, and the gradient of the states, in float8; see models/float8.py.
         chunk_elements: logits at a time; None = `CHUNK_ELEMENTS`.
 
     Returns:
         Log-probabilities and entropies in nats, both [tokens] float32; gradients reach `states` and `weight`.
     """
-    rows, keeps = _rows(states, len(weight), chunk_elements), _keeps(states, weight, recompute)
-    logprobs, entropy = _TokenStatistics.apply(states, weight, targets, None, None, temperature, rows, keeps)
+    keeps = _keeps(states, weight, recompute)
+    rows = _rows(states, len(weight), chunk_elements, keeps=keeps)
+    logprobs, entropy = _TokenStatistics.apply(states, weight, targets, None, None, temperature, rows, keeps, float8)
     return logprobs, entropy
 
 
@@ -50,6 +59,7 @@ def token_divergences(
     *,
     temperature: float,
     recompute: bool = True,
+    float8: bool = False,
     chunk_elements: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `token_logprobs` gives, and KL(π ‖ π_ref) over the whole vocabulary, exactly 0 where the logits are equal.
@@ -58,20 +68,22 @@ def token_divergences(
         reference_states: [tokens, hidden of the reference]; they and their head get no gradient.
         reference_weight: [vocabulary, hidden of the reference].
         recompute: False = keep all logits of both models for the backward pass.
+        float8: compute the logits of both in float8.
         chunk_elements: logits at a time, those of both models together; None = `CHUNK_ELEMENTS`.
 
     Returns:
         Log-probabilities, entropies and divergences in nats, all [tokens] float32.
     """
-    rows, keeps = _rows(states, 2 * len(weight), chunk_elements), _keeps(states, weight, recompute)
+    keeps = _keeps(states, weight, recompute)
+    rows = _rows(states, 2 * len(weight), chunk_elements, keeps=keeps)
     logprobs, entropy, divergence = _TokenStatistics.apply(
-        states, weight, targets, reference_states, reference_weight, temperature, rows, keeps
+        states, weight, targets, reference_states, reference_weight, temperature, rows, keeps, float8
     )
     return logprobs, entropy, divergence
 
 
-def _rows(states: Tensor, logits: int, elements: int | None) -> int:
-    return max(1, (elements or CHUNK_ELEMENTS[states.dtype]) // logits)
+def _rows(states: Tensor, logits: int, elements: int | None, *, keeps: bool) -> int:
+    return max(1, (elements or (KEPT_ELEMENTS if keeps else CHUNK_ELEMENTS[states.dtype])) // logits)
 
 
 def _keeps(states: Tensor, weight: Tensor, recompute: bool) -> bool:
@@ -92,19 +104,21 @@ class _TokenStatistics(torch.autograd.Function):
         temperature: float,
         rows: int,
         keeps: bool,
+        float8: bool,
     ) -> tuple[Tensor, ...]:
         columns = states.new_empty((3 if anchor_states is None else 5, len(states)), dtype=torch.float32)
         # A single chunk is kept on the CPU, where computing it again would take a tenth of the update.
         keeps = keeps or (len(states) <= rows and not states.is_cuda)
         kept = dict[int, tuple[Tensor, Tensor | None]]()  # by the first token of a chunk
         measure, _ = _passes(on_gpu=states.is_cuda)
+        logits_of = _logits(states, weight, anchor_states, anchor_weight, float8=float8)
         for part in _chunks(len(states), rows):
-            logits = _logits(states, weight, anchor_states, anchor_weight, part)
+            logits = logits_of(part)
             columns[:, part] = measure(*logits, targets[part], temperature)
             if keeps:
                 kept[part.start] = logits
         ctx.save_for_backward(states, weight, targets, anchor_states, anchor_weight, columns)
-        ctx.temperature, ctx.rows, ctx.kept = temperature, rows, kept
+        ctx.temperature, ctx.rows, ctx.kept, ctx.float8 = temperature, rows, kept, float8
         return (columns[0], columns[1]) if anchor_states is None else (columns[0], columns[1], columns[3])
 
     @staticmethod
@@ -113,16 +127,25 @@ class _TokenStatistics(torch.autograd.Function):
         of_states = torch.empty_like(states)
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         _, gradient_of = _passes(on_gpu=states.is_cuda)
+        logits_of = None
+        of_columns = cast(weight.t()) if ctx.float8 and anchor_states is None else None
         for part in _chunks(len(states), ctx.rows):
-            # Kept logits are freed chunk by chunk.
-            kept = ctx.kept.pop(part.start, None)
-            own, anchors = kept or _logits(states, weight, anchor_states, anchor_weight, part)
+            if (logits := ctx.kept.pop(part.start, None)) is None:  # kept ones are freed chunk by chunk
+                logits_of = logits_of or _logits(states, weight, anchor_states, anchor_weight, float8=ctx.float8)
+                logits = logits_of(part)
             upstream = [gradient[part] for gradient in gradients]
-            own = gradient_of(own, anchors, targets[part], columns[:, part], upstream, ctx.temperature)
-            torch.mm(own, weight, out=of_states[part])
+            given = (*logits, targets[part], columns[:, part], upstream, ctx.temperature)
+            if of_columns is None:
+                own = gradient_of(*given)
+                torch.mm(own, weight, out=of_states[part])
+            else:
+                scales = _scales(upstream[0], upstream[1], columns[1, part], ctx.temperature)
+                rounded = torch.empty_like(logits[0], dtype=FP8), scales
+                own = gradient_of(*given, rounded)
+                of_states[part] = product(rounded, of_columns, states.dtype)
             if of_weight is not None:
                 _add_product(of_weight, own.T, states[part])
-        return of_states, None if of_weight is None else of_weight.to(weight.dtype), *[None] * 6
+        return of_states, None if of_weight is None else of_weight.to(weight.dtype), *[None] * 7
 
 
 def _chunks(count: int, rows: int) -> Iterator[slice]:
@@ -130,11 +153,21 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 
 def _logits(
-    states: Tensor, weight: Tensor, anchor_states: Tensor | None, anchor_weight: Tensor | None, part: slice
-) -> tuple[Tensor, Tensor | None]:
-    """[chunk, vocabulary] of the policy, and of the reference if there is one."""
-    own = states[part] @ weight.T
-    return own, None if anchor_states is None or anchor_weight is None else anchor_states[part] @ anchor_weight.T
+    states: Tensor, weight: Tensor, anchor_states: Tensor | None, anchor_weight: Tensor | None, *, float8: bool
+) -> Callable[[slice], tuple[Tensor, Tensor | None]]:
+    """What gives the logits [chunk, vocabulary] of the policy, and those of the reference if there is one."""
+
+    def of(states: Tensor, weight: Tensor) -> Callable[[slice], Tensor]:
+        if not float8:
+            return lambda part: states[part] @ weight.T
+        rows = cast(weight)
+        return lambda part: product(cast(states[part]), rows, states.dtype)
+
+    own = of(states, weight)
+    if anchor_states is None or anchor_weight is None:
+        return lambda part: (own(part), None)
+    anchors = of(anchor_states, anchor_weight)
+    return lambda part: (own(part), anchors(part))
 
 
 def _passes(*, on_gpu: bool) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
@@ -171,6 +204,7 @@ def _gradient(
     columns: Tensor,
     upstream: Sequence[Tensor],
     temperature: float,
+    rounded: Rounded | None = None,
 ) -> Tensor:
     """Gradient [chunk, vocabulary] with respect to the logits, given those of the results; may overwrite them."""
     of_logprob, of_entropy = upstream[0][:, None], upstream[1][:, None]
@@ -182,7 +216,17 @@ def _gradient(
         apart = logprobs - (anchors.float() / temperature - columns[4, :, None])
         pull = pull - upstream[2][:, None] * (apart - columns[3, :, None])
     chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
-    return ((of_logprob * chosen - probabilities * pull) / temperature).to(logits.dtype)
+    found = (of_logprob * chosen - probabilities * pull) / temperature
+    if rounded is not None:
+        rounded[0].copy_(found / rounded[1])
+    return found.to(logits.dtype)
+
+
+def _scales(of_logprob: Tensor, of_entropy: Tensor, entropy: Tensor, temperature: float) -> Tensor:
+    """[chunk, 1] scales by which the gradients of all logits, without a reference, are within float8."""
+    # | [j = t] a - p_j (a + b (log p_j + H)) | ≤ |a| + |b| (1/e + H)
+    bound = of_logprob.abs() + of_entropy.abs() * (1 / math.e + entropy)
+    return (bound / temperature / FP8_MAX).clamp(min=SMALLEST_SCALE)[:, None]
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -42,7 +42,7 @@ def refuse_fp8(config: TrainConfig, target: TargetGpu) -> None:
     Raises:
         SettingsError: names the setting.
     """
-    settings = [] if config.model.float8 is None else [f"model.float8={config.model.float8}"]
+    settings = ["model.float8=rowwise"] if config.model.float8 else []
     if config.rollout.engine == "torch":  # vLLM says itself what it needs
         settings += [f"{setting} with rollout.engine=torch" for setting in config.rollout.in_fp8]
     for setting in settings:

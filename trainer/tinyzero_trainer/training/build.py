@@ -18,7 +18,7 @@ from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_mode
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, adaptable_layers, import_peft
 from tinyzero_trainer.training.critic import Critic
-from tinyzero_trainer.training.float8 import use_float8
+from tinyzero_trainer.training.float8 import require_float8, use_float8
 from tinyzero_trainer.training.learner import Learner
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.policy import Policy
@@ -85,7 +85,7 @@ def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoin
 
     Raises:
         DamagedCheckpointError: the checkpoint's model cannot be loaded.
-        Float8Error: see `use_float8`.
+        Float8Error: see `require_float8` and `use_float8`.
     """
     adapted = config.lora.rank > 0
     if adapted:
@@ -96,7 +96,9 @@ def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoin
     source = str(checkpoint) if checkpoint and not adapted else config.model.path
     refuse_unsupported(config, source)
     language_model = _load_saved(checkpoint, options) if checkpoint and not adapted else _load(source, options)
-    use_float8(language_model.model, config.model, options.device)
+    if config.model.float8:
+        require_float8(options.device)
+        use_float8(language_model.model, config.model)
     critic = None
     if config.algorithm.needs_critic:  # before the adapter: all of the critic's weights are trained
         critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer, options=options)
@@ -146,7 +148,8 @@ def _build_policy(config: TrainConfig, language_model: LanguageModel, options: F
         # The starting model, also of a resumed run; never stepped, so in the type that it computes in.
         if resumed:
             start = _load(config.model.path, options).model
-            use_float8(start, config.model, options.device)
+            if config.model.float8:
+                use_float8(start, config.model)
             cast_weights(start.requires_grad_(False), options.dtype)
         else:
             start = cast_copy(language_model.model, options.dtype)

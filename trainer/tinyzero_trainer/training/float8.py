@@ -1,10 +1,5 @@
-"""Matrix products of a model's layers in 8-bit floating point, through torchao, which is imported only here.
+"""Which products of a model that is trained are in float8: `model.float8`. How they compute is in models/float8.py."""
 
-Weights and their names stay as they are: a product casts what it multiplies, scaled by its largest element. What is
-computed outside of layers, as the output head is, stays in the model's own type.
-"""
-
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,89 +7,89 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import ModelConfig
 from tinyzero_trainer.distributed.fsdp import layers_of
 from tinyzero_trainer.hardware.gpu import lacks_fp8
+from tinyzero_trainer.models.float8 import ALIGNED, Float8Linear, Float8Mlp
 
-ALIGNED = 16
-"""Of the sizes of a product: kernels for float8 take multiples. The gradient of a weight sums over tokens."""
+LARGE = 2**22
+"""Elements of a weight from which its products are in float8: rounding what a smaller one takes costs what it saves."""
 
 
 class Float8Error(TinyZeroError):
-    """Layers cannot compute in float8 on this machine, or not those of this model."""
+    """A model cannot compute in float8 on this machine, or this model cannot."""
 
 
-def require_float8(recipe: str, device: torch.device) -> Any:
-    """The library; a Float8Error if it cannot be imported, or the device cannot compute in float8."""
-    need = f"model.float8={recipe} needs"
+def require_float8(device: torch.device) -> None:
+    """A Float8Error if the device cannot compute in float8."""
     if device.type != "cuda":
-        raise Float8Error(f"{need} a GPU; leave it out")
+        raise Float8Error("model.float8=rowwise needs a GPU; leave it out")
     found = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
-    if problem := lacks_fp8(f"model.float8={recipe}", found):
+    if problem := lacks_fp8("model.float8=rowwise", found):
         raise Float8Error(problem)
-    try:
-        return importlib.import_module("torchao.float8")
-    except ImportError as error:
-        reason = str(error).splitlines()[0]
-        advice = "install it with: pip install 'tinyzero-trainer[float8]'"
-        raise Float8Error(f"{need} torchao ({reason}); {advice}") from error
 
 
-def use_float8(model: nn.Module, settings: ModelConfig, device: torch.device) -> None:
-    """Make the linear layers in the layers of a model that is not yet sharded compute as `model.float8` says.
+def use_float8(model: PreTrainedModel, settings: ModelConfig) -> None:
+    """Make products of a model that is not yet sharded compute as `model.float8` says; its weights stay as they are.
 
     Raises:
-        Float8Error: see there; or no layer is suitable.
+        Float8Error: no linear layer is suitable.
     """
-    if (recipe := settings.float8) is None:
-        return
-    library, named = require_float8(recipe, device), settings.float8_modules
-    is_large = library._auto_filter_for_recipe(recipe, [])  # from torchao's measurements on an H100
-
-    def suits(layer: nn.Linear, name: str) -> bool:
-        aligned = not any(size % ALIGNED for size in layer.weight.shape)
-        return aligned and (is_large(layer, name) if named is None else name.rpartition(".")[2] in named)
-
-    config = library.Float8LinearConfig.from_recipe_name(recipe)
-    for layer in layers_of(model):
-        library.convert_to_float8_training(layer, module_filter_fn=suits, config=config)
-    found = {name.rpartition(".")[2] for name, _ in _converted(model)}
-    if missing := sorted(set(named or ()) - found):
+    names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+    named, head = settings.float8_modules, model.get_output_embeddings()
+    linears = [module for layer in layers_of(model) for module in layer.modules()] + [head]
+    chosen = {linear for linear in linears if _is_aligned(linear)}
+    chosen = {one for one in chosen if (one.weight.numel() >= LARGE if named is None else names[one] in named)}
+    if missing := sorted(set(named or ()) - {names[one] for one in chosen}):
         raise Float8Error(
             f"model.float8_modules names {missing}, expected linear layers whose sizes are multiples of {ALIGNED}; "
             "leave these out"
         )
-    if not found:
+    if not chosen:
         raise Float8Error(
-            f"model.float8={recipe}: no linear layer of this model is large enough to be faster; leave it out, or name "
+            "model.float8=rowwise: no linear layer of this model is large enough to be faster; leave it out, or name "
             "some in model.float8_modules"
         )
+    for mlp in names:
+        inner = {getattr(mlp, projection, None) for projection in ("gate_proj", "up_proj", "down_proj")}
+        if inner <= chosen and _is_gated(mlp):
+            chosen -= inner
+            chosen.add(mlp)
+    for module in chosen:
+        module.plain_class, module.__class__ = type(module), Float8Linear if type(module) is nn.Linear else Float8Mlp
 
 
-def row_multiple(model: nn.Module) -> int:
-    """The tokens of a packed row that is trained on must be a multiple of this."""
-    return ALIGNED if any(_converted(model)) else 1
+def _is_aligned(module: Any) -> bool:
+    return type(module) is nn.Linear and not any(size % ALIGNED for size in module.weight.shape)
+
+
+@torch.no_grad()
+def _is_gated(module: Any) -> bool:
+    """Whether a module computes what `Float8Mlp` does: not all whose layers have these names do."""
+    gate, up, down = module.gate_proj, module.up_proj, module.down_proj
+    if any(linear.bias is not None for linear in (gate, up, down)):
+        return False
+    states = torch.linspace(-4, 4, 2 * gate.in_features, device=gate.weight.device).to(gate.weight.dtype).view(2, -1)
+    expected = F.linear(F.silu(F.linear(states, gate.weight)) * F.linear(states, up.weight), down.weight)
+    return torch.allclose(module(states), expected, rtol=1e-3, atol=1e-5)
 
 
 @contextmanager
 def without_float8(model: nn.Module) -> Iterator[None]:
     """Within, the model computes as if it had not been converted, and not in compiled code."""
-    layers = [layer for _, layer in _converted(model)]
-    if not layers:
+    modules = [module for module in model.modules() if isinstance(module, (Float8Linear, Float8Mlp))]
+    if not modules:
         yield
         return
-    for layer in layers:
-        layer.forward = partial(nn.Linear.forward, layer)
+    for module in modules:
+        module.forward = partial(module.plain_class.forward, module)  # type: ignore[method-assign]
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        for layer in layers:
-            del layer.forward
-
-
-def _converted(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    # Not isinstance, which would import torchao.
-    return ((name, module) for name, module in model.named_modules() if type(module).__name__ == "Float8Linear")
+        for module in modules:
+            del module.forward

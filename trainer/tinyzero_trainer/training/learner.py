@@ -15,7 +15,6 @@ from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of, set_gradient_sync
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.diagnosis import Diagnosis, UpdateDiagnosis, nonfinite
-from tinyzero_trainer.training.float8 import Float8Error, row_multiple
 from tinyzero_trainer.training.logprobs import TokenModel
 from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
 from tinyzero_trainer.training.optimizer import Optimizer, full_norms
@@ -33,18 +32,12 @@ class Learner:
         """`model` computes, `trained` has its parameters under the names of checkpoints; both sharded if they are."""
         self._computes, self._trained, self._settings, self._ranks = model, trained, optimizer, ranks_of(model)
         self._optimizer = Optimizer(trained, optimizer)
-        layout, multiple = choose_layout(model, optimizer.packing, name=language_model.name), row_multiple(model)
-        if layout == "padded" and multiple > 1:
-            raise Float8Error(
-                f"model.float8 needs packed rows, and those of {language_model.name} are padded; leave it out"
-            )
         self._micro_batches = partial(
             micro_batches,
             token_budget=optimizer.token_budget,
             pad_id=language_model.pad_id,
             device=device_of(model),
-            layout=layout,
-            multiple=multiple,
+            layout=choose_layout(model, optimizer.packing, name=language_model.name),
             share_prompts=shares_prompts(model),
         )
         self._metrics, self._unfinished = MetricAccumulator(), MetricAccumulator()

@@ -18,6 +18,7 @@ from tinyzero_trainer.algorithms.kl import SAMPLED, entropy, exact
 from tinyzero_trainer.config import Estimator
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.fsdp import options_of, root_of
+from tinyzero_trainer.models.float8 import Float8Linear
 from tinyzero_trainer.models.fused_logprobs import token_divergences, token_logprobs
 from tinyzero_trainer.models.lora import switched_off
 from tinyzero_trainer.training import varlen_attention as attention
@@ -91,22 +92,23 @@ class PolicyModel(TokenModel):
         weight, reference_weight = plain_head(self.body), None if reference is None else plain_head(reference.body)
         options = options_of(self)
         again = options is None or options.recompute_logits
+        float8 = isinstance(self.body.get_output_embeddings(), Float8Linear)
         own: tuple[Tensor, ...]
         if weight is None or (estimator == "exact" and not fuses_exact(states)):
             other = None if reference is None or reference_states is None else (reference.body, reference_states)
             own = _written_out(self.body, states, other, batch, temperature, estimator, entropy_gradient)
         elif reference_states is None or reference_weight is None:
-            own = token_logprobs(states, weight, batch.targets, temperature=temperature, recompute=again)
+            own = token_logprobs(states, weight, batch.targets, temperature=temperature, recompute=again, float8=float8)
         elif estimator == "exact":
             given = (states, weight, batch.targets, reference_states, reference_weight)
-            own = token_divergences(*given, temperature=temperature, recompute=again)
+            own = token_divergences(*given, temperature=temperature, recompute=again, float8=float8)
         else:
             logprobs, entropies = token_logprobs(
-                states, weight, batch.targets, temperature=temperature, recompute=again
+                states, weight, batch.targets, temperature=temperature, recompute=again, float8=float8
             )
             with torch.no_grad():
                 others = (reference_states, reference_weight, batch.targets)
-                reference_logprobs, _ = token_logprobs(*others, temperature=temperature)
+                reference_logprobs, _ = token_logprobs(*others, temperature=temperature, float8=float8)
             own = logprobs, entropies, SAMPLED[estimator](logprobs, reference_logprobs)
         logprobs, entropies, *divergences = ulysses.all_gather(own, batch.counts, batch.sequence_group)
         divergence = divergences[0] if divergences else None
@@ -187,7 +189,7 @@ def plain_head(model: PreTrainedModel) -> Tensor | None:
     changed = ("logit_scale", "logits_scaling", "final_logit_softcapping")
     if any(getattr(config, name, None) for name in changed) or getattr(output, "bias", None) is not None:
         return None
-    return output.weight if type(output) is nn.Linear else None
+    return output.weight if type(output) in (nn.Linear, Float8Linear) else None
 
 
 def head_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:

@@ -87,7 +87,6 @@ def micro_batches(
     layout: Layout = "padded",
     share_prompts: bool = False,
     ranks: DataParallelGroup = ALONE,
-    multiple: int = 1,
 ) -> Iterator[MicroBatch]:
     """Sequences of similar length, or of one prompt, within the token budget; a longer sequence is alone.
 
@@ -99,7 +98,6 @@ def micro_batches(
         layout: see `MicroBatch`.
         share_prompts: whether completions of one prompt in a packed row share it.
         ranks: yields this rank's shard. All ranks get as many micro-batches, since gathering a weight takes all.
-        multiple: of tokens; packed rows are filled up to it.
     """
     lengths = [len(rollout.prompt.token_ids) + len(rollout.generation.token_ids) for rollout in rollouts]
     group = ranks.sequence_group
@@ -109,7 +107,7 @@ def micro_batches(
     groups = _groups(rollouts, lengths, ranks.size) if share_prompts else [_Group([at]) for at in range(len(rollouts))]
     shards = balance([each.tokens(lengths) for each in groups], ranks.size)
     plans = [_split([groups[place] for place in shard], lengths, budget, layout) for shard in shards]
-    pack = partial(_pack, group=group, share_prompts=share_prompts, multiple=multiple)
+    pack = partial(_pack, group=group, share_prompts=share_prompts)
     lay_out = pack if layout == "packed" else _pad
     own = plans[ranks.rank]
     for indices in own:
@@ -306,7 +304,6 @@ def _pack(
     device: torch.device,
     group: SequenceParallelGroup | None,
     share_prompts: bool,
-    multiple: int,
 ) -> MicroBatch:
     sequences = _Sequences.of(rollouts, share_prompts=share_prompts)
     boundaries = np.append(sequences.starts, len(sequences.tokens))
@@ -314,7 +311,7 @@ def _pack(
     tokens, positions, longest = sequences.tokens, sequences.positions(), int(key_lengths.max())
     predicts, targets, counts = np.flatnonzero(sequences.predicts()), sequences.targets(), ()
     # For slices of equal length, too; a sequence of its own, which no other sees.
-    padding = -len(tokens) % (multiple * (1 if group is None else group.size))
+    padding = -len(tokens) % (1 if group is None else group.size)
     if padding:
         tokens = np.append(tokens, [pad_id] * padding)
         positions = np.append(positions, np.arange(padding))

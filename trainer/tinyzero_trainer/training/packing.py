@@ -13,7 +13,6 @@ from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.training import varlen_attention as attention
-from tinyzero_trainer.training.float8 import without_float8
 from tinyzero_trainer.training.logprobs import TokenModel, evaluating
 from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -51,8 +50,7 @@ def choose_layout(model: TokenModel, layout: Layout, *, name: str) -> Literal["p
 @torch.no_grad()
 def keeps_packed_apart(model: TokenModel) -> bool:
     """Whether a packed sequence does not affect the next one: some architectures ignore where it ends."""
-    # In float8, how a token is rounded depends on the largest one beside it.
-    with evaluating(model.body), without_float8(model):
+    with evaluating(model.body):
         try:
             one, other = (_packed_states(model, [first, [2, 3]], ALONE) for first in ([5, 6, 4], [6, 7, 5]))
         except TypeError:  # it takes no positions at all
@@ -68,7 +66,7 @@ def shares_prompts(model: TokenModel) -> bool:
     """
     if not attention.has_kernel(model.body):
         return False
-    with on_device(model), evaluating(model.body), without_float8(model):
+    with on_device(model), evaluating(model.body):
         shared, own = (
             _packed_states(model, completions, ALONE, prompt=[5, 6, 4]) for completions in ([[3, 7], [2, 3]], [[2, 3]])
         )

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tinyzero_trainer.hardware.nvml import nvidia_driver
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8_MAX, SMALLEST_SCALE
+from tinyzero_trainer.models.float8 import FP8_MAX, SMALLEST_SCALE
 
 NEW_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
 """Whether products may have 8 columns, and kernels start early."""

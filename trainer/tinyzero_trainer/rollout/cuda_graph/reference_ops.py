@@ -10,20 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinyzero_trainer.models.float8 import FP8, FP8_MAX, SMALLEST_SCALE
 from tinyzero_trainer.rollout.batch_state import BatchState
 
 Tables = tuple[Tensor, Tensor]
 """Cosine and sine of the rotary embedding, each [cache length, head size / 2] float32."""
 
-FP8 = torch.float8_e4m3fn
-FP8_MAX = torch.finfo(FP8).max
-
 HEADROOM = 4
 """How many times larger than any in the context a key or value may become before fp8 cuts it off."""
-
-
-SMALLEST_SCALE = 1e-30
-"""Of numbers that are all 0."""
 
 
 class LayerCache(NamedTuple):

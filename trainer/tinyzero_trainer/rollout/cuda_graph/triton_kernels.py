@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK
+from tinyzero_trainer.models.float8 import FP8, FP8_MAX
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph.attention_triton import attend, split, store_contexts
 from tinyzero_trainer.rollout.cuda_graph.common_triton import LARGEST_FP8, LEAST_SCALE, early, round_to_fp8, wait
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import FP8, FP8_MAX
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
 
