@@ -1,6 +1,7 @@
 """How far rollouts and updates in fp8 are from float32: log-probabilities of a real model's completions, and gradients.
 
     python benchmarks/mismatch.py MODEL [--task countdown] [--prompts 8] [--samples 2] [--new-tokens 160]
+    python benchmarks/mismatch.py MODEL --engine bfloat16
 
 The model computes in float32, the engine `torch` in bfloat16 and in fp8 as it does on a GPU; without one its steps run
 in plain torch, which takes minutes. `KL` is of the engine's distribution to the policy's, estimated from the sampled
@@ -10,7 +11,7 @@ the output head, however small.
 """
 
 import copy
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -47,6 +48,7 @@ def main(
     prompts: int = 8,
     samples: int = 2,
     new_tokens: int = 160,
+    engine: Annotated[list[str] | None, typer.Option(help=", ".join(ENGINES))] = None,
     device: str = "auto",
 ) -> None:
     """Measure, and print a table."""
@@ -58,11 +60,11 @@ def main(
     asked = [list(prompt.token_ids) for prompt in source.held_out(prompts)]
     rows = dict[str, dict[str, str]]()
     sampled: list[Rollout] = []
-    for name, precision in ENGINES.items():
-        completions, found = differences(policy, asked, samples, new_tokens, precision)
+    for name in engine or ENGINES:
+        completions, found = differences(policy, asked, samples, new_tokens, ENGINES[name])
         rows[name], sampled = cells(found), sampled or completions
     print_table(f"{samples} × {prompts} completions of {task}, up to {new_tokens} tokens", rows)
-    print_table("the update, of those in bfloat16", update_rows(policy, sampled))
+    print_table("the update, of the first of these", update_rows(policy, sampled))
 
 
 def differences(
@@ -95,7 +97,7 @@ def update_rows(policy: LanguageModel, rollouts: list[Rollout]) -> dict[str, dic
         cast_weights(model, torch.bfloat16)
         logprobs, gradient = update(model, policy.pad_id, rollouts)
         away = (gradient - exact_gradient).norm() / exact_gradient.norm()
-        cosine = torch.nn.functional.cosine_similarity(gradient, exact_gradient, dim=0)
+        cosine = torch.nn.functional.cosine_similarity(gradient.double(), exact_gradient.double(), dim=0)
         rows[name] = cells(logprobs - exact) | {"gradient: distance": f"{away:.3f}", "cosine": f"{cosine:.4f}"}
         del rows[name]["KL"]
     return rows
