@@ -6,8 +6,8 @@
 The model computes in float32, the engine `torch` in bfloat16 and in fp8 as it does on a GPU; without one its steps run
 in plain torch, which takes minutes. `KL` is of the engine's distribution to the policy's, estimated from the sampled
 tokens: the metric `rollout_corr/kl` of a run. The gradient is that of a sum of the completions' log-probabilities with
-random advantages, over all weights; its distance is relative to its norm in float32. `model.float8` is for all MLPs and
-the output head, however small.
+random advantages, over all weights; its distance is relative to its norm in float32. `model.float8_modules` names all
+MLPs, the head or both, however small.
 """
 
 import copy
@@ -32,7 +32,8 @@ from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.types import Prompt, Rollout
 
-FLOAT8_MODULES = ("gate_proj", "up_proj", "down_proj", "lm_head")
+MLPS, HEAD = ("gate_proj", "up_proj", "down_proj"), ("lm_head",)
+UPDATES = {"bfloat16": (), "MLPs and head in float8": (*MLPS, *HEAD), "MLPs in float8": MLPS, "head in float8": HEAD}
 
 ENGINES: dict[str, dict[str, Any]] = {
     "bfloat16": {},
@@ -87,13 +88,13 @@ def differences(
 
 
 def update_rows(policy: LanguageModel, rollouts: list[Rollout]) -> dict[str, dict[str, str]]:
-    """Rows of the second table: the same model in bfloat16, and with `model.float8` as well."""
+    """Rows of the second table: the same model in bfloat16, and with `model.float8=rowwise` as well."""
     exact, exact_gradient = update(policy.model, policy.pad_id, rollouts)
     rows = {}
-    for name in ("bfloat16", "model.float8=rowwise"):
+    for name, modules in UPDATES.items():
         model = copy.deepcopy(policy.model)
-        if name != "bfloat16":
-            use_float8(model, ModelConfig(float8="rowwise", float8_modules=FLOAT8_MODULES))
+        if modules:
+            use_float8(model, ModelConfig(float8="rowwise", float8_modules=modules))
         cast_weights(model, torch.bfloat16)
         logprobs, gradient = update(model, policy.pad_id, rollouts)
         away = (gradient - exact_gradient).norm() / exact_gradient.norm()
