@@ -29,7 +29,7 @@ def gate_backward(gradient: Tensor, gate_up: Tensor, smallest: float) -> tuple[T
     numbers = torch.empty_like(gate_up, dtype=FP8)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
     given = (gradient, gate_up, gated, of_gate_up, numbers, scales, width, smallest)
-    # As few registers as let two programs of 16 warps be on a multiprocessor, of which one loads while the other stores.
+    # As few registers as let two programs of 16 warps be on a multiprocessor: one loads while the other stores.
     _gate_backward[(rows,)](*given, BLOCK=_block(width), num_warps=_warps(width), maxnreg=64)
     return gated, of_gate_up, numbers, scales
 
