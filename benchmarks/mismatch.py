@@ -106,17 +106,12 @@ def update_rows(policy: LanguageModel, rollouts: list[Rollout]) -> dict[str, dic
 
 def update(model: Any, pad_id: int, rollouts: list[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
     """[tokens] log-probabilities, and [weights] the gradient of their sum, with a random advantage for a completion."""
-    batches = micro_batches(rollouts, token_budget=2048, pad_id=pad_id, device=model.device)
+    (batch,) = micro_batches(rollouts, token_budget=2**20, pad_id=pad_id, device=model.device)
     advantages = torch.randn(len(rollouts), generator=torch.Generator().manual_seed(0))
-    found = []
-    for batch in batches:
-        logprobs = PolicyModel.of(model)(batch, temperature=1.0).logprobs
-        weights = advantages[batch.indices].to(model.device).repeat_interleave(batch.lengths)
-        (weights * logprobs).sum().backward()
-        found.append(logprobs.detach().cpu())
-    gradients = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
-    return torch.cat(found), torch.cat([one.flatten().float().cpu() for one in gradients if one is not None])
+    logprobs = PolicyModel.of(model)(batch, temperature=1.0).logprobs
+    weights = advantages[batch.indices].to(model.device).repeat_interleave(batch.lengths)
+    gradients = torch.autograd.grad((weights * logprobs).sum(), list(model.parameters()))
+    return logprobs.detach().cpu(), torch.cat([one.flatten().float().cpu() for one in gradients])
 
 
 def cells(difference: torch.Tensor) -> dict[str, str]:

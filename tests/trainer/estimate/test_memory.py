@@ -211,6 +211,7 @@ def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
 def test_constants_are_those_of_the_code() -> None:
     assert constants.HEAD_ELEMENTS[2] == head.CHUNK_ELEMENTS[torch.bfloat16]
     assert constants.HEAD_ELEMENTS[4] == head.CHUNK_ELEMENTS[torch.float32]
+    assert constants.KEPT_ELEMENTS == head.KEPT_ELEMENTS
     assert constants.WEIGHT_BUCKET == BUCKET_BYTES
 
 

@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tinyzero_trainer.models.float8 import Float8Linear, Float8Mlp, Rounded, gate, gate_backward, product, to_float8
-from tinyzero_trainer.models.fused_logprobs import token_divergences, token_logprobs
+from tinyzero_trainer.models.float8 import (
+    FP8,
+    FP8_MAX,
+    Float8Linear,
+    Float8Mlp,
+    Rounded,
+    gate,
+    gate_backward,
+    product,
+    to_float8,
+)
+from tinyzero_trainer.models.fused_logprobs import _gradient, _scales, _statistics, token_divergences, token_logprobs
 
 WIDTHS = [64, 4864, 8960, 18944]
 """The third and fourth of models with 1.5B and 7B parameters."""
@@ -87,15 +97,28 @@ def test_an_mlp_and_its_gradients_are_near_those_in_float32(device: str, compile
 
 def test_a_linear_layer_with_a_bias_and_its_gradients() -> None:
     torch.manual_seed(0)
-    linear, states = nn.Linear(64, 32), torch.randn(3, 5, 64, requires_grad=True)
-    expected = linear(states)
-    exact_gradients = torch.autograd.grad(expected.square().sum(), [states, linear.weight, linear.bias])
+    linear, states, upstream = nn.Linear(64, 32), torch.randn(3, 5, 64, requires_grad=True), torch.randn(3, 5, 32)
+    plain = linear(states)
+    inputs = [states, linear.weight, linear.bias]
+    expected = torch.autograd.grad(plain, inputs, upstream)
     linear.__class__ = Float8Linear
-    found = linear(states)
-    assert 1e-3 < error(found.detach(), expected.detach()) < 0.05
-    gradients = torch.autograd.grad(found.square().sum(), [states, linear.weight, linear.bias])
-    for ours, theirs in zip(gradients, exact_gradients, strict=True):
-        assert error(ours, theirs) < 0.08
+    result = linear(states)
+    of_states, of_weight, of_bias = torch.autograd.grad(result, inputs, upstream)
+    for ours, theirs in ((result.detach(), plain.detach()), (of_states, expected[0])):
+        assert 1e-3 < error(ours, theirs) < 0.08
+    torch.testing.assert_close((of_weight, of_bias), expected[1:])  # not in float8
+
+
+def test_gradients_of_an_mlps_weights_are_products_of_numbers_that_are_not_rounded() -> None:
+    torch.manual_seed(0)
+    mlp, states, upstream = gated_mlp(64, 128), torch.randn(7, 64), torch.randn(7, 64)
+    weights = [mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
+    found = torch.autograd.grad(mlp(states), weights, upstream)
+    gate_up = product(to_float8(states), to_float8(torch.cat(weights[:2])), states.dtype)
+    of_gated = product(to_float8(upstream), to_float8(weights[2].t()), states.dtype)
+    gated, of_gate_up, *_ = gate_backward(of_gated, gate_up.detach())
+    expected = *(of_gate_up.t() @ states).chunk(2), upstream.t() @ gated
+    torch.testing.assert_close(found, expected)
 
 
 def logprob_gradients(states: Tensor, weight: Tensor, targets: Tensor, **options: object) -> list[Tensor]:
@@ -119,6 +142,48 @@ def test_logprobs_and_their_gradients_are_near_those_in_float32(device: str, rec
     found = logprob_gradients(*given, targets, float8=True, recompute=recompute, chunk_elements=96 * 20)
     for ours, theirs in zip(found, expected, strict=True):
         assert 1e-3 < error(ours, theirs) < 0.08
+
+
+@given(
+    st.sampled_from([0.1, 3.0, 30.0]),
+    st.sampled_from([0.0, 1.0, -5.0]),
+    st.sampled_from([0.3, 1.0, 2.0]),
+    st.integers(),
+)
+def test_gradients_of_logits_are_rounded_by_their_size(
+    sharpness: float, bonus: float, temperature: float, seed: int
+) -> None:
+    """No larger than float8 can be, and where one token has nearly all probability not much smaller either."""
+    generator = torch.Generator().manual_seed(seed % 2**32)
+    logits, targets = (
+        sharpness * torch.randn(9, 50, generator=generator),
+        torch.randint(0, 50, (9,), generator=generator),
+    )
+    logits[:5].scatter_(1, targets[:5, None], 10 * temperature + 3 * sharpness)
+    columns = _statistics(logits, None, targets, temperature)
+    upstream = [torch.randn(9, generator=generator) * (torch.arange(9) % 3 > 0), torch.full((9,), bonus)]
+    scales = _scales(*upstream, columns, temperature)
+    rounded = torch.empty_like(logits, dtype=FP8), scales
+    found = _gradient(logits, None, targets, columns, upstream, temperature, rounded)
+    largest = found.abs().amax(1, keepdim=True)
+    assert (largest <= FP8_MAX * scales * (1 + 1e-4)).all()
+    assert not exact(rounded).isnan().any()
+    if not bonus:
+        allowed = 1.001 * largest + 1.1e-4 * upstream[0].abs()[:, None] / temperature
+        assert (FP8_MAX * scales <= allowed + 1e-20).all()
+    assert ((exact(rounded) - found).abs() <= torch.maximum(found.abs() * 2**-4, scales * 2**-10) * (1 + 1e-4)).all()
+
+
+def test_the_gradient_with_a_reference_is_not_in_float8() -> None:
+    torch.manual_seed(0)
+    states, weight, anchors = torch.randn(9, 64, requires_grad=True), torch.randn(48, 64), torch.randn(9, 64)
+    given = states, weight, torch.zeros(9, dtype=torch.long), anchors, weight
+    found = token_divergences(*given, temperature=0.7, float8=True)
+    (of_states,) = torch.autograd.grad(sum(one.sum() for one in found), [states])
+    own, other = (product(to_float8(one.detach()), to_float8(weight), weight.dtype) for one in (states, anchors))
+    columns = _statistics(own, other, given[2], 0.7)
+    torch.testing.assert_close(torch.stack(found).detach(), columns[[0, 1, 3]])
+    torch.testing.assert_close(of_states, _gradient(own, other, given[2], columns, [torch.ones(9)] * 3, 0.7) @ weight)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])

@@ -20,6 +20,7 @@ from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed.dtensor import full_tensor
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, process_group, shard
 from tinyzero_trainer.models.float8 import Float8Linear, Float8Mlp
+from tinyzero_trainer.models.fused_logprobs import token_logprobs
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, load_model, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.rollout.weight_source import named_weights
@@ -78,20 +79,83 @@ def test_names_and_weights_are_the_same_everywhere(toy_model: LanguageModel, tmp
         assert all(found[name].equal(value) for name, value in weights.items())
 
 
+def one_layer(head: int = 1280) -> LanguageModel:
+    """With a tied head for so many tokens."""
+    shape, tokenizer = NewModelConfig(hidden_size=64, layers=1, head_size=32, mlp_size=128), build_tokenizer()
+    model = build_model(shape, tokenizer, seed=0)
+    model.resize_token_embeddings(head)
+    return from_parts("one layer", model, tokenizer)
+
+
+def kinds_of(model: nn.Module) -> dict[type, int]:
+    return Counter(type(module) for module in model.modules() if isinstance(module, (Float8Linear, Float8Mlp)))
+
+
+class Clamped(nn.Module):
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+
+    def forward(self, states: Tensor) -> Tensor:
+        gate = self.gate_proj(states).clamp(max=10)
+        return self.down_proj(nn.functional.silu(gate) * self.up_proj(states))
+
+
+class TakesTwo(Clamped):
+    def forward(self, states: Tensor, others: Tensor) -> Tensor:
+        return super().forward(states + others)
+
+
 def test_large_layers_and_the_head_are_converted_and_only_mlps_of_the_usual_kind_as_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shape, tokenizer = NewModelConfig(hidden_size=64, layers=1, head_size=32, mlp_size=128), build_tokenizer()
-    head = nn.Linear(64, 1280, bias=False)
     monkeypatch.setattr("tinyzero_trainer.training.float8.LARGE", 64 * 128)
-    for act, kinds in ((nn.SiLU(), {Float8Mlp: 1, Float8Linear: 1}), (nn.GELU(), {Float8Linear: 4})):
-        model = build_model(shape, tokenizer, seed=0)
-        model.model.layers[0].mlp.act_fn = act
-        model.set_output_embeddings(copy.deepcopy(head))
+    usual, gelu, clamped, two, zeros, biased, odd = (one_layer(1280 + 8 * (case == 6)).model for case in range(7))
+    layers = [model.model.layers[0] for model in (usual, gelu, clamped, two, zeros, biased, odd)]
+    layers[1].mlp.act_fn = nn.GELU()
+    layers[2].mlp, layers[3].mlp = Clamped(layers[2].mlp), TakesTwo(layers[3].mlp)
+    nn.init.zeros_(layers[4].mlp.down_proj.weight)
+    layers[5].mlp.up_proj.bias = nn.Parameter(torch.zeros(128))
+    for model in (usual, gelu, clamped, two, zeros, biased, odd):
         use_float8(model, ModelConfig(float8="rowwise"))
-        found = Counter(type(module) for module in model.modules() if isinstance(module, (Float8Linear, Float8Mlp)))
-        assert found == kinds
-        assert isinstance(model.get_output_embeddings(), Float8Linear)
+    assert kinds_of(usual) == {Float8Mlp: 1, Float8Linear: 1}
+    assert isinstance(usual.get_output_embeddings(), Float8Linear)
+    for model in (gelu, clamped, two, zeros, biased):
+        assert kinds_of(model) == {Float8Linear: 4}
+    assert kinds_of(odd) == {Float8Mlp: 1}
+    assert replace(one_layer(), model=usual).trained.endswith(" parameters, 1 MLPs and 1 linear layers in float8")
+
+
+def test_a_head_whose_logits_are_capped_is_left_as_it_is() -> None:
+    model = one_layer().model
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(
+        Float8Error, match=r"names \['lm_head'\], expected the last parts of names .*: some of \['down_pr"
+    ):
+        use_float8(model, ModelConfig(float8="rowwise", float8_modules=("lm_head",)))
+
+
+def test_the_head_computes_in_float8_with_and_without_a_reference() -> None:
+    plain = one_layer()
+    model = copy.deepcopy(plain.model)
+    use_float8(model, ModelConfig(float8="rowwise", float8_modules=("lm_head",)))
+    policy, reference, exact = (PolicyModel(one) for one in (model, copy.deepcopy(model), plain.model))
+    batches = micro_batches(ragged_samples(plain), token_budget=1000, pad_id=0, device=CPU, layout="packed")
+    (batch,) = batches
+    states, targets = exact.states(batch).detach(), batch.targets
+    with torch.no_grad():
+        found = policy(batch, temperature=0.7).logprobs
+        expected, _ = token_logprobs(states, model.lm_head.weight, targets, temperature=0.7, float8=True)
+        assert found.equal(expected)
+        as_before = exact(batch, temperature=0.7).logprobs
+        assert not found.equal(as_before)
+        with without_float8(model), without_float8(model):
+            assert policy(batch, temperature=0.7).logprobs.equal(as_before)
+        assert policy(batch, temperature=0.7).logprobs.equal(found)
+    for estimator in ("k3", "exact"):
+        statistics = policy(batch, temperature=0.7, reference=reference, estimator=estimator)
+        assert statistics.divergence is not None
+        assert not statistics.divergence.any()
 
 
 def test_packed_sequences_are_kept_apart(toy_model: LanguageModel) -> None:
@@ -184,7 +248,7 @@ def test_what_it_does_not_go_with_is_refused(other: dict[str, object]) -> None:
 def test_a_model_it_does_not_suit_is_refused(toy_model: LanguageModel) -> None:
     with pytest.raises(Float8Error, match="no linear layer of this model is large enough to be faster"):
         use_float8(toy_model.model, ModelConfig(float8="rowwise"))
-    with pytest.raises(Float8Error, match=r"names \['lm_head', 'wo'\], expected linear layers"):
+    with pytest.raises(Float8Error, match=r"names \['lm_head', 'wo'\], expected the last parts of names"):
         use_float8(
             copy.deepcopy(toy_model.model),
             ModelConfig(float8="rowwise", float8_modules=("wo", "lm_head", "q_proj")),

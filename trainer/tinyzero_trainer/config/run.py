@@ -84,8 +84,8 @@ class ModelConfig:
     in model.dtype."""
 
     float8_modules: tuple[str, ...] | None = None
-    """Linear layers that compute in float8, by the last part of their names, e.g. down_proj; none = those large enough
-    to be faster: MLPs and the output head from about 0.5B parameters on, others from about 3B."""
+    """Linear layers that compute in float8, by the last part of their names, e.g. down_proj; none = those whose weights
+    have 2^22 elements at least, as the MLPs and the head of a 0.5B model. All sizes must be multiples of 16."""
 
 
 @dataclass(frozen=True)

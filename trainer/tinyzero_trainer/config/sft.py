@@ -185,6 +185,7 @@ class SftConfig:
         object.__setattr__(self, "tasks", complete_table(self.task_specs))
         if self.run.epochs and self.data.path is None:
             raise ValueError("run.epochs counts passes over data.path, and none is given; give run.steps")
+        self.as_train_config()  # which refuses what does not go together
 
     def recorded(self) -> dict[str, Any]:
         """What is saved with the model: its tasks with their options, and defaults for training it further."""

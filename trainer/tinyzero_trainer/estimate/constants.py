@@ -29,6 +29,7 @@ HIDDEN_COMPILED, MLP_COMPILED = 8, 6  # a compiled layer recomputes the cheap pa
 HIDDEN_FORWARD, MLP_FORWARD = 14, 6  # without gradient
 LAYER_BACKWARD = 1.0  # gradients of a layer's activations that exist at a time, as a fraction of what the layer keeps
 
+KEPT_ELEMENTS = 2**30  # of a chunk whose logits are kept, on a GPU; see fused_logprobs.KEPT_ELEMENTS
 HEAD_ELEMENTS = {2: 2**28, 4: 2**26}  # logits of a chunk, by the bytes of a number; see fused_logprobs.CHUNK_ELEMENTS
 
 VLLM_BESIDE = 700 * MIB  # beyond vllm.gpu_memory_gb: CUDA graphs, and workspaces that vLLM's own profile misses

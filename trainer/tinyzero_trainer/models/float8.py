@@ -1,8 +1,8 @@
 """Matrix products in 8-bit floating point (e4m3) for training: gated MLPs, other linear layers, and logits.
 
-The two products that a result and the gradient of what it is of take are in float8, with a scale for each row of both
-factors, that of its largest element: no token depends on the others. The gradient of a weight, which sums over tokens,
-is a product in the model's own type, as in torchao's recipe `rowwise_with_gw_hp`.
+Of a layer's three products, those for its result and for the gradient of its input are in float8, with a scale for each
+row of both factors: no token depends on the others. That for the gradient of its weight, which sums over tokens, is in
+the model's own type.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
 SMALLEST_SCALE = 1e-30
-"""Of a row of zeros."""
+"""That of a row of zeros."""
 
 ALIGNED = 16
 """The kernels for float8 take multiples of it as sizes of a weight."""
@@ -93,7 +93,7 @@ class Float8Mlp(nn.Module):
 
 @torch._dynamo.allow_in_graph
 class _GatedMlp(torch.autograd.Function):
-    """Gate and up are one product, of weights that are put side by side in float8."""
+    """Gate and up are one product, of weights side by side."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ one chunk of tokens, in the dtype of the weights, and are recomputed in the back
 own gradient in place. Where there is room for all of them, they are kept instead.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ CHUNK_ELEMENTS = {torch.float32: 2**26, torch.bfloat16: 2**28, torch.float16: 2*
 """Logits held at a time: 256 or 512 MiB. Small chunks cost time: each adds to the gradient of the entire head."""
 
 KEPT_ELEMENTS = 2**30
-"""Logits of a chunk if all are kept anyway."""
+"""Logits of a chunk on a GPU, where the kernels need no memory beside them, if all are kept anyway."""
 
 
 def token_logprobs(
@@ -83,7 +82,8 @@ def token_divergences(
 
 
 def _rows(states: Tensor, logits: int, elements: int | None, *, keeps: bool) -> int:
-    return max(1, (elements or (KEPT_ELEMENTS if keeps else CHUNK_ELEMENTS[states.dtype])) // logits)
+    whole = KEPT_ELEMENTS if keeps and states.is_cuda else CHUNK_ELEMENTS[states.dtype]
+    return max(1, (elements or whole) // logits)
 
 
 def _keeps(states: Tensor, weight: Tensor, recompute: bool) -> bool:
@@ -139,7 +139,7 @@ class _TokenStatistics(torch.autograd.Function):
                 own = gradient_of(*given)
                 torch.mm(own, weight, out=of_states[part])
             else:
-                scales = _scales(upstream[0], upstream[1], columns[1, part], ctx.temperature)
+                scales = _scales(upstream[0], upstream[1], columns[:, part], ctx.temperature)
                 rounded = torch.empty_like(logits[0], dtype=FP8), scales
                 own = gradient_of(*given, rounded)
                 of_states[part] = product(rounded, of_columns, states.dtype)
@@ -222,10 +222,11 @@ def _gradient(
     return found.to(logits.dtype)
 
 
-def _scales(of_logprob: Tensor, of_entropy: Tensor, entropy: Tensor, temperature: float) -> Tensor:
+def _scales(of_logprob: Tensor, of_entropy: Tensor, columns: Tensor, temperature: float) -> Tensor:
     """[chunk, 1] scales by which the gradients of all logits, without a reference, are within float8."""
-    # | [j = t] a - p_j (a + b (log p_j + H)) | ≤ |a| + |b| (1/e + H)
-    bound = of_logprob.abs() + of_entropy.abs() * (1 / math.e + entropy)
+    # | [j = t] a - p_j (a + b (log p_j + H)) | ≤ |a| (1 - p_t) + |b| H: another p_j is at most 1 - p_t, -p_j log p_j is
+    # a part of H, and p_j H has the other sign. Of large logits, both may be off by as much as the 1e-4 that are added.
+    bound = of_logprob.abs() * (1e-4 - torch.expm1(columns[0])) + of_entropy.abs() * (1e-4 + columns[1])
     return (bound / temperature / FP8_MAX).clamp(min=SMALLEST_SCALE)[:, None]
 
 

@@ -1,6 +1,7 @@
 """Loading a language model, its tokenizer and its end tokens, and saving them so that others can load them."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,11 @@ class LanguageModel:
     @property
     def trained(self) -> str:
         part = f"{self.trained_parameters:,} of {self.parameters:,}" if self.adapter else f"all {self.parameters:,}"
-        return f"training {part} parameters"
+        # By name: models/float8.py imports the compiler.
+        kinds = Counter(type(module).__name__ for module in self.model.modules())
+        counts = {"MLPs": kinds["Float8Mlp"], "linear layers": kinds["Float8Linear"]}
+        in_float8 = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return f"training {part} parameters" + (f", {in_float8} in float8" if in_float8 else "")
 
 
 def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torch.float32) -> LanguageModel:

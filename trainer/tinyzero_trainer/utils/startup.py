@@ -30,8 +30,7 @@ def user_cache(name: str) -> str:
 def set_torch_environment() -> None:
     """Set the variables that torch reads once, where the user has not set them.
 
-    transformers imports torchao where it is installed, which warns of compiled kernels that do not fit torch; of it we
-    use Python only.
+    transformers imports torchao where it is installed, which warns of compiled kernels that do not fit torch.
     Threads wait passively: active waiting makes a step ten times slower next to a busy process. Compiled kernels are
     kept in the user's cache, since torch's own place for them is /tmp.
 
