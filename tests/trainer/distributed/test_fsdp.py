@@ -1,6 +1,7 @@
 """Sharded models compute what plain ones do, to the bit, however memory is saved; test_ranks.py has several ranks."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -105,11 +106,16 @@ def test_gradients_that_add_up_are_in_one_block(toy_model: LanguageModel, monkey
 def test_logits_that_are_kept_teach_the_same(
     case: str, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_logprobs, "_rows", lambda *_: 7)  # of chunks, a single one of which is always kept
+    monkeypatch.setattr(fused_logprobs, "_rows", lambda *_, keeps: 7)  # of chunks, a single one of which is always kept
     monkeypatch.setattr(forward, "fuses_exact", lambda _: True)
     computed, shown = list[int](), list[Any]()
     logits = fused_logprobs._logits
-    monkeypatch.setattr(fused_logprobs, "_logits", lambda *given: computed.append(1) or logits(*given))
+
+    def counted(*given: Any, **options: Any) -> Callable[[slice], Any]:
+        chunk = logits(*given, **options)
+        return lambda part: computed.append(1) or chunk(part)
+
+    monkeypatch.setattr(fused_logprobs, "_logits", counted)
     for again in (True, False):
         policy = make_policy(toy_model, CASES[case], replace(PLAIN, recompute_logits=again))
         before = len(computed)
