@@ -41,6 +41,13 @@ def _no_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "sees_gpu", lambda device: False)
 
 
+@pytest.fixture
+def float8_gpu() -> torch.device:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a GPU with float8")
+    return torch.device("cuda:0")
+
+
 @pytest.fixture(autouse=True)
 def _scored_in_process(scored_in_process: None) -> None:
     """Runs start no process, unless a test asks for `real_workers`."""

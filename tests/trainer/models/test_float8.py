@@ -29,11 +29,14 @@ WIDTHS = [64, 4864, 8960, 18944]
 gpu = pytest.mark.gpu
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device("cpu") if request.param == "cpu" else request.getfixturevalue("float8_gpu")
+
+
 @pytest.fixture
-def cuda() -> torch.device:
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("needs a GPU with float8")
-    return torch.device("cuda")
+def dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def exact(rounded: Rounded) -> Tensor:
@@ -57,8 +60,7 @@ def test_a_row_is_rounded_by_itself_and_to_three_bits(rows: int, columns: int, s
     assert ((exact(rounded) - numbers).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
-def test_a_row_of_zeros_stays_zero_and_what_is_not_finite_becomes_nan(device: str) -> None:
+def test_a_row_of_zeros_stays_zero_and_what_is_not_finite_becomes_nan(device: torch.device) -> None:
     numbers = torch.tensor([[0.0, 0.0], [torch.inf, 1.0], [torch.nan, 1.0]], device=device)
     assert exact(to_float8(numbers)).isnan().any(1).tolist() == [False, True, True]
     ones = torch.ones(3, 4, device=device)
@@ -76,12 +78,13 @@ def gated_mlp(hidden: int, width: int) -> nn.Module:
     return mlp
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
-def test_an_mlp_and_its_gradients_are_near_those_in_float32(device: str, compiles: bool) -> None:
+def test_an_mlp_and_its_gradients_are_near_those_in_float32(
+    device: torch.device, dtype: torch.dtype, compiles: bool
+) -> None:
     torch.manual_seed(0)
-    mlp, dtype = gated_mlp(256, 1024).to(device), torch.bfloat16 if device == "cuda" else torch.float32
+    mlp = gated_mlp(256, 1024).to(device)
     states, upstream = torch.randn(2, 1, 77, 256, device=device)
     inputs = [states, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
     inputs = [one.detach().clone().requires_grad_() for one in inputs]
@@ -130,11 +133,11 @@ def logprob_gradients(states: Tensor, weight: Tensor, targets: Tensor, **options
     return [logprobs.detach(), entropies.detach(), *torch.autograd.grad(total, [states, weight])]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_logprobs_and_their_gradients_are_near_those_in_float32(device: str, recompute: bool) -> None:
+def test_logprobs_and_their_gradients_are_near_those_in_float32(
+    device: torch.device, dtype: torch.dtype, recompute: bool
+) -> None:
     torch.manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     states, weight = torch.randn(50, 64, device=device).to(dtype), (0.2 * torch.randn(96, 64, device=device)).to(dtype)
     targets = torch.randint(0, 96, (50,), device=device)
     expected = logprob_gradients(states.float().requires_grad_(), weight.float().requires_grad_(), targets)
@@ -186,10 +189,8 @@ def test_the_gradient_with_a_reference_is_not_in_float8() -> None:
     torch.testing.assert_close(of_states, _gradient(own, other, given[2], columns, [torch.ones(9)] * 3, 0.7) @ weight)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
-def test_the_divergence_to_an_equal_reference_is_zero_in_float8_too(device: str) -> None:
-    states, weight = torch.randn(9, 64, device=device), torch.randn(48, 64, device=device)
-    states, weight = (one.to(torch.bfloat16 if device == "cuda" else torch.float32) for one in (states, weight))
+def test_the_divergence_to_an_equal_reference_is_zero_in_float8_too(device: torch.device, dtype: torch.dtype) -> None:
+    states, weight = (torch.randn(rows, 64, device=device).to(dtype) for rows in (9, 48))
     given = states.requires_grad_(), weight, torch.zeros(9, dtype=torch.long, device=device)
     *_, divergence = token_divergences(*given, states.detach(), weight, temperature=0.7, float8=True)
     divergence.sum().backward()
@@ -201,18 +202,18 @@ def test_the_divergence_to_an_equal_reference_is_zero_in_float8_too(device: str)
 @gpu
 @pytest.mark.parametrize("rows", [1, 2, 5, 17, 100, 7067])
 @pytest.mark.parametrize(("inner", "columns"), [(896, 9728), (151936, 896)])
-def test_a_product_of_any_number_of_rows(rows: int, inner: int, columns: int, cuda: torch.device) -> None:
-    left, right = (to_float8(torch.randn(count, inner, device=cuda).bfloat16()) for count in (rows, columns))
+def test_a_product_of_any_number_of_rows(rows: int, inner: int, columns: int, float8_gpu: torch.device) -> None:
+    left, right = (to_float8(torch.randn(count, inner, device=float8_gpu).bfloat16()) for count in (rows, columns))
     # Hopper's tensor cores add up with fewer bits than float32, which shows in long sums.
     assert error(product(left, right, torch.bfloat16), exact(left) @ exact(right).t()) < 0.015
 
 
 @gpu
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_gates_kernels_compute_what_pytorch_does(width: int, cuda: torch.device) -> None:
+def test_the_gates_kernels_compute_what_pytorch_does(width: int, float8_gpu: torch.device) -> None:
     gate_up, gradient = torch.randn(33, 2 * width).bfloat16(), torch.randn(33, width).bfloat16()
-    found, expected = gate(gate_up.to(cuda)), gate(gate_up)
+    found, expected = gate(gate_up.to(float8_gpu)), gate(gate_up)
     assert error(exact(found), exact(expected)) < 1e-3
-    found, expected = gate_backward(gradient.to(cuda), gate_up.to(cuda)), gate_backward(gradient, gate_up)
+    found, expected = gate_backward(gradient.to(float8_gpu), gate_up.to(float8_gpu)), gate_backward(gradient, gate_up)
     assert [error(*pair) < 1e-3 for pair in zip(found[:2], expected[:2], strict=True)] == [True, True]
     assert error(exact(found[2:]), exact(expected[2:])) < 1e-3

@@ -258,12 +258,10 @@ def test_a_model_it_does_not_suit_is_refused(toy_model: LanguageModel) -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_layers_are_near_those_in_half_precision(checkpointing: bool) -> None:
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("needs a GPU with float8")
+def test_compiled_layers_are_near_those_in_half_precision(checkpointing: bool, float8_gpu: torch.device) -> None:
     shape, tokenizer = NewModelConfig(hidden_size=512, layers=2, head_size=64, mlp_size=2048), build_tokenizer()
     start = from_parts("small", build_model(shape, tokenizer, seed=0), tokenizer)
-    samples, device = ragged_samples(start), torch.device("cuda:0")
+    samples, device = ragged_samples(start), float8_gpu
     options = FsdpOptions(device, torch.bfloat16, compile=True, activation_checkpointing=checkpointing)
     gradients = []
     with process_group(device):
