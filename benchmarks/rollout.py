@@ -30,6 +30,7 @@ import typer
 from benchmarks.commands import KILLED, run
 from benchmarks.common import print_machine, print_table
 from benchmarks.shapes import write_model
+from tinyzero_trainer.utils.startup import without_collector
 
 ENGINES = ("torch", "vllm")
 KINDS = ("without", "with log-probs", "long tail")
@@ -166,16 +167,18 @@ def random_prompts(count: int, tokens: int, seed: int = 0) -> Prompts:
 
 def start_torch(job: dict[str, Any], at_a_time: int, longest: int) -> tuple[Generate, dict[str, Any]]:
     """The engine of a run with default settings, for `at_a_time` sequences of at most `longest` tokens."""
-    import torch
-
     from tinyzero_sdk.settings import build, merge, parse_overrides
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.models.device import choose_device
-    from tinyzero_trainer.models.loading import load_model
-    from tinyzero_trainer.rollout import SamplingParams
-    from tinyzero_trainer.rollout.batched_engine import BatchedEngine
-    from tinyzero_trainer.rollout.build import build_engine
-    from tinyzero_trainer.rollout.engine import NOTHING, Group
+
+    with without_collector():  # as `tinyzero train` and vLLM do; a full collection would take longer than 50 steps
+        import torch
+
+        from tinyzero_trainer.models.device import choose_device
+        from tinyzero_trainer.models.loading import load_model
+        from tinyzero_trainer.rollout import SamplingParams
+        from tinyzero_trainer.rollout.batched_engine import BatchedEngine
+        from tinyzero_trainer.rollout.build import build_engine
+        from tinyzero_trainer.rollout.engine import NOTHING, Group
 
     device, notes = choose_device(job["device"]), list[str]()
     settings = {"run": {"device": job["device"]}, "rollout": {"max_num_seqs": at_a_time}}

@@ -292,7 +292,7 @@ def async_levels(setup: Setup) -> list[Job]:
     shares both between sampling and updates, and the others have an engine on one of them. The learning rate is divided
     by the level + 1, as docs/training/asynchronous.md advises.
     """
-    jobs = [] if setup.cpu else [Job(tables.DEFAULT_MODEL, 1, partial(warm_start, setup))]
+    jobs = [] if setup.cpu else [Job(tables.DEFAULT_MODEL, 1, partial(warm_start, setup), limit=600)]
     needs = None if setup.cpu else tables.DEFAULT_MODEL
     for gpus in (1, 2)[: setup.gpus]:
         for level in (0, 1, 2):

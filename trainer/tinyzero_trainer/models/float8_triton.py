@@ -9,8 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tinyzero_trainer.models.common_triton import LARGEST_FP8, early, wait
+
 FP8 = torch.float8_e4m3fn
-LARGEST = tl.constexpr(torch.finfo(FP8).max)
+MANY_ROWS = 4096
 
 
 def gate(gate_up: Tensor, smallest: float) -> tuple[Tensor, Tensor]:
@@ -18,7 +20,11 @@ def gate(gate_up: Tensor, smallest: float) -> tuple[Tensor, Tensor]:
     rows, width = len(gate_up), gate_up.shape[1] // 2
     numbers = torch.empty(rows, width, dtype=FP8, device=gate_up.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
-    _gate[(rows,)](gate_up, numbers, scales, width, smallest, BLOCK=_block(width), num_warps=_warps(width))
+    block, rest = _blocks(width)
+    # More for each row where there are too few rows to keep a GPU busy.
+    warps = min(32, max(4, block // (1024 if rows > MANY_ROWS else 512)))
+    options = {"num_warps": warps, **early(numbers)}
+    _gate[(rows,)](gate_up, numbers, scales, width, smallest, BLOCK=block, REST=rest, **options)
     return numbers, scales
 
 
@@ -28,54 +34,99 @@ def gate_backward(gradient: Tensor, gate_up: Tensor, smallest: float) -> tuple[T
     gated, of_gate_up = torch.empty_like(gradient), torch.empty_like(gate_up)
     numbers = torch.empty_like(gate_up, dtype=FP8)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
+    block, rest = _blocks(width)
+    # As few registers as let four programs of 8 warps be on a multiprocessor: some load while others store.
+    options = {"num_warps": min(32, max(4, block // 512)), "maxnreg": 64, **early(numbers)}
     given = (gradient, gate_up, gated, of_gate_up, numbers, scales, width, smallest)
-    # As few registers as let two programs of 16 warps be on a multiprocessor: one loads while the other stores.
-    _gate_backward[(rows,)](*given, BLOCK=_block(width), num_warps=_warps(width), maxnreg=64)
+    _gate_backward[(rows,)](*given, BLOCK=block, REST=rest, **options)
     return gated, of_gate_up, numbers, scales
 
 
-def _block(width: int) -> int:
-    return int(triton.next_power_of_2(width))
-
-
-def _warps(width: int) -> int:
-    return min(32, max(4, _block(width) // 512))  # 16 numbers a thread, or some of them leave the registers
+def _blocks(width: int) -> tuple[int, int]:
+    """The largest power of two that a row holds, and one that holds the rest of it."""
+    block = int(triton.next_power_of_2(width + 1)) // 2
+    return block, int(triton.next_power_of_2(width - block)) if width > block else 0
 
 
 @triton.jit
-def _gate(gate_up, numbers, scales, width, smallest, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gate(  # type: ignore[no-untyped-def]
+    gate_up, numbers, scales, width, smallest, BLOCK: tl.constexpr, REST: tl.constexpr, EARLY: tl.constexpr
+):
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    places = tl.arange(0, BLOCK)
-    inside = places < width
-    line = gate_up + row * 2 * width + places
-    gate = tl.load(line, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(line + width, mask=inside, other=0.0).to(tl.float32)
-    gated = gate * tl.sigmoid(gate) * up
-    scale = tl.maximum(tl.max(tl.abs(gated), axis=0) / LARGEST, smallest)
-    tl.store(numbers + row * width + places, (gated * (1.0 / scale)).to(tl.float8e4nv), mask=inside)
+    line, result, places = gate_up + row * 2 * width, numbers + row * width, tl.arange(0, BLOCK)
+    gated, largest = _gated(line, width, places, None)
+    if REST:
+        others = BLOCK + tl.arange(0, REST)
+        rest, largest_of_rest = _gated(line, width, others, others < width)
+        largest = tl.maximum(largest, largest_of_rest)
+    scale = tl.maximum(largest / LARGEST_FP8, smallest)
     tl.store(scales + row, scale)
+    tl.store(result + places, (gated * (1.0 / scale)).to(tl.float8e4nv))
+    if REST:
+        tl.store(result + others, (rest * (1.0 / scale)).to(tl.float8e4nv), mask=others < width)
 
 
 @triton.jit
-def _gate_backward(gradient, gate_up, gated, of_gate_up, numbers, scales, width, smallest, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gated(line, width, places, inside):  # type: ignore[no-untyped-def]
+    """SiLU of gate times up in some places of a row, and the largest of them."""
+    gate, up = _two(line, width, places, inside)
+    gated = gate * tl.sigmoid(gate) * up
+    return gated, tl.max(tl.abs(gated), axis=0)
+
+
+@triton.jit
+def _gate_backward(  # type: ignore[no-untyped-def]
+    gradient, gate_up, gated, of_gate_up, numbers, scales, width, smallest,
+    BLOCK: tl.constexpr, REST: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    places = tl.arange(0, BLOCK)
-    inside = places < width
-    line = gate_up + row * 2 * width + places
-    upstream = tl.load(gradient + row * width + places, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(line, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(line + width, mask=inside, other=0.0).to(tl.float32)
+    line, upstream, result, places = (
+        gate_up + row * 2 * width,
+        gradient + row * width,
+        gated + row * width,
+        tl.arange(0, BLOCK),
+    )
+    of_gate, of_up, largest = _gradients(line, upstream, result, width, places, None)
+    if REST:
+        others = BLOCK + tl.arange(0, REST)
+        inside = others < width
+        rest_of_gate, rest_of_up, largest_of_rest = _gradients(line, upstream, result, width, others, inside)
+        largest = tl.maximum(largest, largest_of_rest)
+    scale = tl.maximum(largest / LARGEST_FP8, smallest)
+    tl.store(scales + row, scale)
+    exact, rounded = of_gate_up + row * 2 * width, numbers + row * 2 * width
+    _store(exact, rounded, of_gate, of_up, 1.0 / scale, width, places, None)
+    if REST:
+        _store(exact, rounded, rest_of_gate, rest_of_up, 1.0 / scale, width, others, inside)
+
+
+@triton.jit
+def _gradients(line, upstream, result, width, places, inside):  # type: ignore[no-untyped-def]
+    """Gradients of gate and up in some places of a row, and the largest of them; stores what `_gated` gives."""
+    upstream = _load(upstream + places, inside)
+    gate, up = _two(line, width, places, inside)
     chance = tl.sigmoid(gate)
     silu = gate * chance
-    tl.store(gated + row * width + places, (silu * up).to(gated.dtype.element_ty), mask=inside)
-    of_up = upstream * silu
-    of_gate = upstream * up * (chance + silu * (1.0 - chance))
-    scale = tl.maximum(tl.max(tl.maximum(tl.abs(of_gate), tl.abs(of_up)), axis=0) / LARGEST, smallest)
-    out = of_gate_up + row * 2 * width + places
-    tl.store(out, of_gate.to(of_gate_up.dtype.element_ty), mask=inside)
-    tl.store(out + width, of_up.to(of_gate_up.dtype.element_ty), mask=inside)
-    factor = 1.0 / scale
-    rounded = numbers + row * 2 * width + places
-    tl.store(rounded, (of_gate * factor).to(tl.float8e4nv), mask=inside)
-    tl.store(rounded + width, (of_up * factor).to(tl.float8e4nv), mask=inside)
-    tl.store(scales + row, scale)
+    tl.store(result + places, (silu * up).to(result.dtype.element_ty), mask=inside)
+    of_gate, of_up = upstream * up * (chance + silu * (1.0 - chance)), upstream * silu
+    return of_gate, of_up, tl.max(tl.maximum(tl.abs(of_gate), tl.abs(of_up)), axis=0)
+
+
+@triton.jit
+def _two(line, width, places, inside):  # type: ignore[no-untyped-def]
+    return _load(line + places, inside), _load(line + width + places, inside)
+
+
+@triton.jit
+def _load(place, inside):  # type: ignore[no-untyped-def]
+    return tl.load(place, mask=inside, other=None if inside is None else 0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(exact, rounded, of_gate, of_up, factor, width, places, inside):  # type: ignore[no-untyped-def]
+    tl.store(exact + places, of_gate.to(exact.dtype.element_ty), mask=inside)
+    tl.store(exact + width + places, of_up.to(exact.dtype.element_ty), mask=inside)
+    tl.store(rounded + places, (of_gate * factor).to(tl.float8e4nv), mask=inside)
+    tl.store(rounded + width + places, (of_up * factor).to(tl.float8e4nv), mask=inside)

@@ -36,16 +36,17 @@ PREFILL_LOGITS = 2**27
 
 
 def capture_sizes(most: int) -> list[int]:
-    """Batch sizes for which graphs are captured, up to `most`: two for each doubling, from 128 on four.
+    """Batch sizes for which graphs are captured, up to `most`: two in each doubling, four from 128 on, eight from 256 on.
 
     Example:
-        >>> capture_sizes(250)
-        [8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 250]
+        >>> capture_sizes(400)
+        [8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 400]
     """
     sizes = {most}
     power = 8
     while power < most:
-        sizes |= {min(most, power * quarters // 4) for quarters in ((4, 6) if power < 128 else (4, 5, 6, 7))}
+        step = power // (2 if power < 128 else 4 if power < 256 else 8)
+        sizes |= {min(most, size) for size in range(power, 2 * power, step)}
         power *= 2
     return sorted(sizes)
 

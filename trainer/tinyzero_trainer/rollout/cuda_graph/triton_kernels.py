@@ -14,10 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK
-from tinyzero_trainer.models.float8 import FP8, FP8_MAX
+from tinyzero_trainer.models import float8_triton
+from tinyzero_trainer.models.common_triton import early, round_to_fp8, wait
+from tinyzero_trainer.models.float8 import FP8, FP8_MAX, SMALLEST_SCALE
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph.attention_triton import attend, split, store_contexts
-from tinyzero_trainer.rollout.cuda_graph.common_triton import LARGEST_FP8, LEAST_SCALE, early, round_to_fp8, wait
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
 
@@ -65,13 +66,8 @@ def gated(gate_up: Tensor) -> Tensor:
 
 def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """See `reference_ops.gated_fp8`."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, width), dtype=FP8, device=gate_up.device)
-    scales = torch.empty(rows, dtype=torch.float32, device=gate_up.device)
-    block = triton.next_power_of_2(width + 1) // 2  # the largest that fits, and what is left in another
-    rest = triton.next_power_of_2(width - block) if width > block else 0
-    _gated_fp8[(rows,)](gate_up, out, scales, width, BLOCK=block, REST=rest, num_warps=_warps(block), **early(out))
-    return out, scales
+    numbers, scales = float8_triton.gate(gate_up, SMALLEST_SCALE)
+    return numbers, scales.flatten()
 
 
 def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
@@ -100,7 +96,7 @@ def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
     highest = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     sums = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     _measure[(rows, triton.cdiv(blocks, tile))](
-        logits, highest, sums, state.knobs, vocabulary, blocks, SIZE=size, BLOCKS=tile, **early(logits)
+        logits, highest, sums, state.knobs, vocabulary, blocks, SIZE=size, BLOCKS=tile, num_warps=2, **early(logits)
     )
     _sample[(rows,)](
         logits, highest, sums, state.knobs, state.slot_ids, state.streams, state.counts, state.positions,
@@ -116,40 +112,11 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # ty
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < width
-    gate = tl.load(gate_up + row * 2 * width + offsets, mask=inside, other=0.0)
+    gate = tl.load(gate_up + row * 2 * width + offsets, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + offsets, mask=inside, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
-    silu = _silu(gate).to(dtype).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     tl.store(out + row * width + offsets, (silu * up).to(dtype), mask=inside)
-
-
-@triton.jit
-def _gated_fp8(  # type: ignore[no-untyped-def]
-    gate_up, out, scales, width, BLOCK: tl.constexpr, REST: tl.constexpr, EARLY: tl.constexpr
-):
-    wait(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    line, result = gate_up + row * 2 * width, out + row * width
-    offsets = tl.arange(0, BLOCK)
-    first = _silu(tl.load(line + offsets)) * tl.load(line + width + offsets).to(tl.float32)
-    most = tl.max(tl.abs(first), axis=0)
-    if REST:
-        last = BLOCK + tl.arange(0, REST)
-        inside = last < width
-        rest = _silu(tl.load(line + last, mask=inside, other=0.0))
-        rest *= tl.load(line + width + last, mask=inside, other=0.0).to(tl.float32)
-        most = tl.maximum(most, tl.max(tl.abs(rest), axis=0))
-    scale = tl.maximum(most / LARGEST_FP8, LEAST_SCALE)
-    tl.store(scales + row, scale)
-    tl.store(result + offsets, round_to_fp8(first * (1.0 / scale), 1.0))
-    if REST:
-        tl.store(result + last, round_to_fp8(rest * (1.0 / scale), 1.0), mask=inside)
-
-
-@triton.jit
-def _silu(gate):  # type: ignore[no-untyped-def]
-    gate = gate.to(tl.float32)
-    return gate / (1.0 + tl.exp(-gate))
 
 
 @triton.jit

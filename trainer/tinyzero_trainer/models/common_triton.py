@@ -1,4 +1,4 @@
-"""What the graph engine's kernels share: how they start early, and rounding to fp8."""
+"""What kernels in Triton share: how they start early, and rounding to fp8. Imported on a GPU only."""
 
 from functools import cache
 
@@ -8,13 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from tinyzero_trainer.hardware.nvml import nvidia_driver
-from tinyzero_trainer.models.float8 import FP8_MAX, SMALLEST_SCALE
 
 NEW_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
 """Whether products may have 8 columns, and kernels start early."""
 
-LARGEST_FP8 = tl.constexpr(FP8_MAX)
-LEAST_SCALE = tl.constexpr(SMALLEST_SCALE)
+LARGEST_FP8 = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 
 
 def early(tensor: Tensor) -> dict[str, bool]:
