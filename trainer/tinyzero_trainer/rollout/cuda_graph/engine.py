@@ -36,7 +36,7 @@ PREFILL_LOGITS = 2**27
 
 
 def capture_sizes(most: int) -> list[int]:
-    """Batch sizes for which graphs are captured, up to `most`: two in each doubling, four from 128 on, eight from 256 on.
+    """Batch sizes for which graphs are captured, up to `most`: two a doubling, four from 128 on, eight from 256 on.
 
     Example:
         >>> capture_sizes(400)
