@@ -46,6 +46,7 @@ def main(
         list[str] | None, typer.Option(help="only jobs with this in their name, and those that they need")
     ] = None,
     learning: Annotated[float, typer.Option(help="seconds for each run of async_levels, with its start")] = 340,
+    override: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for each run of async_levels")] = None,
     limit: Annotated[float, typer.Option(help="seconds for everything; then the rest is left out")] = 3600,
     output: Annotated[Path | None, typer.Option(help="directory for everything", show_default="a new one")] = None,
 ) -> None:
@@ -57,7 +58,9 @@ def main(
     if not names or len(names) < (gpus or 1):
         sys.exit(f"found {len(names)} GPUs, expected {gpus or 1}; lower --gpus, or test the script with --cpu")
     names = names[: gpus or len(names)]
-    setup = Setup((output or Path(mkdtemp(prefix="several-gpus-"))).absolute(), len(names), cpu, learning)
+    setup = Setup(
+        (output or Path(mkdtemp(prefix="several-gpus-"))).absolute(), len(names), cpu, learning, override or ()
+    )
     setup.folder.mkdir(parents=True, exist_ok=True)
     file = setup.folder / "results.json"
     jobs = select([job for name in suite or SUITES for job in SUITES[name](setup)], only or [])

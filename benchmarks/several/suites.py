@@ -80,6 +80,7 @@ class Setup:
     gpus: int  # on the CPU: processes that train or generate
     cpu: bool
     learning: float  # seconds for each run of `async_levels`
+    overrides: Sequence[str] = ()  # of each run of `async_levels`
 
     @property
     def counts(self) -> list[int]:
@@ -307,7 +308,8 @@ def async_levels(setup: Setup) -> list[Job]:
 
 def small_arguments(setup: Setup) -> list[str]:
     """Of all runs of the default model."""
-    return ["--task", TASK, *(TINY_MODEL if setup.cpu else [f"default_model.directory={setup.folder / 'default'}"])]
+    model = TINY_MODEL if setup.cpu else [f"default_model.directory={setup.folder / 'default'}"]
+    return ["--task", TASK, *model, *setup.overrides]
 
 
 def warm_start(setup: Setup, job: RunningJob) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The executor `local`: policy, critic, rollout engine and reward pools in this process."""
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -69,6 +70,8 @@ def build_local_workers(
             yield Workers(run, language_model, engine, policy, critic, teacher, display)
         finally:
             engine.close()
+            if device.type == "cuda":
+                gc.unfreeze()  # see `Learner`; the models are garbage now, and others may need the memory
 
 
 def repeating_learners(
