@@ -36,16 +36,16 @@ PREFILL_LOGITS = 2**27
 
 
 def capture_sizes(most: int) -> list[int]:
-    """Batch sizes for which graphs are captured, up to `most`: two a doubling, four from 128 on, eight from 256 on.
+    """Batch sizes with a graph, up to `most`: two a doubling, 32 apart from 128 on, then 16 a doubling.
 
     Example:
-        >>> capture_sizes(400)
-        [8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 400]
+        >>> capture_sizes(270)
+        [8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 270]
     """
     sizes = {most}
     power = 8
     while power < most:
-        step = power // (2 if power < 128 else 4 if power < 256 else 8)
+        step = power // (2 if power < 128 else min(16, power // 32))
         sizes |= {min(most, size) for size in range(power, 2 * power, step)}
         power *= 2
     return sorted(sizes)
