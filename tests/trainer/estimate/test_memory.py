@@ -50,6 +50,7 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.plan.plan import make_plan
 from tinyzero_trainer.sft import default_model as own_model
+from tinyzero_trainer.training import float8
 from tinyzero_trainer.training.optimizer import Optimizer
 
 SMALL = {"model_type": "qwen2", **COMMON, "num_key_value_heads": 2, "tie_word_embeddings": False}
@@ -213,6 +214,7 @@ def test_constants_are_those_of_the_code() -> None:
     assert constants.HEAD_ELEMENTS[4] == head.CHUNK_ELEMENTS[torch.float32]
     assert constants.KEPT_ELEMENTS == head.KEPT_ELEMENTS
     assert constants.WEIGHT_BUCKET == BUCKET_BYTES
+    assert constants.FLOAT8_LARGE == float8.LARGE
 
 
 def kept_for_backward(layers: int, tokens: int, *, compiled: bool) -> int:
@@ -247,6 +249,26 @@ def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
     phase = phase_of(predict_memory(spec, config, prompt_tokens=64), "update_actor")
     [planned] = [part.size for part in phase.parts if part.what == "activations"]
     assert planned == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "kept"),
+    [
+        (HALF_B, None, constants.MLP_FLOAT8),
+        (HALF_B, ["down_proj"], constants.MLP_COMPILED),
+        ("small", None, constants.MLP_COMPILED),
+        ("small", ["down_proj", "gate_proj", "up_proj"], constants.MLP_FLOAT8),
+    ],
+)
+def test_an_mlp_in_float8_keeps_less(model: str, named: list[str] | None, kept: int) -> None:
+    spec = SPECS.get(model) or spec_from_config("small", SMALL)
+    config = config_of("model.compile=true", "optimizer.micro_batch_tokens=4096", "rollout.max_completion_tokens=64")
+    in_float8 = replace(config, model=replace(config.model, float8="rowwise", float8_modules=named))
+    before, now = (
+        sum(part.size for part in moments_of_update(spec, each, 64)[0] if part.what == "activations")
+        for each in (config, in_float8)
+    )
+    assert before - now == spec.layers * 4096 * (constants.MLP_COMPILED - kept) * spec.mlp
 
 
 def moments_of_update(spec: ModelSpec, config: TrainConfig, prompt_tokens: int) -> list[list[Part]]:
@@ -373,10 +395,10 @@ def test_host_memory_holds_what_is_offloaded_once_for_each_replica() -> None:
     assert host_bytes(spec, on(config, 16, parallel__dp_replicate=2)) == whole
 
 
-LARGE_BATCH = (
-    *("data.prompts_per_step=128", "rollout.max_completion_tokens=1024"),
-    *("optimizer.micro_batch_tokens=32768", "eval.num_problems=8"),
-)
+BATCH = ("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", "eval.num_problems=8")
+LARGE_BATCH = (*BATCH, "optimizer.micro_batch_tokens=32768")
+FLOAT8 = ("model.float8=rowwise", "rollout.quantization=fp8", "rollout.kv_cache_dtype=fp8")
+IN_FLOAT8 = (*BATCH, "optimizer.micro_batch_tokens=65536", "memory.recompute_logits=false", *FLOAT8)
 VLLM_1024 = ("rollout.engine=vllm", *GRPO_1024)
 AWAKE = (*VLLM_1024, "vllm.gpu_memory_gb=14.02", "vllm.sleep_mode=false")
 ASLEEP = (*VLLM_1024, "vllm.gpu_memory_gb=19.82", "vllm.sleep_mode=true")
@@ -387,10 +409,11 @@ ASLEEP = (*VLLM_1024, "vllm.gpu_memory_gb=19.82", "vllm.sleep_mode=true")
     [
         (("eval.greedy=false", *LARGE_BATCH), None, HALF_B, 140, 62.45e9),
         (("rollout.engine=vllm", *LARGE_BATCH), None, HALF_B, 140, 68.1e9),
+        (("eval.greedy=false", *IN_FLOAT8), None, HALF_B, 140, 92.01e9),
         (AWAKE, "tinyzero-grpo", "Qwen/Qwen2.5-1.5B", 256, 80.0 * GIB),
         (ASLEEP, "tinyzero-grpo", "Qwen/Qwen2.5-3B", 256, 113.57 * GIB),
     ],
-    ids=["torch, 0.5B", "vllm, 0.5B", "vllm, 1.5B", "vllm, 3B"],
+    ids=["torch, 0.5B", "vllm, 0.5B", "float8, 0.5B", "vllm, 1.5B", "vllm, 3B"],
 )
 def test_peaks_as_the_driver_counted_them(
     words: tuple[str, ...], recipe: str | None, model: str, prompt: int, measured: float

@@ -226,6 +226,12 @@ def test_seconds_of_the_update_as_measured(gpu: GpuSpec, recompute_logits: bool,
     assert predict_speed(SPECS[HALF_B], config, gpu, 140).seconds["update_actor"] == pytest.approx(seconds, rel=0.1)
 
 
+def test_seconds_of_the_update_in_float8_as_measured() -> None:
+    words = ("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", "optimizer.micro_batch_tokens=65536")
+    config = with_settings(config_of(*words, "model.float8=rowwise"), {"memory.recompute_logits": False})
+    assert predict_speed(SPECS[HALF_B], config, H200, 140).seconds["update_actor"] == pytest.approx(6.1, rel=0.1)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("sequences", "length"), [(16, 200), (256, 200), (256, 1000)])
 def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int) -> None:

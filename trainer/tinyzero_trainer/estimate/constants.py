@@ -26,6 +26,8 @@ LAYERS_REDUCED = 1  # whose gradients are reduced at a time between several rank
 # its input in float32 and twice in bfloat16; the MLP keeps gate, activation, up and their product.
 HIDDEN_EAGER, MLP_EAGER = 16, 8
 HIDDEN_COMPILED, MLP_COMPILED = 8, 6  # a compiled layer recomputes the cheap parts
+MLP_FLOAT8 = 4  # with model.float8 it keeps gate and up alone
+FLOAT8_LARGE = 2**22  # elements of a weight whose products are in float8 by themselves; see training.float8.LARGE
 HIDDEN_FORWARD, MLP_FORWARD = 14, 6  # without gradient
 LAYER_BACKWARD = 1.0  # gradients of a layer's activations that exist at a time, as a fraction of what the layer keeps
 
@@ -46,6 +48,7 @@ COMMON_GPU = "RTX 4090"  # compares the speed of settings where the GPU's own is
 
 UPDATE_SHARE = 0.43  # fraction of a GPU's peak FLOP/s that a large model's update reaches, by 6 · parameters · tokens
 HALF_SHARE_AT = 55e6  # parameters of a model that reaches half of that
+FLOAT8_UPDATE = 0.86  # the time of an update with model.float8, relative to one in bfloat16; at 0.5B
 
 VLLM_BANDWIDTH_SHARE = 0.6  # fraction of a GPU's memory bandwidth that vLLM's decoding reaches; assumed
 VLLM_WAKE = 0.6  # seconds to put vLLM to sleep without its weights, and to wake it up

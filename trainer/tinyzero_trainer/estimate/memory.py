@@ -13,7 +13,7 @@ from tinyzero_trainer.config.run import compiles
 from tinyzero_trainer.distributed.parallel_dims import GpuRole, ParallelDims, planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.engine_memory import Engine, engine_of
-from tinyzero_trainer.estimate.workload import Workload, number_bytes, teacher_of, workload_of
+from tinyzero_trainer.estimate.workload import Workload, mlp_in_float8, number_bytes, teacher_of, workload_of
 from tinyzero_trainer.models.spec import ModelSpec
 
 Role = Literal["policy", "critic", "reference", "teacher", "rollout", "process"]
@@ -278,7 +278,7 @@ class _Step:
         if self.work.accumulates and several and self.config.memory.reshard_after_forward is False:
             unreduced = constants.MASTER_BYTES * (adapter or spec.parameters)
         to_reduce = Part(role, "gradients to be reduced", unreduced)
-        kept, layer = self._activations()
+        kept, layer = self._activations(role)
         held = [self._gathered(role), Part(role, "activations", kept), gradients, to_reduce]
         of_head = 0 if role == "critic" or adapter else spec.embedding
         of_layer = adapter // max(1, spec.layers) if adapter else spec.layer
@@ -315,13 +315,15 @@ class _Step:
         rest = Part("reference", "unsharded weights", self.number * self.spec.embeddings)
         return [*([*moment, rest] for moment in moments), [*passing, self._gathered("reference")]]
 
-    def _activations(self) -> tuple[int, int]:
+    def _activations(self, role: Role) -> tuple[int, int]:
         """Bytes kept for the backward pass of all layers, and bytes within the layer in use."""
         spec, tokens = self.spec, self.work.micro_batch
         hidden, mlp = constants.HIDDEN_EAGER, constants.MLP_EAGER
         ranks = self.dims.sequence_parallel
         if ranks == 1 and compiles(self.config.model.compile, spec.parameters):
             hidden, mlp = constants.HIDDEN_COMPILED, constants.MLP_COMPILED
+        if role == "policy" and mlp_in_float8(spec, self.config):
+            mlp = constants.MLP_FLOAT8
         attention = 2 * (2 * spec.attention + 2 * spec.kv) + 4 * spec.heads
         if ranks > 1:
             # Attention's output is kept before and after Ulysses' exchange, and so are repeated key and value heads.

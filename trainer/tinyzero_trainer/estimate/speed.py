@@ -11,7 +11,7 @@ from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.estimate import constants
 from tinyzero_trainer.estimate.communication import Interconnect, Traffic
 from tinyzero_trainer.estimate.engine_memory import cache_number_bytes, sequences_in_vllm
-from tinyzero_trainer.estimate.workload import Workload, number_bytes, teacher_of, workload_of
+from tinyzero_trainer.estimate.workload import Workload, mlp_in_float8, number_bytes, teacher_of, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
 
@@ -78,6 +78,8 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
         passes = 8 if config.memory.activation_checkpointing is True else 6
         logits = work.completions * work.completion / work.data_parallel / work.sequence_parallel  # of a pass
         whole /= 1 + 2 * spec.embedding * logits / work.tokens_of_a_gpu / (passes * spec.parameters)
+    if mlp_in_float8(spec, config):
+        whole *= constants.FLOAT8_UPDATE
     seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
     sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep_mode is True else 0.0
     copied = 10 * spec.parameters / (gpu.bandwidth * 1e9)

@@ -143,6 +143,14 @@ def teacher_of(config: TrainConfig) -> ModelSpec | None:
 _find_spec = cache(find_spec)
 
 
+def mlp_in_float8(spec: ModelSpec, config: TrainConfig) -> bool:
+    """Whether the products of the policy's MLPs are in float8, as `training.float8.use_float8` chooses them."""
+    named = config.model.float8_modules
+    if named is not None:
+        return {"gate_proj", "up_proj", "down_proj"} <= set(named)
+    return config.model.float8 is not None and spec.hidden * spec.mlp >= constants.FLOAT8_LARGE
+
+
 def number_bytes(config: TrainConfig) -> int:
     """Bytes of a number in networks, caches and logits; `auto` counts as bfloat16, see `plan.target_gpu.on_gpu`."""
     return 4 if config.model.dtype == "float32" else 2
