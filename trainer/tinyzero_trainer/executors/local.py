@@ -70,7 +70,7 @@ def build_local_workers(
             yield Workers(run, language_model, engine, policy, critic, teacher, display)
         finally:
             engine.close()
-            if device.type == "cuda":
+            if training and device.type == "cuda":
                 gc.unfreeze()  # see `Learner`; the models are garbage now, and others may need the memory
 
 

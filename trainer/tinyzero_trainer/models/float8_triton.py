@@ -13,6 +13,7 @@ from tinyzero_trainer.models.common_triton import LARGEST_FP8, early, wait
 
 FP8 = torch.float8_e4m3fn
 MANY_ROWS = 4096
+"""Of an update; a decoding step has fewer, which keep a GPU busy only with more warps for each."""
 
 
 def gate(gate_up: Tensor, smallest: float) -> tuple[Tensor, Tensor]:
@@ -21,7 +22,6 @@ def gate(gate_up: Tensor, smallest: float) -> tuple[Tensor, Tensor]:
     numbers = torch.empty(rows, width, dtype=FP8, device=gate_up.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
     block, rest = _blocks(width)
-    # More for each row where there are too few rows to keep a GPU busy.
     warps = min(32, max(4, block // (1024 if rows > MANY_ROWS else 512)))
     options = {"num_warps": warps, **early(numbers)}
     _gate[(rows,)](gate_up, numbers, scales, width, smallest, BLOCK=block, REST=rest, **options)
@@ -82,12 +82,8 @@ def _gate_backward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    line, upstream, result, places = (
-        gate_up + row * 2 * width,
-        gradient + row * width,
-        gated + row * width,
-        tl.arange(0, BLOCK),
-    )
+    line, upstream, result = gate_up + row * 2 * width, gradient + row * width, gated + row * width
+    places = tl.arange(0, BLOCK)
     of_gate, of_up, largest = _gradients(line, upstream, result, width, places, None)
     if REST:
         others = BLOCK + tl.arange(0, REST)
