@@ -68,6 +68,7 @@ def main(
         sys.exit("no such job runs on so few GPUs")
     results: dict[str, Any] = json.loads(file.read_text())["jobs"] if file.exists() else {}
     about = {**print_machine(*VERSIONS), "device": "CPU" if cpu else device_name(), "gpus": len(names)}
+    about["overrides"] = override or []
     print(f"{len(names)} × {about['device']}; {len(jobs)} jobs, into {setup.folder}", file=sys.stderr, flush=True)
 
     def save() -> None:

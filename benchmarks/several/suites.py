@@ -309,7 +309,7 @@ def async_levels(setup: Setup) -> list[Job]:
 def small_arguments(setup: Setup) -> list[str]:
     """Of all runs of the default model."""
     model = TINY_MODEL if setup.cpu else [f"default_model.directory={setup.folder / 'default'}"]
-    return ["--task", TASK, *model, *setup.overrides]
+    return ["--task", TASK, *model]
 
 
 def warm_start(setup: Setup, job: RunningJob) -> dict[str, Any]:
@@ -321,13 +321,13 @@ def warm_start(setup: Setup, job: RunningJob) -> dict[str, Any]:
     directory = setup.run(job.name)
     shutil.rmtree(directory, ignore_errors=True)  # of a failed attempt
     if not made():
-        job.run([*TINYZERO, "train", "--output", str(directory), *small_arguments(setup)], until=made)
+        job.run([*TINYZERO, "train", "--output", str(directory), *small_arguments(setup), *setup.overrides], until=made)
     return {"seconds": job.seconds}
 
 
 def learn(setup: Setup, settings: Sequence[str], job: RunningJob) -> dict[str, Any]:
     """A whole run; one that reaches its limit gives the results up to there."""
-    rows = setup.train(job, [*small_arguments(setup), *settings], least=2)
+    rows = setup.train(job, [*small_arguments(setup), *settings, *setup.overrides], least=2)
     results = outcome(rows, minutes=rows[-1].get(SECONDS, 0.0) / 60)
     rates = {"tokens_per_s": rate(rows), "settled_tokens_per_s": rate(rows, tables.SETTLED)}
     steps = rows[1:]

@@ -119,7 +119,7 @@ def overrides_of(command):
 
 @pytest.mark.parametrize(("gpus", "cpu"), [(4, False), (2, True)])
 def test_the_trainer_accepts_every_run_on_its_number_of_gpus(tmp_path, gpus, cpu):
-    setup = Setup(tmp_path, gpus, cpu, 60.0)
+    setup = Setup(tmp_path, gpus, cpu, 60.0, ["optimizer.learning_rate=3e-5"])
     for shape in ("10M", "0.5B"):
         (tmp_path / "models" / shape).mkdir(parents=True)
     jobs = several_gpus.select([job for build in SUITES.values() for job in build(setup)], [])
@@ -132,6 +132,7 @@ def test_the_trainer_accepts_every_run_on_its_number_of_gpus(tmp_path, gpus, cpu
         default_model = "path" not in overrides.get("model", {})
         defaults = merge(SETTINGS, {"data": {"prompt_template": "compact"}}) if default_model else None
         config = compose(overrides, defaults).config
+        assert (config.optimizer.learning_rate == 3e-5) == job.name.startswith("async_levels"), job.name
         if config.run.executor == "local":
             assert job.gpus == 1, job.name
             continue

@@ -209,9 +209,9 @@ def test_a_product_of_any_number_of_rows(rows: int, inner: int, columns: int, fl
 
 
 @gpu
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_gates_kernels_compute_what_pytorch_does(width: int, float8_gpu: torch.device) -> None:
-    gate_up, gradient = torch.randn(33, 2 * width).bfloat16(), torch.randn(33, width).bfloat16()
+@pytest.mark.parametrize(("width", "rows"), [*((width, 33) for width in (16, 100, *WIDTHS)), (4864, 4097)])
+def test_the_gates_kernels_compute_what_pytorch_does(width: int, rows: int, float8_gpu: torch.device) -> None:
+    gate_up, gradient = torch.randn(rows, 2 * width).bfloat16(), torch.randn(rows, width).bfloat16()
     found, expected = gate(gate_up.to(float8_gpu)), gate(gate_up)
     assert error(exact(found), exact(expected)) < 1e-3
     found, expected = gate_backward(gradient.to(float8_gpu), gate_up.to(float8_gpu)), gate_backward(gradient, gate_up)

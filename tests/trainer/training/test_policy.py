@@ -44,8 +44,8 @@ def test_on_a_gpu_garbage_is_not_looked_for_in_what_the_first_update_compiles(
     toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, calls = make_policy(toy_model), list[str]()
-    assert not policy._compiles
-    policy._compiles = True  # as on a GPU
+    assert not policy._freezes
+    policy._freezes = True  # as on a GPU
     for name in ("collect", "freeze"):
         monkeypatch.setattr(gc, name, lambda name=name: calls.append(name))
     for _ in range(2):

@@ -27,6 +27,21 @@ def test_what_is_imported_is_never_looked_through() -> None:
     assert done.stdout.split() == ["False", "False", "0", "True", "True"]
 
 
+AT_THE_END = """
+import atexit, gc
+from tinyzero_trainer.utils.startup import without_collector
+atexit.register(lambda: print(gc.get_freeze_count() > 1000))
+with without_collector():
+    pass
+gc.unfreeze()
+"""
+
+
+def test_it_is_not_looked_through_when_the_process_ends_either() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
+
+
 def test_a_process_that_has_torch_already_keeps_its_garbage() -> None:
     import torch  # noqa: F401
 

@@ -69,9 +69,9 @@ def build_local_workers(
         try:
             yield Workers(run, language_model, engine, policy, critic, teacher, display)
         finally:
-            engine.close()
             if training and device.type == "cuda":
-                gc.unfreeze()  # see `Learner`; the models are garbage now, and others may need the memory
+                gc.unfreeze()  # see `Learner`: models and engine become garbage, whose memory another run may need
+            engine.close()
 
 
 def repeating_learners(

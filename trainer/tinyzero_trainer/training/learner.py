@@ -45,7 +45,7 @@ class Learner:
         self._losses: list[Tensor] = []  # of the present mini-batch's micro-batches, [] each
         self._diagnosis: Diagnosis | None = None
         self._stepping = Lock()
-        self._compiles = device_of(model).type == "cuda"  # in its first update
+        self._freezes = device_of(model).type == "cuda"  # after its first update
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -69,11 +69,11 @@ class Learner:
         for mini_batch in islice(batch.mini_batches(self._settings), self._metrics.mini_batches, None):
             update(mini_batch, self._metrics.copy())  # of a mini-batch that fails midway nothing is kept
         self._optimizer.end()
-        if self._compiles:
-            # Else each full collection scans a million objects of PyTorch's compiler: half a second, every few steps.
+        if self._freezes:
+            # Else each full collection scans a million objects of PyTorch's compiler: half a second, every few seconds.
             gc.collect()
             gc.freeze()
-            self._compiles = False
+            self._freezes = False
         metrics, self._metrics = self._metrics, MetricAccumulator()
         return metrics
 

@@ -1,5 +1,6 @@
 """The import of torch: its environment, no garbage collection meanwhile, and one line if it fails. No torch in here."""
 
+import atexit
 import gc
 import logging
 import os
@@ -68,6 +69,7 @@ def without_collector() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        atexit.register(gc.freeze)  # a run on a GPU has unfrozen it by then
 
 
 @contextmanager

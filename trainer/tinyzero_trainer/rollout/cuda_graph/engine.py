@@ -36,11 +36,13 @@ PREFILL_LOGITS = 2**27
 
 
 def capture_sizes(most: int) -> list[int]:
-    """Batch sizes with a graph, up to `most`: two a doubling, 32 apart from 128 on, then 16 a doubling.
+    """Batch sizes with a graph, up to `most`: two a doubling, 32 apart from 128 to 1,024, then 16 a doubling.
 
     Example:
         >>> capture_sizes(270)
         [8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 270]
+        >>> capture_sizes(4096)[-3:]
+        [3840, 3968, 4096]
     """
     sizes = {most}
     power = 8

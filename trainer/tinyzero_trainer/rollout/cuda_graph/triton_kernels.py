@@ -96,8 +96,9 @@ def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
     highest = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     sums = torch.empty((rows, blocks), dtype=torch.float32, device=logits.device)
     _measure[(rows, triton.cdiv(blocks, tile))](
-        logits, highest, sums, state.knobs, vocabulary, blocks, SIZE=size, BLOCKS=tile, num_warps=2, **early(logits)
-    )
+        logits, highest, sums, state.knobs, vocabulary, blocks,
+        SIZE=size, BLOCKS=tile, num_warps=2, **early(logits),  # with few warps, more programs read side by side
+    )  # fmt: skip
     _sample[(rows,)](
         logits, highest, sums, state.knobs, state.slot_ids, state.streams, state.counts, state.positions,
         state.last_token, state.tokens, state.logprobs, state.lengths, state.finished, state.eos_ids,
