@@ -170,7 +170,7 @@ def start_torch(job: dict[str, Any], at_a_time: int, longest: int) -> tuple[Gene
     from tinyzero_sdk.settings import build, merge, parse_overrides
     from tinyzero_trainer.config import TrainConfig
 
-    with without_collector():  # as `tinyzero train` and vLLM do; a full collection would take longer than 50 steps
+    with without_collector():  # as `tinyzero train` does; vLLM too excludes what it has imported
         import torch
 
         from tinyzero_trainer.models.device import choose_device

@@ -308,8 +308,7 @@ def async_levels(setup: Setup) -> list[Job]:
 
 def small_arguments(setup: Setup) -> list[str]:
     """Of all runs of the default model."""
-    model = TINY_MODEL if setup.cpu else [f"default_model.directory={setup.folder / 'default'}"]
-    return ["--task", TASK, *model]
+    return ["--task", TASK, *(TINY_MODEL if setup.cpu else [f"default_model.directory={setup.folder / 'default'}"])]
 
 
 def warm_start(setup: Setup, job: RunningJob) -> dict[str, Any]:

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tinyzero_trainer.models.float8 import (
-    FP8,
-    FP8_MAX,
     Float8Linear,
     Float8Mlp,
     Rounded,
@@ -21,6 +19,7 @@ from tinyzero_trainer.models.float8 import (
     product,
     to_float8,
 )
+from tinyzero_trainer.models.float8_format import FP8, FP8_MAX
 from tinyzero_trainer.models.fused_logprobs import _gradient, _scales, _statistics, token_divergences, token_logprobs
 
 WIDTHS = [64, 4864, 8960, 18944]

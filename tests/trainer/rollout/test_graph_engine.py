@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import ENDS, flat, graph, plain, reserve
-from tinyzero_trainer.models.float8 import FP8_MAX
+from tinyzero_trainer.models.float8_format import FP8_MAX
 from tinyzero_trainer.rollout import SamplingParams, cuda_graph
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph import fp8_products, reference_ops

@@ -8,11 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from tinyzero_trainer.hardware.nvml import nvidia_driver
+from tinyzero_trainer.models.float8_format import FP8_MAX, SMALLEST_SCALE
 
 NEW_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
 """Whether products may have 8 columns, and kernels start early."""
 
-LARGEST_FP8 = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
+LARGEST_FP8 = tl.constexpr(FP8_MAX)
+LEAST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
 
 def early(tensor: Tensor) -> dict[str, bool]:

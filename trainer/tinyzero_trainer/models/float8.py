@@ -13,10 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FP8 = torch.float8_e4m3fn
-FP8_MAX = torch.finfo(FP8).max
-SMALLEST_SCALE = 1e-30
-"""That of a row of zeros."""
+from tinyzero_trainer.models.float8_format import FP8, FP8_MAX, SMALLEST_SCALE
 
 ALIGNED = 16
 """The kernels for float8 take multiples of it as sizes of a weight."""
@@ -120,7 +117,7 @@ def gate(gate_up: Tensor) -> Rounded:
     if gate_up.is_cuda:
         from tinyzero_trainer.models import float8_triton
 
-        return float8_triton.gate(gate_up, SMALLEST_SCALE)
+        return float8_triton.gate(gate_up)
     first, second = gate_up.float().chunk(2, dim=-1)
     return to_float8(F.silu(first) * second)
 
@@ -137,7 +134,7 @@ def gate_backward(gradient: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor, Te
     if gate_up.is_cuda:
         from tinyzero_trainer.models import float8_triton
 
-        return float8_triton.gate_backward(gradient, gate_up, SMALLEST_SCALE)
+        return float8_triton.gate_backward(gradient, gate_up)
     first, second = gate_up.float().chunk(2, dim=-1)
     chance = torch.sigmoid(first)
     silu, upstream = first * chance, gradient.float()

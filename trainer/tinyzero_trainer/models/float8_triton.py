@@ -9,14 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinyzero_trainer.models.common_triton import LARGEST_FP8, early, wait
+from tinyzero_trainer.models.common_triton import LARGEST_FP8, LEAST_SCALE, early, wait
+from tinyzero_trainer.models.float8_format import FP8
 
-FP8 = torch.float8_e4m3fn
 MANY_ROWS = 4096
 """Of an update; a decoding step has fewer, which keep a GPU busy only with more warps for each."""
 
 
-def gate(gate_up: Tensor, smallest: float) -> tuple[Tensor, Tensor]:
+def gate(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """See `float8.gate`."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     numbers = torch.empty(rows, width, dtype=FP8, device=gate_up.device)
@@ -24,11 +24,11 @@ def gate(gate_up: Tensor, smallest: float) -> tuple[Tensor, Tensor]:
     block, rest = _blocks(width)
     warps = min(32, max(4, block // (1024 if rows > MANY_ROWS else 512)))
     options = {"num_warps": warps, **early(numbers)}
-    _gate[(rows,)](gate_up, numbers, scales, width, smallest, BLOCK=block, REST=rest, **options)
+    _gate[(rows,)](gate_up, numbers, scales, width, BLOCK=block, REST=rest, **options)
     return numbers, scales
 
 
-def gate_backward(gradient: Tensor, gate_up: Tensor, smallest: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def gate_backward(gradient: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `float8.gate_backward`."""
     rows, width = gradient.shape
     gated, of_gate_up = torch.empty_like(gradient), torch.empty_like(gate_up)
@@ -37,7 +37,7 @@ def gate_backward(gradient: Tensor, gate_up: Tensor, smallest: float) -> tuple[T
     block, rest = _blocks(width)
     # As few registers as let four programs of 8 warps be on a multiprocessor: some load while others store.
     options = {"num_warps": min(32, max(4, block // 512)), "maxnreg": 64, **early(numbers)}
-    given = (gradient, gate_up, gated, of_gate_up, numbers, scales, width, smallest)
+    given = (gradient, gate_up, gated, of_gate_up, numbers, scales, width)
     _gate_backward[(rows,)](*given, BLOCK=block, REST=rest, **options)
     return gated, of_gate_up, numbers, scales
 
@@ -50,7 +50,7 @@ def _blocks(width: int) -> tuple[int, int]:
 
 @triton.jit
 def _gate(  # type: ignore[no-untyped-def]
-    gate_up, numbers, scales, width, smallest, BLOCK: tl.constexpr, REST: tl.constexpr, EARLY: tl.constexpr
+    gate_up, numbers, scales, width, BLOCK: tl.constexpr, REST: tl.constexpr, EARLY: tl.constexpr
 ):
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -60,7 +60,7 @@ def _gate(  # type: ignore[no-untyped-def]
         others = BLOCK + tl.arange(0, REST)
         rest, largest_of_rest = _gated(line, width, others, others < width)
         largest = tl.maximum(largest, largest_of_rest)
-    scale = tl.maximum(largest / LARGEST_FP8, smallest)
+    scale = tl.maximum(largest / LARGEST_FP8, LEAST_SCALE)
     tl.store(scales + row, scale)
     tl.store(result + places, (gated * (1.0 / scale)).to(tl.float8e4nv))
     if REST:
@@ -77,7 +77,7 @@ def _gated(line, width, places, inside):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gate_backward(  # type: ignore[no-untyped-def]
-    gradient, gate_up, gated, of_gate_up, numbers, scales, width, smallest,
+    gradient, gate_up, gated, of_gate_up, numbers, scales, width,
     BLOCK: tl.constexpr, REST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
@@ -90,7 +90,7 @@ def _gate_backward(  # type: ignore[no-untyped-def]
         inside = others < width
         rest_of_gate, rest_of_up, largest_of_rest = _gradients(line, upstream, result, width, others, inside)
         largest = tl.maximum(largest, largest_of_rest)
-    scale = tl.maximum(largest / LARGEST_FP8, smallest)
+    scale = tl.maximum(largest / LARGEST_FP8, LEAST_SCALE)
     tl.store(scales + row, scale)
     exact, rounded = of_gate_up + row * 2 * width, numbers + row * 2 * width
     _store(exact, rounded, of_gate, of_up, 1.0 / scale, width, places, None)

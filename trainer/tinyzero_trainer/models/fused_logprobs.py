@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.models.float8 import FP8, FP8_MAX, SMALLEST_SCALE, Rounded, cast, product
+from tinyzero_trainer.models.float8 import Rounded, cast, product
+from tinyzero_trainer.models.float8_format import FP8, FP8_MAX, SMALLEST_SCALE
 
 CHUNK_ELEMENTS = {torch.float32: 2**26, torch.bfloat16: 2**28, torch.float16: 2**28}
 """Logits held at a time: 256 or 512 MiB. Small chunks cost time: each adds to the gradient of the entire head."""

@@ -16,6 +16,7 @@ from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, TINY_MODEL, d
 from tinyzero_trainer.distributed.fsdp import on_device, ranks_of
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.files import find_model, hub_cache, quiet_hub
+from tinyzero_trainer.models.float8 import Float8Linear, Float8Mlp
 from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, merged_state, merged_weights
@@ -56,9 +57,8 @@ class LanguageModel:
     @property
     def trained(self) -> str:
         part = f"{self.trained_parameters:,} of {self.parameters:,}" if self.adapter else f"all {self.parameters:,}"
-        # By name: models/float8.py imports the compiler.
-        kinds = Counter(type(module).__name__ for module in self.model.modules())
-        counts = {"MLPs": kinds["Float8Mlp"], "linear layers": kinds["Float8Linear"]}
+        kinds = Counter(type(module) for module in self.model.modules())
+        counts = {"MLPs": kinds[Float8Mlp], "linear layers": kinds[Float8Linear]}
         in_float8 = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
         return f"training {part} parameters" + (f", {in_float8} in float8" if in_float8 else "")
 

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinyzero_trainer.models.common_triton import LARGEST_FP8, NEW_TRITON, early, round_to_fp8, wait
-from tinyzero_trainer.models.float8 import SMALLEST_SCALE
+from tinyzero_trainer.models.common_triton import LARGEST_FP8, LEAST_SCALE, NEW_TRITON, early, round_to_fp8, wait
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph.reference_ops import HEADROOM, LayerCache, Tables
 
@@ -30,7 +29,6 @@ FEWEST_HEADS = 8 if NEW_TRITON else 16
 
 _UNPACKED_UNIT = tl.constexpr(2.0**8)  # by which the exponents of float16 are further from 0
 _HEADROOM = tl.constexpr(HEADROOM)
-_LEAST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
 
 def store_contexts(
@@ -161,8 +159,8 @@ def _store_contexts(  # type: ignore[no-untyped-def]
         value = tl.load(line + (KV_HEADS + head) * SIZE, mask=inside)
         if SCALED:
             most = largest + context * 2 * KV_HEADS + head
-            key_scale = tl.maximum(tl.load(most) * (_HEADROOM / LARGEST_FP8), _LEAST_SCALE)
-            value_scale = tl.maximum(tl.load(most + KV_HEADS) * (_HEADROOM / LARGEST_FP8), _LEAST_SCALE)
+            key_scale = tl.maximum(tl.load(most) * (_HEADROOM / LARGEST_FP8), LEAST_SCALE)
+            value_scale = tl.maximum(tl.load(most + KV_HEADS) * (_HEADROOM / LARGEST_FP8), LEAST_SCALE)
             tl.store(key_scales + of_head, key_scale)
             tl.store(value_scales + of_head, value_scale)
             key, value = round_to_fp8(key, key_scale), round_to_fp8(value, value_scale)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinyzero_trainer.models.float8 import FP8, FP8_MAX, SMALLEST_SCALE
+from tinyzero_trainer.models.float8_format import FP8, FP8_MAX, SMALLEST_SCALE
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph.model import Cache, GraphModel
 from tinyzero_trainer.rollout.cuda_graph.reference_ops import to_fp8

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tinyzero_trainer.models.float8 import FP8
+from tinyzero_trainer.models.float8_format import FP8
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph import reference_ops
 from tinyzero_trainer.rollout.cuda_graph.reference_ops import LayerCache, Tables

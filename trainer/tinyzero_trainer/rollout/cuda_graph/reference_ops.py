@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinyzero_trainer.models.float8 import FP8, FP8_MAX, SMALLEST_SCALE
+from tinyzero_trainer.models.float8_format import FP8, FP8_MAX, SMALLEST_SCALE
 from tinyzero_trainer.rollout.batch_state import BatchState
 
 Tables = tuple[Tensor, Tensor]

@@ -16,7 +16,7 @@ from torch import Tensor
 from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK
 from tinyzero_trainer.models import float8_triton
 from tinyzero_trainer.models.common_triton import early, round_to_fp8, wait
-from tinyzero_trainer.models.float8 import FP8, FP8_MAX, SMALLEST_SCALE
+from tinyzero_trainer.models.float8_format import FP8, FP8_MAX
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.cuda_graph.attention_triton import attend, split, store_contexts
 from tinyzero_trainer.rollout.engine import SamplingParams
@@ -66,7 +66,7 @@ def gated(gate_up: Tensor) -> Tensor:
 
 def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """See `reference_ops.gated_fp8`."""
-    numbers, scales = float8_triton.gate(gate_up, SMALLEST_SCALE)
+    numbers, scales = float8_triton.gate(gate_up)
     return numbers, scales.flatten()
 
 
