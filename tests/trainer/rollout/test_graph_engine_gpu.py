@@ -171,7 +171,8 @@ def test_kernels_that_round_to_fp8(width: int) -> None:
     assert (found.float() == expected.float()).float().mean() > 0.99
     hidden = torch.randn(9, width, device=GPU, dtype=torch.bfloat16)
     hidden[0, 1:] = 0
-    for more in ((), (torch.randn_like(hidden), scales)):
+    parts = torch.randn(3, *hidden.shape, device=GPU)
+    for more in ((), (torch.randn_like(hidden),), (torch.randn_like(hidden), scales), (parts, scales)):
         copies = hidden.clone(), hidden.clone()
         found, expected = (
             ops.normalize_fp8(copy, 1e-6, *more).float()
@@ -186,6 +187,31 @@ def test_kernels_that_round_to_fp8(width: int) -> None:
         assert triton_kernels.normalize_fp8(hidden, 1e-6)[3].float().isnan().any()
         numbers, scales = triton_kernels.gated_fp8(gate_up)
         assert (numbers[3].float() * scales[3]).isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "depth"), [(1, 64, 128), (20, 128, 384), (64, 1152, 896), (70, 896, 4864), (256, 896, 896)]
+)
+@pytest.mark.parametrize("in_parts", [False, True], ids=["whole", "in parts"])
+@pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
+def test_products_of_few_rows(rows: int, width: int, depth: int, in_parts: bool, fp8: bool) -> None:
+    from tinyzero_trainer.rollout.cuda_graph import products_triton
+
+    torch.manual_seed(0)
+    states, weight = (torch.randn(count, depth, device=GPU) for count in (rows, width))
+    states, weight = (each.to(reference_ops.FP8 if fp8 else torch.bfloat16) for each in (states, weight))
+    scale = torch.tensor(0.3, device=GPU) if fp8 else None
+    for bias in (None, torch.randn(width, device=GPU).bfloat16()):
+        found = products_triton.product(states, weight, scale, bias, torch.bfloat16, in_parts=in_parts)
+        assert found.shape == (rows, width) or in_parts
+        exact = states.float() @ weight.float().T * (0.3 if fp8 else 1.0) + (0.0 if bias is None else bias.float())
+        found = found.float().view(-1, rows, width).sum(dim=0)
+        torch.testing.assert_close(found, exact, atol=3e-3 * depth**0.5, rtol=1e-2)
+    states[rows - 1, 0] = torch.nan
+    found = products_triton.product(states, weight, scale, None, torch.bfloat16, in_parts=in_parts)
+    found = found.float().view(-1, rows, width).sum(dim=0)
+    assert found[rows - 1].isnan().all()
+    assert not found[: rows - 1].isnan().any()
 
 
 @pytest.mark.parametrize("vocabulary", [50, 1252, 151_936])

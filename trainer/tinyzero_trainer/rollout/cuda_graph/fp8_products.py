@@ -47,7 +47,6 @@ class Fp8Weights(FusedWeights):
     @torch.no_grad()
     def load(self) -> None:
         super().load()
-        self.setdefault("unit", torch.ones((), device=self["norm"].device))
         for name in list(self):
             place, dot, leaf = name.rpartition(".")
             if leaf in _NORM_BEFORE and not (leaf == "head" and len(self[name]) % MULTIPLE):
@@ -78,28 +77,21 @@ class Fp8GraphModel(GraphModel):
         weights, ops = self._weights, self._ops
         hidden = F.embedding(state.last_token[state.slot_ids[:rows]], weights["embed"])  # [rows, hidden]
         pieces = ops.split(state, rows, self.kv_heads, cache.length)
-        added = scales = None  # what the last layer's MLP gave, to be added before the next norm
+        added = scales = None  # what attention or MLP gave, to be added before the next norm
         for layer in range(self.layers):
             states = ops.normalize_fp8(hidden, weights.eps, added, scales)
-            fused = self._product(states, f"{layer}.qkv", weights.get(f"{layer}.qkv_bias"))
+            fused = self._product(states, f"{layer}.qkv")
             fused = weights.normalize_heads(layer, fused.unflatten(1, (-1, self.head_size))).flatten(1)
             attended = ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads, pieces)
-            hidden = self._add_product(hidden, attended, f"{layer}.out")
-            states = ops.normalize_fp8(hidden, weights.eps)
+            added = self._product(attended, f"{layer}.out", in_parts=True)
+            states = ops.normalize_fp8(hidden, weights.eps, added)
             gated, scales = ops.gated_fp8(self._product(states, f"{layer}.gate_up"))
-            added = self._product(gated, f"{layer}.down")
+            added = self._product(gated, f"{layer}.down", in_parts=True)
         states = ops.normalize_fp8(hidden, weights.eps, added, scales)
         return self._product(states, "head") if "head_fp8" in weights else self._logits(hidden)
 
-    def _product(self, states: Tensor, name: str, bias: Tensor | None = None) -> Tensor:
-        """States · weightᵀ, scaled, [rows, out] in the model's dtype."""
-        weights = self._weights
-        return torch._scaled_mm(
-            states,
-            weights[f"{name}_fp8"].T,
-            weights["unit"],
-            weights[f"{name}_scale"],
-            bias=bias,
-            out_dtype=self.dtype,
-            use_fast_accum=True,
-        )
+    def _product(self, states: Tensor, name: str, *, in_parts: bool = False) -> Tensor:
+        """By the weight in fp8, if there is one."""
+        weights, scale = self._weights, self._weights.get(f"{name}_scale")
+        weight = weights[name if scale is None else f"{name}_fp8"]
+        return self._ops.product(states, weight, scale, weights.get(f"{name}_bias"), self.dtype, in_parts=in_parts)

@@ -4,6 +4,7 @@ For where triton_kernels.py cannot run.
 """
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -146,20 +147,50 @@ def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     return to_fp8(states, scales[:, None]), scales
 
 
+def product(
+    states: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, dtype: torch.dtype, *, in_parts: bool
+) -> Tensor:
+    """States · weightᵀ.
+
+    Args:
+        states: [rows, in], of the type of the weight.
+        weight: [out, in].
+        scale: [] float32, for the result of a product in fp8.
+        bias: [out].
+        dtype: of the result.
+        in_parts: whether the result may be in parts that are to be added up, which a kernel for few rows makes use of.
+
+    Returns:
+        [rows, out], or float32 [parts, rows, out].
+    """
+    if scale is None:
+        return F.linear(states, weight, bias)
+    return torch._scaled_mm(
+        states, weight.T, _unit(states.device), scale, bias=bias, out_dtype=dtype, use_fast_accum=True
+    )
+
+
+@cache
+def _unit(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)
+
+
 def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
     """Divide each row by its root mean square, and round it to fp8.
 
     Args:
         hidden: [rows, width].
         eps: added to the mean square.
-        added: [rows, width] what is to be added to `hidden` before, times `scales` [rows]; `hidden` is overwritten.
+        added: what is to be added to `hidden` before, as `product` gives it; `hidden` is overwritten.
+        scales: [rows] by which it is to be multiplied.
 
     Returns:
         [rows, width], multiplied by FP8_MAX / √width: no number of a row is larger than √width times its root mean
         square, so none is cut off.
     """
-    if added is not None and scales is not None:
-        hidden.copy_(hidden.float() + added.float() * scales[:, None])
+    if added is not None:
+        added = added.float().view(-1, *hidden.shape).sum(dim=0)
+        hidden.copy_(hidden.float() + (added if scales is None else added * scales[:, None]))
     width = hidden.shape[1]
     return to_fp8(F.rms_norm(hidden.float(), (width,), eps=eps), math.sqrt(width) / FP8_MAX)
 

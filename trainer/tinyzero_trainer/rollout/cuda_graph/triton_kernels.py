@@ -1,4 +1,4 @@
-"""The graph engine's kernels on a GPU: gating, norms in fp8, and sampling here, attention in attention_triton.py.
+"""The graph engine's kernels on a GPU: gating, norms in fp8, and sampling here, others in *_triton.py.
 
 Imported only on a GPU: elsewhere Triton may be missing. The same in plain torch: ../sampling.py and ../batch_state.py
 for sampling, reference_ops.py for all else.
@@ -18,11 +18,12 @@ from tinyzero_trainer.models import float8_triton
 from tinyzero_trainer.models.common_triton import early, round_to_fp8, wait
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX
 from tinyzero_trainer.rollout.batch_state import BatchState
+from tinyzero_trainer.rollout.cuda_graph import products_triton, reference_ops
 from tinyzero_trainer.rollout.cuda_graph.attention_triton import attend, split, store_contexts
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
 
-__all__ = ["attend", "gated", "gated_fp8", "normalize_fp8", "sample", "split", "store_contexts", "try_out"]
+__all__ = ["attend", "gated", "gated_fp8", "normalize_fp8", "product", "sample", "split", "store_contexts", "try_out"]
 
 TILE = 4096
 """Logits that one program reads."""
@@ -50,9 +51,11 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
     attend(fused, tables, state, 1, cache, model.heads, split(state, 1, model.kv_heads, CACHE_BLOCK))
     gated(zeros(1, 2 * model.mlp_size))
     if model.fp8_products:
-        _, scales = gated_fp8(zeros(1, 2 * model.mlp_size))
+        states, scales = gated_fp8(zeros(1, 2 * model.mlp_size))
+        weight = zeros(model.hidden_size, model.mlp_size).to(FP8)
+        added = product(states, weight, scales[0], None, model.dtype, in_parts=True)
         normalize_fp8(zeros(1, model.hidden_size), 1e-6)
-        normalize_fp8(zeros(1, model.hidden_size), 1e-6, zeros(1, model.hidden_size), scales)
+        normalize_fp8(zeros(1, model.hidden_size), 1e-6, added, scales)
     sample(zeros(1, model.vocabulary), state, 1, ends=True)
 
 
@@ -70,14 +73,22 @@ def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     return numbers, scales.flatten()
 
 
+def product(
+    states: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, dtype: torch.dtype, *, in_parts: bool
+) -> Tensor:
+    """See `reference_ops.product`."""
+    faster = products_triton if products_triton.suits(states, weight) else reference_ops
+    return faster.product(states, weight, scale, bias, dtype, in_parts=in_parts)
+
+
 def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
     """See `reference_ops.normalize_fp8`."""
     rows, width = hidden.shape
     out = torch.empty((rows, width), dtype=FP8, device=hidden.device)
-    block = triton.next_power_of_2(width)
+    block, parts = triton.next_power_of_2(width), 0 if added is None else added.numel() // hidden.numel()
     _normalize_fp8[(rows,)](
-        hidden, added, scales, out, width, eps, FP8_MAX / math.sqrt(width),
-        ADDS=added is not None, BLOCK=block, num_warps=_warps(block), **early(out),
+        hidden, added, scales, out, rows, width, eps, FP8_MAX / math.sqrt(width),
+        PARTS=parts, BLOCK=block, num_warps=_warps(block), **early(out),
     )  # fmt: skip
     return out
 
@@ -120,17 +131,21 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # ty
     tl.store(out + row * width + offsets, (silu * up).to(dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _normalize_fp8(  # type: ignore[no-untyped-def]
-    hidden, added, scales, out, width, eps, factor, ADDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    hidden, added, scales, out, rows, width, eps, factor, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
     inside = offsets < width
     states = tl.load(hidden + row * width + offsets, mask=inside, other=0.0)
-    if ADDS:
-        more = tl.load(added + row * width + offsets, mask=inside, other=0.0).to(tl.float32) * tl.load(scales + row)
+    if PARTS > 0:
+        more = tl.zeros((BLOCK,), tl.float32)
+        for part in tl.static_range(PARTS):
+            more += tl.load(added + (part * rows + row) * width + offsets, mask=inside, other=0.0).to(tl.float32)
+        if scales is not None:
+            more *= tl.load(scales + row)
         states = (states.to(tl.float32) + more).to(hidden.dtype.element_ty)
         tl.store(hidden + row * width + offsets, states, mask=inside)
     states = states.to(tl.float32)
