@@ -14,8 +14,8 @@ from tinyzero_trainer.models.common_triton import early, wait
 
 MOST_ROWS = 256
 
-MOST_COLUMNS = 8192
-"""With more, cuBLAS keeps a GPU busy."""
+MOST_BYTES = 16e6
+"""Of the weight, times how often it is read: once for each tile of rows."""
 
 ENOUGH_PROGRAMS = 128
 """About one for each multiprocessor: there are no more parts than that takes."""
@@ -23,13 +23,18 @@ ENOUGH_PROGRAMS = 128
 PART_BYTES = 1024
 """About what a program reads at least of each row of the weight, where a result may be in parts."""
 
-ROWS = COLUMNS = 64
+COLUMNS = 64
 """Of the result, in a program: as many as Hopper's tensor cores take at a time."""
+
+BLOCK_BYTES = 128
+"""Of rows of states and weight, for one product of the tensor cores."""
 
 
 def suits(states: Tensor, weight: Tensor) -> bool:
-    """Whether `product` is faster than cuBLAS."""
-    return len(states) <= MOST_ROWS and len(weight) <= MOST_COLUMNS
+    """Whether `product` is for these sizes, and faster than cuBLAS."""
+    (rows, depth), width = states.shape, len(weight)
+    whole = width % COLUMNS == 0 and depth * weight.itemsize % BLOCK_BYTES == 0
+    return whole and rows <= MOST_ROWS and weight.nbytes * triton.cdiv(rows, _rows_of_tile(rows)) <= MOST_BYTES
 
 
 def product(
@@ -37,18 +42,21 @@ def product(
 ) -> Tensor:
     """See `reference_ops.product`."""
     (rows, depth), width, item = states.shape, len(weight), weight.itemsize
-    tiles = triton.cdiv(width, COLUMNS), triton.cdiv(rows, ROWS)
+    tiles, block = (width // COLUMNS, triton.cdiv(rows, _rows_of_tile(rows))), BLOCK_BYTES // item
     parts = max(1, min(round(depth * item / PART_BYTES), ENOUGH_PROGRAMS // math.prod(tiles))) if in_parts else 1
-    block = 128 // item
-    part = triton.cdiv(triton.cdiv(depth, block), parts) * block
+    part = triton.cdiv(depth // block, parts) * block
     parts = triton.cdiv(depth, part)
-    shape = (parts, rows, width) if parts > 1 else (rows, width)
-    out = torch.empty(shape, dtype=torch.float32 if parts > 1 else dtype, device=states.device)
+    shape, dtype = ((parts, rows, width), torch.float32) if parts > 1 else ((rows, width), dtype)
+    out = torch.empty(shape, dtype=dtype, device=states.device)
     _product[(*tiles, parts)](
         states, weight, scale, bias, out, rows, width, depth, part,
-        ROWS=ROWS, COLUMNS=COLUMNS, BLOCK=block, num_warps=4, num_stages=5, **early(out),
+        ROWS=_rows_of_tile(rows), COLUMNS=COLUMNS, BLOCK=block, num_warps=4, num_stages=5, **early(out),
     )  # fmt: skip
     return out
+
+
+def _rows_of_tile(rows: int) -> int:
+    return min(64, max(16, triton.next_power_of_2(rows)))
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -56,23 +64,21 @@ def _product(  # type: ignore[no-untyped-def]
     states, weight, scale, bias, out, rows, width, depth, part,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Columns are the rows of the tensor cores' product, which takes 64 of them, but any multiple of 8 of ours."""
+    """A tile of a part: the weight's rows are those of the tensor cores' product, which takes 64, and 8 columns."""
     wait(EARLY)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     start = tl.program_id(2) * part
-    known_columns, known_rows = column < width, row < rows
+    inside = row < rows
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     for first in range(start, tl.minimum(start + part, depth), BLOCK):
-        k = first + tl.arange(0, BLOCK)
-        inside = (k < depth)[None, :]
-        left = tl.load(weight + column[:, None] * depth + k[None, :], mask=known_columns[:, None] & inside, other=0.0)
-        right = tl.load(states + row[:, None] * depth + k[None, :], mask=known_rows[:, None] & inside, other=0.0)
+        k = first + tl.arange(0, BLOCK)[None, :]
+        left = tl.load(weight + column[:, None] * depth + k)  # not masked, which would take time
+        right = tl.load(states + row[:, None] * depth + k, mask=inside[:, None], other=0.0)
         total = tl.dot(left, tl.trans(right), total)
     if scale is not None:
         total *= tl.load(scale)
-    if bias is not None:  # in the first part alone
-        known = known_columns & (start == 0)
-        total += tl.load(bias + column, mask=known, other=0.0).to(tl.float32)[:, None]
+    if bias is not None:
+        total += tl.where(start == 0, tl.load(bias + column).to(tl.float32), 0.0)[:, None]
     place = out + (tl.program_id(2) * rows + row)[None, :] * width + column[:, None]
-    tl.store(place, total.to(out.dtype.element_ty), mask=known_rows[None, :] & known_columns[:, None])
+    tl.store(place, total.to(out.dtype.element_ty), mask=inside[None, :])
