@@ -16,6 +16,7 @@ from tests.trainer.rollout.engines import ENDS, flat, graph, plain, reserve
 from tinyzero_trainer.models.float8_format import FP8_MAX
 from tinyzero_trainer.rollout import SamplingParams, cuda_graph
 from tinyzero_trainer.rollout.batch_state import BatchState
+from tinyzero_trainer.rollout.cuda_graph import engine as engine_module
 from tinyzero_trainer.rollout.cuda_graph import fp8_products, reference_ops
 from tinyzero_trainer.rollout.cuda_graph.engine import kernels_run
 from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8Weights
@@ -106,14 +107,33 @@ def test_padding_does_not_widen_the_scales_of_fp8() -> None:
     assert (scales[1] > 0).all()
 
 
+@pytest.mark.parametrize("few", [0, 8])
 @pytest.mark.parametrize("at_a_time", [2, 4, 16])
 @pytest.mark.parametrize("max_tokens", range(9, 15))
-def test_what_enters_a_slot_is_not_taken_for_what_ended_in_it(max_tokens: int, at_a_time: int) -> None:
+def test_what_enters_a_slot_is_not_taken_for_what_ended_in_it(
+    max_tokens: int, at_a_time: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether sequences have ended is known some steps later, when others may be in their slots."""
+    monkeypatch.setattr(engine_module, "FEW_ROWS", few)
     model, params = random_model("qwen2"), SamplingParams(max_tokens, logprobs=True)
     prompts = [[n] for n in range(40)]
     ours = graph(model, max_num_seqs=at_a_time).generate(prompts, 1, params, seed=1)
     assert_same(ours, plain(model).generate(prompts, 1, params, seed=1))
+
+
+def test_few_sequences_are_looked_at_after_more_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "FEW_ROWS", 8)
+    engine, found = graph(random_model("qwen2"), ends=set()), list[tuple[int, int]]()
+
+    def looked(original: Any) -> Any:
+        check = original()
+        found.extend([] if check is None else [(engine._rows, check[1])])
+        return check
+
+    monkeypatch.setattr(engine, "_finished", partial(looked, engine._finished))
+    for groups in (2, 3):
+        engine.generate(PROMPTS[:groups], 4, SamplingParams(24), seed=0)
+    assert found == [(8, 8), (8, 16), *((12, steps) for steps in range(4, 24, 4))]
 
 
 def test_slots_are_refilled_while_the_device_runs_the_next_steps(monkeypatch: pytest.MonkeyPatch) -> None:
