@@ -149,9 +149,8 @@ def random_model(kind: str, vocab_size: int = 97) -> torch.nn.Module:
     elif kind == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(**common, head_dim=16))
     else:
-        model = LlamaForCausalLM(
-            LlamaConfig(**common, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
-        )
+        rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+        model = LlamaForCausalLM(LlamaConfig(**common, rope_parameters=rope, attention_bias=True))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))

@@ -203,7 +203,9 @@ def test_products_of_few_rows(rows: int, width: int, depth: int, in_parts: bool,
     scale = torch.tensor(0.3, device=GPU) if fp8 else None
     for bias in (None, torch.randn(width, device=GPU).bfloat16()):
         found = products_triton.product(states, weight, scale, bias, torch.bfloat16, in_parts=in_parts)
-        assert found.shape == (rows, width) or in_parts
+        assert found.shape[-2:] == (rows, width)
+        assert found.dtype == (torch.bfloat16 if found.dim() == 2 else torch.float32)
+        assert found.dim() == 2 or in_parts
         exact = states.float() @ weight.float().T * (0.3 if fp8 else 1.0) + (0.0 if bias is None else bias.float())
         found = found.float().view(-1, rows, width).sum(dim=0)
         torch.testing.assert_close(found, exact, atol=3e-3 * depth**0.5, rtol=1e-2)
@@ -212,6 +214,18 @@ def test_products_of_few_rows(rows: int, width: int, depth: int, in_parts: bool,
     found = found.float().view(-1, rows, width).sum(dim=0)
     assert found[rows - 1].isnan().all()
     assert not found[: rows - 1].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "depth", "suits"),
+    [(256, 896, 896, True), (257, 896, 896, False), (8, 72, 896, False), (8, 64, 912, False),
+     (64, 2048, 7680, True), (64, 2048, 7936, False), (65, 2048, 7680, False)],
+)  # fmt: skip
+def test_which_products_are_of_few_rows(rows: int, width: int, depth: int, suits: bool) -> None:
+    from tinyzero_trainer.rollout.cuda_graph import products_triton
+
+    states, weight = (torch.empty(count, depth, dtype=reference_ops.FP8) for count in (rows, width))
+    assert products_triton.suits(states, weight) == suits
 
 
 @pytest.mark.parametrize("vocabulary", [50, 1252, 151_936])

@@ -34,7 +34,7 @@ ADVANCE_CHECKS = 8
 class BatchedEngine(AsyncEngine, ABC):
     """Decodes many sequences at a time; finished ones leave every few steps, and others take their slots."""
 
-    check_every: int
+    check_every: ClassVar[int]
     """Steps between two checks for finished sequences."""
 
     refills: ClassVar[bool]

@@ -28,8 +28,8 @@ from tinyzero_trainer.rollout.fused_weights import FusedWeights
 from tinyzero_trainer.rollout.scheduler import Scheduler
 from tinyzero_trainer.rollout.weight_source import WeightSource
 
-FEW_ROWS = 256
-"""Up to so many, steps are so short that a check comes after twice as many: else the GPU might wait for the host."""
+CHECK_LAG = 3
+"""Steps from a check's copy to its reading, fewer than `check_every`, so that the device need not wait for the host."""
 
 PREFILL_LOGITS = 2**27
 """Most logits of one part of the prefill."""
@@ -71,6 +71,7 @@ def kernels_run(model: GraphModel, eos_ids: Collection[int], report: Callable[[s
 class GraphEngine(BatchedEngine):
     """Generates with static buffers; for models that `FusedDecoder.fits`."""
 
+    check_every = 4
     refills = True
 
     _cache: Cache
@@ -265,7 +266,6 @@ class GraphEngine(BatchedEngine):
             self._runner.prepare(key, step)
         state.set_rows(running, rows)
         self._rows, self._key = rows, key
-        self.check_every = 8 if rows <= FEW_ROWS else 4
 
     def _finished(self) -> tuple[Tensor, int] | None:
         return None if self._check is None else (self._check(), self._checked)
@@ -275,8 +275,7 @@ class GraphEngine(BatchedEngine):
 
     def _step(self, index: int) -> None:
         self._runner.run(self._key)
-        # After the first of the steps between two checks: the host has the time of the others to read it.
-        if index % self.check_every == 0 and not self._params.ignore_eos:
+        if index % self.check_every == self.check_every - 1 - CHECK_LAG and not self._params.ignore_eos:
             self._check, self._checked = copy_to_host(self._state.finished), index
 
     def _sample(self, state: BatchState, logits: Tensor, rows: int, params: SamplingParams) -> None:

@@ -1,7 +1,7 @@
 """The graph engine's model with a decoding step's matrix products in fp8, for `rollout.quantization=fp8`.
 
 Each weight has one scale. Normalized states are bounded, so their scale is fixed; gated states have one for each row.
-The product after attention, the smallest, stays as it is. Prompts are read without fp8.
+The product after attention, the smallest, stays in the model's dtype. Prompts are read without fp8.
 """
 
 import math
@@ -91,7 +91,7 @@ class Fp8GraphModel(GraphModel):
         return self._product(states, "head") if "head_fp8" in weights else self._logits(hidden)
 
     def _product(self, states: Tensor, name: str, *, in_parts: bool = False) -> Tensor:
-        """By the weight in fp8, if there is one."""
+        """States · weightᵀ, with the weight in fp8 if there is one."""
         weights, scale = self._weights, self._weights.get(f"{name}_scale")
         weight = weights[name if scale is None else f"{name}_fp8"]
         return self._ops.product(states, weight, scale, weights.get(f"{name}_bias"), self.dtype, in_parts=in_parts)

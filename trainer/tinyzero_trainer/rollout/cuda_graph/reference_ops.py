@@ -1,6 +1,6 @@
-"""Filling the KV cache, and a decoding step's attention, gating and rounding to fp8, in plain torch.
+"""Filling the KV cache, and a decoding step's attention, gating, products and rounding to fp8, in plain torch.
 
-For where triton_kernels.py cannot run.
+For where triton_kernels.py cannot run; products of many rows it takes from here.
 """
 
 import math
@@ -158,7 +158,7 @@ def product(
         scale: [] float32, for the result of a product in fp8.
         bias: [out].
         dtype: of the result.
-        in_parts: whether the result may be in parts that are to be added up, which a kernel for few rows makes use of.
+        in_parts: whether the result may be in parts, to be added up: products_triton.py makes use of it.
 
     Returns:
         [rows, out], or float32 [parts, rows, out].
@@ -182,7 +182,7 @@ def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scale
         hidden: [rows, width].
         eps: added to the mean square.
         added: what is to be added to `hidden` before, as `product` gives it; `hidden` is overwritten.
-        scales: [rows] by which it is to be multiplied.
+        scales: [rows] by which `added` is multiplied.
 
     Returns:
         [rows, width], multiplied by FP8_MAX / √width: no number of a row is larger than √width times its root mean

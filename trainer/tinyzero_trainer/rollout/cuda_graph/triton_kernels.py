@@ -51,11 +51,12 @@ def try_out(model: Any, eos_ids: Collection[int]) -> None:
     attend(fused, tables, state, 1, cache, model.heads, split(state, 1, model.kv_heads, CACHE_BLOCK))
     gated(zeros(1, 2 * model.mlp_size))
     if model.fp8_products:
-        states, scales = gated_fp8(zeros(1, 2 * model.mlp_size))
-        weight = zeros(model.hidden_size, model.mlp_size).to(FP8)
-        added = product(states, weight, scales[0], None, model.dtype, in_parts=True)
+        _, scales = gated_fp8(zeros(1, 2 * model.mlp_size))
         normalize_fp8(zeros(1, model.hidden_size), 1e-6)
-        normalize_fp8(zeros(1, model.hidden_size), 1e-6, added, scales)
+        normalize_fp8(zeros(1, model.hidden_size), 1e-6, zeros(1, model.hidden_size), scales)
+        states = zeros(64, 128)  # for any model, as `suits` may leave out some of its weights
+        products_triton.product(states, states, None, None, model.dtype, in_parts=False)
+        products_triton.product(states.to(FP8), states.to(FP8), scales[0], None, model.dtype, in_parts=False)
     sample(zeros(1, model.vocabulary), state, 1, ends=True)
 
 
