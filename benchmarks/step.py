@@ -124,12 +124,15 @@ def cells(result: dict[str, Any], job: Job) -> dict[str, str]:
     step, seconds = fmean(result["step_s"]) if "step_s" in result else None, result.get("timing_s", {})
     phases = ("gen", "update_actor", "update_weights", "reward")
     busy = seconds["timing_s/gen"] + seconds["timing_s/update_actor"] if seconds else 0.0
+    # An update computes a prompt once, whatever the number of its completions.
+    computed = job["prompts"] * (job["prompt_tokens"] + job["samples"] * job["new_tokens"]) / tokens_of(job)
     return {
         "step": "failed" if step is None else f"{step:.1f} s",
         "tokens/s": "" if step is None else f"{tokens_of(job) / step:,.0f}",
         **{name: f"{seconds[f'timing_s/{name}']:.2f} s" if seconds else "" for name in phases},
         "all else": f"{100 * (1 - busy / seconds['timing_s/step']):.1f}%" if seconds else "",
         "MFU": f"{100 * result['mfu']:.1f}%" if "mfu" in result else "",
+        "of computed tokens": f"{100 * result['mfu'] * computed:.1f}%" if "mfu" in result else "",
         "peak": "" if result["peak_bytes"] is None else f"{result['peak_bytes'] / 1e9:.0f} GB",
     }
 

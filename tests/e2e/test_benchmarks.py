@@ -137,7 +137,7 @@ def test_a_step_that_failed_has_a_row_like_the_others():
     assert rows[0].keys() == rows[1].keys()
     assert rows[0]["tokens/s"] == "79,462"
     assert (rows[0]["MFU"], rows[0]["peak"], rows[0]["gen"]) == ("46.0%", "85 GB", "2.00 s")
-    assert rows[0]["all else"] == "75.0%"
+    assert (rows[0]["of computed tokens"], rows[0]["all else"]) == ("41.2%", "75.0%")
     assert rows[1] == dict.fromkeys(rows[0], "") | {"step": "failed"}
 
 
