@@ -43,15 +43,16 @@ def product(
 ) -> Tensor:
     """See `reference_ops.product`."""
     (rows, depth), width, item = states.shape, len(weight), weight.itemsize
-    tiles, block = (width // COLUMNS, triton.cdiv(rows, _rows_of_tile(rows))), BLOCK_BYTES // item
+    block, tile = BLOCK_BYTES // item, _rows_of_tile(rows)
+    tiles = width // COLUMNS, triton.cdiv(rows, tile)
     parts = max(1, min(round(depth * item / PART_BYTES), ENOUGH_PROGRAMS // math.prod(tiles))) if in_parts else 1
     part = triton.cdiv(depth // block, parts) * block
-    parts = triton.cdiv(depth, part)
+    parts = triton.cdiv(depth, part)  # perhaps fewer, of whole blocks
     shape, dtype = ((parts, rows, width), torch.float32) if parts > 1 else ((rows, width), dtype)
     out = torch.empty(shape, dtype=dtype, device=states.device)
     _product[(*tiles, parts)](
         states, weight, scale, bias, out, rows, width, depth, part,
-        ROWS=_rows_of_tile(rows), COLUMNS=COLUMNS, BLOCK=block, num_warps=4, num_stages=5, **early(out),
+        ROWS=tile, COLUMNS=COLUMNS, BLOCK=block, num_warps=4, num_stages=5, **early(out),
     )  # fmt: skip
     return out
 
