@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -234,20 +235,18 @@ class GraphEngine(BatchedEngine):
         state, start = self._state, 0
         while start < len(rows):
             end = _part_end(contexts, rows, start, self._model.vocabulary)
-            distinct, copies = torch.tensor(rows[start:end]).unique_consecutive(return_counts=True)
-            part = [contexts[index] for index in distinct.tolist()]
-            longest = max(map(len, part))
-            tokens = torch.tensor([context + [self._pad_id] * (longest - len(context)) for context in part])
-            lengths = torch.tensor([len(context) for context in part])
-            entering = slots[start:end]
-            firsts = entering[copies.cumsum(dim=0) - copies]
-            shared = torch.stack([entering, *(each.repeat_interleave(copies) for each in (firsts, lengths))])
-            tokens, lengths, copies, shared = (
-                to_device(tensor, self._device) for tensor in (tokens, lengths, copies, shared)
+            # In NumPy: torch would wake all its threads for such a short operation, which can take milliseconds.
+            distinct, firsts, places = np.unique(rows[start:end], return_index=True, return_inverse=True)
+            part = [contexts[index] for index in distinct]
+            longest, of_each, entering = max(map(len, part)), np.array([*map(len, part)]), slots[start:end].numpy()
+            padded = torch.tensor([context + [self._pad_id] * (longest - len(context)) for context in part])
+            of_slots = np.stack([places, entering, entering[firsts[places]], of_each[places]])
+            tokens, lengths, (which, *shared) = (
+                to_device(torch.as_tensor(each), self._device) for each in (padded, of_each, of_slots)
             )
-            logits = self._model.prefill(tokens, lengths, copies, shared[0], self._cache)
+            logits = self._model.prefill(tokens, lengths, which, shared[0], self._cache)
             state.share_prefixes(*shared)
-            state.set_rows(entering, end - start)
+            state.set_rows(slots[start:end], end - start)
             self._sample(state, logits, end - start, self._params)
             start = end
 

@@ -92,33 +92,30 @@ class GraphModel:
         none = torch.ones_like(cos), torch.zeros_like(sin)  # rotates by nothing, where a layer encodes no positions
         return [(cos, sin) if rotates else none for rotates in self._weights.rotates or [True] * self.layers]
 
-    def prefill(self, tokens: Tensor, lengths: Tensor, copies: Tensor, slots: Tensor, cache: Cache) -> Tensor:
+    def prefill(self, tokens: Tensor, lengths: Tensor, which: Tensor, slots: Tensor, cache: Cache) -> Tensor:
         """Run each prompt once, whatever the number of its completions.
 
         Args:
             tokens: [prompts, longest], padded on the right, where no token sees the padding.
             lengths: [prompts].
-            copies: [prompts] completions of each.
-            slots: [slots] of the cache, one for each completion, in order.
+            which: [slots] the prompt of each completion.
+            slots: [slots] of the cache, one for each completion.
 
         Returns:
             Logits [slots, vocabulary] of the first token of each completion.
         """
         prompts, longest = tokens.shape
-        indices, count = torch.arange(prompts, device=tokens.device), len(slots)
-        # [slots]; output_size saves asking the device for the sum.
-        repeats = torch.repeat_interleave(indices, copies, output_size=count)
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).unflatten(0, (prompts, longest))
-            self._ops.store_contexts(fused, cache.tables[layer], cache.layers[layer], slots, repeats, lengths)
+            self._ops.store_contexts(fused, cache.tables[layer], cache.layers[layer], slots, which, lengths)
             query, key, value = fused.transpose(1, 2).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
             if not self._groups_heads:
                 key, value = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (key, value))
             attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self._groups_heads)
             hidden = self._finish_layer(layer, hidden, attended.transpose(1, 2).reshape(prompts * longest, -1))
-        last = hidden.view(prompts, longest, -1)[indices, lengths - 1]
-        return self._logits(last)[repeats]
+        last = hidden.view(prompts, longest, -1)[torch.arange(prompts, device=tokens.device), lengths - 1]
+        return self._logits(last)[which]
 
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         """Append the newest token of each sequence; logits [rows, vocabulary] of the next."""
