@@ -50,18 +50,17 @@ UPDATE_SHARE = 0.43  # fraction of a GPU's peak FLOP/s that a large model's upda
 HALF_SHARE_AT = 55e6  # parameters of a model that reaches half of that
 FLOAT8_UPDATE = 0.86  # the time of an update with model.float8, relative to one in bfloat16; at 0.5B
 
-VLLM_BANDWIDTH_SHARE = 0.6  # fraction of a GPU's memory bandwidth that vLLM's decoding reaches; assumed
 VLLM_WAKE = 0.6  # seconds to put vLLM to sleep without its weights, and to wake it up
 
-VLLM_STEP, VLLM_SEQUENCE, VLLM_LOGIT_BYTES = 1.25e-3, 14.6e-6, 115
+VLLM_STEP, VLLM_SEQUENCE, VLLM_LOGIT_BYTES = 1e-3, 14e-6, 115
 """Seconds on vLLM's host for a decoding step, and for each sequence in it; bytes read and written for each logit.
-Fitted to steps of 8 and 1,024 sequences at 0.5B, and of 1,024 at 10M."""
+Fitted with `VLLM_BANDWIDTH_SHARE` to all rows of plan/engine_speeds.toml; hosts differ by a third."""
 
 TORCH_STEP, TORCH_LAYER = 120e-6, 15e-6
 """Seconds of a replayed CUDA graph for a decoding step of the engine `torch`, and for each layer in it."""
 
-TORCH_BANDWIDTH_SHARE, TORCH_SHARE = 0.95, 0.75
-"""Fractions of a GPU's memory bandwidth and peak FLOP/s that decoding with the engine `torch` reaches."""
+TORCH_BANDWIDTH_SHARE, VLLM_BANDWIDTH_SHARE, DECODING_SHARE = 0.95, 0.9, 0.75
+"""Fractions that decoding reaches, of a GPU's memory bandwidth with either engine, and of its peak FLOP/s with both."""
 
 TORCH_LEAST_TOKENS = 180
 """Tokens by which a sequence seems longer when the engine `torch` reads its cache: the cost of starting to read."""

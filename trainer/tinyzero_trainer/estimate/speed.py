@@ -146,7 +146,7 @@ def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences:
         touched = number * spec.parameters + sequences * (length * cache + constants.VLLM_LOGIT_BYTES * spec.vocabulary)
         read = touched / (gpu.bandwidth * 1e9 * constants.VLLM_BANDWIDTH_SHARE)
         host = constants.VLLM_STEP + sequences * constants.VLLM_SEQUENCE
-        return host + max(read, sequences * token / constants.UPDATE_SHARE)
+        return host + max(read, sequences * token / constants.DECODING_SHARE)
     length += constants.TORCH_LEAST_TOKENS
     logit = 3 * number  # written once and read twice
     weight, products = (1, constants.TORCH_FP8_PRODUCTS) if config.rollout.quantization else (number, 1.0)
@@ -158,7 +158,7 @@ def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences:
     read = touched / (gpu.bandwidth * 1e9 * constants.TORCH_BANDWIDTH_SHARE)
     host = constants.TORCH_STEP + spec.layers * constants.TORCH_LAYER
     # Kernels run one after another, so the times of computing and of reading add up.
-    seconds = host + read + products * sequences * token / constants.TORCH_SHARE
+    seconds = host + read + products * sequences * token / constants.DECODING_SHARE
     if spec.graphs:
         return seconds
     return max(seconds, constants.PLAIN_STEP + spec.layers * constants.PLAIN_LAYER)  # host and GPU overlap
@@ -168,4 +168,4 @@ def reading(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, tokens: int) -> 
     """Seconds in which the rollout engine reads prompts, each once for all completions; vLLM does so while decoding."""
     if config.rollout.engine == "vllm":
         return 0.0
-    return 2 * spec.parameters * tokens / (gpu.flops_in(number_bytes(config)) * constants.TORCH_SHARE)
+    return 2 * spec.parameters * tokens / (gpu.flops_in(number_bytes(config)) * constants.DECODING_SHARE)
