@@ -159,7 +159,7 @@ MANY_KEYS = replace(OWN, parameters=9_782_400, kv_heads=6, mlp=832)
     [
         (SPECS[HALF_B], H200, 128, 140, 1024, 241_852, 0.1),
         (SPECS[HALF_B], H100, 128, 140, 1024, 202_820, 0.1),
-        (SPECS["Qwen/Qwen2.5-7B"], H200, 128, 140, 256, 37_296, 0.15),
+        (SPECS["Qwen/Qwen2.5-7B"], H200, 128, 140, 256, 37_296, 0.1),
         # Of the engine before 2026-11-27, and not measured since; of the first, its kernels are part of the error.
         (SPECS[HALF_B], H200, 128, 11, 256, 283_899, 0.2),
         (OWN, H200, 512, 24, 256, 3_258_502, 0.1),
@@ -191,7 +191,7 @@ def test_tokens_a_second_of_both_engines_as_in_the_table(row: EngineSpeed) -> No
     gpu = find_gpu_spec(row.gpu)
     assert gpu is not None
     words = (f"data.prompts_per_step={row.completions // 8}", f"rollout.max_completion_tokens={row.completion_tokens}")
-    for engine, rate, error in (("torch", row.torch, 0.4), ("vllm", row.vllm, 0.2)):
+    for engine, rate, error in (("torch", row.torch, 0.3), ("vllm", row.vllm, 0.2)):
         speed = predict_speed(spec, config_of(*words, f"rollout.engine={engine}"), gpu, row.prompt_tokens)
         assert speed.rollout == pytest.approx(rate, rel=error)
         assert speed.tokens == row.completions * (row.prompt_tokens + row.completion_tokens)

@@ -56,10 +56,10 @@ VLLM_STEP, VLLM_SEQUENCE, VLLM_LOGIT_BYTES = 1e-3, 14e-6, 115
 """Seconds on vLLM's host for a decoding step, and for each sequence in it; bytes read and written for each logit.
 Fitted with `VLLM_BANDWIDTH_SHARE` to all rows of plan/engine_speeds.toml; hosts differ by a third."""
 
-TORCH_STEP, TORCH_LAYER = 120e-6, 15e-6
+TORCH_STEP, TORCH_LAYER = 100e-6, 24e-6
 """Seconds of a replayed CUDA graph for a decoding step of the engine `torch`, and for each layer in it."""
 
-TORCH_BANDWIDTH_SHARE, VLLM_BANDWIDTH_SHARE, DECODING_SHARE = 0.95, 0.9, 0.75
+TORCH_BANDWIDTH_SHARE, VLLM_BANDWIDTH_SHARE, DECODING_SHARE = 0.95, 0.9, 0.8
 """Fractions that decoding reaches, of a GPU's memory bandwidth with either engine, and of its peak FLOP/s with both."""
 
 TORCH_LEAST_TOKENS = 180
