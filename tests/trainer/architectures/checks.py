@@ -57,7 +57,7 @@ def generated(language_model: LanguageModel, prompt: list[int]) -> tuple[list[in
 def check_engine(
     engine: RolloutEngine,
     language_model: LanguageModel,
-    tolerance: float = 1e-4,
+    tolerance: float = 1e-5,
     prompts: Sequence[list[int]] = PROMPTS,
 ) -> str:
     """In float32, greedy completions are those of `generate`, and sampled ones have the model's log-probabilities."""
@@ -86,7 +86,7 @@ def check_graphs(name: str, shared: "Shared", device: str = "cpu") -> str:
         return NO
     source = partial(named_weights, model)
     engine = GraphEngine(language_model, source, dtype=torch.float32, device=torch.device(device))
-    return check_engine(engine, language_model, 1e-4 if device == "cpu" else 2e-3)
+    return check_engine(engine, language_model, 1e-5 if device == "cpu" else 2e-3)
 
 
 def updated(

@@ -296,9 +296,9 @@ def _part_end(prompts: Sequence[list[int]], prompt_indices: Sequence[int], start
     """The end of the part of the rows that starts at `start`."""
     longest = count = 0
     most = max(1, PREFILL_LOGITS // vocabulary)
-    for row in range(start, len(prompt_indices)):
+    for row in range(start, min(len(prompt_indices), start + most)):
         if row == start or prompt_indices[row] != prompt_indices[row - 1]:
             longest, count = max(longest, len(prompts[prompt_indices[row]])), count + 1
-        if row > start and (longest * count > PREFILL_TOKENS or row - start >= most):
-            return row
-    return len(prompt_indices)
+            if row > start and longest * count > PREFILL_TOKENS:
+                return row
+    return min(len(prompt_indices), start + most)
