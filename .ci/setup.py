@@ -4,6 +4,7 @@ Versions come from constraints.txt. If the base Python has a CUDA build of torch
 which keep their versions: nothing of a working GPU stack is replaced.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -27,12 +28,19 @@ def main(folder: Path) -> None:
     pins.write_text(constraints(Path("constraints.txt").read_text(), names_of_base() if over_base else set()))
     python, quiet = folder / "bin" / "python", ("-qq", "--constraint", pins)
     pip = (python, "-m", "pip", "install", "--disable-pip-version-check", *quiet)
-    pip += ("--no-compile",)  # as uv: Python compiles the few modules that are imported
+    pip += ("--no-compile",)  # as uv; see `compile_imports`
     subprocess.run((*pip, *BEFORE), check=True)
     uv = (python, "-m", "uv", "pip", "install", "--python", python, *index_options(), *quiet)
     # Over another environment, which uv does not see, and where uv lacks more of pip's settings, pip installs.
     if over_base or subprocess.run((*uv, *EVERYTHING), check=False).returncode:
         subprocess.run((*pip, *EVERYTHING), check=True)
+    compile_imports(python)
+
+
+def compile_imports(python: Path) -> None:
+    """Compile what a run imports, a tenth of what is installed: the first run would wait for it, for seven seconds."""
+    modules = "import tinyzero_trainer.cli.start, tinyzero_trainer.controller.loop, tinyzero_trainer.executors.local"
+    subprocess.run((python, "-c", modules), check=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""})
 
 
 def index_options() -> list[str]:
