@@ -8,6 +8,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -207,6 +208,21 @@ def texts_of(tree: ast.Module) -> Iterator[str]:
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
+
+
+@pytest.mark.slow
+def test_plan_prints_what_its_page_shows() -> None:
+    page = (ROOT / "docs/training/plan.md").read_text(encoding="utf-8")
+    (command, printed), *others = re.findall(
+        r"^\$ (tinyzero plan (?:.*\\\n)*.*\n)(.*?)^```", page, re.MULTILINE | re.DOTALL
+    )
+    assert not others
+    program = "from tinyzero_sdk.cli import main; main()"
+    done = subprocess.run(
+        (sys.executable, "-c", program, *shlex.split(command)[1:]),
+        env={**os.environ, "COLUMNS": "80"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
+    )  # fmt: skip
+    assert [line.rstrip() for line in done.stdout.splitlines()] == printed.splitlines()
 
 
 def test_the_comparison_takes_its_numbers_from_the_benchmarks() -> None:

@@ -185,13 +185,19 @@ def test_tokens_a_second_in_fp8_as_measured_on_an_h200(in_fp8: str, rate: int) -
     assert predict_speed(SPECS[HALF_B], config, H200, 140).rollout == pytest.approx(rate, rel=0.1)
 
 
+def test_vllm_on_a_slower_host() -> None:
+    config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", "rollout.engine=vllm")
+    assert predict_speed(SPECS[HALF_B], config, H200, 140).rollout == pytest.approx(40_011, rel=0.2)
+
+
 @pytest.mark.parametrize("row", read_speeds(), ids=lambda row: row.about)
 def test_tokens_a_second_of_both_engines_as_in_the_table(row: EngineSpeed) -> None:
     spec = next(spec for spec in (*SPECS.values(), OWN) if spec.parameters == pytest.approx(row.parameters, rel=0.001))
     gpu = find_gpu_spec(row.gpu)
     assert gpu is not None
     words = (f"data.prompts_per_step={row.completions // 8}", f"rollout.max_completion_tokens={row.completion_tokens}")
-    for engine, rate, error in (("torch", row.torch, 0.3), ("vllm", row.vllm, 0.2)):
+    long_prompts = row.parameters < 1e9 and row.prompt_tokens > 1000  # are predicted too fast
+    for engine, rate, error in (("torch", row.torch, 0.3 if long_prompts else 0.15), ("vllm", row.vllm, 0.2)):
         speed = predict_speed(spec, config_of(*words, f"rollout.engine={engine}"), gpu, row.prompt_tokens)
         assert speed.rollout == pytest.approx(rate, rel=error)
         assert speed.tokens == row.completions * (row.prompt_tokens + row.completion_tokens)

@@ -41,12 +41,12 @@ def test_the_engine_that_was_faster_at_the_nearest_sizes_is_taken() -> None:
     found, line = resolve_engine(config_of(*GRPO_1024, AUTO), SPECS[HALF_B])
     assert (found, line) == (
         config_of(*GRPO_1024),
-        "auto: rollout.engine=torch (2.0 times as fast as vllm at the nearest sizes measured: 0.5B, 1,024 × (140 + "
+        "auto: rollout.engine=torch (2.00 times as fast as vllm at the nearest sizes measured: 0.5B, 1,024 × (140 + "
         "1,024) tokens on NVIDIA H200)",
     )
     assert resolve_engine(found) == (found, "")
     engine_, reason = choose_engine(config_of(*GRPO_1024, AUTO), SPECS[HALF_B], prompt_tokens=1000)
-    assert (engine_, reason[:29]) == ("vllm", "1.5 times as fast as torch at")
+    assert (engine_, reason[:30]) == ("vllm", "1.50 times as fast as torch at")
 
 
 @pytest.mark.usefixtures("vllm")

@@ -184,4 +184,4 @@ def _faster(row: EngineSpeed) -> tuple[Engine, str]:
     assert row.vllm is not None
     engine: Engine = "vllm" if row.vllm > row.torch else "torch"
     slower, factor = {"vllm": "torch", "torch": "vllm"}[engine], max(row.vllm / row.torch, row.torch / row.vllm)
-    return engine, f"{factor:.1f} times as fast as {slower} at the nearest sizes measured: {row.about}"
+    return engine, f"{factor:#.3g} times as fast as {slower} at the nearest sizes measured: {row.about}"
