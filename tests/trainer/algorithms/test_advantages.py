@@ -25,6 +25,7 @@ def outcomes(draw: st.DrawFn) -> TrainingBatch:
     def some(number: int) -> torch.Tensor:
         return torch.tensor(draw(st.lists(real, min_size=number, max_size=number)), dtype=torch.float64)
 
+    parts, weights = (draw(st.lists(quarters, min_size=number, max_size=number)) for number in (2 * count, 2))
     return TrainingBatch(
         rewards=some(count),
         lengths=torch.tensor(lengths),
@@ -34,8 +35,9 @@ def outcomes(draw: st.DrawFn) -> TrainingBatch:
         teacher_logprobs=some(tokens),
         values=some(tokens),
         greedy_rewards=some(groups),
-        reward_parts=torch.tensor(draw(st.lists(quarters, min_size=2 * count, max_size=2 * count))).view(count, 2),
-        part_weights=torch.tensor([draw(st.lists(quarters, min_size=2, max_size=2))] * count),
+        # In double precision, too: of parts that nearly cancel, the sum is mostly rounding.
+        reward_parts=torch.tensor(parts, dtype=torch.float64).view(count, 2),
+        part_weights=torch.tensor([weights] * count, dtype=torch.float64),
         gamma=draw(st.sampled_from([1.0, 0.9])),
         gae_lambda=draw(st.sampled_from([1.0, 0.95, 0.0])),
     )
