@@ -213,14 +213,14 @@ def texts_of(tree: ast.Module) -> Iterator[str]:
 @pytest.mark.slow
 def test_plan_prints_what_its_page_shows() -> None:
     page = (ROOT / "docs/training/plan.md").read_text(encoding="utf-8")
-    examples = re.findall(r"^\$ (tinyzero plan .*?[^\\]\n)(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    ((command, printed),) = examples
-    program = "from tinyzero_sdk.cli import main; main()"
+    (block,) = (code for _, code in BLOCK.findall(page) if code.startswith("$ "))
+    (command,) = documented_commands.split(block)
     done = subprocess.run(
-        (sys.executable, "-c", program, *shlex.split(command.replace("\\\n", " "))[1:]),
+        (sys.executable, "-c", "from tinyzero_sdk.cli import main; main()", *shlex.split(command)[1:]),
         env={**os.environ, "COLUMNS": "80"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
     )  # fmt: skip
-    assert [line.rstrip() for line in done.stdout.splitlines()] == printed.splitlines()
+    printed = block.replace("\\\n", "").splitlines()[1:]
+    assert [line.rstrip() for line in done.stdout.splitlines()] == printed
 
 
 def test_the_comparison_takes_its_numbers_from_the_benchmarks() -> None:

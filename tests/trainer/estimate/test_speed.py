@@ -157,11 +157,8 @@ MANY_KEYS = replace(OWN, parameters=9_782_400, kv_heads=6, mlp=832)
 @pytest.mark.parametrize(
     ("spec", "gpu", "groups", "prompt", "new", "rate", "error"),
     [
-        (SPECS[HALF_B], H200, 128, 140, 1024, 241_852, 0.1),
         (SPECS[HALF_B], H100, 128, 140, 1024, 202_820, 0.1),
-        (SPECS["Qwen/Qwen2.5-7B"], H200, 128, 140, 256, 37_296, 0.1),
-        # Of the engine before 2026-11-27, and not measured since; of the first, its kernels are part of the error.
-        (SPECS[HALF_B], H200, 128, 11, 256, 283_899, 0.2),
+        # Of the engine before 2026-11-27, and not measured since.
         (OWN, H200, 512, 24, 256, 3_258_502, 0.1),
         (OWN, H200, 128, 24, 256, 2_151_090, 0.1),
         (MANY_KEYS, H200, 1024, 11, 256, 1_460_000, 0.1),

@@ -238,7 +238,8 @@ class GraphEngine(BatchedEngine):
             # In NumPy: torch would wake all its threads for such a short operation, which can take milliseconds.
             distinct, firsts, places = np.unique(rows[start:end], return_index=True, return_inverse=True)
             part = [contexts[index] for index in distinct]
-            longest, of_each, entering = max(map(len, part)), np.array([*map(len, part)]), slots[start:end].numpy()
+            longest, entering = max(map(len, part)), slots[start:end].numpy()
+            of_each = np.array([len(context) for context in part])
             padded = torch.tensor([context + [self._pad_id] * (longest - len(context)) for context in part])
             of_slots = np.stack([places, entering, entering[firsts[places]], of_each[places]])
             tokens, lengths, (which, *shared) = (
