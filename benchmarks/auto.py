@@ -24,7 +24,7 @@ from benchmarks.commands import run, wait_until_idle, watch_gpu_memory
 from benchmarks.common import TINYZERO, fixed_workload, last_of_each, print_machine, print_table
 from benchmarks.shapes import write_model
 from benchmarks.training import metrics_of
-from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.advisor import constants
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 

@@ -27,7 +27,7 @@ from benchmarks.common import print_machine, table, with_content
 from benchmarks.rollout import DISTRIBUTIONS, ENGINES, random_prompts, start_torch, start_vllm
 from benchmarks.shapes import QWEN, write_model
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.plan.engine import SPEEDS, EngineSpeed, read_speeds
+from tinyzero_trainer.advisor.engine_choice import SPEEDS, EngineSpeed, read_speeds
 from tinyzero_trainer.utils.vllm_version import require_vllm
 
 README = Path(__file__).with_name("README.md")

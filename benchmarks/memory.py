@@ -26,7 +26,7 @@ from benchmarks.common import TINYZERO, fixed_workload, last_of_each, print_mach
 from benchmarks.shapes import write_model
 from benchmarks.training import mean_timings, metrics_of
 from tinyzero_sdk.settings import format_value
-from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.advisor import constants
 from tinyzero_trainer.hardware.gpu import GIB
 
 PROMPT_TOKENS, NEW_TOKENS = 256, 1024

@@ -97,12 +97,12 @@ def child(job: dict[str, Any], words: list[str]) -> None:
 
     from tinyzero_sdk import Item, Score
     from tinyzero_sdk.settings import parse_overrides
+    from tinyzero_trainer.advisor.auto import resolve_auto
     from tinyzero_trainer.algorithms.batch import TrainingBatch
     from tinyzero_trainer.algorithms.schedules import settings_at
     from tinyzero_trainer.config.compose import compose
     from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group
     from tinyzero_trainer.models.device import choose_device
-    from tinyzero_trainer.plan.auto import resolve_auto
     from tinyzero_trainer.training.build import build_trained_models
     from tinyzero_trainer.types import Generation, Prompt, Rollout
 

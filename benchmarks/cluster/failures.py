@@ -3,7 +3,7 @@
 import math
 
 from benchmarks.cluster.host import SHA256
-from tinyzero_trainer.estimate import constants
+from tinyzero_trainer.advisor import constants
 from tinyzero_trainer.models.spec import ModelSpec
 
 GPU_MTBF = 54 * 24 * 3600 * 16_384 / 419

@@ -6,7 +6,7 @@ node, then to the next; there are as many rings as NICs, each with an equal part
 
 from dataclasses import astuple, dataclass
 
-from tinyzero_trainer.estimate.constants import LINK_HOP, NVLINK_SHARE, RING_BASE
+from tinyzero_trainer.advisor.constants import LINK_HOP, NVLINK_SHARE, RING_BASE
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 
 NIC = 45e9

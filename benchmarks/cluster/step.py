@@ -15,12 +15,12 @@ from typing import Literal
 from benchmarks.cluster.generation import Engines, Lengths
 from benchmarks.cluster.host import FROM_ENGINES, TO_RANKS, host_seconds
 from benchmarks.cluster.network import Cluster, Group, Traffic, broadcast
+from tinyzero_trainer.advisor import constants
+from tinyzero_trainer.advisor.memory import predict_memory
+from tinyzero_trainer.advisor.speed import decoding_step, predict_speed, reading, tokens_read
+from tinyzero_trainer.advisor.workload import number_bytes, workload_of
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.estimate.fit import with_settings
-from tinyzero_trainer.estimate.memory import predict_memory
-from tinyzero_trainer.estimate.speed import decoding_step, predict_speed, reading, tokens_read
-from tinyzero_trainer.estimate.workload import number_bytes, workload_of
+from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec
 

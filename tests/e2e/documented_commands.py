@@ -22,7 +22,7 @@ ANY_MODEL = re.compile(r"(?<=--model )\S+|(?<=model\.teacher=)\S+")
 STOPS = [  # where a command has read its settings, and looks at the machine, loads a model or calls an endpoint
     "tinyzero_trainer.cli.start.imported",
     "tinyzero_trainer.cli.doctor._look",
-    "tinyzero_trainer.plan.target_gpu.choose_target",
+    "tinyzero_trainer.advisor.target_gpu.choose_target",
     "tinyzero_sdk.evaluation.evaluate.evaluate",
     "tinyzero_trainer.sft.default_model.DefaultModel.settle",
     "tinyzero_sdk.report.server.make_server",

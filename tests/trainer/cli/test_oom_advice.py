@@ -9,14 +9,14 @@ import torch
 from tests.trainer.configurations import call, changed
 from tests.trainer.runs import Configure, short_run
 from tinyzero_sdk.settings import build, merge, parse_overrides, to_mapping
+from tinyzero_trainer.advisor import advice as plan_advice
 from tinyzero_trainer.cli.oom_advice import advice_for, advise_on_out_of_memory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_config
+from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed import fsdp
-from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.executors import local
-from tinyzero_trainer.plan import advice as plan_advice
 from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError
 from tinyzero_trainer.training import policy

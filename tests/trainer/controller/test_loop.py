@@ -22,6 +22,9 @@ from tests.trainer.controller.test_damaged_checkpoints import seal
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, merge, read_toml, to_mapping
+from tinyzero_trainer.advisor import auto
+from tinyzero_trainer.advisor.limits import refuse_model
+from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import checkpointer, heldout_eval, loop
@@ -33,9 +36,6 @@ from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog
-from tinyzero_trainer.plan import auto
-from tinyzero_trainer.plan.limits import refuse_model
-from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.rollout.build import TorchEngine
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils import signals

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.plan.planned import config_of
+from tests.trainer.advisor.planned import config_of
 from tinyzero_trainer.distributed import cuda_allocator as allocator
 from tinyzero_trainer.rollout.vllm.weight_transfer import packed
 

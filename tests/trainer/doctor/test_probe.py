@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.trainer.doctor.machines import GIB, H200
+from tinyzero_trainer.advisor import host
 from tinyzero_trainer.doctor import probe, torch_probe
 from tinyzero_trainer.doctor.facts import Torch
-from tinyzero_trainer.hardware import host
 from tinyzero_trainer.hardware.gpu import Driver
 
 

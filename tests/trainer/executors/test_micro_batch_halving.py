@@ -14,10 +14,10 @@ from tests.faults import Faults
 from tests.trainer.runs import Configure, lines, short_run
 from tests.trainer.samples import make_sample
 from tinyzero_sdk.settings import read_toml
+from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.executors import local
 from tinyzero_trainer.executors.micro_batch_halving import MicroBatchHalving
 from tinyzero_trainer.training.build import TrainedModels

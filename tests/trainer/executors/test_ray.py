@@ -23,13 +23,14 @@ import torch
 
 from tests.faults import Faults
 from tests.trainer import runs
+from tests.trainer.advisor.planned import config_of, on, target_of
 from tests.trainer.configurations import changed
 from tests.trainer.conftest import SHAPE, TOY_TASK
 from tests.trainer.doctor.machines import facts_of
-from tests.trainer.plan.planned import config_of, on, target_of
 from tests.trainer.processes import in_own_process
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.settings import merge, to_mapping
+from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.config import RayConfig, SftConfig, TrainConfig
 from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
@@ -42,7 +43,6 @@ from tinyzero_trainer.executors.ray import cluster as room
 from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.models.loading import from_parts, load_model, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
-from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.sft.train import fine_tune
 
 pytestmark = [pytest.mark.slow, pytest.mark.minutes]

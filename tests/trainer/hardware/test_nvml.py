@@ -8,13 +8,13 @@ from typing import Any
 import pynvml
 import pytest
 
-from tests.trainer.plan.planned import config_of
+from tests.trainer.advisor.planned import config_of
+from tinyzero_trainer.advisor import advice
+from tinyzero_trainer.advisor import target_gpu as target
+from tinyzero_trainer.advisor.target_gpu import present_gpu
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.hardware.gpu import MIB, Driver, Link, Process
 from tinyzero_trainer.hardware.nvml import count_gpus, nvidia_driver
-from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan import target_gpu as target
-from tinyzero_trainer.plan.target_gpu import present_gpu
 
 
 class Nvml:

@@ -25,9 +25,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.trainer.advisor.planned import COMMON, HALF_B, PUBLISHED, SPECS
 from tests.trainer.configurations import call
 from tests.trainer.models.test_files import empty_snapshot
-from tests.trainer.plan.planned import COMMON, HALF_B, PUBLISHED, SPECS
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.models.hub import find_spec, refuse_unreachable
 from tinyzero_trainer.models.spec import well_known

@@ -14,6 +14,8 @@ from filelock import FileLock
 from tests.trainer.configurations import call, typed
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, read_toml
+from tinyzero_trainer.advisor import advice
+from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import DefaultModelConfig, TrainConfig
@@ -26,8 +28,6 @@ from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.nvml import sees_gpu
 from tinyzero_trainer.models.new_model import default_spec
-from tinyzero_trainer.plan import advice
-from tinyzero_trainer.plan.target_gpu import TargetGpu
 from tinyzero_trainer.sft import default_model
 from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.sft.default_model import DefaultModel, plan

@@ -111,9 +111,9 @@ def requirements_of(config: "TrainConfig") -> "Requirements":
 
 def _look(config: "TrainConfig", output: Path) -> "tuple[Requirements, Facts]":
     """What the run requires, and what the machine or cluster has."""
+    from tinyzero_trainer.advisor.memory import host_bytes
     from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, directory_of
     from tinyzero_trainer.doctor import cluster_probe, probe
-    from tinyzero_trainer.estimate.memory import host_bytes
 
     requirements = requirements_of(config)
     path, directory = directory_of(config.model.path), Path(config.run.output) if config.run.output else output

@@ -4,11 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tinyzero_trainer.checkpoint.run_directory import RunDirectory
-from tinyzero_trainer.checkpoint.store import sealed
-from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.estimate.fit import with_settings
-from tinyzero_trainer.plan.advice import (
+from tinyzero_trainer.advisor.advice import (
     FEW_SEQUENCES,
     LAST_RESORT,
     LOADING,
@@ -16,6 +12,10 @@ from tinyzero_trainer.plan.advice import (
     fits_without_offload,
     without_advice,
 )
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.checkpoint.store import sealed
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 

@@ -10,10 +10,10 @@ from tinyzero_sdk.console import print_json, warn
 from tinyzero_trainer.cli import options, start
 
 if TYPE_CHECKING:
+    from tinyzero_trainer.advisor.plan import Change
     from tinyzero_trainer.cli.plan_report import PlanReport
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.models.spec import ModelSpec
-    from tinyzero_trainer.plan.plan import Change
 
 
 def plan(
@@ -50,6 +50,8 @@ def plan(
     """
     from tinyzero_sdk.errors import SettingsError
     from tinyzero_sdk.settings import get
+    from tinyzero_trainer.advisor.limits import lora_warning, refuse_cpu, refuse_fp8, refuse_impossible
+    from tinyzero_trainer.advisor.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.cli.plan_report import as_json, plan_for, show
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather
@@ -57,8 +59,6 @@ def plan(
     from tinyzero_trainer.config.tasks import load_tasks
     from tinyzero_trainer.models.hub import find_spec
     from tinyzero_trainer.models.new_model import default_spec, new_spec
-    from tinyzero_trainer.plan.limits import lora_warning, refuse_cpu, refuse_fp8, refuse_impossible
-    from tinyzero_trainer.plan.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.sft.default_model import SETTINGS
 
     task, overrides = options.with_named(task, overrides)
@@ -108,9 +108,9 @@ def _with_engine(
     config: "TrainConfig", spec: "ModelSpec", gpu: str, prompt_tokens: int | None, *, elsewhere: bool
 ) -> tuple["TrainConfig", tuple["Change", ...]]:
     """The configuration with an engine, and the change if that was `auto`."""
-    from tinyzero_trainer.estimate.fit import with_settings
-    from tinyzero_trainer.plan.engine import choose_engine
-    from tinyzero_trainer.plan.plan import Change
+    from tinyzero_trainer.advisor.engine_choice import choose_engine
+    from tinyzero_trainer.advisor.plan import Change
+    from tinyzero_trainer.config.settings import with_settings
 
     if config.rollout.engine != "auto":
         return config, ()

@@ -10,19 +10,19 @@ from rich.table import Table
 from tinyzero_sdk.cli.summary_report import table
 from tinyzero_sdk.console import plural, stdout
 from tinyzero_sdk.settings import format_value
+from tinyzero_trainer.advisor.advice import as_overrides, in_use_message, on_which_gpu, shortfall_message
+from tinyzero_trainer.advisor.communication import Interconnect
+from tinyzero_trainer.advisor.constants import GPUS_OF_A_NODE
+from tinyzero_trainer.advisor.fit import predict_within
+from tinyzero_trainer.advisor.memory import ROLES, Memory, host_bytes
+from tinyzero_trainer.advisor.plan import Change, Plan, make_plan
+from tinyzero_trainer.advisor.speed import Speed, predict_speed
+from tinyzero_trainer.advisor.target_gpu import TargetGpu, on_gpu
+from tinyzero_trainer.advisor.workload import Workload, workload_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import GpuRole, describe_dims, planned_dims
-from tinyzero_trainer.estimate.communication import Interconnect
-from tinyzero_trainer.estimate.constants import GPUS_OF_A_NODE
-from tinyzero_trainer.estimate.fit import predict_within
-from tinyzero_trainer.estimate.memory import ROLES, Memory, host_bytes
-from tinyzero_trainer.estimate.speed import Speed, predict_speed
-from tinyzero_trainer.estimate.workload import Workload, workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec
-from tinyzero_trainer.plan.advice import as_overrides, in_use_message, on_which_gpu, shortfall_message
-from tinyzero_trainer.plan.plan import Change, Plan, make_plan
-from tinyzero_trainer.plan.target_gpu import TargetGpu, on_gpu
 
 
 @dataclass(frozen=True, slots=True)

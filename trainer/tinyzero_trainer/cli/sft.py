@@ -91,11 +91,11 @@ def _run(
     resume: bool,
 ) -> None:
     from tinyzero_sdk.settings import flatten, get, merge
+    from tinyzero_trainer.advisor.limits import refuse_model
     from tinyzero_trainer.config.compose import gather
     from tinyzero_trainer.config.resume import resume_config
     from tinyzero_trainer.config.sft import SftConfig, model_defaults
     from tinyzero_trainer.models.new_model import new_spec
-    from tinyzero_trainer.plan.limits import refuse_model
 
     settings = gather(SftConfig, {**flags, "run.output": output and str(output)}, overrides, file)
     with options.exit_by_signal():

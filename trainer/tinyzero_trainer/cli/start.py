@@ -66,7 +66,7 @@ def print_origin(origin: str, settings: Mapping[str, Any]) -> None:
 
 def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None, *, command: str = "tinyzero plan") -> None:
     """Warn of a run that will not fit into the GPU's memory; `spec` is of a model that does not exist yet."""
-    from tinyzero_trainer.plan import advice
+    from tinyzero_trainer.advisor import advice
 
     if warning := advice.warning(config, spec):
         warn(f"{warning} (details: {command})")
@@ -74,16 +74,16 @@ def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None, *, co
 
 def resolve_engine(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "TrainConfig":
     """The configuration with an engine for `rollout.engine=auto`, which is printed with the reason."""
-    from tinyzero_trainer.plan import engine
+    from tinyzero_trainer.advisor import engine_choice
 
-    config, chosen = engine.resolve_engine(config, spec)
+    config, chosen = engine_choice.resolve_engine(config, spec)
     _print_chosen(chosen)
     return config
 
 
 def resolve_auto(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "TrainConfig":
     """The configuration with values for the memory settings that are `auto`, which are printed."""
-    from tinyzero_trainer.plan import auto
+    from tinyzero_trainer.advisor import auto
 
     config, chosen = auto.resolve_auto(config, spec)
     _print_chosen(chosen)

@@ -84,9 +84,9 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     The check of memory comes before the model is trained for minutes.
     """
     from tinyzero_sdk.settings import get, merge
+    from tinyzero_trainer.advisor.engine_choice import resolve_engine
     from tinyzero_trainer.config.model_defaults import TINY_NAME
     from tinyzero_trainer.models.new_model import default_spec
-    from tinyzero_trainer.plan.engine import resolve_engine
     from tinyzero_trainer.sft.default_model import plan
 
     if get(overrides, "data.path") and get(overrides, "model.path") is None:
@@ -108,8 +108,8 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def _check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> Mapping[str, "Task"]:
     """`start.check`, and what concerns reinforcement learning alone."""
+    from tinyzero_trainer.advisor.limits import refuse_model
     from tinyzero_trainer.config.algorithm import check_loss_place
-    from tinyzero_trainer.plan.limits import refuse_model
 
     if config.data.test_path and not config.data.path:
         raise SettingsError(f"data.test_path={config.data.test_path} alone trains on nothing; give data.path too")

@@ -16,6 +16,8 @@ from tinyzero_sdk import Task
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import BrokenTaskError, DataError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
+from tinyzero_trainer.advisor.auto import left_open, resolve_auto
+from tinyzero_trainer.advisor.engine_choice import resolve_engine
 from tinyzero_trainer.algorithms import rollout_correction
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError
@@ -45,8 +47,6 @@ from tinyzero_trainer.monitoring.metrics_log import (
 from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 from tinyzero_trainer.monitoring.trackers import Trackers
-from tinyzero_trainer.plan.auto import left_open, resolve_auto
-from tinyzero_trainer.plan.engine import resolve_engine
 from tinyzero_trainer.rewards.audit import Audit, AuditAlarm
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Rollout

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from tinyzero_trainer.advisor.host import cores, host_memory
 from tinyzero_trainer.doctor.child import ask_child
 from tinyzero_trainer.doctor.facts import Facts, Folder, Machine, Package, Torch
 from tinyzero_trainer.doctor.package_checks import WATCHED
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
-from tinyzero_trainer.hardware.host import cores, host_memory
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 from tinyzero_trainer.models.files import find_model, hub_cache
 

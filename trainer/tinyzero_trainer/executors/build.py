@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from tinyzero_sdk import Task
+from tinyzero_trainer.advisor.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
@@ -15,7 +16,6 @@ from tinyzero_trainer.executors.local import build_local_workers
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.files import start_loading
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.rollout.build import require_architecture, require_engine
 from tinyzero_trainer.training.float8 import require_float8
 

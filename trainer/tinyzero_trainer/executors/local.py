@@ -11,9 +11,9 @@ import torch
 
 from tinyzero_sdk import Task
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.cuda_allocator import expand_segments
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, device_of, offload_note, process_group
-from tinyzero_trainer.estimate.fit import with_settings
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.micro_batch_halving import PASSES, MicroBatchHalving
 from tinyzero_trainer.executors.restart import RestartingEngine

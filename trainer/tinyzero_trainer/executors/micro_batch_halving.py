@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.estimate.workload import workload_of
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.oom import OutOfMemoryError, catch_out_of_memory
 

@@ -1,7 +1,7 @@
 """Chooses and builds the rollout engine of a run.
 
 A new engine implements `RolloutEngine` (engine.py), is built here, and has its name in `RolloutConfig.engine`
-(config/rollout.py). What it cannot do is refused in config/unused.py, and what it takes of a GPU is in estimate/.
+(config/rollout.py). What it cannot do is refused in config/unused.py, and what it takes of a GPU is in advisor/.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.advisor.constants import CONTEXT
+from tinyzero_trainer.advisor.engine_memory import FEW_SEQUENCES
+from tinyzero_trainer.advisor.fit import engine_keeps, usable
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
-from tinyzero_trainer.estimate.constants import CONTEXT
-from tinyzero_trainer.estimate.engine_memory import FEW_SEQUENCES
-from tinyzero_trainer.estimate.fit import engine_keeps, usable
 from tinyzero_trainer.hardware.gpu import lacks_fp8
 from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
@@ -42,7 +42,7 @@ def require_engine(config: TrainConfig, device: torch.device, *, here: bool = Tr
         VllmError: a setting is not possible on this device.
         TinyZeroError: the same of the engine `torch`.
     """
-    assert config.rollout.engine != "auto", "plan/engine.py chooses one before"
+    assert config.rollout.engine != "auto", "advisor/engine_choice.py chooses one before"
     if config.rollout.engine == "vllm":
         from tinyzero_trainer.rollout.vllm.engine_args import refuse_impossible
 

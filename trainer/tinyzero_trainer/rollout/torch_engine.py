@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.estimate.engine_memory import FEW_SEQUENCES
+from tinyzero_trainer.advisor.engine_memory import FEW_SEQUENCES
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine

@@ -15,7 +15,7 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 
 T = TypeVar("T")
 Auto = Literal["auto"]
-"""Left to the run; plan/auto.py chooses a value where it knows model and GPU."""
+"""Left to the run; advisor/auto.py chooses a value where it knows model and GPU."""
 
 
 def given(value: T | Auto) -> T | None:

@@ -11,10 +11,10 @@ from traceback import walk_tb
 from typing import Any, cast
 
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.advisor.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.distributed.parallel_dims import Resources
 from tinyzero_trainer.executors.ray.servers import check_servers, end_with_gcs_server, node_in, watched_servers
-from tinyzero_trainer.plan.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.utils.signals import SIGNALS
 
 OBJECT_STORE_BYTES = 2**30

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
+from tinyzero_trainer.advisor.engine_memory import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.batch_state import BatchState, copy_to_host, to_device
 from tinyzero_trainer.rollout.batched_engine import BatchedEngine

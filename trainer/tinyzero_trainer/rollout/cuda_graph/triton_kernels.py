@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinyzero_trainer.estimate.engine_memory import CACHE_BLOCK
+from tinyzero_trainer.advisor.engine_memory import CACHE_BLOCK
 from tinyzero_trainer.models import float8_triton
 from tinyzero_trainer.models.common_triton import early, round_to_fp8, wait
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX

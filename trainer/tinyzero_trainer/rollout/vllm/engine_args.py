@@ -11,13 +11,14 @@ import torch
 from transformers import PreTrainedModel
 
 from tinyzero_sdk.settings import format_value
+from tinyzero_trainer.advisor import constants
+from tinyzero_trainer.advisor.engine_memory import GB
+from tinyzero_trainer.advisor.fit import settle, usable
 from tinyzero_trainer.config import TrainConfig, VllmConfig
+from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed import cuda_allocator as allocator
 from tinyzero_trainer.distributed.fsdp import compute_dtype
 from tinyzero_trainer.errors import VllmError
-from tinyzero_trainer.estimate import constants
-from tinyzero_trainer.estimate.engine_memory import GB
-from tinyzero_trainer.estimate.fit import settle, usable, with_settings
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import spec_from_config
 from tinyzero_trainer.rollout.vllm.log import LEVEL

@@ -1,0 +1,115 @@
+"""What a rollout engine takes of a GPU: what its code reserves, and what vLLM is given."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.trainer.advisor.planned import GRPO, HALF_B, SPECS, config_of, shape_like
+from tests.trainer.rollout.engines import reserve
+from tinyzero_trainer.advisor.engine_memory import engine_of, needed_by_vllm
+from tinyzero_trainer.advisor.workload import workload_of
+from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.weight_source import named_weights
+
+
+def engine_for(
+    toy: LanguageModel, dtype: torch.dtype, params: SamplingParams, prompts: int, samples: int, **fp8: bool
+) -> GraphEngine:
+    """The graph engine with buffers for so many prompts of 40 tokens, as if it had its kernels."""
+    cpu = torch.device("cpu")
+    engine = GraphEngine(toy, lambda: named_weights(toy.model), dtype=dtype, device=cpu, **fp8)
+    engine._kernels = True
+    reserve(engine, [[1] * 40] * prompts, samples, params)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fp8"),
+    [(torch.bfloat16, ()), (torch.float32, ()), (torch.bfloat16, ("kv_cache_dtype", "quantization"))],
+    ids=str,
+)
+@pytest.mark.parametrize("new", [24, 25])
+def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
+    dtype: torch.dtype, fp8: tuple[str, ...], new: int, toy_model: LanguageModel
+) -> None:
+    """A prompt of 40 tokens and 24 more fill a grid of 64 slots; one more takes the next."""
+    model = toy_model.model
+    config = config_of(
+        f"model.dtype={str(dtype).removeprefix('torch.')}",
+        f"rollout.max_completion_tokens={new}",
+        "eval.num_problems=8",
+        *(f"rollout.{key}=fp8" for key in fp8),
+        *GRPO,
+    )
+    planned = engine_of(shape_like(model), config, workload_of(config, 40)).awake
+    engine = engine_for(toy_model, dtype, SamplingParams(new), 32, 8, fp8_cache=bool(fp8), fp8_products=bool(fp8))
+    cache = [tensor for layer in engine._cache.layers for tensor in layer[:2]]  # without fp8's few scales
+    assert planned["KV cache"] == sum(tensor.nbytes for tensor in cache)
+    assert cache[0].shape[2] == (64 if new == 24 else 128)
+    weights = engine._weights.values()
+    own = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in weights}
+    # A parameter counts with one byte more in fp8, where embedding and attention's output have none.
+    more = sum(engine._weights[name].numel() for name in ("embed", "0.out", "1.out")) if fp8 else 0
+    assert planned["weights"] == pytest.approx(sum(own.values()) + more, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "params"),
+    [
+        (("eval.greedy=false", "eval.num_problems=256"), SamplingParams(24)),
+        (("rollout.top_p=0.9", "eval.num_problems=256"), SamplingParams(24, top_p=0.9)),
+        (("rollout.top_k=20", "rollout.temperature=0.7", "eval.num_problems=8"), SamplingParams(24, 0.7, top_k=20)),
+        (("eval.num_problems=256",), SamplingParams(24, 0.0)),
+    ],
+    ids=["kernel", "top-p", "top-k", "greedy evaluation"],
+)
+def test_a_step_of_the_torch_engine_takes_what_it_reckons_with(
+    words: tuple[str, ...], params: SamplingParams, toy_model: LanguageModel
+) -> None:
+    config = config_of(*words, "rollout.max_completion_tokens=24", *GRPO)  # 256 completions
+    spec, engine = shape_like(toy_model.model), engine_for(toy_model, torch.bfloat16, params, 32, 8)
+    planned = engine_of(spec, config, workload_of(config, 40)).awake["decoding"]
+    assert planned == 256 * (engine._sequence_bytes(64, 24) - engine._model.cache_bytes(64) - 12 * 24)
+
+
+def test_prompts_are_read_once_for_all_their_samples() -> None:
+    config = config_of("eval.num_problems=8", *GRPO)
+    few, many = (engine_of(SPECS[HALF_B], config, workload_of(config, tokens)).awake for tokens in (100, 2000))
+    assert few["prefill"] / many["prefill"] == pytest.approx(32 * 100 / 32_768)
+
+
+def test_the_copies_of_one_layers_cache_are_counted() -> None:
+    config = config_of(*GRPO, "rollout.max_num_seqs=64")
+    spec = replace(SPECS[HALF_B], graphs=False)
+    work = workload_of(config)
+    cache = 2 * 64 * work.sequence * spec.cache_numbers
+    assert spec.repeated_heads == 7
+    assert engine_of(spec, config, work).awake["KV cache"] == cache + 8 * cache // 24
+    alone = replace(spec, kv_heads=14)
+    cache = 2 * 64 * work.sequence * alone.cache_numbers
+    assert engine_of(alone, config, work).awake["KV cache"] == cache + cache // 24
+
+
+def test_vllm_has_weights_and_cache_in_the_type_that_is_computed_in() -> None:
+    config, spec = config_of("rollout.engine=vllm", *GRPO), SPECS[HALF_B]
+    work = workload_of(config, 100)
+    half, whole = (
+        needed_by_vllm(spec, with_settings(config, {"model.dtype": name}), work) for name in ("auto", "float32")
+    )
+    assert whole - half == 2 * (spec.parameters + work.completions * (work.sequence + 16) * spec.cache_numbers)
+
+
+def test_an_engine_on_several_gpus_has_a_share_of_weights_and_heads_on_each() -> None:
+    spec = SPECS[HALF_B]  # with 2 heads of keys and values
+    config = config_of(*GRPO, "rollout.engine=vllm", "rollout.max_completion_tokens=1024")
+    sizes = []
+    for gpus in (1, 2, 4):
+        dims = with_settings(config, {"vllm.tensor_parallel": gpus})
+        sizes.append([needed_by_vllm(spec, dims, workload_of(dims), count) for count in (0, 64)])
+    weights, caches = [one[0] for one in sizes], [one[1] - one[0] for one in sizes]
+    assert [weights[0] - one for one in weights] == [0, spec.parameters, 3 * spec.parameters // 2]
+    assert [caches[0] // one for one in caches] == [1, 2, 2]  # the fewest heads that a GPU can have are one

@@ -1,0 +1,436 @@
+"""Predicted memory: its laws, what the code holds, and what was measured on a GPU."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.trainer.advisor.planned import (
+    COMMON,
+    GRPO_1024,
+    H200,
+    HALF_B,
+    MODELS,
+    OWN,
+    SETTINGS,
+    SEVEN_B,
+    SPECS,
+    config_of,
+    configured,
+    on,
+    phase_of,
+)
+from tinyzero_sdk.settings import flatten
+from tinyzero_trainer.advisor import constants
+from tinyzero_trainer.advisor.engine_memory import engine_of
+from tinyzero_trainer.advisor.fit import predict_within, settle, usable
+from tinyzero_trainer.advisor.memory import Part, _Step, host_bytes, predict_memory
+from tinyzero_trainer.advisor.plan import make_plan
+from tinyzero_trainer.advisor.speed import predict_speed
+from tinyzero_trainer.advisor.workload import workload_of
+from tinyzero_trainer.config import OptimizerConfig, TrainConfig
+from tinyzero_trainer.config.run import COMPILED_FROM, compiles
+from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.distributed import fsdp as sharding
+from tinyzero_trainer.distributed.dtensor import local_shard
+from tinyzero_trainer.distributed.fsdp import FsdpOptions
+from tinyzero_trainer.distributed.parallel_dims import SINGLE_PROCESS
+from tinyzero_trainer.executors.ray.weight_broadcast import BUCKET_BYTES
+from tinyzero_trainer.hardware.gpu import GIB
+from tinyzero_trainer.models import fused_logprobs as head
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
+from tinyzero_trainer.sft import default_model as own_model
+from tinyzero_trainer.training import float8
+from tinyzero_trainer.training.optimizer import Optimizer
+
+SMALL = {"model_type": "qwen2", **COMMON, "num_key_value_heads": 2, "tie_word_embeddings": False}
+STATE = ("weights in float32", "AdamW's moments", "gradients in float32")
+COMPILED = pytest.mark.nightly(reason="compiles C++; what compiled layers keep changes with torch alone")
+LARGER = ["rollout.max_completion_tokens", "data.prompts_per_step", "rollout.max_num_seqs"]
+
+
+@given(MODELS, SETTINGS, st.sampled_from(LARGER), st.integers(1, 3000))
+@settings(max_examples=40, deadline=None)
+def test_more_of_anything_takes_no_less_memory(name: str, values: dict[str, Any], key: str, more: int) -> None:
+    if key == "rollout.max_num_seqs" and values[key] == "auto":
+        values = {**values, key: 8}
+    before = predict_memory(SPECS[name], configured(values)).peak
+    assert predict_memory(SPECS[name], configured({**values, key: values[key] + more})).peak >= before
+
+
+@given(SETTINGS)
+@settings(max_examples=40, deadline=None)
+def test_a_larger_model_takes_more_memory_and_time(values: dict[str, Any]) -> None:
+    family = ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B"]
+    config = configured(values)
+    sizes = [predict_memory(SPECS[name], config) for name in family]
+    updates = [next(phase.total for phase in memory.phases if phase.name == "update_actor") for memory in sizes]
+    assert updates == sorted(updates)
+    # The deepest is not the largest, and where there is little to compute a step takes what launching each layer takes.
+    times = [predict_speed(replace(SPECS[name], layers=28), config, H200).step for name in family]
+    assert times == sorted(times)
+
+
+@pytest.mark.slow
+@given(MODELS, SETTINGS)
+@settings(max_examples=40, deadline=None)
+def test_no_saving_setting_takes_more_memory(name: str, values: dict[str, Any]) -> None:
+    dear = {**values, "memory.activation_checkpointing": False, "memory.cpu_offload": "none"}
+    peaks = [
+        predict_memory(SPECS[name], configured({**dear, **cheaper})).peak
+        for cheaper in (
+            {},
+            {"memory.cpu_offload": "idle"},
+            {"memory.cpu_offload": "idle", "memory.activation_checkpointing": True},
+            {"memory.cpu_offload": "always", "memory.activation_checkpointing": True},
+        )
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@given(MODELS, SETTINGS, st.integers(2, 8))
+@settings(max_examples=40, deadline=None)
+def test_gathering_weights_for_each_pass_takes_no_more_memory(name: str, values: dict[str, Any], gpus: int) -> None:
+    config = on(configured(values), gpus)
+    peaks = [
+        predict_memory(SPECS[name], replace(config, memory=replace(config.memory, reshard_after_forward=each))).peak
+        for each in (True, False)
+    ]
+    assert peaks == sorted(peaks)
+
+
+@pytest.mark.slow
+@given(MODELS, SETTINGS)
+@settings(max_examples=40, deadline=None)
+def test_the_parts_make_the_whole(name: str, values: dict[str, Any]) -> None:
+    config = configured(values)
+    memory = predict_memory(SPECS[name], config)
+    for phase in memory.phases:
+        assert all(part.size > 0 and part.what for part in phase.parts)
+        assert phase.total == sum(phase.of(role) for role in ("policy", "critic", "reference", "rollout", "process"))
+        assert not phase.of("critic") or config.algorithm.needs_critic
+        assert not phase.of("reference") or config.algorithm.kl_coefficient
+    speed = predict_speed(SPECS[name], config, H200)
+    assert speed.seconds.keys() - {"reward"} == {phase.name for phase in memory.phases}
+    assert all(seconds > 0 for seconds in speed.seconds.values())
+
+
+@pytest.mark.slow
+@given(MODELS, SETTINGS, st.booleans(), st.integers(8, 100))
+@settings(max_examples=8, deadline=None)
+def test_one_gpu_is_planned_as_one_process_is(name: str, values: dict[str, Any], keeps: bool, gib: int) -> None:
+    spec, alone = SPECS[name], configured(values)
+    several = on(alone, 1)
+    assert predict_memory(spec, several, keeps=keeps) == predict_memory(spec, alone, keeps=keeps)
+    assert predict_speed(spec, several, H200) == predict_speed(spec, alone, H200)
+    one, other = (make_plan(spec, config, gib * GIB) for config in (several, alone))
+    assert (one.memory, one.changes, one.requested) == (other.memory, other.changes, other.requested)
+    assert host_bytes(spec, several) == host_bytes(spec, alone)
+
+
+@given(MODELS, SETTINGS, st.sampled_from([1, 2]))
+@settings(max_examples=15, deadline=None)
+def test_more_ranks_hold_no_more_each_and_the_same_together(name: str, values: dict[str, Any], replicas: int) -> None:
+    config = configured({**values, "data.prompts_per_step": 512, "optimizer.num_mini_batches": 1})
+    held = []
+    for count in (counts := [replicas * shards for shards in (1, 2, 4, 8)]):
+        memory = predict_memory(SPECS[name], on(config, count, parallel__dp_replicate=replicas), gpu="rank")
+        parts = phase_of(memory, "update_actor").parts
+        held.append(sum(part.size for part in parts if part.what in STATE[:2]))  # its worst moment may lack gradients
+    assert held == sorted(held, reverse=True)
+    for count, each in zip(counts, held, strict=True):
+        assert replicas * held[0] <= count * each <= replicas * held[0] + 40 * count * count
+
+
+@given(MODELS, SETTINGS, st.integers(1, 3))
+@settings(max_examples=15, deadline=None)
+def test_nothing_is_gained_or_lost_between_kinds_of_gpus(name: str, values: dict[str, Any], engines: int) -> None:
+    spec, config = SPECS[name], on(configured(values), 4, rollout__num_engines=engines)
+    worst, rank, engine = (predict_memory(spec, config, gpu=gpu) for gpu in (None, "rank", "engine"))
+    assert worst.peak == max(rank.peak, engine.peak)
+    assert not any(phase.of("rollout") for phase in rank.phases)
+    assert all(phase.of("rollout") > 0 and phase.of("policy") == 0 for phase in engine.phases)
+    assert {phase.gpu for phase in worst.phases} <= {"rank", "engine"}
+    speed = predict_speed(spec, config, H200)
+    assert speed.seconds.keys() - {"reward"} == {phase.name for phase in rank.phases}
+    assert speed.gpus == 4
+
+
+@contextmanager
+def rank_of(count: int, index: int) -> Iterator[None]:
+    """Within, this process is one of several ranks; what others send is synthetic."""
+    dist.init_process_group("fake", store=FakeStore(), rank=index, world_size=count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def held_by(count: int, index: int, replicas: int) -> dict[str, int]:
+    """Bytes that a rank holds after a backward pass."""
+    with rank_of(count, index):
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(Qwen2Config(**{key: value for key, value in SMALL.items() if key != "model_type"}))
+        sharding.shard(model, sharding.FsdpOptions(torch.device("cpu"), torch.bfloat16, replicas=replicas))
+        optimizer = Optimizer(model, OptimizerConfig())
+        optimizer.zero_grad()
+        tokens = torch.zeros(1, 8, dtype=torch.long)
+        model(input_ids=tokens).logits.sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        tensors = [list(model.parameters()), list(optimizer._moments()), gradients]
+        return dict(zip(STATE, (sum(local_shard(one).nbytes for one in of_kind) for of_kind in tensors), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "replicas"), [(2, 1), (4, 2), (3, 1)])
+def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
+    spec = spec_from_config("small", SMALL)
+    config = config_of("rollout.max_completion_tokens=64", "optimizer.micro_batch_tokens=256")
+    config = on(config, count, parallel__dp_replicate=replicas)
+    update = phase_of(predict_memory(spec, config, 64, gpu="rank"), "update_actor")
+    planned = {part.what: part.size for part in update.parts if part.what in STATE}
+    assert planned.keys() == set(STATE)
+    held = [held_by(count, index, replicas) for index in range(count)]
+    for what, size in planned.items():
+        assert sum(one[what] for one in held) == replicas * (8 if "AdamW" in what else 4) * spec.parameters
+        if count == 3:  # rows that cannot be shared evenly go to the first ranks; of a small model that is a lot
+            assert held[0][what] == pytest.approx(size, rel=0.03)
+        else:
+            assert {one[what] for one in held} == {size}
+
+
+def test_constants_are_those_of_the_code() -> None:
+    assert constants.HEAD_ELEMENTS[2] == head.CHUNK_ELEMENTS[torch.bfloat16]
+    assert constants.HEAD_ELEMENTS[4] == head.CHUNK_ELEMENTS[torch.float32]
+    assert constants.KEPT_ELEMENTS == head.KEPT_ELEMENTS
+    assert constants.WEIGHT_BUCKET == BUCKET_BYTES
+    assert constants.FLOAT8_LARGE == float8.LARGE
+
+
+def kept_for_backward(layers: int, tokens: int, *, compiled: bool) -> int:
+    """Bytes that autograd keeps of a model's forward pass."""
+    config = Qwen2Config(**COMMON | {"num_hidden_layers": layers}, num_key_value_heads=2)
+    model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    for layer in model.model.layers if compiled else ():
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend="aot_eager_decomp_partition")
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        states = model.model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False).last_hidden_state
+    assert states.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=COMPILED)])
+def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
+    tokens = 256
+    measured = (kept_for_backward(5, tokens, compiled=compiled) - kept_for_backward(3, tokens, compiled=compiled)) / 2
+    spec = ModelSpec("m", 0, hidden=64, layers=1, heads=4, kv_heads=2, head_size=16, mlp=96, vocabulary=100, tied=False)
+    words = (f"model.compile={str(compiled).lower()}", f"optimizer.micro_batch_tokens={tokens}")
+    config = config_of(*words, "rollout.max_completion_tokens=64")
+    phase = phase_of(predict_memory(spec, config, prompt_tokens=64), "update_actor")
+    [planned] = [part.size for part in phase.parts if part.what == "activations"]
+    assert planned == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "kept"),
+    [
+        (HALF_B, None, constants.MLP_FLOAT8),
+        (HALF_B, ["down_proj"], constants.MLP_COMPILED),
+        ("small", None, constants.MLP_COMPILED),
+        ("small", ["down_proj", "gate_proj", "up_proj"], constants.MLP_FLOAT8),
+    ],
+)
+def test_an_mlp_in_float8_keeps_less(model: str, named: list[str] | None, kept: int) -> None:
+    spec = SPECS.get(model) or spec_from_config("small", SMALL)
+    config = config_of("model.compile=true", "optimizer.micro_batch_tokens=4096", "rollout.max_completion_tokens=64")
+    in_float8 = replace(config, model=replace(config.model, float8="rowwise", float8_modules=named))
+    before, now = (
+        sum(part.size for part in moments_of_update(spec, each, 64)[0] if part.what == "activations")
+        for each in (config, in_float8)
+    )
+    assert before - now == spec.layers * 4096 * (constants.MLP_COMPILED - kept) * spec.mlp
+
+
+def moments_of_update(spec: ModelSpec, config: TrainConfig, prompt_tokens: int) -> list[list[Part]]:
+    work = workload_of(config, prompt_tokens)
+    return _Step(spec, config, work, engine_of(spec, config, work), SINGLE_PROCESS)._update("policy")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("budget", [128, 65_536])
+@pytest.mark.parametrize(("estimator", "models"), [("k3", 1), ("exact", 2)])
+def test_logits_are_the_chunk_that_the_head_makes(dtype: torch.dtype, budget: int, estimator: str, models: int) -> None:
+    """Of one model, or with `exact` of both together, in the type that is computed in."""
+    spec = SPECS[HALF_B]
+    words = (f"optimizer.micro_batch_tokens={budget}", f"model.dtype={str(dtype).removeprefix('torch.')}")
+    kl = ("algorithm.kl_coefficient=0.1", f"algorithm.kl_estimator={estimator}")
+    config = config_of(*words, *kl, "rollout.max_completion_tokens=64", "data.prompts_per_step=128")
+    parts = [part for moment in moments_of_update(spec, config, 64) for part in moment if part.what == "logits"]
+    rows = min(budget // 2, head._rows(torch.empty(0, dtype=dtype), models * spec.vocabulary, None, keeps=False))
+    assert (rows == 64) == (budget == 128)
+    chunk = models * rows * spec.vocabulary * dtype.itemsize
+    [own], [reference] = ([part.size for part in parts if part.role == role] for role in ("policy", "reference"))
+    assert own == pytest.approx(chunk, rel=0.01)
+    assert reference == (0 if estimator == "exact" else own)
+    kept = replace(config, memory=replace(config.memory, recompute_logits=False))
+    most = max(part.size for moment in moments_of_update(spec, kept, 64) for part in moment if part.what == "logits")
+    assert most == models * budget * spec.vocabulary * dtype.itemsize
+
+
+def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_model: LanguageModel) -> None:
+    reference = copy.deepcopy(toy_model.model).requires_grad_(False)
+    with sharding.process_group(torch.device("cpu")):
+        sharding.shard(reference, FsdpOptions(torch.device("cpu"), torch.float32))
+        with sharding.on_device(reference), torch.no_grad():
+            reference(torch.zeros(1, 3, dtype=torch.long))
+            weights = reference.named_parameters(remove_duplicate=False)
+            gathered = {name for name, weight in weights if not isinstance(weight, DTensor)}
+    assert {name for name in gathered if "layers" in name} == set()
+    assert {"model.embed_tokens.weight", "lm_head.weight"} <= gathered
+    spec = SPECS[SEVEN_B]
+    for moment in moments_of_update(spec, config_of("algorithm.kl_coefficient=0.1", model=spec.name), 64):
+        [planned] = [part.size for part in moment if (part.role, part.what) == ("reference", "unsharded weights")]
+        assert planned >= 2 * spec.embeddings
+
+
+def test_a_reference_below_an_adapter_takes_its_weights_once() -> None:
+    words = ("lora.rank=8", "rollout.max_completion_tokens=1024", "optimizer.micro_batch_tokens=2048")
+    alone, with_kl = (
+        phase_of(predict_memory(SPECS[HALF_B], config_of(*words, *more)), "update_actor")
+        for more in ((), ("algorithm.kl_coefficient=0.1",))
+    )
+    assert not with_kl.of("reference")
+    gathered = [[part for part in phase.parts if part.what == "unsharded weights"] for phase in (alone, with_kl)]
+    assert gathered[0] == gathered[1]
+    assert len(gathered[1]) == 1
+
+
+@pytest.mark.parametrize("wanted", [None, False, True])
+@pytest.mark.parametrize("parameters", [COMPILED_FROM - 1, COMPILED_FROM])
+def test_layers_are_planned_as_they_are_compiled(
+    wanted: bool | None, parameters: int, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: compiled.append(forward) or forward)
+    for name, fake in {
+        "_size": lambda _: parameters,
+        "_fully_shard": lambda *_, **__: None,
+        "register_fsdp_forward_method": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(sharding, name, fake)
+    options = FsdpOptions(torch.device("cuda"), torch.bfloat16, compile=wanted)
+    with sharding.process_group(torch.device("cpu")):
+        sharding.shard(copy.deepcopy(toy_model.model), options)
+    expected = parameters >= 100_000_000 if wanted is None else wanted
+    assert bool(compiled) == compiles(wanted, parameters) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "bytes_each"),
+    [
+        ((), 0),
+        (("memory.cpu_offload=always",), 16),
+        (("memory.cpu_offload=idle",), 12),
+        (("memory.cpu_offload=always", "algorithm.kl_coefficient=0.01"), 18),
+        (("memory.cpu_offload=idle", "algorithm.kl_coefficient=0.01"), 14),
+        (("memory.cpu_offload=idle", "algorithm.kl_coefficient=0.01", "model.dtype=float32"), 16),
+    ],
+)
+def test_bytes_of_a_parameter_in_host_memory(words: tuple[str, ...], bytes_each: int) -> None:
+    assert host_bytes(SPECS[SEVEN_B], config_of(*words)) == bytes_each * SPECS[SEVEN_B].parameters
+
+
+def test_a_critic_doubles_it_and_an_adapter_takes_little() -> None:
+    spec, offload = SPECS[SEVEN_B], "memory.cpu_offload=always"
+    critic = host_bytes(spec, config_of(offload, "algorithm.advantage_estimator=gae"))
+    assert critic == 32 * spec.parameters - 12 * spec.embedding  # the language model head, which no critic trains
+    adapter = host_bytes(spec, config_of(offload, "lora.rank=8", "algorithm.kl_coefficient=0.01"))
+    assert adapter == 4 * spec.parameters + 16 * spec.adapter(8)
+
+
+def test_a_teacher_takes_the_memory_of_its_own_size() -> None:
+    spec, teacher = SPECS[HALF_B], SPECS[SEVEN_B]
+    words = ("algorithm.advantage_estimator=on_policy_distillation", f"model.teacher={SEVEN_B}")
+    alone, taught = (
+        predict_memory(spec, config_of("optimizer.num_mini_batches=2")),
+        predict_memory(spec, config_of(*words)),
+    )
+    assert phase_of(taught, "update_actor").of("teacher") == 2 * teacher.parameters
+    assert phase_of(taught, "update_actor").of("policy") == phase_of(alone, "update_actor").of("policy")
+    scoring, old = phase_of(taught, "teacher"), phase_of(taught, "old_log_prob")
+    assert scoring.of("teacher") > 2 * teacher.parameters + (old.of("policy") - 12 * spec.parameters)
+    resting = config_of(*words, "memory.cpu_offload=idle")
+    assert phase_of(predict_memory(spec, resting), "update_actor").of("teacher") == 0
+    assert host_bytes(spec, resting) == 12 * spec.parameters + 2 * teacher.parameters
+    seconds = predict_speed(spec, config_of(*words), H200).seconds
+    assert seconds["teacher"] > 5 * seconds["old_log_prob"]
+    assert seconds.keys() - {"reward"} == {phase.name for phase in taught.phases}
+
+
+def test_host_memory_holds_what_is_offloaded_once_for_each_replica() -> None:
+    config, spec = config_of("memory.cpu_offload=idle"), SPECS[HALF_B]
+    whole = host_bytes(spec, config)
+    assert host_bytes(spec, on(config, 8)) == whole
+    assert host_bytes(spec, on(config, 8, parallel__dp_replicate=2)) == 2 * whole
+    assert host_bytes(spec, on(config, 16, parallel__dp_replicate=2)) == whole
+
+
+BATCH = ("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", "eval.num_problems=8")
+LARGE_BATCH = (*BATCH, "optimizer.micro_batch_tokens=32768")
+FLOAT8 = ("model.float8=rowwise", "rollout.quantization=fp8", "rollout.kv_cache_dtype=fp8")
+IN_FLOAT8 = (*BATCH, "optimizer.micro_batch_tokens=65536", "memory.recompute_logits=false", *FLOAT8)
+VLLM_1024 = ("rollout.engine=vllm", *GRPO_1024)
+AWAKE = (*VLLM_1024, "vllm.gpu_memory_gb=14.02", "vllm.sleep_mode=false")
+ASLEEP = (*VLLM_1024, "vllm.gpu_memory_gb=19.82", "vllm.sleep_mode=true")
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe", "model", "prompt", "measured"),
+    [
+        (("eval.greedy=false", *LARGE_BATCH), None, HALF_B, 140, 62.45e9),
+        (("rollout.engine=vllm", *LARGE_BATCH), None, HALF_B, 140, 68.1e9),
+        (("eval.greedy=false", *IN_FLOAT8), None, HALF_B, 140, 92.01e9),
+        (AWAKE, "tinyzero-grpo", "Qwen/Qwen2.5-1.5B", 256, 80.0 * GIB),
+        (ASLEEP, "tinyzero-grpo", "Qwen/Qwen2.5-3B", 256, 113.57 * GIB),
+    ],
+    ids=["torch, 0.5B", "vllm, 0.5B", "float8, 0.5B", "vllm, 1.5B", "vllm, 3B"],
+)
+def test_peaks_as_the_driver_counted_them(
+    words: tuple[str, ...], recipe: str | None, model: str, prompt: int, measured: float
+) -> None:
+    spec, limit = SPECS[model], usable(140 * GIB)
+    config = settle(spec, config_of(*words, recipe=recipe, model=model), limit, prompt)
+    memory = predict_within(spec, config, limit, prompt)
+    assert memory.worst.name == "update_actor"
+    assert memory.peak == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(("longest", "measured"), [(1536, 19.47), (1280, 17.82)])
+def test_memory_of_the_own_models_run_as_measured(longest: int, measured: float) -> None:
+    measured_with = {"optimizer.micro_batch_tokens": 131_072, "rollout.max_completion_tokens": longest}
+    measured_with |= {"memory.recompute_logits": False, "memory.activation_checkpointing": False}
+    config = with_settings(TrainConfig(), dict(flatten(own_model.SETTINGS)) | measured_with)
+    memory = predict_within(OWN, config, 130 * GIB, 24)
+    held = memory.peak - constants.CONTEXT - {part.what: part.size for part in memory.worst.parts}["allocator"]
+    assert held == pytest.approx(measured * GIB, rel=0.02)  # perf/max_memory_allocated_gb

@@ -1,0 +1,250 @@
+"""What a plan proposes where a run does not fit: it fits, is needed, and makes the shortest step."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.advisor.planned import (
+    GRPO,
+    GRPO_1024,
+    H200,
+    HALF_B,
+    MODELS,
+    SETTINGS,
+    SEVEN_B,
+    SPECS,
+    TYPED,
+    config_of,
+    gpu_of,
+    on,
+    target_of,
+)
+from tinyzero_trainer.advisor import constants, plan
+from tinyzero_trainer.advisor.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.advisor.fit import predict_within, settle, usable
+from tinyzero_trainer.advisor.memory import host_bytes, predict_memory
+from tinyzero_trainer.advisor.plan import WORTHWHILE, Plan, candidate_changes, make_plan
+from tinyzero_trainer.advisor.speed import predict_speed
+from tinyzero_trainer.advisor.target_gpu import TargetGpu
+from tinyzero_trainer.advisor.workload import workload_of
+from tinyzero_trainer.cli.plan_report import plan_for
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.distributed.parallel_dims import planned_dims
+from tinyzero_trainer.hardware.gpu import GIB
+from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
+
+RTX_4090 = gpu_of("RTX 4090")
+LARGER, VLLM = "Qwen/Qwen2.5-1.5B", "rollout.engine=vllm"
+
+
+def step(spec: ModelSpec, config: TrainConfig) -> float:
+    return predict_speed(spec, config, RTX_4090).step
+
+
+def planned(spec: ModelSpec, config: TrainConfig, gib: float, host: int | None = None) -> Plan:
+    return make_plan(spec, config, int(gib * GIB), gpu=RTX_4090, host=host)
+
+
+@pytest.mark.slow
+@given(MODELS, SETTINGS, st.integers(6, 200), st.sampled_from([0, 1, 2, 8]), st.integers(0, 1))
+@settings(max_examples=40, deadline=None)
+def test_what_is_proposed_is_a_configuration_that_fits(
+    name: str, values: dict[str, Any], gib: int, gpus: int, engines: int
+) -> None:
+    config = with_settings(TrainConfig(), values)
+    if gpus:
+        config = on(config, gpus, rollout__num_engines=engines if gpus > 1 else 0)
+    found = make_plan(SPECS[name], config, gib * GIB)
+    changed = with_settings(config, {change.key: change.value for change in (*found.changes, *found.chosen)})
+    assert planned_dims(changed) == planned_dims(config)
+    assert predict_within(SPECS[name], changed, found.limit).peak == found.memory.peak
+    assert found.fits == (found.memory.peak <= usable(gib * GIB))
+    assert all(change.value != change.before and change.trade_off for change in found.changes)
+    assert config.rollout.engine == "vllm" or not any(change.key.startswith("vllm.") for change in found.changes)
+
+
+@pytest.mark.slow
+@given(MODELS, SETTINGS, st.integers(6, 200))
+@settings(max_examples=40, deadline=None)
+def test_nothing_is_proposed_that_is_not_needed(name: str, values: dict[str, Any], gib: int) -> None:
+    spec, config = SPECS[name], with_settings(TrainConfig(), values)
+    found = make_plan(spec, config, gib * GIB)
+    made = {change.key: change.value for change in found.changes}
+    for key in made.keys() - {*plan.ENGINE_DECIDES, "optimizer.learning_rate"} if found.fits else ():
+        others = {other: value for other, value in made.items() if other != key and not other.startswith("vllm")}
+        without = settle(spec, with_settings(config, others), found.limit)
+        if predict_memory(spec, without).peak <= found.limit:
+            assert step(spec, without) > step(spec, found.config)
+
+
+@pytest.mark.slow
+@given(MODELS, SETTINGS, st.integers(6, 80), st.floats(1.02, 4))
+@settings(max_examples=40, deadline=None)
+def test_more_memory_makes_no_step_slower(name: str, values: dict[str, Any], gib: int, factor: float) -> None:
+    spec, config = SPECS[name], with_settings(TrainConfig(), values)
+    less, more = (planned(spec, config, size) for size in (gib, gib * factor))
+    assert more.fits or not less.fits
+    if less.fits and less.config.lora.rank == more.config.lora.rank:  # else they train something else
+        # Each plan is greedy: of two changes in a row, each may leave a gain that is not worthwhile.
+        assert step(spec, more.config) <= WORTHWHILE**2 * step(spec, less.config)
+
+
+def test_the_fewest_sequences_are_tried_though_they_are_no_half() -> None:
+    """Of 480, where 30 is the last half."""
+    words = ("rollout.max_num_seqs=480", "model.dtype=float32", "lora.rank=16", "optimizer.num_mini_batches=4")
+    words += ("data.prompts_per_step=4", "rollout.group_size=2", "optimizer.micro_batch_tokens=621")
+    words += ("algorithm.kl_coefficient=0.001", "rollout.max_completion_tokens=257")
+    words += ("algorithm.advantage_estimator=gae",)
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128_256}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64}
+    spec = spec_from_config("Llama-3.2-1B", {"model_type": "llama", "tie_word_embeddings": True, **sizes})
+    found = planned(spec, config_of(*words, "model.compile=false", model="Llama-3.2-1B"), 10)
+    assert (found.fits, found.config.rollout.max_num_seqs) == (True, 16)
+
+
+@pytest.mark.parametrize(("gib", "seconds"), [(8, 165), (12, 155), (16, 151), (24, 149)])
+def test_a_small_gpu_is_not_planned_slower_than_it_need_be(gib: int, seconds: float) -> None:
+    """Than an exhaustive search found."""
+    found = planned(SPECS[LARGER], config_of("data.prompts_per_step=128", model=LARGER), gib)
+    assert found.fits
+    assert step(SPECS[LARGER], found.config) < seconds
+
+
+def test_a_tie_goes_to_the_fewest_changes() -> None:
+    """Smaller micro-batches take no longer by the prediction, and are not proposed where idle weights are enough."""
+    spec = SPECS["Qwen/Qwen2.5-0.5B"]
+    config = config_of("rollout.max_completion_tokens=1024", "data.prompts_per_step=32", *TYPED)
+    found = planned(spec, config, 60)
+    assert "optimizer.micro_batch_tokens" not in {change.key for change in found.changes}
+    tight = planned(spec, config, 20)
+    [change] = [change for change in tight.changes if change.key == "optimizer.micro_batch_tokens"]
+    larger = with_settings(tight.config, {"optimizer.micro_batch_tokens": 2 * change.value})
+    assert predict_within(spec, larger, tight.limit).peak > tight.limit
+
+
+@pytest.mark.slow
+def test_nothing_is_offloaded_that_host_memory_cannot_hold() -> None:
+    spec, config = SPECS[SEVEN_B], config_of(model=SEVEN_B)
+    rich, poor = planned(spec, config, 24), planned(spec, config, 24, host=64 * GIB)
+    assert rich.config.memory.cpu_offload == "always"
+    assert host_bytes(spec, rich.config) > 100 * GIB
+    assert host_bytes(spec, poor.config) <= 64 * GIB
+    requested = with_settings(config, {"memory.cpu_offload": "always"})
+    assert planned(spec, requested, 24, host=64 * GIB).config.memory.cpu_offload == "always"
+
+
+def test_the_order_of_what_is_tried() -> None:
+    config = config_of("rollout.engine=vllm", "vllm.sleep_mode=false", "vllm.gpu_memory_gb=30")
+    assert [next(iter(change)) for change in candidate_changes(config)] == [
+        *("vllm.sleep_mode", "rollout.max_num_seqs", "optimizer.micro_batch_tokens", "memory.cpu_offload"),
+        *("memory.activation_checkpointing", "memory.cpu_offload", "lora.rank"),
+    ]
+
+
+@pytest.mark.parametrize("engines_decide", [True, False])
+def test_replicas_are_given_up_before_anything_is_offloaded(engines_decide: bool) -> None:
+    words = () if engines_decide else ("rollout.max_num_seqs=64",)
+    config = config_of(*GRPO, *words, "rollout.max_completion_tokens=1024", model=SEVEN_B)
+    found = make_plan(SPECS[SEVEN_B], on(config, 16, parallel__dp_replicate=16), target_of("H100").free)
+    assert found.fits
+    assert {change.key: change.value for change in found.changes}["parallel.dp_replicate"] == 1
+    assert "memory.cpu_offload" not in [change.key for change in found.changes]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "world_size", "words", "gib"),
+    [
+        (8, None, "rollout.max_completion_tokens=65536 data.prompts_per_step=8 rollout.engine=vllm", 140.4),
+        (4, 4, "rollout.max_completion_tokens=8192 data.prompts_per_step=32", 30),
+    ],
+)
+def test_gpus_stay_divided_as_requested(gpus: int, world_size: int | None, words: str, gib: float) -> None:
+    config = on(config_of(*words.split(), *TYPED, model=SEVEN_B), gpus, parallel__world_size=world_size)
+    found = make_plan(SPECS[SEVEN_B], config, int(gib * GIB), gpu=H200)
+    assert found.requested.peak > found.limit
+    assert planned_dims(found.config) == planned_dims(config)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "sizes"),
+    [
+        (0, {"rollout.max_completion_tokens": 1024}, [32768, 16384, 8192, 4096, 2048]),
+        # Ranks that share a sequence take half of it each.
+        (8, {"parallel.sequence_parallel": 2, "rollout.max_completion_tokens": 7936}, [32768, 16384, 8192, 4096]),
+    ],
+)
+def test_the_next_smaller_micro_batch_is_the_next_power_of_two(
+    gpus: int, changes: dict[str, Any], sizes: list[int]
+) -> None:
+    """Half of an odd budget would skip what is nearly as large and fits."""
+    config = config_of(*GRPO, "optimizer.micro_batch_tokens=33562")
+    config = with_settings(on(config, gpus) if gpus else config, changes)
+    found = []
+    while (size := plan.smaller_micro_batch(config, workload_of(config))) is not None:
+        found.append(size)
+        config = with_settings(config, {"optimizer.micro_batch_tokens": size})
+    assert found == sizes
+
+
+@pytest.mark.parametrize(("size", "words"), [(1024, "evaluations are"), (8, "completions are")])
+def test_who_is_generated_in_more_rounds(size: int, words: str) -> None:
+    config = config_of(f"eval.num_problems={size}", *GRPO_1024)  # 256 completions
+    weights = SPECS[HALF_B].parameters * (18 if size > 256 else 6)
+    config = with_settings(config, {"memory.cpu_offload": "none" if size > 256 else "idle"})
+    limit = int(weights + (7 if size > 256 else 3.5) * GIB)
+    found = make_plan(SPECS[HALF_B], config, int(limit / (1 - constants.MARGIN)))
+    [costs] = [change.trade_off for change in found.chosen if change.key == "rollout.max_num_seqs"]
+    assert costs.startswith(words)
+
+
+def test_two_engines_have_half_of_the_completions_each() -> None:
+    config = on(config_of(*GRPO, "eval.num_problems=512"), 2)  # 256 completions
+    found = make_plan(SPECS[HALF_B], config, 80 * GIB)
+    assert [(change.value, change.trade_off) for change in found.chosen if "seqs" in change.key] == [(256, "")]
+
+
+def test_an_engine_without_cuda_graphs_takes_at_most_512_sequences_at_a_time() -> None:
+    spec = replace(SPECS["Qwen/Qwen2.5-1.5B"], graphs=False)
+    config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", model=spec.name)
+    roomy, tight = (make_plan(spec, config, gib * GIB) for gib in (300, 32))
+    assert roomy.config.rollout.max_num_seqs == 512
+    assert tight.fits
+    assert not tight.changes
+    assert tight.config.rollout.max_num_seqs in (256, 128, 64, 32)
+
+
+@pytest.mark.slow
+@given(
+    st.sampled_from([HALF_B, LARGER]),
+    st.floats(0.1, 60),
+    st.sampled_from(["auto", False, True]),
+    st.sampled_from(["auto", 16, 64, 480]),
+    st.integers(6, 80),
+)
+@example(HALF_B, 0.5, "auto", "auto", 24)
+@example(LARGER, 4, "auto", 64, 22)
+@settings(max_examples=6, deadline=None)
+def test_what_vllm_is_given_never_decides_whether_something_fits(
+    model: str, size: float, sleep: bool | str, sequences: int | str, gib: int
+) -> None:
+    spec = SPECS[model]
+    open_ = with_settings(config_of(VLLM, model=model), {"vllm.sleep_mode": sleep, "rollout.max_num_seqs": sequences})
+    given_ = with_settings(open_, {"vllm.gpu_memory_gb": size})
+    left_out, found = (make_plan(spec, config, gib * GIB) for config in (open_, given_))
+    assert found.fits or not left_out.fits
+    least = needed_by_vllm(spec, found.config, workload_of(found.config), sequences=1)
+    assert found.config.vllm.gpu_memory_gb != "auto"
+    assert not found.fits or found.config.vllm.gpu_memory_gb * GB + GB / 100 >= least
+
+
+def test_an_unknown_gpu_and_a_model_that_is_only_counted_are_planned_too() -> None:
+    spec = ModelSpec(
+        "m", 10**9, hidden=2048, layers=16, heads=32, kv_heads=8, head_size=64, mlp=8192, vocabulary=128_000, tied=True
+    )
+    planned = plan_for(spec, on(config_of(*GRPO), 2), TargetGpu("a GPU", 24 * GIB, None))
+    assert planned.plan.fits
+    assert (planned.speed, planned.interconnect) == (None, None)

@@ -1,0 +1,204 @@
+"""What a step has to do is what the code does."""
+
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.advisor.planned import GRPO, HALF_B, SPECS, config_of, on
+from tinyzero_sdk import Item, Score
+from tinyzero_trainer.advisor.memory import predict_memory
+from tinyzero_trainer.advisor.workload import workload_of
+from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.algorithms.schedules import settings_at
+from tinyzero_trainer.config import OptimizerConfig, TrainConfig
+from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.rollout.vllm.engine_args import sequences_at_a_time
+from tinyzero_trainer.training import policy
+from tinyzero_trainer.training.logprobs import PolicyModel
+from tinyzero_trainer.training.micro_batches import fill_budget, micro_batches
+from tinyzero_trainer.types import Generation, Prompt, Rollout
+
+
+def test_a_step_has_no_more_than_its_tokens() -> None:
+    work = workload_of(
+        config_of("data.prompts_per_step=1", "rollout.group_size=2", "rollout.max_completion_tokens=8"), 8
+    )
+    assert (work.sequence, work.tokens, work.micro_batch, work.accumulates) == (16, 32, 32, False)
+    assert workload_of(config_of("rollout.max_completion_tokens=20000"), 8).micro_batch == 20008
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(64, 700), st.integers(4, 12))
+@settings(max_examples=20, deadline=None)
+def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: int, groups: int) -> None:
+    """Of completions of one length, where the groups go evenly into the updates."""
+    group_size, new = 4, 30
+    groups *= parts
+    samples = fill_budget(1 + new, new, context=100) * groups * group_size  # a prompt of one token
+    experience = TrainingBatch.of(samples, group_size, advantages=torch.zeros(len(samples) * new))
+    optimizer = OptimizerConfig(num_mini_batches=parts, update_epochs=epochs, micro_batch_tokens=budget)
+    config = with_settings(
+        TrainConfig(),
+        {
+            **{f"optimizer.{name}": getattr(optimizer, name) for name in ("num_mini_batches", "update_epochs")},
+            "optimizer.micro_batch_tokens": budget,
+            "data.prompts_per_step": groups,
+            "rollout.group_size": group_size,
+            "rollout.max_completion_tokens": new,
+        },
+    )
+    work, updates = workload_of(config, 1), list(experience.mini_batches(optimizer))
+    split = partial(micro_batches, token_budget=budget, pad_id=0, device=torch.device("cpu"), layout="packed")
+    made = sum(len(list(split(update.rollouts))) for update in updates)
+    assert work.epochs * work.mini_batches == len(updates)
+    assert work.epochs * work.micro_batches == made
+    assert work.accumulates == (made > len(updates))
+
+
+@given(
+    st.integers(1, 60),
+    st.integers(5, 60),
+    st.integers(1, 20),
+    st.integers(2, 9),
+    st.integers(1, 4),
+    st.integers(20, 700),
+    st.booleans(),
+)
+@example(1, 5, 3, 2, 2, 24, False)  # of two mini-batches one has two groups
+@settings(max_examples=50, deadline=None)
+def test_rows_have_as_many_tokens_as_are_made(
+    prompt: int, new: int, groups: int, size: int, parts: int, budget: int, shares: bool
+) -> None:
+    """Of completions of one length, with prompts that they share in bfloat16."""
+    groups = max(groups, parts)
+    prompts = [Prompt(Item(None), "", [number] * prompt) for number in range(groups)]
+    score, generation = Score(0.0, False), Generation([0] * new, None, finished=False)
+    rollouts = [Rollout(asked, generation, "", score) for asked in prompts for _ in range(size)]
+    batch = TrainingBatch.of(rollouts, size, advantages=torch.zeros(len(rollouts) * new))
+    split = partial(micro_batches, token_budget=budget, pad_id=0, device=torch.device("cpu"), layout="packed")
+    updates = batch.mini_batches(OptimizerConfig(num_mini_batches=parts))
+    made = [one for update in updates for one in split(update.rollouts, share_prompts=shares)]
+    values = {
+        "optimizer.micro_batch_tokens": budget,
+        "optimizer.num_mini_batches": parts,
+        "data.prompts_per_step": groups,
+        "rollout.group_size": size,
+        "rollout.max_completion_tokens": new,
+        "model.dtype": "bfloat16" if shares else "float32",
+    }
+    work = workload_of(with_settings(TrainConfig(), values), prompt)
+    assert work.micro_batches == len(made)
+    assert work.tokens_of_a_gpu == sum(batch.tokens.numel() for batch in made)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("data.prompts_per_step=512",),
+        ("rollout.max_num_seqs=5",),
+        ("rollout.max_num_seqs=100",),
+        ("eval.num_problems=4000", "data.prompts_per_step=1"),
+    ],
+)
+def test_vllm_generates_as_many_sequences_at_a_time_as_are_planned(words: tuple[str, ...]) -> None:
+    config = config_of("rollout.engine=vllm", *words)
+    assert workload_of(config).at_a_time == sequences_at_a_time(config, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("prompts", "filled"), [(2, 2 * 2 * (8 + 16)), (64, 512)])
+def test_what_is_tried_out_is_no_more_than_a_step_has(
+    prompts: int, filled: int, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_settings(
+        TrainConfig(),
+        {
+            "data.prompts_per_step": prompts,
+            "data.max_prompt_tokens": 8,
+            "rollout.group_size": 2,
+            "rollout.max_completion_tokens": 16,
+            "optimizer.micro_batch_tokens": 512,
+        },
+    )
+    asked: list[int] = []
+
+    def count(budget: int, *_: Any, **__: Any) -> list[Any]:
+        asked.append(budget)
+        raise InterruptedError
+
+    monkeypatch.setattr(policy, "fill_budget", count)
+    trained = SimpleNamespace(
+        language_model=toy_model,
+        model=PolicyModel(toy_model.model),
+        _settings=config.optimizer,
+        _max_tokens=16,
+        _ranks=ALONE,
+        _updating=lambda **_: nullcontext(),
+        _optimizer=SimpleNamespace(start=lambda **_: None),
+    )
+    with pytest.raises(InterruptedError):
+        policy.Policy.warm_up(trained, settings_at(config, 1), workload_of(config).micro_batch)
+    assert asked == [filled] == [workload_of(config).micro_batch]
+
+
+def test_ranks_that_share_sequences_have_a_part_of_each() -> None:
+    words = ("rollout.max_completion_tokens=16000", "optimizer.micro_batch_tokens=8192", "model.compile=false")
+    alone = with_settings(on(config_of(*words, *GRPO), 8), {"model.compile": None})
+    shared = with_settings(alone, {"parallel.sequence_parallel": 4})
+    smaller = with_settings(shared, {"optimizer.micro_batch_tokens": 4096})
+    # Two sequences a packed row, whose budget is four times a rank's.
+    assert [workload_of(config, 384).micro_batch for config in (alone, shared, smaller)] == [16_384, 8192, 4096]
+    assert (workload_of(smaller, 384).data_parallel, workload_of(smaller, 384).micro_batches) == (2, 256 // 2)
+    peaks = [predict_memory(SPECS[HALF_B], config).worst.total for config in (alone, shared, smaller)]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained", "evaluated"),
+    [
+        ({}, 13 * 8, 125),
+        ({"rollout__chunks_per_engine": 2}, 7 * 8, 63),
+        ({"rollout__num_engines": 3}, 34 * 8, 334),
+    ],
+)
+def test_engines_divide_the_batch_and_the_evaluation(settings: dict[str, int], trained: int, evaluated: int) -> None:
+    work = workload_of(on(config_of("data.prompts_per_step=100", "eval.num_problems=1000"), 8, **settings))
+    assert (work.trained_at_a_time, work.evaluated_at_a_time, work.max_num_seqs) == (trained, evaluated, 1000)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "groups", "size", "prompt", "new", "parts"),
+    [(8, 128, 8, 256, 1024, 4), (6, 128, 8, 256, 1024, 1), (8, 16, 16, 1024, 256, 1), (8, 64, 8, 2048, 256, 2)],
+)
+def test_the_fullest_rank_has_about_the_tokens_that_are_planned(
+    ranks: int, groups: int, size: int, prompt: int, new: int, parts: int
+) -> None:
+    """Several ranks cut groups into pieces, each of which has the prompt."""
+    score, generation = Score(0.0, False), Generation([0] * new, None, finished=False)
+    asked = (Prompt(Item(None), "", [number] * prompt) for number in range(groups // parts))
+    rollouts = [Rollout(one, generation, "", score) for one in asked for _ in range(size)]
+    options: dict[str, Any] = {"token_budget": 16_384, "pad_id": 0, "device": torch.device("cpu"), "layout": "packed"}
+    made = [
+        [one.tokens.numel() for one in micro_batches(rollouts, **options, share_prompts=True, ranks=on_rank)]
+        for on_rank in (DataParallelGroup(ranks, rank) for rank in range(ranks))
+    ]
+    words = (f"data.prompts_per_step={groups}", f"rollout.group_size={size}", f"rollout.max_completion_tokens={new}")
+    words = (*words, f"optimizer.num_mini_batches={parts}", "optimizer.micro_batch_tokens=16384")
+    work = workload_of(on(config_of(*words), ranks), prompt)
+    assert work.micro_batches == parts * max(map(len, made))
+    assert work.tokens_of_a_gpu == pytest.approx(parts * max(map(sum, made)), rel=0.05)
+
+
+def test_gradients_add_up_where_the_trainer_says_so() -> None:
+    """It counts the prompt of each completion."""
+    words = ("data.prompts_per_step=32", "rollout.max_completion_tokens=256", "optimizer.micro_batch_tokens=32768")
+    work = workload_of(on(config_of(*words), 4), 512)
+    assert (work.micro_batches, work.accumulates) == (1, True)
+    assert not workload_of(on(config_of(*words), 8), 512).accumulates

@@ -1,0 +1,195 @@
+"""What `train` says about memory: before anything is loaded, and after memory has run out."""
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.settings import format_value
+from tinyzero_trainer.advisor.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.advisor.fit import LEAST_SEQUENCES, settle
+from tinyzero_trainer.advisor.memory import Phase, host_bytes, predict_memory
+from tinyzero_trainer.advisor.plan import ENGINE_DECIDES, Change, Plan, candidate_changes, make_plan
+from tinyzero_trainer.advisor.target_gpu import TargetGpu, on_gpu, present_gpu
+from tinyzero_trainer.advisor.workload import workload_of
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.resume import RESUMABLE
+from tinyzero_trainer.config.settings import Settings, setting, with_settings
+from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims
+from tinyzero_trainer.hardware.gpu import GIB
+from tinyzero_trainer.models.hub import find_spec
+from tinyzero_trainer.models.spec import WELL_KNOWN, ModelSpec
+from tinyzero_trainer.utils.bounds import given
+
+LAST_RESORT = "take a smaller model or a GPU with more memory"
+
+LOADING, FEW_SEQUENCES = "loading", "few sequences"
+"""Where memory may run out besides the phases of a step: while weights and optimizer state are loaded onto the GPU,
+and where not even a few sequences can be generated."""
+
+
+def warning(config: TrainConfig, spec: ModelSpec | None = None) -> str | None:
+    """A warning before a run that is predicted not to fit GPUs like this machine's; a `spec` if there is no model yet.
+
+    None if it fits, or if the model or the GPU cannot be found: loading says what is wrong with them.
+    """
+    target = None
+    with suppress(Exception):  # the driver may be broken in any way
+        target = present_gpu(device_of(config))
+    if target is None or (spec := spec or _find(config)) is None:
+        return None
+    return warning_for(spec, config, target)
+
+
+def warning_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu) -> str | None:
+    """See `warning`."""
+    config = on_gpu(config, target)
+    plan = make_plan(spec, config, target.free, gpu=target.spec, host=target.host)
+    fix = f"give {as_overrides(plan.changes)}" if plan.fits else f"no settings were found that fit: {LAST_RESORT}"
+    if plan.shortfall:
+        if plan.fits and not {change.key for change in plan.changes} - set(ENGINE_DECIDES):
+            fix = f"leave it out, or {fix}"
+        return f"{shortfall_message(config, plan)}; {fix}"
+    worst = plan.requested.worst
+    if worst.total <= target.free:
+        held = host_bytes(spec, config)
+        if target.host is None or held <= target.host:
+            return None
+        return (
+            f"memory.cpu_offload={config.memory.cpu_offload} is predicted to keep {held / GIB:.1f} GiB in host memory, "
+            f"which has {target.host / GIB:.1f} GiB; train an adapter (lora.rank), or take a smaller model"
+        )
+    if worst.total <= target.memory:
+        fix += ", or end the other processes on it"
+    has = in_use_message(target) or f"{target.memory / GIB:.1f} GiB"
+    return (
+        f"{worst.name} is predicted to take {worst.total / GIB:.1f} GiB{on_which_gpu(config, worst)}, and "
+        f"{target.name} has {has}; {fix}"
+    )
+
+
+def after_out_of_memory(
+    config: TrainConfig, phases: Collection[str] = (), target: TargetGpu | None = None, *, resumed: bool = True
+) -> str:
+    """The overrides to give after memory ran out; empty if none lowers what was held there.
+
+    Args:
+        phases: where memory may have run out: names of `timing_s/*`, or one of those above; none = anywhere.
+        target: the GPU; None = this machine's, where all memory in use is the run's own.
+        resumed: whether to propose only settings that `--resume` may change.
+    """
+
+    def allowed(settings: Settings) -> bool:
+        return not resumed or settings.keys() <= set(RESUMABLE)
+
+    found = _find(config)
+    spec = found or next(iter(WELL_KNOWN.values()))  # what lowers memory is much the same for all
+    target = None if found is None else target or present_gpu(device_of(config))
+    present = config
+    if target is not None:
+        config = on_gpu(config, target)
+        plan = make_plan(spec, config, target.memory, gpu=target.spec, host=target.host)
+        present = settle(spec, config, plan.limit)
+        if plan.requested.peak > plan.limit:  # the plan predicted it
+            changes = {change.key: change.value for change in plan.changes}
+            if plan.fits and allowed(changes) and _lowers(spec, present, changes, phases):
+                return as_overrides(plan.changes)
+            if not plan.fits and not resumed:
+                return ""
+    for change in _candidates(spec, present):
+        changes_something = any(setting(config, key) != value for key, value in change.items())
+        if changes_something and allowed(change) and _lowers(spec, present, change, phases):
+            return " ".join(f"{key}={format_value(value)}" for key, value in change.items())
+    return ""
+
+
+def without_advice(config: TrainConfig, phases: Collection[str] = (), *, resumed: bool) -> str:
+    """What to do where `after_out_of_memory` is empty; `resumed` = there is a checkpoint to resume from."""
+    if not resumed:
+        return f"no settings were found that help: {LAST_RESORT}"
+    overrides = after_out_of_memory(config, phases, resumed=False)
+    new_run = f"start a run in another --output with {overrides}, or " if overrides else ""
+    return f"no setting that --resume may change helps: {new_run}{LAST_RESORT}"
+
+
+def fits_without_offload(config: TrainConfig) -> bool:
+    """Whether this machine's GPU is predicted to hold what `memory.cpu_offload` keeps in host memory.
+
+    Called while the run is active, so all memory in use is the run's own.
+    """
+    target, spec = present_gpu(device_of(config)), _find(config)
+    if target is None or spec is None:
+        return True
+    config = with_settings(on_gpu(config, target), {"memory.cpu_offload": "none"})
+    plan = make_plan(spec, config, target.memory)
+    return plan.requested.peak <= plan.limit
+
+
+def shortfall_message(config: TrainConfig, plan: Plan) -> str:
+    """A message if the requested vllm.gpu_memory_gb is too small; otherwise empty."""
+    if not plan.shortfall:
+        return ""
+    return (
+        f"vllm.gpu_memory_gb={config.vllm.gpu_memory_gb:g} is too small: weights, workspaces and one sequence are "
+        f"predicted to take {plan.shortfall / GB:.1f} GB"
+    )
+
+
+def in_use_message(target: TargetGpu) -> str:
+    """How much of a GPU's memory other processes use; empty if hardly any."""
+    if target.in_use < GIB // 20:
+        return ""
+    return f"{target.memory / GIB:.1f} GiB, {target.in_use / GIB:.1f} GiB of it in use by other processes"
+
+
+def on_which_gpu(config: TrainConfig, phase: Phase) -> str:
+    """Which of several GPUs a phase's memory is on; empty for one GPU."""
+    dims = planned_dims(config)
+    if dims.gpus == 1:
+        return ""
+    if dims.colocated:
+        return " on each GPU"
+    return f" on {'a rank' if phase.gpu == 'rank' else 'an engine'}'s GPU"
+
+
+def as_overrides(changes: Iterable[Change]) -> str:
+    """Changes as `key=value`, ready to be typed."""
+    return " ".join(f"{change.key}={format_value(change.value)}" for change in changes)
+
+
+def _candidates(spec: ModelSpec, config: TrainConfig) -> Iterator[Settings]:
+    """`candidate_changes`, and less memory for vLLM."""
+    size = given(config.vllm.gpu_memory_gb)
+    if config.rollout.engine == "vllm" and size is not None:
+        less = int(80 * size) / 100
+        if less * GB >= needed_by_vllm(spec, config, workload_of(config), sequences=LEAST_SEQUENCES):
+            yield {"vllm.gpu_memory_gb": less}
+    yield from candidate_changes(config)
+
+
+def _lowers(spec: ModelSpec, config: TrainConfig, settings: Settings, phases: Collection[str]) -> bool:
+    """Whether settings lower what is held in the worst of some phases."""
+    with suppress(ValueError):  # the settings contradict others
+        return _held(spec, with_settings(config, settings), phases) < _held(spec, config, phases)
+    return False
+
+
+def _held(spec: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:
+    """Bytes of the worst of some phases; of the update if the step has none of them, and of all if none is given."""
+    if FEW_SEQUENCES in phases or ("update_weights" in phases and config.rollout.engine == "torch"):
+        # Weights are loaded before there is a cache; and where not even a few sequences fit, fewer do not help.
+        config = with_settings(config, {"rollout.max_num_seqs": LEAST_SEQUENCES})
+    memory = predict_memory(spec, config)
+    by_name = {phase.name: phase for phase in memory.phases}
+    generating = predict_memory(spec, config, gpu=planned_dims(config).generating)
+    by_name |= {phase.name: phase for phase in generating.phases if phase.name in ("gen", "gen_greedy")}
+    if LOADING in phases:
+        return sum(part.size for part in by_name["gen"].parts if part.role not in ("rollout", "process"))
+    named = {*phases, *({"gen"} if FEW_SEQUENCES in phases else ())}
+    otherwise = by_name["update_actor"].total if named else memory.peak
+    return max((phase.total for name, phase in by_name.items() if name in named), default=otherwise)
+
+
+def _find(config: TrainConfig) -> ModelSpec | None:
+    with suppress(TinyZeroError):
+        return find_spec(config.model.path, download=False)
+    return None

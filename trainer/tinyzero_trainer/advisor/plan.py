@@ -1,0 +1,278 @@
+"""Settings with which a run fits a GPU: what is left to the run is chosen by auto.py, and what the user gave is changed
+by a greedy ladder. What no GPU can run is in limits.py."""
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+from tinyzero_trainer.advisor.auto import choose, left_open
+from tinyzero_trainer.advisor.constants import COMMON_GPU
+from tinyzero_trainer.advisor.engine_memory import sequences_in_vllm, shortfall_of_vllm
+from tinyzero_trainer.advisor.fit import LEAST_SEQUENCES, LEAST_TOKENS, usable
+from tinyzero_trainer.advisor.memory import Memory, host_bytes
+from tinyzero_trainer.advisor.workload import Workload, workload_of
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.optimizer import MICRO_BATCH_TOKENS
+from tinyzero_trainer.config.settings import Settings, setting, with_settings
+from tinyzero_trainer.distributed.parallel_dims import planned_dims
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
+from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.utils.bounds import given
+
+ENGINE_DECIDES = ("vllm.gpu_memory_gb", "vllm.sleep_mode", "rollout.max_num_seqs")
+"""Settings that the rollout engine decides where they are left open."""
+
+LORA_RANK = 32
+LORA_RATE = 10  # factor by which an adapter's learning rate is larger
+WORTHWHILE = 1.05  # factor by which the step must get shorter to change a configuration that fits
+
+TRADE_OFFS = {
+    "vllm.gpu_memory_gb": "",
+    "vllm.sleep_mode": "",
+    "rollout.max_num_seqs": "completions are generated in more rounds",
+    "optimizer.micro_batch_tokens": "the update takes more passes, each a little less efficient",
+    "parallel.dp_replicate": "weights are gathered, and gradients reduced, over all ranks",
+    "memory.cpu_offload": "",
+    "memory.activation_checkpointing": "the update computes a third more",
+    "memory.recompute_logits": "the update computes logits twice",
+    "memory.reshard_after_forward": "weights are gathered, and gradients reduced, for each micro-batch",
+    "lora.rank": "small matrices are trained instead of all weights",
+    "optimizer.learning_rate": "an adapter needs a larger one",
+}
+"""What each setting costs in exchange for memory."""
+
+TRADE_OFFS_OF_VALUE = {
+    ("vllm.sleep_mode", True): "its weights are reloaded in every step, in about a second",
+    ("vllm.sleep_mode", False): "it fits in memory together with the update",
+    ("memory.activation_checkpointing", False): "",
+    ("memory.recompute_logits", False): "",
+    ("memory.reshard_after_forward", False): "",
+    ("memory.cpu_offload", "idle"): "seconds a step: idle weights and optimiser state wait in host memory",
+    ("memory.cpu_offload", "always"): "a much slower update: weights travel in every pass, and the CPU updates them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that differs from the requested one, and what it costs."""
+
+    key: str
+    value: Any
+    before: Any
+    trade_off: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A configuration that fits a GPU, if one was found."""
+
+    requested: Memory
+    """Of the requested configuration; `memory` is that of the proposed one."""
+
+    config: TrainConfig
+    """The proposed configuration, with values for what is left to the run."""
+
+    memory: Memory
+    chosen: tuple[Change, ...]
+    """These values; a run chooses them by itself."""
+
+    changes: tuple[Change, ...]
+    """Settings to give."""
+
+    limit: int
+    """Bytes of the GPU that may be used."""
+
+    shortfall: int = 0
+    """Fewest bytes for vllm.gpu_memory_gb, if the requested value is too small; otherwise 0."""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A configuration with some settings changed, and its memory and seconds a step."""
+
+    settings: Settings
+    config: TrainConfig
+    memory: Memory
+    seconds: float
+
+
+def make_plan(
+    spec: ModelSpec,
+    config: TrainConfig,
+    memory: int,
+    prompt_tokens: int | None = None,
+    *,
+    gpu: GpuSpec | None = None,
+    host: int | None = None,
+) -> Plan:
+    """Make a configuration fit each GPU that it uses, if it does not already.
+
+    While it does not fit, take the change that costs the least time for each byte it saves. Then undo or exchange
+    changes while that shortens the step; a requested configuration that fits is changed only where that is
+    `WORTHWHILE`. An adapter (LoRA) is the last resort, because it trains something else.
+
+    Args:
+        memory: bytes of the GPU.
+        prompt_tokens: see `workload_of`.
+        gpu: its data sheet; None = unknown, so times are predicted for a common GPU.
+        host: bytes of host memory that `memory.cpu_offload` may use; None = unknown.
+
+    Returns:
+        A plan that `fits`, if one was found; otherwise the one that takes the least memory.
+    """
+    gpu = gpu or find_gpu_spec(COMMON_GPU)
+    assert gpu is not None
+    ladder = _Ladder(spec, config, usable(memory), prompt_tokens, gpu, host)
+    requested = ladder.tried({})
+    assert requested is not None
+    start = requested
+    shortfall = shortfall_of_vllm(spec, requested.config, workload_of(requested.config, prompt_tokens))
+    if shortfall:  # as if it had not been set
+        start = ladder.tried({"vllm.gpu_memory_gb": "auto"}) or requested
+    found = ladder.descend(start)
+    if found.memory.peak > ladder.limit and not config.lora.rank:
+        adapter = ladder.tried({**start.settings, **_adapter(config)})
+        found = found if adapter is None else min(found, ladder.descend(adapter), key=lambda one: one.memory.peak)
+    if found.memory.peak <= ladder.limit:
+        found = ladder.improved(found, {"lora.rank", "optimizer.learning_rate", *start.settings})
+    differences = list(ladder.differences(found.config))
+    values, changes = (tuple(one for one in differences if (one.before == "auto") == left) for left in (True, False))
+    return Plan(requested.memory, found.config, found.memory, values, changes, ladder.limit, shortfall)
+
+
+@dataclass(frozen=True)
+class _Ladder:
+    """The search of `make_plan`; for the fields see there."""
+
+    spec: ModelSpec
+    config: TrainConfig
+    limit: int
+    prompt_tokens: int | None
+    gpu: GpuSpec
+    host: int | None
+
+    def tried(self, settings: Settings) -> _Candidate | None:
+        """The requested configuration with some settings changed; None if they conflict or host memory is too small."""
+        try:
+            changed = with_settings(self.config, settings)
+        except ValueError:
+            return None
+        found = choose(self.spec, changed, self.limit, self.gpu, self.prompt_tokens, host=self.host)
+        config = found.config
+        size, asked = given(config.vllm.gpu_memory_gb), given(self.config.vllm.gpu_memory_gb)
+        if "vllm.gpu_memory_gb" in settings and size is not None and asked is not None and size >= asked:
+            work = workload_of(self.config, self.prompt_tokens)
+            if not shortfall_of_vllm(self.spec, self.config, work):
+                return None  # no less than requested
+        if "memory.cpu_offload" in settings and self.host is not None and host_bytes(self.spec, config) > self.host:
+            return None
+        return _Candidate(settings, config, found.memory, found.seconds)
+
+    def neighbours(self, found: _Candidate) -> Iterator[_Candidate]:
+        """Candidates with one change more to what the user gave."""
+        candidates = candidate_changes(found.config, self.prompt_tokens)
+        left = {"lora.rank", *left_open(self.config)}
+        changes = [change for change in candidates if left.isdisjoint(change)]
+        if self.config.rollout.engine == "vllm" and self.config.vllm.gpu_memory_gb != "auto":
+            changes.append({"vllm.gpu_memory_gb": "auto"})  # as much as fits
+        yield from filter(None, (self.tried({**found.settings, **change}) for change in changes))
+
+    def descend(self, found: _Candidate) -> _Candidate:
+        """Take change after change, until it fits or nothing takes less memory."""
+
+        def price(candidate: _Candidate) -> float:
+            needed = found.memory.peak - max(candidate.memory.peak, self.limit)
+            return (candidate.seconds - found.seconds) / needed
+
+        while found.memory.peak > self.limit:
+            smaller = [candidate for candidate in self.neighbours(found) if candidate.memory.peak < found.memory.peak]
+            if not smaller:
+                break
+            found = min(smaller, key=price)
+        return found
+
+    def relaxed(self, found: _Candidate, kept: AbstractSet[str]) -> Iterator[_Candidate]:
+        """Candidates without one change, or with a larger micro-batch; changes of `kept` stay."""
+        for key in found.settings:
+            rest = {other: value for other, value in found.settings.items() if other != key}
+            size = 2 * found.settings[key] if key == "optimizer.micro_batch_tokens" else None
+            larger = [{**rest, key: size}] if size and size < self.config.optimizer.token_budget else []
+            yield from filter(None, map(self.tried, [] if key in kept else [rest, *larger]))
+
+    def improved(self, found: _Candidate, kept: AbstractSet[str]) -> _Candidate:
+        """The fastest that fits, one step at a time: a change undone, one made, or both; of equals, the simplest."""
+        while True:
+            threshold = 1 + 1e-9 if found.settings.keys() - kept else WORTHWHILE
+            near = [found, *self.relaxed(found, kept)]
+            near += [candidate for one in near for candidate in self.neighbours(one)]
+            fitting = [candidate for candidate in near if candidate.memory.peak <= self.limit]
+            fastest = min(candidate.seconds for candidate in fitting) * (1 + 1e-9)
+            best = min((one for one in fitting if one.seconds <= fastest), key=lambda one: len(one.settings))
+            simpler = best.seconds <= found.seconds * (1 + 1e-9) and len(best.settings) < len(found.settings)
+            if not simpler and best.seconds * threshold >= found.seconds:
+                return found
+            found = best
+
+    def differences(self, config: TrainConfig) -> Iterator[Change]:
+        """How a configuration differs from the requested one."""
+        for key, trade_off in TRADE_OFFS.items():
+            value, before = setting(config, key), setting(self.config, key)
+            if value == before:
+                continue
+            work, chunk = workload_of(config, self.prompt_tokens), planned_dims(config).largest_chunk
+            of_engine = chunk(config.data.prompts_per_step) * config.rollout.group_size
+            if key == "rollout.max_num_seqs" and value >= of_engine:
+                trade_off = "evaluations are generated in more rounds"
+            free = {
+                "rollout.max_num_seqs": max(of_engine, chunk(config.eval.num_problems)),
+                "optimizer.micro_batch_tokens": MICRO_BATCH_TOKENS,
+            }
+            if before == "auto" and key in free and value >= free[key]:
+                trade_off = ""
+            if key == "vllm.gpu_memory_gb":
+                count = min(work.trained_at_a_time, sequences_in_vllm(self.spec, config, work))
+                trade_off = f"GB: enough for {count:,} of {work.trained_at_a_time:,} whole sequences at a time"
+            yield Change(key, value, before, TRADE_OFFS_OF_VALUE.get((key, value), trade_off))
+
+
+def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
+    """Settings that may take less memory, the cheapest first, for a configuration that `settle` has filled in."""
+    work, offload, on_gpu = workload_of(config, prompt_tokens), config.memory.offload, config.run.device != "cpu"
+    if config.rollout.engine == "vllm" and config.vllm.sleep_mode is False:
+        yield {"vllm.sleep_mode": True}
+    count = min(given(config.rollout.max_num_seqs) or work.at_a_time, work.at_a_time)
+    if count > (least := max(LEAST_SEQUENCES, config.rollout.group_size)):
+        yield {"rollout.max_num_seqs": max(count // 2, least)}
+    if config.memory.recompute_logits is False:
+        yield {"memory.recompute_logits": True}
+    if config.memory.reshard_after_forward is False:
+        yield {"memory.reshard_after_forward": True}
+    if (size := smaller_micro_batch(config, work)) is not None:
+        yield {"optimizer.micro_batch_tokens": size}
+    if config.parallel.dp_replicate > 1:
+        yield {"parallel.dp_replicate": 1}
+    if on_gpu and offload is None:
+        yield {"memory.cpu_offload": "idle"}
+    if config.memory.activation_checkpointing is not True:
+        yield {"memory.activation_checkpointing": True}
+    if on_gpu and offload != "always":
+        yield {"memory.cpu_offload": "always"}
+    if not config.lora.rank:
+        yield _adapter(config)
+
+
+def smaller_micro_batch(config: TrainConfig, work: Workload) -> int | None:
+    """The power of two below optimizer.micro_batch_tokens; None = too few, or each sequence goes alone already."""
+    budget = min(config.optimizer.token_budget, work.micro_batch)
+    size = 1 << (budget - 1).bit_length() - 1
+    return size if budget * work.sequence_parallel > work.sequence and size >= LEAST_TOKENS else None
+
+
+def _adapter(config: TrainConfig) -> Settings:
+    rate = float(f"{LORA_RATE * config.optimizer.learning_rate:.6g}")
+    return {"lora.rank": LORA_RANK, "optimizer.learning_rate": rate}

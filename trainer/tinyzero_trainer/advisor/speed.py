@@ -1,0 +1,171 @@
+"""Seconds of each phase of a step, from a GPU's data sheet and the measured fractions of it that are reached.
+
+Communication between several GPUs, all of one node, is in communication.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tinyzero_trainer.advisor import constants
+from tinyzero_trainer.advisor.communication import Interconnect, Traffic
+from tinyzero_trainer.advisor.engine_memory import cache_number_bytes, sequences_in_vllm
+from tinyzero_trainer.advisor.workload import Workload, mlp_in_float8, number_bytes, teacher_of, workload_of
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.distributed.parallel_dims import planned_dims
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec
+from tinyzero_trainer.models.spec import ModelSpec
+
+COLLECTING = ("gen", "reward", "gen_greedy")  # overlap with the update if engines with GPUs of their own sample on
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A step's time."""
+
+    seconds: Mapping[str, float]
+    """Of each phase, by its name in `timing_s/*`."""
+
+    tokens: int
+    """Of the step, prompts included."""
+
+    generated: int
+    gpus: int = 1
+    overlaps: bool = False
+    """Whether completions are sampled while the policy is trained."""
+
+    @property
+    def step(self) -> float:
+        """Seconds of the whole step."""
+        if not self.overlaps:
+            return sum(self.seconds.values())
+        sent = self.seconds["update_weights"]
+        collected = sum(seconds for name, seconds in self.seconds.items() if name in COLLECTING)
+        return max(collected, sum(self.seconds.values()) - collected - sent) + sent
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second, prompts included, as `perf/throughput` counts them."""
+        return self.tokens / self.step
+
+    @property
+    def rollout(self) -> float:
+        """Tokens generated a second while generating."""
+        return self.generated / self.seconds["gen"]
+
+
+def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tokens: int | None = None) -> Speed:
+    """Time of a step on the GPUs that the configuration names, all of one model, with completions at full length."""
+    dims, algorithm = planned_dims(config), config.algorithm
+    work = workload_of(config, prompt_tokens)
+    traffic = Traffic(spec, config, work, dims, Interconnect.of(gpu))
+    forward, whole = _passes(traffic, gpu)
+    prompts = dims.prompts_per_engine(config.data.prompts_per_step)
+    completions = prompts * config.rollout.group_size
+    seconds = {"gen": _generation(traffic, gpu, completions, prompts)}
+    seconds["reward"] = work.completions / constants.SCORING_RATE
+    if config.old_logprobs_source == "policy":
+        seconds["old_log_prob"] = forward
+    if algorithm.kl_in_reward:
+        seconds["ref"] = forward
+    if (teacher := teacher_of(config)) is not None:
+        seconds["teacher"], _ = _passes(replace(traffic, spec=teacher), gpu)
+    if algorithm.advantage_estimator == "remax":
+        seconds["gen_greedy"] = _generation(traffic, gpu, prompts, prompts)
+    if algorithm.needs_critic:
+        seconds |= {"values": forward, "update_critic": whole}
+    in_loss = algorithm.kl_coefficient > 0 and not algorithm.kl_in_reward
+    if config.memory.recompute_logits is False:
+        passes = 8 if config.memory.activation_checkpointing is True else 6
+        logits = work.completions * work.completion / work.data_parallel / work.sequence_parallel  # of a pass
+        whole /= 1 + 2 * spec.embedding * logits / work.tokens_of_a_gpu / (passes * spec.parameters)
+    if mlp_in_float8(spec, config):
+        whole *= constants.FLOAT8_UPDATE
+    seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
+    sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep_mode is True else 0.0
+    copied = 10 * spec.parameters / (gpu.bandwidth * 1e9)
+    seconds["update_weights"] = sleeps + copied + traffic.new_weights()
+    # An engine that shares a GPU with the update slows it down by about what it saves.
+    overlaps = config.rollout.max_async_level > 0 and dims.dedicated_engines > 0
+    return Speed(seconds, work.tokens, work.completions * work.completion, dims.gpus, overlaps)
+
+
+def _passes(traffic: Traffic, gpu: GpuSpec) -> tuple[float, float]:
+    """Seconds of a pass over the batch without gradient, and of the policy's or critic's whole update."""
+    spec, config, work, dims = traffic.spec, traffic.config, traffic.work, traffic.dims
+    size = spec.parameters
+    share = constants.UPDATE_SHARE * size / (size + constants.HALF_SHARE_AT)
+    unit = size * work.tokens_of_a_gpu / (gpu.flops_in(number_bytes(config)) * share)
+    of_update = (8 if config.memory.activation_checkpointing is True else 6) * unit
+    # With few tokens in a micro-batch the host's kernel launches, layer after layer, take longest.
+    launching = launching_seconds(spec, work)
+    forward = max(traffic.with_forward(2 * unit), launching)
+    update = traffic.with_forward(2 * unit) + traffic.with_backward(of_update - 2 * unit)
+    update = max(update, of_update / (2 * unit) * launching) * work.epochs
+    shard, trained = size / dims.dp_shard, 0 if config.lora.rank else size / dims.dp_shard
+    if config.memory.offload == "idle":  # weights and moments both ways
+        update += 2 * 12 * trained / constants.PCIE
+        forward += 4 * shard / constants.PCIE
+    if config.memory.offload == "always":
+        copied = 12 * shard * work.micro_batches / constants.PCIE  # weights in both passes, and gradients
+        stepped = 28 * trained * dims.world_size  # the ranks share the machine's cores
+        update += work.epochs * copied + stepped * work.epochs * work.mini_batches / constants.HOST_STEP
+        forward += work.micro_batches * 4 * shard / constants.PCIE
+    return forward, update
+
+
+def launching_seconds(spec: ModelSpec, work: Workload) -> float:
+    """Seconds in which the host launches a forward pass over the batch; it takes twice that for a backward pass."""
+    return work.micro_batches * spec.layers * constants.PASS_LAYER
+
+
+def _generation(traffic: Traffic, gpu: GpuSpec, completions: int, prompts: int) -> float:
+    """Seconds in which an engine generates its completions, in rounds of as many as it holds."""
+    spec, config, work = traffic.spec, traffic.config, traffic.work
+    at_a_time = min(work.trained_at_a_time, completions)
+    if config.rollout.engine == "vllm":
+        at_a_time = min(at_a_time, sequences_in_vllm(spec, config, work))
+    rounds = completions / at_a_time
+    length = tokens_read(spec, config, work.prompt, work.completion / 2, completions // prompts)
+    gpus = config.vllm.tensor_parallel
+    together = replace(gpu, bandwidth=gpus * gpu.bandwidth, tflops=gpus * gpu.tflops, float32=gpus * gpu.float32)
+    step = decoding_step(spec, config, together, at_a_time, length) + traffic.of_decoding(at_a_time)
+    return rounds * work.completion * step + reading(spec, config, together, prompts * work.prompt)
+
+
+def tokens_read(spec: ModelSpec, config: TrainConfig, prompt: int, generated: float, group_size: int) -> float:
+    """Tokens of a sequence whose keys and values a decoding step reads; `torch` reads a prompt once for its group."""
+    shared = config.rollout.engine == "torch" and spec.graphs
+    return prompt / (group_size if shared else 1) + generated
+
+
+def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences: int, length: float) -> float:
+    """Seconds in which the rollout engine generates one token of each sequence, for `tokens_read` in the mean."""
+    number, cache = number_bytes(config), spec.cache_numbers * cache_number_bytes(config)
+    token = 2 * spec.parameters / gpu.flops_in(number)
+    if config.rollout.engine == "vllm":
+        touched = number * spec.parameters + sequences * (length * cache + constants.VLLM_LOGIT_BYTES * spec.vocabulary)
+        read = touched / (gpu.bandwidth * 1e9 * constants.VLLM_BANDWIDTH_SHARE)
+        host = constants.VLLM_STEP + sequences * constants.VLLM_SEQUENCE
+        return host + max(read, sequences * token / constants.DECODING_SHARE)
+    length += constants.TORCH_LEAST_TOKENS
+    logit = 3 * number  # written once and read twice
+    weight, products = (1, constants.TORCH_FP8_PRODUCTS) if config.rollout.quantization else (number, 1.0)
+    length *= constants.TORCH_FP8_CACHE if config.rollout.kv_cache_dtype else 1.0
+    if not spec.graphs:
+        cache *= constants.PLAIN_CACHE_PASSES + 2 * spec.repeated_heads
+        logit = constants.PLAIN_LOGIT_BYTES
+    touched = weight * spec.parameters + sequences * (length * cache + logit * spec.vocabulary)
+    read = touched / (gpu.bandwidth * 1e9 * constants.TORCH_BANDWIDTH_SHARE)
+    host = constants.TORCH_STEP + spec.layers * constants.TORCH_LAYER
+    # Kernels run one after another, so the times of computing and of reading add up.
+    seconds = host + read + products * sequences * token / constants.DECODING_SHARE
+    if spec.graphs:
+        return seconds
+    return max(seconds, constants.PLAIN_STEP + spec.layers * constants.PLAIN_LAYER)  # host and GPU overlap
+
+
+def reading(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, tokens: int) -> float:
+    """Seconds in which the rollout engine reads prompts, each once for all completions; vLLM does so while decoding."""
+    if config.rollout.engine == "vllm":
+        return 0.0
+    return 2 * spec.parameters * tokens / (gpu.flops_in(number_bytes(config)) * constants.DECODING_SHARE)

@@ -1,0 +1,163 @@
+"""The GPU that a plan is for: this machine's, or one that the user names. Asks the driver, not torch."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.advisor.cuda_devices import visible_gpus
+from tinyzero_trainer.advisor.host import host_memory
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.hardware.gpu import GIB, Capability, GpuInfo
+from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, has_bfloat16, known_gpus
+from tinyzero_trainer.hardware.nvml import nvidia_driver
+
+_NONE = "this machine has no NVIDIA GPU to plan for"
+_LARGEST = 100_000  # `--gpu-memory`, in GB
+
+
+@dataclass(frozen=True, slots=True)
+class TargetGpu:
+    """A GPU that a run has to fit."""
+
+    name: str
+    memory: int
+    """Bytes in total."""
+
+    spec: GpuSpec | None
+    """Its data sheet; None = unknown, so no times are predicted."""
+
+    host: int | None = None
+    """Bytes of host memory; None = unknown, since it is another machine."""
+
+    in_use: int = 0
+    """Bytes that other processes are known to hold."""
+
+    capability: Capability | None = None
+    """None = unknown."""
+
+    @property
+    def bfloat16(self) -> bool:
+        return has_bfloat16(self.capability)
+
+    @property
+    def free(self) -> int:
+        """Bytes that are left for a run."""
+        return max(0, self.memory - self.in_use)
+
+
+def choose_target(name: str | None, memory: str | None, device: str) -> TargetGpu:
+    """The GPU to plan for: a GPU model by `name`, one with `memory` such as `24GB`, or this machine's `device`.
+
+    Raises:
+        SettingsError: the name is unknown, the size is not a size, or this machine has no GPU and none was described.
+    """
+    size = None if memory is None else read_size(memory)
+    if name is not None:
+        gpu = find_gpu_spec(name) or find_gpu_spec(f"RTX {name}")
+        if gpu is None:
+            known = ", ".join(sorted({gpu.name for gpu in known_gpus()}))
+            raise SettingsError(f"--gpu {name!r} is not known; give --gpu-memory and leave it out, or one of: {known}")
+        own = int(gpu.memory * GIB)
+        # 24GB stands for an L4's own memory, of which the driver shows 22.5 GiB.
+        memory_of_it = own if size is None or abs(size / own - 1) < 0.1 else size
+        return TargetGpu(gpu.name, memory_of_it, gpu, capability=gpu.capability)
+    here = _look(device)
+    if size is not None:
+        like = here if isinstance(here, TargetGpu) else None
+        return replace(like, name="a GPU", memory=size, host=None, in_use=0) if like else TargetGpu("a GPU", size, None)
+    if isinstance(here, str):
+        raise SettingsError(f"{here}; give --gpu-memory 24GB, or --gpu 'RTX 4090'")
+    return here
+
+
+def gpus_for(name: str | None, memory: str | None) -> int:
+    """Number of GPUs that one process sees: all of this machine, or the one that is described (`choose_target`)."""
+    return 1 if name is not None or memory is not None else len(visible_gpus() or (None,))
+
+
+def present_gpu(device: str) -> TargetGpu | None:
+    """The GPU of this machine that `run.device` stands for; None if there is none or it cannot be determined."""
+    if device == "auto" and version("torch").endswith("+cpu"):  # this torch computes on the CPU
+        return None
+    here = _look(device)
+    return here if isinstance(here, TargetGpu) else None
+
+
+def _look(device: str) -> TargetGpu | str:
+    """The GPU that `run.device` stands for, or why there is none."""
+    if device == "cpu":
+        return "run.device=cpu uses no GPU"
+    driver, seen = nvidia_driver(), visible_gpus()
+    known = driver.gpus if driver else ()
+    position = int(device.partition(":")[2] or 0)
+    if seen is None:
+        return _by_nvml(known, device, position)
+    if position >= len(seen):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+        if seen:
+            last = len(seen) - 1
+            return f"run.device={device}, but CUDA shows cuda:0{f' to cuda:{last}' if last else ' only'}{hidden}"
+        return f"CUDA shows none of this machine's {len(known)} GPUs{hidden}" if known else _NONE
+    gpu = seen[position]
+    if re.search(r"\bMIG\b", gpu.name):  # older drivers give the instance the UUID of the whole GPU
+        return _target(gpu)
+    return _target(next((one for one in known if one.uuid == gpu.uuid and one.memory), gpu))
+
+
+def _by_nvml(known: Sequence[GpuInfo], device: str, position: int) -> TargetGpu | str:
+    """The GPU by NVML alone, whose order is not CUDA's: known only where all GPUs are the same."""
+    models = list(dict.fromkeys((gpu.name, gpu.memory) for gpu in known))
+    if len(models) > 1:
+        names = ", ".join(name for name, _ in models)
+        return f"this machine's GPUs differ ({names}), and CUDA cannot be asked which of them run.device={device} is"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
+    if not models or visible in ("", "-1"):
+        return _NONE
+    if visible.startswith("MIG-"):
+        return f"CUDA cannot be asked how large CUDA_VISIBLE_DEVICES={visible!r} is"
+    if position >= len(known):
+        return f"run.device={device}, but this machine has {len(known)} GPU{'s' * (len(known) > 1)}"
+    return _target(known[0] if len(known) == 1 else replace(known[0], used=None))
+
+
+def _target(gpu: GpuInfo) -> TargetGpu | str:
+    if not gpu.memory:
+        return f"the driver does not say how much memory the {gpu.name} has"
+    spec = find_gpu_spec(gpu.name)
+    capability = gpu.capability or (spec.capability if spec else None)
+    return TargetGpu(gpu.name, gpu.memory, spec, host_memory()[0], gpu.used or 0, capability)
+
+
+def on_gpu(config: TrainConfig, target: TargetGpu) -> TrainConfig:
+    """A configuration with `model.dtype=auto` resolved for a GPU: float32 where there is no bfloat16."""
+    if config.model.dtype != "auto" or target.bfloat16:
+        return config
+    return replace(config, model=replace(config.model, dtype="float32"))
+
+
+def read_size(text: str) -> int:
+    """Bytes of a GPU's memory.
+
+    A GB is 10^9 bytes, as on a GPU's box: the driver shows various numbers of GiB for one size on the box, never less.
+
+    Raises:
+        SettingsError: it is not a size, or too large.
+
+    Example:
+        >>> read_size("24GB") == read_size("24") == 24 * 10**9
+        True
+        >>> read_size("24 GiB") == 24 * 2**30
+        True
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GiB|GB|G)?\s*", text, re.IGNORECASE)
+    if not found or not float(found[1]):
+        raise SettingsError(f"--gpu-memory {text!r} is not a size; give a number of GB or GiB, such as 24GB")
+    size = float(found[1]) * (GIB if (found[2] or "").lower() == "gib" else 10**9)
+    if size > _LARGEST * 10**9:
+        given = text if len(text) <= 40 else f"{text[:40]}…"
+        raise SettingsError(f"--gpu-memory {given!r} is more than any GPU has; expected at most {_LARGEST}GB")
+    return int(size)
