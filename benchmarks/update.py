@@ -135,7 +135,7 @@ def child(job: dict[str, Any], words: list[str]) -> None:
     with process_group(device):
         models = build_trained_models(config, FsdpOptions.of(config, device), checkpoint=None)
         policy = models.policy
-        models.try_largest(config)
+        models.try_largest(config, config.optimizer.token_budget)
         timed()
         seconds, metrics = min(timed() for _ in range(2))
         with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:

@@ -5,6 +5,7 @@ import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
@@ -19,17 +20,15 @@ from tests.trainer import preloaded
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import SequenceParallelGroup
 
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'tinyzero-trainer[ray]'")
+
 
 def on_ranks(
     count: int, function: Callable[..., Any], directory: Path, *arguments: Any, gpus: bool = False
 ) -> list[Any]:
     """The results of a module's function on each rank; the ranks find each other by a file in `directory`."""
     store = directory / f"store_of_{count}"
-    given = (count, function, str(store), arguments, gpus)
-    if gpus:
-        torch.multiprocessing.spawn(_run, given, nprocs=count)
-    else:
-        _start(_run, given, count)
+    _start(_run, (count, function, str(store), arguments, gpus), count, gpus=gpus)
     return [pickle.loads(Path(f"{store}_{rank}").read_bytes()) for rank in range(count)]
 
 
@@ -65,19 +64,23 @@ def on_threads(
         return list(threads.map(work, range(count)))
 
 
-def in_own_process(function: Callable[..., Any], directory: Path, *arguments: Any) -> Any:
+def in_own_process(function: Callable[..., Any], directory: Path, *arguments: Any, gpus: bool = False) -> Any:
     """The result of a module's function in a new process, which passes through a file in `directory`."""
     file = directory / "result"
-    _start(_run_in_own_process, (function, str(file), arguments), 1)
+    _start(_run_in_own_process, (function, str(file), arguments), 1, gpus=gpus)
     return pickle.loads(file.read_bytes())
 
 
-def _start(function: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> None:
+def _start(function: Callable[..., Any], arguments: tuple[Any, ...], count: int, *, gpus: bool) -> None:
     """Call a function in processes, with the index of each first, in the current environment."""
-    # Forked from one that has imported torch, which would take each of them seconds.
+    # Forked from one that has imported torch, which would take each of them seconds; but CUDA allows no fork of a
+    # process that has as much as asked whether there is a GPU.
     multiprocessing.set_forkserver_preload([preloaded.__name__])
     torch.multiprocessing.start_processes(
-        _in_environment, (dict(os.environ), function, arguments), count, start_method="forkserver"
+        _in_environment,
+        (dict(os.environ), function, arguments),
+        count,
+        start_method="spawn" if gpus else "forkserver",
     )
 
 

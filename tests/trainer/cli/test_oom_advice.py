@@ -10,6 +10,7 @@ from tests.trainer.configurations import call, changed
 from tests.trainer.runs import Configure, short_run
 from tinyzero_sdk.settings import build, merge, parse_overrides, to_mapping
 from tinyzero_trainer.advisor import advice as plan_advice
+from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.cli.oom_advice import advice_for, advise_on_out_of_memory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_config
@@ -24,6 +25,7 @@ from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
+MICRO_BATCHES = ("log-probabilities and values were computed", "the weights were updated")
 RESUME = "; resume from the last checkpoint with --resume "
 
 
@@ -67,11 +69,11 @@ def configure(warm_model: Path, toy_task: str, tmp_path: Path) -> Configure:
 )
 @pytest.mark.fault(
     "F9",
-    "The GPU's memory runs out, and nothing smaller is left to try",
+    "The GPU's memory runs out in a step",
     made="torch.OutOfMemoryError in each phase",
     seen=(
         "the GPU's memory ran out while … (Tried to allocate 4.64 GiB); resume from the last checkpoint with "
-        "--resume memory.…"
+        "--resume …=…"
     ),
     kept="the newest checkpoint, from which the run goes on with the settings named",
     code=2,
@@ -96,6 +98,7 @@ def test_the_run_resumes_with_what_is_advised(fault_row, owner, name, phase, con
     assert message == f"the GPU's memory ran out while {phase} (Tried to allocate 4.64 GiB)"
     assert not torch.distributed.is_initialized()
     fault_row.check(error.value)
+    assert ("optimizer.micro_batch_tokens=" in advice) == (phase in MICRO_BATCHES)
     train(resume_config(tmp_path / "run", parse_overrides(advice.split())), resume=True)
     assert (tmp_path / "run/checkpoints/step_3").exists()
 
@@ -121,11 +124,16 @@ def test_an_engine_that_cannot_be_built(configure, monkeypatch):
         train(configure())
 
 
-@pytest.mark.slow
-def test_a_batch_smaller_than_a_micro_batch_needs_no_smaller_ones(configure):
-    config = configure(memory__activation_checkpointing=True)
-    for phase in ("the largest micro-batch was tried out", "the weights were updated"):
-        assert "micro_batch_tokens" not in advice_for(OutOfMemoryError(phase), config)
+def test_half_the_micro_batch_is_of_what_a_step_has_and_no_sequence_is_cut(configure):
+    config = configure(optimizer__num_mini_batches=1, data__max_prompt_tokens=24)
+    work = workload_of(config, 24)
+    for phase in MICRO_BATCHES:
+        for tokens, half in ((2**20, work.micro_batch // 2), (work.sequence + 2, work.sequence // 2 + 1)):
+            error = OutOfMemoryError(phase)
+            error.micro_batch_tokens = tokens
+            assert advice_for(error, config) == f"start again with optimizer.micro_batch_tokens={half}"
+        error.micro_batch_tokens = work.sequence
+        assert "micro_batch_tokens" not in advice_for(error, config)
 
 
 @pytest.mark.parametrize(

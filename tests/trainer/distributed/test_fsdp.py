@@ -308,7 +308,7 @@ def test_warming_up_runs_a_full_micro_batch_and_a_small_one(
     monkeypatch.setattr(
         policy, "_token_losses", lambda batch, *rest: sizes.append(batch.tokens.numel()) or losses(batch, *rest)
     )
-    policy._micro_batches = partial(policy._micro_batches, layout="packed")
+    policy._split = partial(policy._split, layout="packed")
     policy.warm_up(NOW)
     assert sizes == [80, 11]
 

@@ -199,7 +199,7 @@ def test_checkpointed_activations_take_less(half: FsdpOptions, language_model: L
     peaks = []
     for checkpointed in (False, True):
         policy = make(language_model, replace(half, activation_checkpointing=checkpointed))
-        policy.continue_with(16384)
+        policy.micro_batch_tokens = 16384
         policy.warm_up(NOW)
         before = allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -86,7 +86,7 @@ def learn(
     for name in names:
         policy = make_policy(_load(start, options), CASES[name], options)
         policy._optimizer = Optimizer(policy.language_model.model, OPTIMIZER)
-        policy.continue_with(SMALL)
+        policy.micro_batch_tokens = SMALL
         first = watched(policy._optimizer)
         logprobs = policy.logprobs(experience.rollouts, 0.8)
         metrics, entropies = [policy.update(experience, NOW)], policy.entropies()
@@ -99,7 +99,7 @@ def learn(
             copies(named_weights(policy.language_model.model)),
         )
     critic = Critic(_load(start, options), settings=CriticConfig(), optimizer=OPTIMIZER, options=options)
-    critic.continue_with(SMALL)
+    critic.micro_batch_tokens = SMALL
     first = watched(critic._optimizer)
     metrics = [critic.update(experience) for _ in range(2)]
     weights = copies((name, full_tensor(value.detach())) for name, value in critic.model.named_parameters())

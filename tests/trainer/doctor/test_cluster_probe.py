@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.trainer.doctor.machines import ADDRESS, NODE, OTHER, REPORT, facts_of
-from tests.trainer.processes import in_own_process
+from tests.trainer.processes import in_own_process, needs_ray
 from tinyzero_trainer.distributed.parallel_dims import ParallelDims
 from tinyzero_trainer.doctor import cluster_probe, node_probe
 from tinyzero_trainer.doctor.checks import examine
@@ -135,10 +135,11 @@ def cluster_of_one_node(directory: str) -> RayCluster:
         ray.shutdown()
 
 
+@needs_ray
 @pytest.mark.gpu
 def test_the_gpus_of_a_node(tmp_path: Path) -> None:
     count = torch.cuda.device_count()
-    ray = in_own_process(cluster_of_one_node, tmp_path, str(tmp_path))
+    ray = in_own_process(cluster_of_one_node, tmp_path, str(tmp_path), gpus=True)
     assert ray.error == ""
     [node] = ray.nodes
     assert (node.error, node.gpus, node.gpus_free) == ("", count, count)

@@ -3,8 +3,6 @@
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -218,37 +216,3 @@ def test_ranks_are_called_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatc
                 ranks.do("policy", "update")
         sent.result()
     assert most == 1
-
-
-@pytest.mark.parametrize(("done", "late"), [((1, 1), 0), ((1, 0), 0), ((1, 1), 1)])
-def test_ranks_are_replaced_only_if_all_answer_and_agree(
-    done: tuple[int, int], late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
-
-    def rank(mini_batches: int) -> ActorHandle:
-        def hand_over(directory: Path) -> list[Any]:
-            (directory / "rank").touch()
-            return [SimpleNamespace(mini_batches=mini_batches)]
-
-        def take_over(directory: Path, metrics: list[Any]) -> None:
-            called.append(f"{(directory / 'rank').exists()} {metrics[0].mini_batches}")
-
-        methods = {"hand_over": hand_over, "take_over": take_over, "do": lambda *_: None}
-        handle = SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in methods.items()})
-        return ActorHandle(f"rank {mini_batches}", handle, True)
-
-    ray = SimpleNamespace(put=lambda given: given, wait=lambda calls, **_: (calls[late:], calls[:late]))
-    monkeypatch.setattr(remote_workers, "import_ray", lambda: ray)
-    monkeypatch.setattr(remote_workers, "gather", lambda calls: [result for _, result in calls])
-    others = [rank(2), rank(3)]
-    ranks = remote_workers.TrainerActors(
-        [rank(number) for number in done], lambda before, tokens, trained: others if trained else before, tmp_path
-    )
-    ranks.do("policy", "update")
-    fails = done != (1, 1) or late
-    cause = "had no memory for|did not hand over"
-    with pytest.raises(WorkerDiedError, match=cause) if fails else nullcontext():
-        ranks.restart(32)
-    assert (ranks.actors == others, called) == ((False, []) if fails else (True, ["True 1"] * 2))
-    assert not list(tmp_path.glob("checkpoints/*"))

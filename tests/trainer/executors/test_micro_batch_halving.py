@@ -1,36 +1,20 @@
-"""Running out of memory, of which a run of one process tells no more than a line, and which changes no result."""
+"""The largest micro-batch is tried out at the start, and halved while a GPU's memory is too small for it."""
 
-import re
-from collections.abc import Callable
-from itertools import product
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 import torch
 
 from tests.faults import Faults
-from tests.trainer.runs import Configure, lines, short_run
-from tests.trainer.samples import make_sample
-from tinyzero_sdk.settings import read_toml
+from tests.trainer.runs import Configure, short_run
 from tinyzero_trainer.advisor.workload import workload_of
-from tinyzero_trainer.algorithms.schedules import StepSettings
-from tinyzero_trainer.config.resume import resume_config
-from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.executors import local
-from tinyzero_trainer.executors.micro_batch_halving import MicroBatchHalving
-from tinyzero_trainer.training.build import TrainedModels
-from tinyzero_trainer.training.critic import ValueModel
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group
+from tinyzero_trainer.executors.micro_batch_halving import halve_until_it_fits
+from tinyzero_trainer.training.build import build_trained_models
 from tinyzero_trainer.training.logprobs import PolicyModel
-from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.oom import OutOfMemoryError
-
-pytestmark = pytest.mark.slow
-
-TOKENS = 64
-FITS = 32
-LINE = "the GPU's memory ran out (Tried to allocate 4.64 GiB): optimizer.micro_batch_tokens is 32 from here on, not 64"
 
 
 def run_out(*_: Any) -> NoReturn:
@@ -42,114 +26,64 @@ def configure(warm_model: Path, toy_task: str, tmp_path: Path) -> Configure:
     settings = {
         "run": {"task": toy_task, "steps": 2},
         "task__limit": 5,
-        "optimizer": {"num_mini_batches": 2, "micro_batch_tokens": TOKENS},
-        "rollout__return_logprobs": "sample",
+        "data__max_prompt_tokens": 24,
         "algorithm__advantage_estimator": "gae",
         "critic__learning_rate": 1e-3,
-        "checkpoint__every": 1,
     }
-    return lambda name, **changes: short_run(warm_model, tmp_path / name, **settings | changes)
+    return lambda **changes: short_run(warm_model, tmp_path / "run", **settings | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(
     "F9",
-    "The GPU's memory runs out",
-    made=(
-        "a forward pass of more than 32 tokens raises torch.OutOfMemoryError, in policy or critic, with "
-        "gradients or without"
-    ),
-    seen=(
-        "the GPU's memory ran out (Tried to allocate 4.64 GiB): optimizer.micro_batch_tokens is 32 from here on, not 64"
-    ),
-    kept="everything: the pass is repeated with half the tokens, and the metrics are those of a run with 32",
+    "The GPU's memory runs out at the start",
+    made="in the trial of the largest micro-batch a pass of more than 64 tokens raises torch.OutOfMemoryError",
+    seen="the GPU's memory ran out (Tried to allocate 4.64 GiB): optimizer.micro_batch_tokens is 64 from here on…",
+    kept="everything: the run learns the same with smaller micro-batches",
 )
-def test_a_run_goes_on_with_half_the_tokens_and_the_same_metrics(
-    fault_row: Faults, configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_all_models_get_the_largest_micro_batch_that_fits(
+    fault_row: Faults, configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = train(configure("half", optimizer__micro_batch_tokens=FITS)).output
-    for model, training in product((PolicyModel, ValueModel), (False, True)):
-        forward: Callable[..., Any] = model.forward
+    config, said, forward = configure(optimizer__micro_batch_tokens=128), list[str](), PolicyModel.forward
 
-        def too_much(
-            self: Any, batch: Any, *args: Any, training: bool = training, forward: Any = forward, **options: Any
-        ) -> Any:
-            if batch.tokens.numel() > FITS and torch.is_grad_enabled() == training:
-                run_out()
-            return forward(self, batch, *args, **options)
+    def too_much(self: PolicyModel, batch: Any, **options: Any) -> Any:
+        return run_out() if batch.tokens.numel() > 64 else forward(self, batch, **options)
 
-        capsys.readouterr()
-        with monkeypatch.context() as patch:
-            patch.setattr(model, "forward", too_much)
-            halved = train(configure(f"{model.__name__} {training}")).output
-        printed = capsys.readouterr()
-        assert (printed.out + printed.err).count(LINE) == 1
-        fault_row.check(printed.out + printed.err)
-        for ours, theirs in zip(lines(halved), lines(half), strict=True):
-            assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-        assert read_toml(halved / "config.toml")["optimizer"]["micro_batch_tokens"] == FITS
-        assert resume_config(halved, {"run": {"steps": 3}}).optimizer.micro_batch_tokens == FITS
+    monkeypatch.setattr(PolicyModel, "forward", too_much)
+    device = torch.device("cpu")
+    with process_group(device):
+        models = build_trained_models(config, FsdpOptions.of(config, device), checkpoint=None)
+        assert halve_until_it_fits(config, partial(models.try_largest, config), said.append) == 64
+    assert models.critic is not None
+    assert models.policy.micro_batch_tokens == models.critic.micro_batch_tokens == 64
+    fault_row.check(*said)
 
 
-@pytest.fixture
-def said() -> list[str]:
-    return []
+def test_the_first_half_is_of_what_a_step_has(configure: Configure) -> None:
+    config, tried = configure(optimizer__micro_batch_tokens=2048), list[int]()
+    whole = workload_of(config, config.data.max_prompt_tokens).micro_batch
 
-
-def halving(
-    configure: Configure, said: list[str], restart: Callable[[int], None] = lambda _: None
-) -> MicroBatchHalving:
-    return MicroBatchHalving(configure("run"), restart, said.append)
-
-
-def rollouts(*lengths: int) -> list[Rollout]:
-    return [make_sample(1, length - 1) for length in lengths]
-
-
-def test_it_ends_where_the_longest_sequence_alone_is_too_much(configure: Configure, said: list[str]) -> None:
-    restarted = list[int]()
-    tried = halving(configure, said, restarted.append)
-    with pytest.raises(OutOfMemoryError) as raised:
-        tried.repeating(run_out)(rollouts(*[10] * 20))
-    assert restarted == [32, 16, 8]
-    assert raised.value.micro_batch_tokens == 8
-    assert len(said) == 3
-
-
-def test_the_first_half_is_of_what_the_pass_has(configure: Configure, said: list[str]) -> None:
-    tried = halving(configure, said)
-    with pytest.raises(OutOfMemoryError):
-        tried.repeating(run_out)(rollouts(5, 4, 4))  # 15 tokens with padding
-    assert re.findall(r"is (\d+) from here on, not (\d+)", "".join(said)) == [("7", "64"), ("3", "7")]
-
-
-def test_more_of_the_hosts_memory_is_not_found_so(configure: Configure, said: list[str]) -> None:
-    with pytest.raises(OutOfMemoryError, match="host memory"):
-        halving(configure, said).repeating(lambda _: bytearray(2**62))(rollouts(5))
-    assert not said
-
-
-def test_memory_that_runs_out_while_ranks_restart_counts_too(configure: Configure, said: list[str]) -> None:
-    def restart(tokens: int) -> None:
-        if tokens > 16:
-            run_out()
-
-    fits = iter((False, True))
-    tried = halving(configure, said, restart)
-    assert tried.repeating(lambda _: next(fits) or run_out())(rollouts(*[10] * 20))
-    assert (tried.tokens, len(said)) == (16, 2)
-
-
-def test_the_largest_micro_batch_is_tried_out_until_it_fits(configure: Configure, said: list[str]) -> None:
-    config, tried = configure("run", optimizer__micro_batch_tokens=2048, data__max_prompt_tokens=24), list[int]()
-
-    def warm_up(settings: StepSettings, most: int, *, accumulates: bool) -> None:
-        tried.append(most)
+    def try_out(tokens: int) -> None:
+        tried.append(tokens)
         if len(tried) < 3:
             run_out()
 
-    language_model: Any = None
-    policy: Any = SimpleNamespace(warm_up=warm_up, continue_with=lambda tokens: None)
-    models = TrainedModels(language_model, policy, None, None)
-    local.repeating_learners(config, models, torch.device("cuda"), said.append)
-    whole = workload_of(config, config.data.max_prompt_tokens).micro_batch
-    assert tried == [whole, whole // 2, whole // 4]
+    assert halve_until_it_fits(config, try_out, lambda _: None) == whole // 4
+    assert tried == [2048, whole // 2, whole // 4]
+
+
+def test_it_ends_where_the_longest_sequence_alone_is_too_much(configure: Configure) -> None:
+    config, said = configure(optimizer__micro_batch_tokens=64), list[str]()
+    with pytest.raises(OutOfMemoryError, match="the largest micro-batch was tried out") as raised:
+        halve_until_it_fits(config, run_out, said.append)
+    longest = workload_of(config, config.data.max_prompt_tokens).sequence
+    assert raised.value.micro_batch_tokens is not None
+    assert longest / 2 < raised.value.micro_batch_tokens <= longest
+    assert len(said) == 1
+
+
+def test_half_the_tokens_take_no_less_of_the_hosts_memory(configure: Configure) -> None:
+    said = list[str]()
+    with pytest.raises(OutOfMemoryError, match="host memory"):
+        halve_until_it_fits(configure(), lambda _: bytearray(2**62), said.append)
+    assert not said

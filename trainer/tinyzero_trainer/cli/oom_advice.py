@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.advisor.advice import (
     FEW_SEQUENCES,
     LAST_RESORT,
@@ -12,6 +14,7 @@ from tinyzero_trainer.advisor.advice import (
     fits_without_offload,
     without_advice,
 )
+from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import sealed
 from tinyzero_trainer.config import TrainConfig
@@ -47,13 +50,19 @@ def advise_on_out_of_memory(config: TrainConfig) -> Iterator[None]:
 
 def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
     """What to change to what, and how to resume, in one line."""
-    if error.micro_batch_tokens is not None:
-        config = with_settings(config, {"optimizer.micro_batch_tokens": error.micro_batch_tokens})
-    checkpoints = RunDirectory(Path(config.run.output).expanduser()).checkpoints
-    resumed = bool(config.run.output) and any(sealed(checkpoints))
+    run = RunDirectory(Path(config.run.output).expanduser())
+    resumed = bool(config.run.output) and any(sealed(run.checkpoints))
+    tokens = error.micro_batch_tokens
+    if tokens is None and config.run.output:
+        with suppress(TinyZeroError, LookupError):  # the run records it, and may have halved it at its start
+            tokens = read_toml(run.config)["optimizer"]["micro_batch_tokens"]
+    if tokens is not None:
+        config = with_settings(config, {"optimizer.micro_batch_tokens": tokens})
     again = "resume from the last checkpoint with --resume" if resumed else "start again with"
     if error.on_host:
         return _for_host(config, again)
+    if half := _half_micro_batch(error, config):
+        return f"{again} optimizer.micro_batch_tokens={half}"
     too_few = isinstance(error, KvCacheError)
     phases = (FEW_SEQUENCES,) if too_few else PHASES.get(error.phase, ())
     with suppress(Exception):  # the driver, and the files it reads, may be broken in any way
@@ -72,6 +81,15 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
         return LAST_RESORT
     new_run = "start a run in another --output with" if resumed else again
     return f"{new_run} rollout.max_completion_tokens={tokens}, or {LAST_RESORT}"
+
+
+def _half_micro_batch(error: OutOfMemoryError, config: TrainConfig) -> int | None:
+    """Half of the micro-batch that there was no memory for; None if it was of one sequence, or something else."""
+    if error.phase not in ("log-probabilities and values were computed", "the weights were updated"):
+        return None
+    work = workload_of(config, config.data.max_prompt_tokens)
+    tokens = min(config.optimizer.token_budget, work.micro_batch)
+    return None if tokens * work.sequence_parallel <= work.sequence else tokens // 2
 
 
 def _for_host(config: TrainConfig, again: str) -> str:

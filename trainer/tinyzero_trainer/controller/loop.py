@@ -151,10 +151,6 @@ class Session:
             while state.step < training_step.last:
                 step = state.step + 1
                 rollouts, metrics = training_step.take(step)
-                if (fitting := _as_it_fits(self.recorded, self.workers)) != self.recorded:
-                    with suppress(RunDirectoryError):  # a full disk: after the next step again
-                        self.run.save_config(fitting, _task_versions(self.workers))
-                        self.recorded = fitting
                 if self.audit is not None:
                     metrics |= self.audit.step(step, rollouts)
                 metrics |= state.add_totals(rollouts, metrics["timing_s/step"]) | self.checkpointer.timing()

@@ -11,11 +11,10 @@ import torch
 
 from tinyzero_sdk import Task
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.cuda_allocator import expand_segments
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, device_of, offload_note, process_group
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.micro_batch_halving import PASSES, MicroBatchHalving
+from tinyzero_trainer.executors.micro_batch_halving import halve_until_it_fits
 from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel, load_model
@@ -24,9 +23,7 @@ from tinyzero_trainer.rollout import RolloutEngine
 from tinyzero_trainer.rollout.background_engine import BackgroundEngine
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.training.build import TrainedModels, build_trained_models
-from tinyzero_trainer.training.learner import Learner
-from tinyzero_trainer.training.teacher import Teacher
+from tinyzero_trainer.training.build import build_trained_models
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 
@@ -58,7 +55,9 @@ def build_local_workers(
             run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer))
         display.record_startup("model")
         if training:
-            policy, critic, teacher = repeating_learners(config, models, device, display.log)
+            policy, critic, teacher = models.policy, models.critic, models.teacher
+            if device.type == "cuda":
+                halve_until_it_fits(config, partial(models.try_largest, config), display.log)
             display.record_startup("warm_up")
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
@@ -72,39 +71,6 @@ def build_local_workers(
             if training and device.type == "cuda":
                 gc.unfreeze()  # see `Learner`: models and engine become garbage, whose memory another run may need
             engine.close()
-
-
-def repeating_learners(
-    config: TrainConfig, models: TrainedModels, device: torch.device, report: Callable[[str], None]
-) -> tuple[Any, Any, Any]:
-    """Policy, critic and teacher; passes are repeated where memory runs out, and on a GPU the largest is tried out."""
-    learners = (models.policy, models.critic, models.teacher)
-
-    def restart(tokens: int) -> None:
-        for learner in learners:
-            if learner is not None:
-                learner.continue_with(tokens)
-
-    def try_largest() -> None:
-        models.try_largest(with_settings(config, {"optimizer.micro_batch_tokens": halving.tokens}))
-
-    halving = MicroBatchHalving(config, restart, report)
-    if device.type == "cuda":
-        with catch_out_of_memory("the largest micro-batch was tried out"):
-            halving.try_largest(try_largest)
-    policy, critic, teacher = (learner and RepeatingLearner(learner, halving) for learner in learners)
-    return policy, critic, teacher
-
-
-class RepeatingLearner:
-    """The `PolicyWorker`, `CriticWorker` or `TeacherWorker` of this process."""
-
-    def __init__(self, learner: Learner | Teacher, halving: MicroBatchHalving) -> None:
-        self._learner, self._halving = learner, halving
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._learner, name)
-        return self._halving.repeating(found) if name in PASSES else found
 
 
 def build_local_engine(

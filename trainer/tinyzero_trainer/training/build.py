@@ -19,7 +19,6 @@ from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
 from tinyzero_trainer.models.lora import Adapter, adaptable_layers, import_peft
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.float8 import require_float8, use_float8
-from tinyzero_trainer.training.learner import Learner
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.training.teacher import Teacher
@@ -38,12 +37,12 @@ class TrainedModels:
     teacher: Teacher | None
     """None unless `algorithm.advantage_estimator=on_policy_distillation`."""
 
-    @property
-    def learners(self) -> list[Learner]:
-        return [learner for learner in (self.policy, self.critic) if learner is not None]
-
-    def try_largest(self, config: TrainConfig) -> None:
-        """Run the largest micro-batch that these settings allow once; nothing is trained."""
+    def try_largest(self, config: TrainConfig, micro_batch_tokens: int) -> None:
+        """Run the largest micro-batch of at most so many tokens, which all passes have from here on; trains nothing."""
+        for model in (self.policy, self.critic, self.teacher):
+            if model is not None:
+                model.micro_batch_tokens = micro_batch_tokens
+        config = replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=micro_batch_tokens))
         work = workload_of(config, config.data.max_prompt_tokens)
         most = work.micro_batch * work.sequence_parallel
         self.policy.warm_up(settings_at(config, 1), most, accumulates=work.accumulates)

@@ -78,7 +78,7 @@ class Critic(Learner):
         """[tokens] V(s_t) before each token of the completions."""
         self.model.eval()
         with on_device(self.model):
-            batches = self._micro_batches(rollouts, ranks=self._ranks)
+            batches = self._micro_batches(rollouts)
             return in_batch_order(batches, self.model, rollouts, self._ranks)
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:

@@ -89,7 +89,7 @@ class Optimizer:
         """Within, the moments are on the device of the weights; `changed` = steps are made."""
         return nullcontext() if self._offload is None else self._offload.on_device(changed=changed)
 
-    def step(self, learning_rate: float, norm: Tensor, *, is_finite: bool) -> None:
+    def step(self, learning_rate: float, norm: Tensor) -> None:
         """Update the weights, unless the gradient, whose norm `gather_gradients` returned, is not finite.
 
         Raises:
@@ -97,7 +97,7 @@ class Optimizer:
         """
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
-        if is_finite:
+        if norm.isfinite():
             torch.nn.utils.clip_grads_with_norm_(self._shards.values(), self._settings.max_grad_norm, norm)
             self._adamw.step()
             self._nonfinite_updates.zero_()
@@ -125,13 +125,6 @@ class Optimizer:
     def _moments(self) -> Iterator[Tensor]:
         for state in self._adamw.state.values():
             yield from (value for value in state.values() if value.ndim)
-
-    def local_state(self) -> Iterator[Tensor]:
-        """Everything that steps change on this rank: its shards, their moments, and the count of skipped updates."""
-        yield self._nonfinite_updates
-        for shard in self._shards.values():
-            yield shard.detach()
-            yield from self._adamw.state[shard].values()
 
     def save(self, directory: Path, name: str) -> None:
         """Write the moments by parameter name; see `save_tensors`."""

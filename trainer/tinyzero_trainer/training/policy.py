@@ -88,7 +88,7 @@ class Policy(Learner):
             return self._logprobs(self._reference, rollouts, temperature)
 
     def _logprobs(self, model: PolicyModel, rollouts: Sequence[Rollout], temperature: float) -> Tensor:
-        batches = self._micro_batches(rollouts, ranks=self._ranks)
+        batches = self._micro_batches(rollouts)
         return in_batch_order(
             batches, lambda batch: model(batch, temperature=temperature).logprobs, rollouts, self._ranks
         )

@@ -21,18 +21,14 @@ class Teacher:
         """`language_model` is sharded already if it ever is; `token_budget` is that of a micro-batch."""
         self.model, self._pad_id = PolicyModel.of(language_model.model), language_model.pad_id
         self._rows: int = language_model.model.config.get_text_config().vocab_size
-        self._micro_batches = partial(
+        self.micro_batch_tokens = token_budget
+        self._split = partial(
             micro_batches,
-            token_budget=token_budget,
             pad_id=language_model.pad_id,
             device=device_of(self.model),
             layout=choose_layout(self.model, "auto", name=language_model.name),
             share_prompts=shares_prompts(self.model),
         )
-
-    def continue_with(self, micro_batch_tokens: int) -> None:
-        """Split by another budget."""
-        self._micro_batches = partial(self._micro_batches, token_budget=micro_batch_tokens)
 
     def logprobs(self, rollouts: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log-probability of every sampled token."""
@@ -46,4 +42,5 @@ class Teacher:
             return statistics.logprobs
 
         with frozen(self.model.body), on_device(self.model):
-            return in_batch_order(self._micro_batches(rollouts, ranks=ranks), logprobs, rollouts, ranks)
+            batches = self._split(rollouts, token_budget=self.micro_batch_tokens, ranks=ranks)
+            return in_batch_order(batches, logprobs, rollouts, ranks)

@@ -28,16 +28,6 @@ class MetricAccumulator:
         """Number of those done: after the first, the weights may differ from those at the start."""
         return len(self._norms)
 
-    def copy(self, *, on_cpu: bool = False) -> "MetricAccumulator":
-        """The same so far; what is added to one of them is not in the other."""
-        found = MetricAccumulator()
-        found._sums, found._totals, found._columns = (
-            {name: [part.cpu() for part in parts] if on_cpu else list(parts) for name, parts in values.items()}
-            for values in (self._sums, self._totals, self._columns)
-        )
-        found._counts, found._norms = self._counts.copy(), list(self._norms)
-        return found
-
     def add(self, **values: Tensor) -> None:
         """Add [tokens] values, for their mean."""
         for name, column in values.items():
@@ -62,14 +52,12 @@ class MetricAccumulator:
         """Merge the metrics of all ranks after the update; each of them must call it."""
         if ranks.size == 1:
             return
-        # Parts may be on several devices: those of an update that this rank has taken over are on the CPU.
         sums, totals = (
-            {name: torch.stack([part.cpu() for part in parts]) for name, parts in values.items()}
-            for values in (self._sums, self._totals)
+            {name: torch.stack(parts).cpu() for name, parts in values.items()} for values in (self._sums, self._totals)
         )
         all_sums, all_totals, counts = zip(*ranks.all_gather((sums, totals, self._counts)), strict=True)
         self._sums, self._totals, self._counts = _merged(all_sums), _merged(all_totals), sum(counts, Counter())
-        own = {name: torch.cat([part.cpu() for part in parts]) for name, parts in self._columns.items()}
+        own = {name: torch.cat(parts).cpu() for name, parts in self._columns.items()}
         self._columns = {name: [column] for name, column in ranks.all_gather_columns(own).items()}
 
     def means(self) -> dict[str, float]:
@@ -83,7 +71,7 @@ class MetricAccumulator:
     def column(self, name: str) -> Tensor | None:
         """[tokens] all values kept under this name, on the CPU; None if there are none."""
         parts = self._columns.get(name)
-        return None if parts is None else torch.cat([part.cpu() for part in parts])
+        return None if parts is None else torch.cat(parts).cpu()
 
     def updates(self) -> dict[str, float]:
         """Mean gradient norm of the updates made, if any, and the number skipped."""

@@ -6,10 +6,9 @@ Constructors return at once; what takes time is done in methods, whose errors re
 import copy
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,14 +47,10 @@ with without_collector():
     from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
     from tinyzero_trainer.rollout.weight_source import named_weights, sent_weights
     from tinyzero_trainer.training.build import TrainedModels, build_trained_models
-    from tinyzero_trainer.training.update_metrics import MetricAccumulator
     from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 JOIN_SECONDS = 300
 """For processes to find each other; models are loaded afterwards."""
-
-STEP_SECONDS = 60.0
-"""For a step of the optimizer to end, or to be known to wait for another rank."""
 
 Address = tuple[str, int]
 """Host and port."""
@@ -199,71 +194,28 @@ class TrainerActor(EngineActor):
         timeout = timedelta(seconds=START_SECONDS + self._config.vllm.timeout)
         dist.init_process_group(backend, store=store, rank=self._index, world_size=self._count, timeout=timeout)
 
-    def build(self, checkpoint: Path | None, micro_batch_tokens: int) -> LanguageModel | None:
+    def build(self, checkpoint: Path | None) -> LanguageModel | None:
         """Load and shard the models; the first rank returns the policy's without its weights."""
-        optimizer = replace(self._config.optimizer, micro_batch_tokens=micro_batch_tokens)
-        self._config = replace(self._config, optimizer=optimizer)
         with catch_out_of_memory("the models were loaded"):
             options = FsdpOptions.of(self._config, self._device)
             self._models = build_trained_models(self._config, options, checkpoint=checkpoint)
         self._sync_check = SyncCheck(self._models.language_model, options.dtype)
         return without_weights(self._models.language_model) if self._index == 0 else None
 
-    def try_largest(self) -> None:
-        """Run the largest micro-batch once."""
+    def try_largest(self, micro_batch_tokens: int) -> None:
+        """See `TrainedModels`."""
         with catch_out_of_memory(""):
-            self._models.try_largest(self._config)
+            self._models.try_largest(self._config, micro_batch_tokens)
 
     def gpu_memory(self) -> GpuMemoryUsage | None:
         return memory_usage(self._device)
 
-    def do(self, role: str, method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    def do(self, role: str, method: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of `policy`, `critic` or `teacher`, or read a property; the first rank returns its result."""
-        found, (args, kwargs) = getattr(getattr(self._models, role), method), arguments
+        member = getattr(getattr(self._models, role), method)
         with catch_out_of_memory(""):
-            result = found(*args, **kwargs) if callable(found) else found
+            result = member(*arguments) if callable(member) else member
         return result if self._index == 0 else None
-
-    # ---- a rank is replaced: one ran out of memory, and the others may wait for it in a pass for ever ---------------
-
-    def hand_over(self, directory: Path) -> list[MetricAccumulator]:
-        """Write its part of all that is trained; returns what policy and critic have done of an update.
-
-        Called while another method may run; the rank is of no use afterwards.
-
-        Raises:
-            TinyZeroError: a step of the optimizer does not end.
-        """
-        learners = self._models.learners
-        for learner in learners:
-            learner.stop(STEP_SECONDS)
-        with ExitStack() as stack:
-            if self._device.type == "cuda":  # the default stream may wait for other ranks
-                torch.cuda.set_device(self._device)
-                stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
-            # First, so that the other method, once it fails, does not offload what is read here.
-            states = [stack.enter_context(learner.local_state(changed=False)) for learner in learners]
-            if self._device.type == "cuda":
-                dist.distributed_c10d._abort_process_group()  # ends kernels that wait; there is no public name for it
-                torch.cuda.synchronize()  # the last step of the optimizer may not have ended
-            file = stack.enter_context(self._handed_over(directory).open("wb"))
-            for tensor in chain.from_iterable(states):
-                file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-            return [learner.done() for learner in learners]
-
-    def take_over(self, directory: Path, done: Sequence[MetricAccumulator]) -> None:
-        """Read what the rank in its place before has written and returned."""
-        with self._handed_over(directory).open("rb") as file:
-            for learner, metrics in zip(self._models.learners, done, strict=True):
-                with learner.local_state(changed=True) as tensors:
-                    for tensor in tensors:
-                        data = torch.empty(tensor.numel(), dtype=tensor.dtype)
-                        file.readinto(data.view(torch.uint8).numpy().data)
-                        tensor.copy_(data.view(tensor.shape))
-                learner.continue_with(learner.micro_batch_tokens, metrics)
-
-    def _handed_over(self, directory: Path) -> Path:
-        return directory / f"rank_{self._index}"
 
     def free_memory(self) -> None:
         """Return cached GPU memory to the driver: the engine of another rank needs it."""

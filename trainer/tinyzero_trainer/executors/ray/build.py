@@ -15,7 +15,7 @@ from tinyzero_trainer.config.model_defaults import directory_of
 from tinyzero_trainer.distributed.parallel_dims import ParallelDims, parallel_dims
 from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.micro_batch_halving import MicroBatchHalving
+from tinyzero_trainer.executors.micro_batch_halving import halve_until_it_fits
 from tinyzero_trainer.executors.ray import actors
 from tinyzero_trainer.executors.ray.calls import ActorHandle, Call, gather, kill_process
 from tinyzero_trainer.executors.ray.cluster import RayError, import_ray, placement_group
@@ -28,7 +28,6 @@ from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout.async_batch_engine import AsyncBatchEngine
-from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 ANSWER_SECONDS = 5.0
 """For actors to answer at the end of the run; those that do not are killed."""
@@ -58,7 +57,7 @@ def build_ray_workers(
     ):
         if (idle := _idle_gpus(config)) is not None:
             display.log(idle)
-        ranks, halving = _start_ranks(config, pool, dims, checkpoint, display.log)
+        ranks = _start_ranks(config, pool, dims)
         number, engine = dims.dedicated_engines, "the rollout engine"
         names = [engine if number == 1 else f"{engine} {index} of {number}" for index in range(number)]
         engines = [
@@ -70,15 +69,23 @@ def build_ray_workers(
         display.phase("loading the model")
         language_model, notes = _load_models(config, ranks.actors, engines, checkpoint)
         display.record_startup("model")
+        micro_batch_tokens = config.optimizer.token_budget
+
+        def try_largest(tokens: int) -> None:
+            if tokens < config.optimizer.token_budget:  # a rank had too little memory, and the others wait for it
+                ranks.actors = pool.restart(*ranks.actors)
+                _share_gpus(dims, ranks.actors)
+                gather(_build_ranks(ranks.actors, checkpoint))
+            ranks.gather(lambda rank: rank.try_largest.remote(tokens))
+
         if dims.device == "cuda":
-            with catch_out_of_memory("the largest micro-batch was tried out"):
-                halving.try_largest(lambda: ranks.gather(lambda rank: rank.try_largest.remote()))
+            micro_batch_tokens = halve_until_it_fits(config, try_largest, display.log)
         display.record_startup("warm_up")
         for note in dict.fromkeys(notes):
             display.log(note)
-        policy: Any = RemoteLearner(ranks, "policy", halving)
-        critic: Any = RemoteLearner(ranks, "critic", halving) if config.algorithm.needs_critic else None
-        teacher: Any = RemoteLearner(ranks, "teacher", halving) if config.algorithm.needs_teacher else None
+        policy: Any = RemoteLearner(ranks, "policy", micro_batch_tokens)
+        critic: Any = RemoteLearner(ranks, "critic", micro_batch_tokens) if config.algorithm.needs_critic else None
+        teacher: Any = RemoteLearner(ranks, "teacher", micro_batch_tokens) if config.algorithm.needs_teacher else None
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         remote = _connect_engines(config, pool, ranks, engines, display.log)
@@ -188,30 +195,14 @@ def _idle_gpus(config: TrainConfig) -> str | None:
     return f"the Ray at {config.ray.address} has {gpus:g} GPUs, and this run uses none; give --gpus N for N of them"
 
 
-def _start_ranks(
-    config: TrainConfig,
-    pool: "ActorPool",
-    dims: ParallelDims,
-    checkpoint: Path | None,
-    report: Callable[[str], None],
-) -> tuple[TrainerActors, MicroBatchHalving]:
-    """All ranks, and what replaces them where memory runs out."""
+def _start_ranks(config: TrainConfig, pool: "ActorPool", dims: ParallelDims) -> TrainerActors:
     count = dims.world_size
-    first = [
+    ranks = [
         pool.start(f"policy rank {index} of {count}", actors.TrainerActor, config, index, count, dims.device)
         for index in range(count)
     ]
-
-    def restart(before: Sequence[ActorHandle], tokens: int, trained: bool) -> Sequence[ActorHandle]:
-        ranks = pool.restart(*before)
-        _share_gpus(dims, ranks)
-        # The checkpoint that the run was resumed from may be gone, and all that is trained is taken over.
-        gather(_build_ranks(ranks, None if trained else checkpoint, tokens))
-        return ranks
-
-    _share_gpus(dims, first)
-    ranks = TrainerActors(first, restart, Path(config.run.output))
-    return ranks, MicroBatchHalving(config, ranks.restart, report)
+    _share_gpus(dims, ranks)
+    return TrainerActors(ranks)
 
 
 def _share_gpus(dims: ParallelDims, ranks: Sequence[ActorHandle]) -> None:
@@ -225,12 +216,12 @@ def _share_gpus(dims: ParallelDims, ranks: Sequence[ActorHandle]) -> None:
         gather([(rank, rank.handle.set_visible_gpus.remote([*gpus[index : start + shared], *gpus[start:index]]))])
 
 
-def _build_ranks(ranks: Sequence[ActorHandle], checkpoint: Path | None, tokens: int) -> list[Call]:
+def _build_ranks(ranks: Sequence[ActorHandle], checkpoint: Path | None) -> list[Call]:
     """Calls that load the models, from a checkpoint if there is one; the ranks have found each other."""
     first = ranks[0]
     (address,) = gather([(first, first.handle.open_store.remote(len(ranks)))])
     gather([(rank, rank.handle.join.remote(address)) for rank in ranks])
-    return [(rank, rank.handle.build.remote(checkpoint, tokens)) for rank in ranks]
+    return [(rank, rank.handle.build.remote(checkpoint)) for rank in ranks]
 
 
 def _check_run_directory(config: TrainConfig, ranks: TrainerActors) -> None:
@@ -258,7 +249,7 @@ def _load_models(
 ) -> tuple[LanguageModel, list[str]]:
     """Load the models of ranks and engines concurrently; returns the policy's without weights, and notes."""
     loading = [(engine, engine.handle.build.remote(config.model.path)) for engine in engines]
-    building = _build_ranks(ranks, checkpoint, config.optimizer.token_budget)
+    building = _build_ranks(ranks, checkpoint)
     results = gather([*building, *loading])
     return results[0], [note for notes in results[len(building) :] for note in notes]
 

@@ -240,11 +240,6 @@ class ColocatedEngines(RemoteEngine):
     def load_weights(self, version: int = 0) -> None:
         """See `AsyncEngine`; an engine that cannot load them is restarted."""
         self._ranks.version = version
-        if self._generation != self._ranks.generation:  # the engines went with their ranks
-            for engine, rank in zip(self.engines, self._engine_ranks, strict=True):
-                engine.worker = self._ranks.actors[rank]
-            self._build(self._engine_ranks)
-            return
         self._free_memory()
         failures = self._ranks.pass_weights("load_weights", self._engine_ranks, returned=(EngineDiedError,))
         for engine, rank in zip(self.engines, self._engine_ranks, strict=True):
@@ -254,7 +249,6 @@ class ColocatedEngines(RemoteEngine):
                 self._ranks.check_engine(rank)
 
     def _build(self, engine_ranks: Sequence[int]) -> None:
-        self._generation = self._ranks.generation
         self._free_memory()
         for notes in self._ranks.pass_weights("build_engine", engine_ranks):
             for note in notes or ():

@@ -3,19 +3,16 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from shutil import rmtree
 from threading import Lock
 from typing import Any, Literal
-from uuid import uuid4
 
 from tinyzero_sdk import Completion, Score
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.errors import WorkerDiedError
-from tinyzero_trainer.executors.micro_batch_halving import PASSES, MicroBatchHalving
 from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.columns import SentRollouts
@@ -26,79 +23,27 @@ from tinyzero_trainer.types import Rollout
 ABORT_SECONDS = 60.0
 """For actors to return from a weight group that was aborted."""
 
-HAND_OVER_SECONDS = 600.0
-"""For all ranks to write their state: it is that of a checkpoint."""
-
-Replace = Callable[[Sequence[ActorHandle], int, bool], Sequence[ActorHandle]]
-"""Start other actors with a micro-batch of so many tokens; whether they are about to take over what was trained."""
-
 
 class TrainerActors:
     """The training ranks: each is called with the whole batch, and the first returns the result."""
 
-    generation = 0
-    """How often all of them were replaced."""
-
     version = 0
     """Training steps completed by the weights, or fewer while a step is being completed."""
 
-    def __init__(self, actors: Sequence[ActorHandle], replace: Replace | None = None, output: Path = Path()) -> None:
-        """`replace` starts others in their place, `output` is the run's directory: without them none is replaced."""
-        self.actors, self._replace, self._output, self._trained = actors, replace, output, False
+    def __init__(self, actors: Sequence[ActorHandle]) -> None:
+        self.actors = actors
         self._receivers: list[ActorHandle] = []  # engines in the current weight group
         self._lock = Lock()  # with calls of two threads at once, ranks would wait for each other in different ones
 
-    def do(self, role: str, method: str, *args: Any, **kwargs: Any) -> Any:
+    def do(self, role: str, method: str, *args: Any) -> Any:
         """Call a method of every rank's policy, critic or teacher, or read a property."""
-        args = tuple(arg.absolute() if isinstance(arg, Path) else arg for arg in args)  # of the trainer's directory
-        self._trained |= method in ("update", "load")
-        arguments = import_ray().put((args, kwargs))  # once for each machine
+        arguments = import_ray().put(args)  # once for each machine
         return self.gather(lambda actor: actor.do.remote(role, method, arguments))[0]
 
     def gather(self, call: Callable[[Any], Any]) -> list[Any]:
         """The results of the same call of every rank."""
         with self._lock:
             return gather([(actor, call(actor.handle)) for actor in self.actors])
-
-    def restart(self, micro_batch_tokens: int) -> None:
-        """Replace all ranks, some of which wait in a pass for one that failed, by others with the same state.
-
-        Raises:
-            WorkerDiedError: a rank does not hand over its state, or they disagree on what is done.
-        """
-        assert self._replace is not None
-        directory = (self._output / f"checkpoints/step_0.tmp-{uuid4().hex}").absolute()  # swept if the run is killed
-        with self._lock:
-            leaving = [engine.handle.leave_group.remote() for engine in self._receivers]
-            if leaving:
-                import_ray().wait(leaving, num_returns=len(leaving), timeout=ABORT_SECONDS)
-            try:
-                done = self._hand_over(directory) if self._trained else None
-                self.actors = self._replace(self.actors, micro_batch_tokens, self._trained)
-                if done is not None:
-                    gather(
-                        [
-                            (actor, actor.handle.take_over.remote(directory, each))
-                            for actor, each in zip(self.actors, done, strict=True)
-                        ]
-                    )
-            finally:
-                rmtree(directory, ignore_errors=True)
-            self._receivers, self.generation = [], self.generation + 1
-
-    def _hand_over(self, directory: Path) -> list[Any]:
-        directory.mkdir(parents=True)
-        calls = [(actor, actor.handle.hand_over.remote(directory)) for actor in self.actors]
-        references = [reference for _, reference in calls]
-        _, late = import_ray().wait(references, num_returns=len(references), timeout=HAND_OVER_SECONDS)
-        if late:
-            name = self.actors[references.index(late[0])].name
-            raise WorkerDiedError(name, "did not hand over its state after memory ran out", policy_intact=False)
-        done = gather(calls)
-        if len({tuple(metrics.mini_batches for metrics in each) for each in done}) > 1:
-            end = "has made an update that another had no memory for (memory.cpu_offload=always takes less)"
-            raise WorkerDiedError("one rank", end, policy_intact=False)
-        return done
 
     def pass_weights(
         self, method: str, ranks: Sequence[int], returned: tuple[type[TinyZeroError], ...] = ()
@@ -160,25 +105,16 @@ class RemoteLearner:
     """The `PolicyWorker`, `CriticWorker` or `TeacherWorker` of all ranks: what is not here is called on every rank."""
 
     def __init__(
-        self, ranks: TrainerActors, role: Literal["policy", "critic", "teacher"], halving: MicroBatchHalving
+        self, ranks: TrainerActors, role: Literal["policy", "critic", "teacher"], micro_batch_tokens: int
     ) -> None:
-        self._ranks, self._role, self._halving, self.world_size = ranks, role, halving, len(ranks.actors)
+        self._ranks, self._role = ranks, role
+        self.micro_batch_tokens, self.world_size = micro_batch_tokens, len(ranks.actors)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        call = partial(self._ranks.do, self._role, method)
-        if method not in PASSES:
-            return call
+        def call(*args: Any) -> Any:
+            return self._ranks.do(self._role, method, *map(_for_ranks, args))
 
-        def sent(batch: TrainingBatch | Sequence[Rollout], *args: Any) -> Any:
-            if isinstance(batch, TrainingBatch):
-                return call(replace(batch, rollouts=SentRollouts(batch.rollouts)), *args)
-            return call(SentRollouts(batch), *args)
-
-        return self._halving.repeating(sent)
-
-    @property
-    def micro_batch_tokens(self) -> int:
-        return self._halving.tokens
+        return call
 
     @cached_property
     def parameters(self) -> int:
@@ -186,6 +122,18 @@ class RemoteLearner:
 
     def gpu_memory(self) -> list[GpuMemoryUsage]:
         return [gpu for gpu in self._ranks.gather(lambda actor: actor.gpu_memory.remote()) if gpu is not None]
+
+
+def _for_ranks(argument: Any) -> Any:
+    """An argument of a learner's method as ranks get it: their directory is another one, and rollouts are columns."""
+    match argument:
+        case Path():
+            return argument.absolute()
+        case TrainingBatch():
+            return replace(argument, rollouts=SentRollouts(argument.rollouts))
+        case [Rollout(), *_]:
+            return SentRollouts(argument)
+    return argument
 
 
 class RemotePool:
