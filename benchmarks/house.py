@@ -1,19 +1,23 @@
-"""The size and shape of a checkout: lines by area, files, functions, packages, and the imports between packages.
+"""The size and shape of a checkout: lines by area, handlers of exceptions, ladders over names, and how far a call goes.
 
-    python benchmarks/house.py [CHECKOUT] [--imports imports.png]
+    python benchmarks/house.py [CHECKOUT] [--walk]
 
 Physical lines of the Python files that git tracks; a function's lines include its docstring and decorators. Imports
 nothing of the checkout, so that it measures any version.
 
-`--imports` draws the trainer's packages, and modules outside every package, as a matrix: a row imports the columns
-marked in it. The order has few imports upwards, so a red mark, below the diagonal, belongs to a cycle. Late and
-type-checking imports count.
+A ladder is a comparison (`==`, `!=`, `in`, `not in`, or a `case`) that asks which engine, estimator, loss or executor
+is chosen: one side is a name or attribute of `ASKED`, the other has the name of a kind in it, or is a constant in
+capitals (`estimator in NO_REWARDS`). A comparison with `auto`, which names no kind, is none.
+
+`--walk` runs `walk.py` with the Python of the checkout's `.venv`: the functions, files and records that a training
+step, a configuration key and the scoring of a file pass through.
 """
 
 import ast
+import json
+import re
 import statistics
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -21,79 +25,82 @@ from typing import Annotated
 import typer
 
 AREAS = ("tinyzero_sdk", "trainer/tinyzero_trainer", "plugins", "examples", "tests", "benchmarks")
-PACKAGE = "tinyzero_trainer"
+LOOP = Path("trainer/tinyzero_trainer/controller/loop.py")
+WALKS = ("step", "key", "score_file")
+
+ENGINES, EXECUTORS, LOSSES = {"torch", "vllm"}, {"local", "ray"}, {"ppo", "gspo", "cispo", "reinforce"}
+ESTIMATORS = {"grpo", "dr_grpo", "rloo", "gdpo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae", "raft"}
+ESTIMATORS |= {"on_policy_distillation"}
+ASKED = {
+    "engine": ENGINES,
+    "executor": EXECUTORS,
+    **dict.fromkeys(("estimator", "advantage_estimator"), ESTIMATORS),
+    **dict.fromkeys(("loss", "policy_loss"), LOSSES),
+    **dict.fromkeys(("name", "kind"), ENGINES | EXECUTORS | LOSSES | ESTIMATORS),
+}
 
 
 def function_lengths(source: str) -> list[int]:
     """Lines of each function and method, nested ones too."""
-    found = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    starts = ((node, min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])) for node in found)
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    starts = ((node, min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])) for node in nodes)
     return [(node.end_lineno or start) - start + 1 for node, start in starts]
 
 
-def imports_between(checkout: Path) -> Counter[tuple[str, str]]:
-    """How many imports lead from one package or module to another."""
-    import grimp
-
-    sys.path.insert(0, str(checkout / "trainer"))
-    graph = grimp.build_graph(PACKAGE, cache_dir=None)
-    sys.path.pop(0)
-    counts: Counter[tuple[str, str]] = Counter()
-    for module in graph.modules:
-        for imported in graph.find_modules_directly_imported_by(module):
-            if PACKAGE not in (module, imported):
-                pair = module.split(".")[1], imported.split(".")[1]
-                counts[pair] += pair[0] != pair[1]
-    return +counts
-
-
-def top_down(counts: Counter[tuple[str, str]]) -> list[str]:
-    """Names in an order with few imports upwards, by a greedy search (Eades, Lin and Smyth 1993)."""
-    left = sorted({name for pair in counts for name in pair})
-    top: list[str] = []
-    bottom: list[str] = []
-    while left:
-        out = {name: {b for a, b in counts if a == name and b in left} for name in left}
-        into = {name: {a for a, b in counts if b == name and a in left} for name in left}
-        if sinks := [name for name in left if not out[name]]:
-            bottom.insert(0, sinks[0])
-        elif sources := [name for name in left if not into[name]]:
-            top.append(sources[0])
+def ladders(source: str) -> list[int]:
+    """Lines of the comparisons with names of engines, estimators, losses and executors."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        sides: list[ast.AST]
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            sides = [node.subject, *(case.pattern for case in node.cases)]
         else:
-            top.append(max(left, key=lambda name: len(out[name]) - len(into[name])))
-        left = [name for name in left if name not in {*top, *bottom}]
-    return top + bottom
+            continue
+        asked = {name for side in sides if (name := last_name(side)) in ASKED}
+        values = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
+        tables = any((last_name(side) or "").isupper() for side in sides) and asked - {"name", "kind"}
+        if tables or any(ASKED[name] & values for name in asked):
+            lines.append(node.lineno)
+    return sorted(lines)
 
 
-def draw_imports(checkout: Path, output: Path) -> None:
-    """Draw the matrix, and print the imports upwards."""
-    from matplotlib.figure import Figure
+def last_name(node: ast.AST) -> str | None:
+    """`engine` of `config.rollout.engine` and of `engine`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
 
-    counts = imports_between(checkout)
-    names = top_down(counts)
-    place = {name: index for index, name in enumerate(names)}
-    upward = [(a, b) for a, b in counts if place[b] < place[a]]
-    figure = Figure(figsize=(9, 9), dpi=110, layout="constrained")
-    axis = figure.subplots()
-    for color, pairs in (("tab:blue", counts.keys() - set(upward)), ("tab:red", upward)):
-        columns, rows = [place[b] for _, b in pairs], [place[a] for a, _ in pairs]
-        axis.scatter(columns, rows, s=2500 / len(names), marker="s", color=color)
-    ends = (-0.5, len(names) - 0.5)
-    axis.plot(ends, ends, color="lightgray", linewidth=1, zorder=0)
-    axis.set(xlim=ends, ylim=ends[::-1], aspect="equal")
-    axis.set_xticks(range(len(names)), names, rotation=90, fontsize=min(9, 500 / len(names)))
-    axis.set_yticks(range(len(names)), names, fontsize=min(9, 500 / len(names)))
-    title = f"{len(names)} packages and modules, {len(counts)} arrows, {len(upward)} upwards"
-    axis.set_title(title)
-    figure.savefig(output)
-    print(f"\n{title}", *(f"  {a} -> {b}" for a, b in upward), sep="\n")
+
+def print_handlers_and_ladders(texts: dict[Path, str]) -> None:
+    """Lines that begin with `except` in each package of the SDK and the trainer, and the ladders of the trainer."""
+    inside = {path: text for path, text in texts.items() if any(path.is_relative_to(area) for area in AREAS[:2])}
+    handlers = {path: len(re.findall(r"^\s*except\b", text, re.MULTILINE)) for path, text in inside.items()}
+    packages: Counter[Path] = Counter()
+    for path, count in handlers.items():
+        packages[path.parent] += count
+    print(f"\nlines with except: {sum(handlers.values())}")
+    print(*(f"{count:5}  {package}" for package, count in packages.most_common() if count), sep="\n")
+    places = [f"  {path}:{line}" for path, text in sorted(inside.items()) for line in ladders(text)]
+    print(f"\ncomparisons with names of engines, estimators, losses and executors: {len(places)}", *places, sep="\n")
+
+
+def print_walks(checkout: Path) -> None:
+    """How many functions, files and records each walk has."""
+    script = Path(__file__).with_name("walk.py")
+    print(f"\n{'walk':12}{'functions':>10}{'files':>7}{'moves':>8}{'records':>9}")
+    for name in WALKS:
+        command = [str(checkout / ".venv/bin/python"), str(script), str(checkout), name]
+        done = subprocess.run(command, cwd=checkout, check=True, stdout=subprocess.PIPE, text=True)
+        walk = json.loads(done.stdout.splitlines()[-1])
+        print(f"{name:12}{walk['functions']:10}{walk['files']:7}{walk['moves']:8,}{len(walk['records']):9}")
 
 
 def main(
     checkout: Annotated[Path, typer.Argument()] = Path(),
-    imports: Annotated[Path | None, typer.Option(help="PNG for the imports between packages")] = None,
+    walk: Annotated[bool, typer.Option("--walk", help="run the walks, in a minute")] = False,
 ) -> None:
     """Print the size of a checkout."""
+    checkout = checkout.resolve()
     listed = subprocess.run(
         ["git", "-C", str(checkout), "ls-files", "-z", "*.py"], check=True, capture_output=True, text=True
     )
@@ -114,8 +121,11 @@ def main(
     packages = Counter(path.parent for path in texts if path.is_relative_to(AREAS[0]) or path.is_relative_to(AREAS[1]))
     for package, count in sorted(packages.items()):
         print(f"{count:5}  {package}")
-    if imports is not None:
-        draw_imports(checkout, imports)
+    print_handlers_and_ladders(texts)
+    if LOOP in texts:
+        print(f"\nlines of {LOOP}: {len(texts[LOOP].splitlines())}")
+    if walk:
+        print_walks(checkout)
 
 
 if __name__ == "__main__":
