@@ -29,7 +29,7 @@ import typer
 
 from benchmarks.common import print_machine, print_table
 from tinyzero_sdk.settings import build
-from tinyzero_trainer.algorithms.advantages import ESTIMATORS
+from tinyzero_trainer.algorithms.advantages import grpo
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
@@ -110,13 +110,15 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
             with timed("advantages and batch"):
                 batch = TrainingBatch.of(rollouts, load.samples)
                 batch.old_logprobs = batch.engine_logprobs
-                batch.advantages = ESTIMATORS["grpo"](batch)
+                batch.advantages = grpo(batch)
             arrived = [replace(one, generation=each) for one, each in zip(rollouts, received, strict=True)]
             with timed(TO_RANKS):
                 pickle.loads(pickle.dumps(replace(batch, rollouts=SentRollouts(arrived))))
             for packing in ("packed", "padded"):
                 with timed(f"micro-batches, {packing}"):
-                    for mini_batch in batch.mini_batches(config.optimizer):
+                    for mini_batch in batch.mini_batches(
+                        config.optimizer.num_mini_batches, config.optimizer.update_epochs
+                    ):
                         for micro_batch in micro_batches(mini_batch.rollouts, layout=packing, **options):
                             mini_batch.select(micro_batch.indices)
             with timed("metrics"):

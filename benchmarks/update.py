@@ -99,7 +99,6 @@ def child(job: dict[str, Any], words: list[str]) -> None:
     from tinyzero_sdk.settings import parse_overrides
     from tinyzero_trainer.advisor.auto import resolve_auto
     from tinyzero_trainer.algorithms.batch import TrainingBatch
-    from tinyzero_trainer.algorithms.schedules import settings_at
     from tinyzero_trainer.config.compose import compose
     from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group
     from tinyzero_trainer.models.device import choose_device
@@ -124,7 +123,7 @@ def child(job: dict[str, Any], words: list[str]) -> None:
         for _ in range(SAMPLES)
     ]
     advantages = torch.randn(len(rollouts) * new_tokens, generator=generator)
-    batch, settings = TrainingBatch.of(rollouts, SAMPLES, advantages=advantages), settings_at(config, 1)
+    batch, settings = TrainingBatch.of(rollouts, SAMPLES, advantages=advantages), config.settings_at(1)
     on_gpu = device.type == "cuda"
 
     def timed() -> tuple[float, dict[str, float]]:

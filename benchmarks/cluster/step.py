@@ -99,8 +99,8 @@ def refuse(config: TrainConfig) -> None:
         "lora.rank": config.lora.rank,
         "memory.cpu_offload": config.memory.offload,
         "algorithm.kl_coefficient": algorithm.kl_coefficient,
-        "a critic": algorithm.needs_critic,
-        "algorithm.advantage_estimator=remax": algorithm.advantage_estimator == "remax",
+        "a critic": algorithm.needs("critic"),
+        "algorithm.advantage_estimator=remax": algorithm.needs("greedy"),
     }
     if found := [name for name, value in present.items() if value]:
         raise ValueError(f"{', '.join(found)}: not simulated; remove it")

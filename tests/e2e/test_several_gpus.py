@@ -20,10 +20,10 @@ from benchmarks.several.jobs import LEAST_SECONDS, Failed, Job, RunningJob, run_
 from benchmarks.several.suites import FIXED_TASK, SUITES, Setup, resume
 from tinyzero_sdk import Item, Score
 from tinyzero_sdk.settings import merge, parse_overrides, to_mapping
-from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose, gather, make_config
 from tinyzero_trainer.config.resume import resume_config
+from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.distributed.parallel_dims import parallel_dims
 from tinyzero_trainer.sft.default_model import SETTINGS

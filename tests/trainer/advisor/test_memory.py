@@ -119,7 +119,7 @@ def test_the_parts_make_the_whole(name: str, values: dict[str, Any]) -> None:
     for phase in memory.phases:
         assert all(part.size > 0 and part.what for part in phase.parts)
         assert phase.total == sum(phase.of(role) for role in ("policy", "critic", "reference", "rollout", "process"))
-        assert not phase.of("critic") or config.algorithm.needs_critic
+        assert not phase.of("critic") or config.algorithm.needs("critic")
         assert not phase.of("reference") or config.algorithm.kl_coefficient
     speed = predict_speed(SPECS[name], config, H200)
     assert speed.seconds.keys() - {"reward"} == {phase.name for phase in memory.phases}

@@ -13,7 +13,6 @@ from tests.trainer.processes import on_ranks
 from tinyzero_trainer.advisor.constants import SLACK
 from tinyzero_trainer.advisor.memory import predict_memory
 from tinyzero_trainer.advisor.workload import workload_of
-from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import NewModelConfig, TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.hardware.gpu import GIB
@@ -49,7 +48,7 @@ def peaks(start: str, words: tuple[str, ...], kind: str = "cuda") -> dict[str, i
     learners = build_trained_models(config, options, checkpoint=None)
     found["loading"] = peak(device)
     learners.policy.warm_up(
-        settings_at(config, 1), workload_of(config, 1).micro_batch * config.parallel.sequence_parallel
+        config.settings_at(1), workload_of(config, 1).micro_batch * config.parallel.sequence_parallel
     )
     found["update_actor"] = peak(device)
     print(f"rank {rank}, {words}: { ({name: f'{size / GIB:.2f} GiB' for name, size in found.items()}) }", flush=True)

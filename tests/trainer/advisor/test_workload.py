@@ -15,7 +15,6 @@ from tinyzero_sdk import Item, Score
 from tinyzero_trainer.advisor.memory import predict_memory
 from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
@@ -54,7 +53,10 @@ def test_micro_batches_are_as_many_as_are_made(parts: int, epochs: int, budget: 
             "rollout.max_completion_tokens": new,
         },
     )
-    work, updates = workload_of(config, 1), list(experience.mini_batches(optimizer))
+    work, updates = (
+        workload_of(config, 1),
+        list(experience.mini_batches(optimizer.num_mini_batches, optimizer.update_epochs)),
+    )
     split = partial(micro_batches, token_budget=budget, pad_id=0, device=torch.device("cpu"), layout="packed")
     made = sum(len(list(split(update.rollouts))) for update in updates)
     assert work.epochs * work.mini_batches == len(updates)
@@ -144,7 +146,7 @@ def test_what_is_tried_out_is_no_more_than_a_step_has(
         _optimizer=SimpleNamespace(start=lambda **_: None),
     )
     with pytest.raises(InterruptedError):
-        policy.Policy.warm_up(trained, settings_at(config, 1), workload_of(config).micro_batch)
+        policy.Policy.warm_up(trained, config.settings_at(1), workload_of(config).micro_batch)
     assert asked == [filled] == [workload_of(config).micro_batch]
 
 

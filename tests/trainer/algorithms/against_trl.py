@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.samples import build_policy, ragged_samples
-from tinyzero_trainer.algorithms.advantages import ESTIMATORS
+from tinyzero_trainer.algorithms.advantages import find_estimator
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import NewModelConfig, OptimizerConfig
@@ -143,7 +143,7 @@ def compare(
     part_weights = torch.tensor(WEIGHTS).expand_as(parts)
     rewards = (parts * part_weights).sum(dim=1)
     batch = TrainingBatch(rewards, lengths, SAMPLES, reward_parts=parts, part_weights=part_weights)
-    estimated = ESTIMATORS[policy._algorithm.advantage_estimator](batch)[lengths.cumsum(0) - 1]
+    estimated = find_estimator(policy._algorithm.advantage_estimator)(batch)[lengths.cumsum(0) - 1]
     return {
         "algorithm": name,
         "kl": kl,

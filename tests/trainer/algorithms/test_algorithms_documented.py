@@ -9,9 +9,8 @@ import torch
 
 from tests.trainer.samples import build_policy, ragged_samples
 from tinyzero_sdk.rewards import wrappers
-from tinyzero_trainer.algorithms.advantages import ESTIMATORS
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.losses import POLICY_LOSSES
+from tinyzero_trainer.algorithms.kinds import ESTIMATORS, POLICY_LOSSES
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig
 from tinyzero_trainer.models.loading import LanguageModel

@@ -12,8 +12,8 @@ from tests.trainer.samples import build_policy, ragged_samples, with_advantages
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.algorithms.schedules import StepSettings
+from tinyzero_trainer.algorithms.user_functions import load_function
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.config.algorithm import load_policy_loss
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.executors import local
 
@@ -82,10 +82,10 @@ def test_a_custom_loss_trains_as_a_built_in_one(toy_model, own: Path) -> None:
 
 def test_it_may_be_in_a_module_or_in_a_task_file(own: Path, toy_task: str, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(own.parent)
-    assert load_policy_loss("own_losses:clipped").__doc__ == "PPO's surrogate, written anew."
+    assert load_function("algorithm.policy_loss", "own_losses:clipped").__doc__ == "PPO's surrogate, written anew."
     task = tmp_path / "task_with_loss.py"
     task.write_text(Path(toy_task).read_text() + "\n\ndef mine(logprobs, given): ...\n")
-    assert load_policy_loss(f"{task}:mine").__name__ == "mine"
+    assert load_function("algorithm.policy_loss", f"{task}:mine").__name__ == "mine"
     config = make_config(
         {"run": {"task": str(task)}, "model": {"path": "gpt2"}, "algorithm": {"policy_loss": f"{task}:mine"}}
     )

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_trainer.algorithms.losses import POLICY_LOSSES, LossInputs, token_weights, value_loss
+from tinyzero_trainer.algorithms.kinds import POLICY_LOSSES
+from tinyzero_trainer.algorithms.losses import LossInputs, find_policy_loss, token_weights, value_loss
 from tinyzero_trainer.utils import jagged
 
 LOW, HIGH = 0.2, 0.28
@@ -66,7 +67,7 @@ def test_value_gradient_ratio_and_clipping_are_the_papers(name: str, mode: str, 
     spread = 1.2 if name == "gspo" else 0.6  # its ratio is of a mean
     logprobs = (old + spread * new - 2).requires_grad_()
     given = LossInputs(old - 2, advantages, lengths, LOW, HIGH, dual_clip)
-    result = POLICY_LOSSES[name](logprobs, given)
+    result = find_policy_loss(name)(logprobs, given)
     weights = token_weights(lengths, mode, max_tokens=16).double()
     loss = (jagged.repeat_to_tokens(weights, lengths) * result.loss).sum()
     loss.backward()
@@ -85,7 +86,7 @@ def test_a_policy_far_from_the_old_one_leaves_loss_and_gradient_finite(name: str
     """float32 cannot hold e^89; the log-ratio stays within ±20, and beyond it the surrogate has no gradient."""
     logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
     given = LossInputs(logprobs.detach() - gap, torch.tensor([1.0, -1.0]), torch.tensor([1, 1]), LOW, HIGH)
-    result = POLICY_LOSSES[name](logprobs, given)
+    result = find_policy_loss(name)(logprobs, given)
     result.loss.sum().backward()
     assert result.ratio.tolist() == pytest.approx([math.exp(math.copysign(20.0, gap))] * 2, rel=1e-5)
     assert logprobs.grad is not None

@@ -3,26 +3,22 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from tests.trainer.configurations import changed, typed
 from tests.trainer.samples import ragged_samples
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.algorithms import rollout_correction as mismatch
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.rollout_correction import (
-    engine_returns_logprobs,
-    importance_weights,
-    mismatch_metrics,
-)
+from tinyzero_trainer.algorithms.rollout_correction import importance_weights, mismatch_metrics
 from tinyzero_trainer.config import (
     AlgorithmConfig,
     OptimizerConfig,
@@ -40,8 +36,8 @@ TOKEN = RolloutCorrectionConfig(is_level="token")
 
 @pytest.mark.parametrize(("mode", "steps"), [("never", []), ("sample", [1, 11, 21]), ("always", list(range(1, 31)))])
 def test_the_engine_returns_them_in_no_step_in_one_of_ten_or_in_all(mode: Any, steps: list[int]) -> None:
-    config = TrainConfig(rollout=RolloutConfig(return_logprobs=mode))
-    assert [step for step in range(1, 31) if engine_returns_logprobs(config, step)] == steps
+    config = RolloutConfig(return_logprobs=mode)
+    assert [step for step in range(1, 31) if config.returns_logprobs(step)] == steps
 
 
 @pytest.mark.parametrize(
@@ -73,18 +69,16 @@ def test_one_completion_without_them_leaves_the_batch_without_them(toy_model: La
 
 
 def by_definition(
-    completions: list[list[tuple[float, float]]], settings: RolloutCorrectionConfig
+    completions: list[list[tuple[float, float]]], level: str | None, cap: float, bounds: tuple[float, float]
 ) -> tuple[list[float], list[float]]:
-    """min(π_old/π_engine, cap) and 0 outside the mask, token by token, with the ratios."""
+    """min(π_old/π_engine, cap) and 0 outside the bounds, token by token, with the ratios."""
     weights, ratios = [], []
     for completion in completions:
         product = sum(old - engine for old, engine in completion)
         for old, engine in completion:
-            log_ratio = product if settings.is_level == "sequence" else old - engine
-            ratio = exp(max(-20.0, min(20.0, log_ratio)))
-            low, high = settings.rejection_bounds or (0.0, float("inf"))
-            capped = 1.0 if settings.is_level is None else min(ratio, settings.is_threshold)
-            weights.append(capped if low <= ratio <= high else 0.0)
+            ratio = exp(max(-20.0, min(20.0, product if level == "sequence" else old - engine)))
+            weight = 1.0 if level is None else min(ratio, cap)
+            weights.append(weight if bounds[0] <= ratio <= bounds[1] else 0.0)
             ratios.append(ratio)
     return weights, ratios
 
@@ -92,32 +86,34 @@ def by_definition(
 LOGPROB = st.floats(-30, 0).map(lambda value: round(value, 3) + 0.0)
 
 
-@pytest.mark.slow
+@settings(max_examples=25)
 @given(
-    st.lists(st.lists(st.tuples(LOGPROB, LOGPROB), min_size=1, max_size=6), min_size=1, max_size=5),
+    st.lists(st.lists(st.tuples(LOGPROB, LOGPROB), min_size=1, max_size=4), min_size=1, max_size=3),
     st.sampled_from([None, "token", "sequence"]),
     st.sampled_from([1.0, 2.0, 5.5]),
     st.sampled_from([None, (0.0, 10.0), (0.5, 11.5)]),
 )
+@example([[(-1.0, -2.0), (-1.0, -1.0), (-2.0, -1.0)]], "token", 2.0, (0.5, 2.5))
+@example([[(-1.0, -2.0), (-1.0, -1.0), (-2.0, -1.0)]], None, 2.0, (0.5, 2.5))
 def test_weights_are_those_of_the_definition(
-    completions: list[list[tuple[float, float]]], weights: Any, cap: float, mask: Any
+    completions: list[list[tuple[float, float]]], level: Any, cap: float, bounds: Any
 ) -> None:
-    settings = RolloutCorrectionConfig(
-        is_level=weights, is_threshold=2.0 if weights is None else cap, rejection_bounds=mask
-    )
     old, engine = (
         torch.tensor([pair[side] for completion in completions for pair in completion], dtype=torch.float64)
         for side in (0, 1)
     )
-    found, metrics = importance_weights(old, engine, torch.tensor([len(each) for each in completions]), settings)
-    expected, ratios = by_definition(completions, settings)
-    assert found.tolist() == pytest.approx(expected, rel=1e-9)
-    count = len(ratios)
-    share = metrics.get("rollout_corr/rollout_is_ratio_fraction_high")
-    assert share == (None if weights is None else pytest.approx(sum(ratio > cap for ratio in ratios) / count, abs=1e-6))
-    masked = metrics.get("rollout_corr/rollout_rs_masked_fraction")
-    outside = mask and sum(not mask[0] <= ratio <= mask[1] for ratio in ratios)
-    assert masked == (None if mask is None else pytest.approx(outside / count, abs=1e-6))
+    lengths = torch.tensor([len(each) for each in completions])
+    weights, metrics = importance_weights(old, engine, lengths, level=level, threshold=cap, bounds=bounds)
+    expected, ratios = by_definition(completions, level, cap, bounds or (0.0, inf))
+    assert weights.tolist() == pytest.approx(expected, rel=1e-9)
+    measured = {name.rpartition("/")[2]: value for name, value in metrics.items()}
+    means = {}
+    if level:
+        high = fmean(ratio > cap for ratio in ratios)
+        means = {"rollout_is_mean": fmean(min(ratio, cap) for ratio in ratios), "rollout_is_ratio_fraction_high": high}
+    if bounds:
+        means["rollout_rs_masked_fraction"] = fmean(not bounds[0] <= ratio <= bounds[1] for ratio in ratios)
+    assert measured == pytest.approx(means, abs=1e-6)
 
 
 def test_the_metrics_estimate_the_divergence_of_the_engine_from_the_policy() -> None:
@@ -152,9 +148,8 @@ def test_settings_without_effect_are_refused(words: str, reason: str) -> None:
 
 
 def test_a_truncated_distribution_is_noted_in_one_line() -> None:
-    assert mismatch.notes(TrainConfig()) == []
-    (line,) = mismatch.notes(TrainConfig(rollout=RolloutConfig(top_p=0.9, top_k=5)))
-    assert "rollout.top_p=0.9 and rollout.top_k=5" in line
+    assert RolloutConfig().bias is None
+    assert RolloutConfig(top_p=0.9, top_k=5).bias.startswith("rollout.top_p=0.9 and rollout.top_k=5: tokens come")
 
 
 Run = Callable[..., tuple[list[dict[str, Any]], dict[str, torch.Tensor]]]

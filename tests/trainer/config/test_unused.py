@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, describe, flatten, merge, parse_overrides, unflatten
-from tinyzero_trainer.config import Advantage, Estimator, TrainConfig
-from tinyzero_trainer.config import algorithm as named_losses
-from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES, NO_REWARDS
+from tinyzero_trainer.config import KlEstimator, TrainConfig
 from tinyzero_trainer.config.compose import compose, drop_unused
-from tinyzero_trainer.config.unused import DISCOUNTS, RULES, default_settings, unused_settings
+from tinyzero_trainer.config.unused import RULES, default_settings, unused_settings
 
 UNUSED = [
     ("algorithm.policy_loss=reinforce algorithm.clip_ratio_low=0.1", "clips nothing"),
@@ -138,12 +136,11 @@ def test_rules_name_settings_that_exist() -> None:
 
 
 def test_the_names_that_settings_take_are_those_of_functions() -> None:
-    from tinyzero_trainer.algorithms.advantages import ESTIMATORS
+    from tinyzero_trainer.algorithms.advantages import find_estimator
+    from tinyzero_trainer.algorithms.kinds import ESTIMATORS, POLICY_LOSSES
     from tinyzero_trainer.algorithms.kl import SAMPLED
-    from tinyzero_trainer.algorithms.losses import POLICY_LOSSES
+    from tinyzero_trainer.algorithms.losses import find_policy_loss
 
-    assert set(get_args(Advantage)) == set(ESTIMATORS)
-    assert all(name == function.__name__ for name, function in ESTIMATORS.items())  # as the setting's text has it
-    assert set(get_args(Estimator)) == {*SAMPLED, "exact"}
-    assert tuple(POLICY_LOSSES) == named_losses.BUILT_IN_LOSSES
-    assert {*COMPARES_SAMPLES, *DISCOUNTS, *NO_REWARDS} <= set(ESTIMATORS)
+    assert all(find_estimator(name).__name__ == name for name in ESTIMATORS)
+    assert all(find_policy_loss(name).__name__ == name for name in POLICY_LOSSES)
+    assert set(get_args(KlEstimator)) == {*SAMPLED, "exact"}

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.checkpoint.store import Checkpoint
 from tinyzero_trainer.controller.checkpointer import Checkpointer, Meta, SavedRun
+from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, from_json, to_json
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.data.prompts import StreamState

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.trainer.controller.fakes import FakeStream
 from tinyzero_sdk import Item
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.checkpoint.store import DamagedCheckpointError
 from tinyzero_trainer.controller.in_flight import (
     Admitted,
@@ -25,6 +24,7 @@ from tinyzero_trainer.controller.in_flight import (
     room,
     save_in_flight,
 )
+from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.engine import NOTHING, Group, OnProgress

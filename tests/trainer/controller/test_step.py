@@ -15,7 +15,7 @@ import torch
 
 from tests.trainer.controller.fakes import FakeStream, fake_workers
 from tinyzero_sdk import Item, ItemColumns, Score, load_task
-from tinyzero_trainer.algorithms.advantages import ESTIMATORS
+from tinyzero_trainer.algorithms.advantages import gae, reinforce_pp, remax
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import (
@@ -317,7 +317,7 @@ def test_the_kl_in_the_reward_is_taken_off_each_token(estimator: str, of_gap) ->
     flat = [value for row in returns for value in row]
     mean, deviation = statistics.fmean(flat), statistics.stdev(flat)
     expected = [(value - mean) / deviation for value in flat]
-    assert ESTIMATORS["reinforce_pp"](batch).tolist() == pytest.approx(expected, abs=1e-5)
+    assert reinforce_pp(batch).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_with_a_critic_the_returns_are_not_whitened_and_the_advantages_are() -> None:
@@ -348,7 +348,7 @@ def test_with_a_critic_a_masked_completion_shifts_no_advantage() -> None:
     step = a_step(critic, advantage_estimator="gae")
     masked = [replace(each, score=replace(each.score, masked=place == 2)) for place, each in enumerate(SAMPLES)]
     batch = batch_of(step, masked)
-    raw = ESTIMATORS["gae"](batch)
+    raw = gae(batch)
     step.add_advantages(batch)
     kept = [value for row in (0, 1, 3) for value in rows(raw.tolist())[row]]
     mean, deviation = statistics.fmean(kept), statistics.stdev(kept)
@@ -408,7 +408,7 @@ def test_remax_compares_with_the_greedy_completion_at_full_length(monkeypatch: p
     monkeypatch.setattr(collecting, "generate", generate)
     monkeypatch.setattr(collecting, "score", lambda *_, **kw: [sample(0.75, 1), sample(0.25, 1)])
     greedy_rewards = a_step(advantage_estimator="remax").collector.greedy_rewards(SAMPLES, StopFlag())
-    advantages = ESTIMATORS["remax"](TrainingBatch.of(SAMPLES, 2, greedy_rewards=torch.tensor(greedy_rewards)))
+    advantages = remax(TrainingBatch.of(SAMPLES, 2, greedy_rewards=torch.tensor(greedy_rewards)))
     assert calls == [(2, 64, 0.0, 1)]
     assert advantages.tolist() == [0.25, 0.25, -0.75, 0.0, 0.0, 0.0, 0.25, 0.25]
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from tests.trainer.conftest import SHAPE
 from tests.trainer.samples import build_policy, flat_gradient, ragged_samples
 from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.algorithms.kinds import Aggregation
 from tinyzero_trainer.algorithms.schedules import StepSettings
-from tinyzero_trainer.config import Aggregation, CriticConfig, OptimizerConfig
+from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.new_model import build_model
 from tinyzero_trainer.training import learner

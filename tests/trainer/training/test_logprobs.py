@@ -9,7 +9,7 @@ import transformers
 
 from tests.trainer.conftest import SHAPE
 from tests.trainer.samples import build_policy, flat_gradient, mixed_lengths, ragged_samples, states_by_completion
-from tinyzero_trainer.config import Estimator, OptimizerConfig
+from tinyzero_trainer.config import KlEstimator, OptimizerConfig
 from tinyzero_trainer.models import fused_logprobs as head
 from tinyzero_trainer.models.loading import LanguageModel, ModelError
 from tinyzero_trainer.models.new_model import build_model
@@ -42,7 +42,7 @@ def test_logprobs_and_entropy_equal_those_of_each_sequence_alone(toy_model: Lang
 
 @pytest.mark.parametrize("estimator", ["exact", "k3"])
 def test_chunks_change_neither_values_nor_gradients(
-    toy_model: LanguageModel, estimator: Estimator, monkeypatch: pytest.MonkeyPatch
+    toy_model: LanguageModel, estimator: KlEstimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = PolicyModel(build_model(SHAPE, toy_model.tokenizer, seed=1))
     batch = one_batch(toy_model)

@@ -87,7 +87,7 @@ def _sampling(config: TrainConfig, work: Workload) -> int:
     number, rollout = number_bytes(config), config.rollout
     filters = rollout.top_p < 1 or rollout.top_k > 0
     greedy = work.evaluated_at_a_time if config.eval.greedy else 0
-    if config.algorithm.advantage_estimator == "remax":
+    if config.algorithm.needs("greedy"):
         greedy = max(greedy, min(work.trained_at_a_time, config.data.prompts_per_step))
     return max(
         work.trained_at_a_time * sampling_bytes(number, by_kernel=not filters, greedy=False),

@@ -100,7 +100,7 @@ def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:
     each = (4 if offload == "always" else 3) * constants.MASTER_BYTES
     adapter = spec.adapter(config.lora.rank, config.lora.target_modules)
     held = each * (adapter or spec.parameters) + (constants.FROZEN_BYTES * spec.parameters if adapter else 0)
-    if algorithm.needs_critic:
+    if algorithm.needs("critic"):
         head = 0 if spec.tied else spec.embedding  # which the critic does not train
         held += each * (spec.parameters - head) + constants.FROZEN_BYTES * head
     if algorithm.kl_coefficient > 0 and not adapter:
@@ -129,7 +129,7 @@ def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iter
         return Phase(name, tuple(part for part in parts if part.size), "engine")
 
     yield phase("gen", copy, awake)
-    if config.algorithm.advantage_estimator == "remax":
+    if config.algorithm.needs("greedy"):
         yield phase("gen_greedy", copy, awake)
     yield phase("update_weights", [*copy, *coming], awake)
 
@@ -165,9 +165,9 @@ class _Step:
         if self.teacher is not None:
             scoring = _Step(self.teacher, self.config, self.work, None, self.dims)
             yield self._phase("teacher", scoring._forward("teacher"), "teacher")
-        if self.config.algorithm.advantage_estimator == "remax":
+        if self.config.algorithm.needs("greedy"):
             yield self._phase("gen_greedy", [], awake=True)
-        if self.config.algorithm.needs_critic:
+        if self.config.algorithm.needs("critic"):
             yield self._phase("values", self._forward("critic"), "critic")
             yield self._worst("update_critic", self._update("critic"), "critic")
         active: tuple[Role, ...] = ("policy", "reference") if self.in_loss else ("policy",)
@@ -207,7 +207,7 @@ class _Step:
             yield from self._trained("policy", self.adapter or spec.parameters, stay or phase == "update_actor")
             frozen = self.dims.shard(spec.parameters) if self.adapter else 0
             yield Part("policy", "frozen weights", constants.FROZEN_BYTES * frozen)
-        if algorithm.needs_critic and (stay or "critic" in active):
+        if algorithm.needs("critic") and (stay or "critic" in active):
             head = 0 if spec.tied else spec.embedding  # which the critic does not train
             trained = spec.parameters - head
             yield from self._trained("critic", trained, stay or phase == "update_critic")

@@ -69,9 +69,9 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
         seconds["ref"] = forward
     if (teacher := teacher_of(config)) is not None:
         seconds["teacher"], _ = _passes(replace(traffic, spec=teacher), gpu)
-    if algorithm.advantage_estimator == "remax":
+    if algorithm.needs("greedy"):
         seconds["gen_greedy"] = _generation(traffic, gpu, prompts, prompts)
-    if algorithm.needs_critic:
+    if algorithm.needs("critic"):
         seconds |= {"values": forward, "update_critic": whole}
     in_loss = algorithm.kl_coefficient > 0 and not algorithm.kl_in_reward
     if config.memory.recompute_logits is False:

@@ -1,19 +1,64 @@
 """From the rewards of a batch to an advantage for each completion token. Pure functions; the loss is elsewhere.
 
-An estimator takes a `TrainingBatch` and returns [tokens]. A new one is a function, a line in `ESTIMATORS` and its name
-in `config.Advantage`; config/unused.py lists the settings that it uses.
+An estimator takes a `TrainingBatch` and returns [tokens]. A new one is a function here and a line in kinds.py, or a
+user's own, which `algorithm.advantage_estimator` names by its file or module.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.algorithms.kinds import ESTIMATORS, estimator_of
+from tinyzero_trainer.algorithms.user_functions import load_function, try_out
 from tinyzero_trainer.utils import jagged
 
 STD_EPSILON = 1e-6
 WHITENING_EPSILON = 1e-8
+
+AdvantageFunction = Callable[[TrainingBatch], Tensor]
+
+
+def find_estimator(name: str) -> AdvantageFunction:
+    """The estimator of this name: one of this file, or a user's own by `file.py:function` or `module:function`.
+
+    Raises:
+        SettingsError: there is none, or a trial on a few synthetic tokens fails.
+    """
+    if name in ESTIMATORS:
+        return globals()[name]
+    key = "algorithm.advantage_estimator"
+    function, needs = load_function(key, name), estimator_of(name).needs
+
+    def checked(batch: TrainingBatch) -> Tensor:
+        advantages, tokens = function(batch), int(batch.lengths.sum())
+        if not isinstance(advantages, Tensor):
+            raise SettingsError(f"{key}={name} returned {type(advantages).__name__}, expected a tensor")
+        if advantages.shape != (tokens,):
+            raise SettingsError(
+                f"{key}={name} returned the shape {tuple(advantages.shape)}, expected one advantage for each of "
+                f"{tokens} tokens"
+            )
+        return advantages
+
+    lengths, tokens = torch.tensor([2, 1, 1, 3]), torch.linspace(-2.0, -0.5, 7)
+    batch = TrainingBatch(torch.tensor([1.0, 0.0, 0.5, 0.0]), lengths, group_size=2, gamma=0.9, gae_lambda=0.9)
+    columns: dict[str, dict[str, Any]] = {
+        "critic": {"values": tokens},
+        "teacher": {"teacher_logprobs": tokens / 2},
+        "greedy": {"greedy_rewards": torch.tensor([1.0, 0.0])},
+        "parts": {"reward_parts": batch.rewards[:, None], "part_weights": torch.ones(4, 1)},
+        "old_logprobs": {"old_logprobs": tokens},
+    }
+    for need in needs:
+        batch = replace(batch, **columns[need])
+    if not try_out(key, name, lambda: checked(batch)).isfinite().all():
+        raise SettingsError(f"{key}={name} is not finite on a few synthetic tokens")
+    return checked
 
 
 def grpo(batch: TrainingBatch) -> Tensor:
@@ -107,22 +152,6 @@ def on_policy_distillation(batch: TrainingBatch) -> Tensor:
     assert batch.teacher_logprobs is not None, "distillation needs the teacher's log-probabilities"
     assert batch.old_logprobs is not None, "distillation needs the policy's log-probabilities before the update"
     return batch.teacher_logprobs - batch.old_logprobs
-
-
-AdvantageFunction = Callable[[TrainingBatch], Tensor]
-
-ESTIMATORS: Mapping[str, AdvantageFunction] = {
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "gdpo": gdpo,
-    "reinforce_pp": reinforce_pp,
-    "reinforce_pp_baseline": reinforce_pp_baseline,
-    "remax": remax,
-    "gae": gae,
-    "raft": raft,
-    "on_policy_distillation": on_policy_distillation,
-}
 
 
 def whiten(values: Tensor, counted: Tensor | None = None) -> Tensor:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tinyzero_sdk.records import SCORER_FAILURES
-from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
 
@@ -131,16 +130,16 @@ class TrainingBatch:
             rewards=self.rewards[completions],
             lengths=self.lengths[completions],
             mask=None if self.mask is None else self.mask[completions],
-            known=None if self.known is None else self.known[completions],
+            known=None,  # for estimators, which compare whole groups
             **columns,
         )
 
-    def mini_batches(self, settings: OptimizerConfig) -> Iterator[Self]:
-        """`update_epochs` passes over what counts in the loss, each in `num_mini_batches` non-empty mini-batches."""
+    def mini_batches(self, number: int, epochs: int) -> Iterator[Self]:
+        """`epochs` passes over what counts in the loss, each in at most `number` mini-batches, none of them empty."""
         count = len(self.rollouts)
         assert count % self.group_size == 0, "a group was cut in two"
-        for _ in range(settings.update_epochs):
-            for indices in mini_batch_indices(count // self.group_size, self.group_size, settings.num_mini_batches):
+        for _ in range(epochs):
+            for indices in mini_batch_indices(count // self.group_size, self.group_size, number):
                 counted = [index for index in indices if not self.rollouts[index].score.masked]
                 if counted:
                     yield self.select(counted)

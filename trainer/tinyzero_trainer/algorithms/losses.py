@@ -2,20 +2,20 @@
 
 A policy loss gives one value per completion token; `token_weights` gives each token a weight, and the loss is the
 weighted sum. Weights are computed over the whole mini-batch, so no split into micro-batches changes the loss. A new
-loss is a function in `POLICY_LOSSES`, with its name in `BUILT_IN_LOSSES` of config/algorithm.py, or a user's own, which
-`algorithm.policy_loss` names by its file or module.
+loss is a function here and a line in kinds.py, or a user's own, which `algorithm.policy_loss` names by its file or
+module.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_trainer.algorithms.kinds import POLICY_LOSSES, Aggregation
 from tinyzero_trainer.algorithms.kl import bounded_ratio
-from tinyzero_trainer.config import Aggregation
-from tinyzero_trainer.config.algorithm import load_policy_loss
+from tinyzero_trainer.algorithms.user_functions import load_function, try_out
 from tinyzero_trainer.utils import jagged
 
 
@@ -57,51 +57,44 @@ LossFunction = Callable[[Tensor, LossInputs], PolicyLoss]
 
 
 def find_policy_loss(name: str) -> LossFunction:
-    """The policy loss of this name: one registered here, or a user's own by `file.py:function` or `module:function`.
+    """The policy loss of this name: one of this file, or a user's own by `file.py:function` or `module:function`.
 
     Raises:
         SettingsError: there is none, or a trial on a few synthetic tokens fails.
     """
     if name in POLICY_LOSSES:
-        return POLICY_LOSSES[name]
-    function = load_policy_loss(name)
+        return globals()[name]
+    key = "algorithm.policy_loss"
+    function = load_function(key, name)
 
     def checked(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
         result = function(logprobs, inputs)
         if not isinstance(result, PolicyLoss):
-            raise SettingsError(f"algorithm.policy_loss={name} returned {type(result).__name__}, expected a PolicyLoss")
+            raise SettingsError(f"{key}={name} returned {type(result).__name__}, expected a PolicyLoss")
         for field in ("loss", "ratio", "clipped"):
             shape = tuple(getattr(result, field).shape)
             if shape != tuple(logprobs.shape):
                 raise SettingsError(
-                    f"algorithm.policy_loss={name}: its {field} has the shape {shape}, expected one value for each of "
+                    f"{key}={name}: its {field} has the shape {shape}, expected one value for each of "
                     f"{len(logprobs)} tokens"
                 )
         return result
 
-    _try_out(name, checked)
-    return checked
-
-
-def _try_out(name: str, loss: LossFunction) -> None:
-    """Call a user's loss on five tokens, so that its faults are reported before a model is loaded."""
     logprobs = torch.tensor([-1.0, -2.0, -0.5, -3.0, -0.1], requires_grad=True)
     old_logprobs = logprobs.detach() + torch.tensor([0.0, 0.1, -0.1, 0.5, 0.0])
-    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0])
-    try:
-        value = loss(logprobs, LossInputs(old_logprobs, advantages, torch.tensor([2, 3]), 0.2, 0.2, 3.0)).loss
-        gradient = torch.autograd.grad(value.sum(), logprobs)[0] if value.requires_grad else torch.zeros(5)
-    except SettingsError:
-        raise
-    except Exception as error:  # a user's function may raise anything
-        raise SettingsError(f"algorithm.policy_loss={name} failed on a few synthetic tokens: {error!r}") from error
-    if not (value.isfinite().all() and gradient.isfinite().all()):
-        raise SettingsError(f"algorithm.policy_loss={name} is not finite on a few synthetic tokens")
+    inputs = LossInputs(old_logprobs, torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), torch.tensor([2, 3]), 0.2, 0.2, 3.0)
+    loss = try_out(key, name, lambda: checked(logprobs, inputs)).loss
+    gradient = torch.zeros(5)
+    if loss.requires_grad:
+        gradient = try_out(key, name, lambda: torch.autograd.grad(loss.sum(), logprobs)[0])
+    if not (loss.isfinite().all() and gradient.isfinite().all()):
+        raise SettingsError(f"{key}={name} is not finite on a few synthetic tokens")
     if not gradient.any():
         raise SettingsError(
-            f"algorithm.policy_loss={name} has no gradient with respect to log π: nothing would be learnt; is there "
-            "a detach() too many?"
+            f"{key}={name} has no gradient with respect to log π: nothing would be learnt; is there a detach() too "
+            "many?"
         )
+    return checked
 
 
 def ppo(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
@@ -148,9 +141,6 @@ def _clipped(ratio: Tensor, inputs: LossInputs) -> PolicyLoss:
         bounded = torch.minimum(loss, -inputs.advantages * inputs.dual_clip_c)
         loss = torch.where(inputs.advantages < 0, bounded, loss)
     return PolicyLoss(loss, ratio.detach(), (loss != unclipped).detach())
-
-
-POLICY_LOSSES: Mapping[str, LossFunction] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "reinforce": reinforce}
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:

@@ -14,51 +14,51 @@ log-probabilities of the loss come from (`TrainConfig.old_logprobs_source`):
 Pure functions; the forward passes are in training.
 """
 
+import math
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from tinyzero_trainer.algorithms.kl import bounded_ratio, k1, k3
-from tinyzero_trainer.config import RolloutCorrectionConfig, TrainConfig
 from tinyzero_trainer.utils import jagged
-
-SAMPLE_EVERY = 10
-"""With `rollout.return_logprobs=sample`, the engine returns them in the first of this many steps."""
 
 ENGINE_DIVERGENCE = "rollout_corr/k3_kl"
 """The metric that estimates KL(π_engine ‖ π) with the least noise; never negative."""
 
 
-def engine_returns_logprobs(config: TrainConfig, step: int) -> bool:
-    """Whether the engine returns log-probabilities in a step (1-based)."""
-    mode = config.rollout.return_logprobs
-    return mode == "always" or (mode == "sample" and step % SAMPLE_EVERY == 1)
-
-
 def importance_weights(
-    old_logprobs: Tensor, engine: Tensor, lengths: Tensor, settings: RolloutCorrectionConfig
+    old_logprobs: Tensor,
+    engine: Tensor,
+    lengths: Tensor,
+    *,
+    level: Literal["token", "sequence"] | None,
+    threshold: float = math.inf,
+    bounds: tuple[float, float] | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Truncated weights min(π_old/π_engine, threshold), and 0 where the ratio lies outside of the rejection bounds.
+    """Truncated weights min(π_old/π_engine, threshold), and 0 where the ratio lies outside of the rejection `bounds`.
 
     Log-ratios are clamped to ±20. A rejected token still counts in the divisor of the loss, as in IcePop (arXiv
     2510.18855), so that the gradient of the others does not depend on it, and in the KL and entropy terms.
     Truncation: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
 
-    `is_level=sequence` takes one ratio per completion, the product over its tokens, for both.
+    The level `sequence` takes one ratio per completion, the product over its tokens, for both; without a level nothing
+    but rejection.
 
     Returns:
         [tokens] weights without gradient, and the metrics `rollout_corr/*`; the mean is of all tokens.
     """
     log_ratio = old_logprobs - engine
-    if settings.is_level == "sequence":
+    if level == "sequence":
         log_ratio = jagged.repeat_to_tokens(jagged.sums(log_ratio, lengths), lengths)
     ratio = bounded_ratio(log_ratio)
     weights, metrics = torch.ones_like(ratio), {}
-    if settings.is_level is not None:
-        weights = ratio.clamp(max=settings.is_threshold)
+    if level is not None:
+        weights = ratio.clamp(max=threshold)
         metrics["rollout_corr/rollout_is_mean"] = weights.mean().item()
-        metrics["rollout_corr/rollout_is_ratio_fraction_high"] = (ratio > settings.is_threshold).float().mean().item()
-    if settings.rejection_bounds is not None:
-        low, high = settings.rejection_bounds
+        metrics["rollout_corr/rollout_is_ratio_fraction_high"] = (ratio > threshold).float().mean().item()
+    if bounds is not None:
+        low, high = bounds
         outside = (ratio < low) | (ratio > high)
         weights = weights.masked_fill(outside, 0.0)
         metrics["rollout_corr/rollout_rs_masked_fraction"] = outside.float().mean().item()
@@ -79,11 +79,3 @@ def mismatch_metrics(logprobs: Tensor, engine: Tensor) -> dict[str, float]:
         "rollout_corr/kl": k1(engine, logprobs).mean().item(),
         ENGINE_DIVERGENCE: k3(engine, logprobs).mean().item(),
     }
-
-
-def notes(config: TrainConfig) -> list[str]:
-    """Notes for the user at the start of a run."""
-    top_p, top_k = config.rollout.top_p, config.rollout.top_k
-    cuts = [f"rollout.top_p={top_p:g}"] * (top_p < 1) + [f"rollout.top_k={top_k}"] * (top_k > 0)
-    biased = "tokens come from a cut distribution, ratios from the whole one; the gradient is biased"
-    return [f"{' and '.join(cuts)}: {biased}"] if cuts else []

@@ -1,9 +1,10 @@
-"""Quantities that change over a run, as functions of the step."""
+"""Quantities that change over a run, as functions of the step; `TrainConfig.settings_at` has those of a run."""
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from tinyzero_trainer.config import Decay, OptimizerConfig, TrainConfig
+Decay = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,27 +17,6 @@ class StepSettings:
 
     kl_coefficient: float = 0.0
     """Weight of the KL, adapted if it adapts."""
-
-
-def settings_at(config: TrainConfig, step: int) -> StepSettings:
-    """The settings of a step from 1 to `run.steps`."""
-    optimizer, rollout, algorithm, steps = config.optimizer, config.rollout, config.algorithm, config.run.steps
-
-    def interpolated(start: float, end: float | None) -> float:
-        return start if end is None else decayed(start, end, step, steps, "linear")
-
-    return StepSettings(
-        learning_rate=learning_rate_at(optimizer, step, steps),
-        temperature=interpolated(rollout.temperature, rollout.temperature_end),
-        kl_coefficient=interpolated(algorithm.kl_coefficient, algorithm.kl_coefficient_end),
-    )
-
-
-def learning_rate_at(optimizer: OptimizerConfig, step: int, steps: int) -> float:
-    """The learning rate of a step from 1 to `steps`: warm-up, then decay."""
-    peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
-    rate = decayed(peak, optimizer.min_lr_ratio * peak, step - warmup, steps - warmup, optimizer.lr_schedule)
-    return min(rate, warmed_up(peak, step, warmup))
 
 
 def warmed_up(peak: float, step: int, warmup_steps: int) -> float:

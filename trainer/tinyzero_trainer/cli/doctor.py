@@ -97,7 +97,7 @@ def requirements_of(config: "TrainConfig") -> "Requirements":
     return Requirements(
         device=config.run.device,
         engine="vllm" if config.rollout.engine == "auto" and config.vllm != VllmConfig() else config.rollout.engine,
-        trained_models=2 if config.algorithm.advantage_estimator == "gae" else 1,
+        trained_models=2 if config.algorithm.needs("critic") else 1,
         frozen_models=int(config.algorithm.kl_coefficient > 0),
         keep=config.checkpoint.keep,
         workers=config.reward.num_workers,

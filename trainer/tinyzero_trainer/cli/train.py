@@ -109,11 +109,13 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 def _check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> Mapping[str, "Task"]:
     """`start.check`, and what concerns reinforcement learning alone."""
     from tinyzero_trainer.advisor.limits import refuse_model
-    from tinyzero_trainer.config.algorithm import check_loss_place
+    from tinyzero_trainer.algorithms.kinds import POLICY_LOSSES
+    from tinyzero_trainer.algorithms.user_functions import check_place
 
     if config.data.test_path and not config.data.path:
         raise SettingsError(f"data.test_path={config.data.test_path} alone trains on nothing; give data.path too")
-    check_loss_place(config.algorithm.policy_loss)
+    if config.algorithm.policy_loss not in POLICY_LOSSES:
+        check_place("algorithm.policy_loss", config.algorithm.policy_loss)
     refuse_model(config, resume=resume)
     return start.check(config, typed, resume=resume)
 

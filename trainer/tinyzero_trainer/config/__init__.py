@@ -3,12 +3,9 @@
 It says what to run, not how: no torch, no model and no plan in here.
 """
 
-from tinyzero_trainer.config.algorithm import Advantage as Advantage
-from tinyzero_trainer.config.algorithm import Aggregation as Aggregation
 from tinyzero_trainer.config.algorithm import AlgorithmConfig as AlgorithmConfig
-from tinyzero_trainer.config.algorithm import Estimator as Estimator
+from tinyzero_trainer.config.algorithm import KlEstimator as KlEstimator
 from tinyzero_trainer.config.optimizer import CriticConfig as CriticConfig
-from tinyzero_trainer.config.optimizer import Decay as Decay
 from tinyzero_trainer.config.optimizer import Layout as Layout
 from tinyzero_trainer.config.optimizer import LoraConfig as LoraConfig
 from tinyzero_trainer.config.optimizer import OptimizerConfig as OptimizerConfig

@@ -1,45 +1,34 @@
-"""Settings from rewards to a loss, and the policy losses they can name. No torch in here.
+"""Settings from rewards to a loss: the kinds of algorithm are in algorithms/kinds.py. No torch in here."""
 
-A policy loss is built in, or the user's: `my_package.losses:my_loss` is a function of an installed module,
-`./my_loss.py:my_loss` one of a file, which may be a task file. Arguments and result: algorithms/losses.py.
-"""
-
-import importlib
-import importlib.util
 import math
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.tasks.local_packages import execute
+from tinyzero_trainer.algorithms.kinds import (
+    ESTIMATORS,
+    POLICY_LOSSES,
+    Aggregation,
+    Estimator,
+    Loss,
+    Need,
+    estimator_of,
+)
+from tinyzero_trainer.algorithms.user_functions import check_name
 from tinyzero_trainer.utils.bounds import NonNegativeFloat, PositiveFloat, PositiveInt
 
-Advantage = Literal[
-    "grpo", "dr_grpo", "rloo", "gdpo", "reinforce_pp", "reinforce_pp_baseline", "remax", "gae", "raft",
-    "on_policy_distillation",
-]  # fmt: skip
-Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
-Estimator = Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
-
-BUILT_IN_LOSSES = ("ppo", "gspo", "cispo", "reinforce")
-COMPARES_SAMPLES = ("grpo", "dr_grpo", "rloo", "gdpo", "reinforce_pp_baseline")
-"""Advantages that compare the completions of a prompt with each other."""
-
-NO_REWARDS = ("raft", "on_policy_distillation")
-"""Advantages in which no reward, and so no KL penalty, counts."""
+KlEstimator = Literal["exact", "k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"]
 
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
     """From rewards to a loss."""
 
-    advantage_estimator: Advantage = "grpo"
-    """Function of that name in `algorithms/advantages.py`, where its paper is named."""
+    advantage_estimator: str = "grpo"
+    """`grpo`, `dr_grpo`, `rloo`, `gdpo`, `reinforce_pp`, `reinforce_pp_baseline`, `remax`, `gae`, `raft` or
+    `on_policy_distillation`, functions in `algorithms/advantages.py`, where their papers are named; or your own
+    function, such as ./my_estimator.py:my_estimator or my_package.estimators:my_estimator."""
 
     gamma: Annotated[float, Gt(0), Le(1)] = 1.0
     """γ: discount of a reward per token."""
@@ -72,7 +61,7 @@ class AlgorithmConfig:
     kl_coefficient_end: NonNegativeFloat | None = None
     """Weight of the KL at the last step, approached linearly; none = constant."""
 
-    kl_estimator: Estimator = "k3"
+    kl_estimator: KlEstimator = "k3"
     """Estimators use the sampled token alone; a `+` gives k2's gradient. `exact` = over the whole vocabulary."""
 
     kl_placement: Literal["loss", "reward"] = "loss"
@@ -88,15 +77,12 @@ class AlgorithmConfig:
     """Weight of the entropy bonus."""
 
     def __post_init__(self) -> None:
-        place, _, function = self.policy_loss.rpartition(":")
-        if self.policy_loss not in BUILT_IN_LOSSES and not (place and function.isidentifier()):
+        check_name("algorithm.advantage_estimator", self.advantage_estimator, ESTIMATORS)
+        check_name("algorithm.policy_loss", self.policy_loss, POLICY_LOSSES)
+        if self.needs("parts") and self.kl_in_reward:
             raise ValueError(
-                f"algorithm.policy_loss={self.policy_loss!r} is unknown; known: {', '.join(BUILT_IN_LOSSES)}, or your "
-                "own function by its file or module, such as ./my_loss.py:my_loss"
-            )
-        if self.advantage_estimator == "gdpo" and self.kl_in_reward:
-            raise ValueError(
-                "algorithm.kl_placement='reward': gdpo takes the parts of the score alone; leave the KL in the loss"
+                f"algorithm.kl_placement='reward': {self.advantage_estimator} takes the parts of the score alone; "
+                "leave the KL in the loss"
             )
 
     @property
@@ -105,44 +91,15 @@ class AlgorithmConfig:
         return self.kl_coefficient > 0 and self.kl_placement == "reward"
 
     @property
-    def needs_critic(self) -> bool:
-        """Whether the advantages need a value model."""
-        return self.advantage_estimator == "gae"
+    def estimator(self) -> Estimator:
+        """What the advantage estimator needs."""
+        return estimator_of(self.advantage_estimator)
 
     @property
-    def needs_teacher(self) -> bool:
-        """Whether the advantages need another model's log-probabilities."""
-        return self.advantage_estimator == "on_policy_distillation"
+    def loss(self) -> Loss:
+        """What the policy loss reads."""
+        return POLICY_LOSSES.get(self.policy_loss, Loss())
 
-
-def check_loss_place(name: str) -> None:
-    """Raise a SettingsError if the file or module of a user's loss does not exist, without importing it."""
-    if name in BUILT_IN_LOSSES:
-        return
-    place = name.rpartition(":")[0]
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise SettingsError(f"algorithm.policy_loss={name}: there is no file {place}")
-    elif importlib.util.find_spec(place.partition(".")[0]) is None:
-        raise SettingsError(
-            f"algorithm.policy_loss={name}: no module {place!r} is installed; a file is named by its path, "
-            f"such as ./{place.rpartition('.')[2]}.py:{name.rpartition(':')[2]}"
-        )
-
-
-def load_policy_loss(name: str) -> Callable[..., Any]:
-    """A user's policy loss; a SettingsError if it cannot be imported."""
-    check_loss_place(name)
-    place, _, attribute = name.rpartition(":")
-    try:
-        if place.endswith(".py"):
-            module_name = f"tinyzero_losses_{Path(place).stem}_{abs(hash(str(Path(place).resolve())))}"
-            module = sys.modules.get(module_name) or execute(module_name, Path(place))
-        else:
-            module = importlib.import_module(place)
-    except Exception as error:  # a user's module may raise anything
-        raise SettingsError(f"algorithm.policy_loss={name} cannot be imported: {error!r}") from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise SettingsError(f"algorithm.policy_loss={name}: {place} has no function {attribute!r}")
-    return function
+    def needs(self, need: Need) -> bool:
+        """Whether the advantage estimator needs this."""
+        return need in self.estimator.needs

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from tinyzero_trainer.algorithms.schedules import Decay, decayed, warmed_up
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-Decay = Literal["constant", "linear", "cosine"]
 Layout = Literal["auto", "padded", "packed"]
 MICRO_BATCH_TOKENS = 16384
 
@@ -62,6 +62,12 @@ class OptimizerConfig:
     def token_budget(self) -> int:
         """micro_batch_tokens, or its default where it is left to the run and nothing has been chosen."""
         return MICRO_BATCH_TOKENS if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """The learning rate of a step from 1 to `steps`: warm-up, then decay."""
+        peak, warmup = self.learning_rate, self.warmup_steps
+        rate = decayed(peak, self.min_lr_ratio * peak, step - warmup, steps - warmup, self.lr_schedule)
+        return min(rate, warmed_up(peak, step, warmup))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from tinyzero_trainer.utils.bounds import (
     TestFraction,
 )
 
+SAMPLE_EVERY = 10
+"""With `rollout.return_logprobs=sample`, the engine returns them in the first of this many steps."""
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -136,6 +139,17 @@ class RolloutConfig:
     def in_fp8(self) -> list[str]:
         """The settings that let an engine compute in 8 bits."""
         return [f"rollout.{key}=fp8" for key in ("kv_cache_dtype", "quantization") if getattr(self, key)]
+
+    def returns_logprobs(self, step: int) -> bool:
+        """Whether the engine returns log-probabilities in a step (1-based)."""
+        return self.return_logprobs == "always" or (self.return_logprobs == "sample" and step % SAMPLE_EVERY == 1)
+
+    @property
+    def bias(self) -> str | None:
+        """A note for the user where the gradient is biased, since tokens come from another distribution."""
+        cuts = [f"rollout.top_p={self.top_p:g}"] * (self.top_p < 1) + [f"rollout.top_k={self.top_k}"] * (self.top_k > 0)
+        biased = "tokens come from a cut distribution, ratios from the whole one; the gradient is biased"
+        return f"{' and '.join(cuts)}: {biased}" if cuts else None
 
     def __post_init__(self) -> None:
         if self.engine == "vllm" and self.quantization:

@@ -7,7 +7,8 @@ settings without effect are in unused.py.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES, AlgorithmConfig
+from tinyzero_trainer.algorithms.schedules import StepSettings, decayed
+from tinyzero_trainer.config.algorithm import AlgorithmConfig
 from tinyzero_trainer.config.optimizer import CriticConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import (
     CurriculumConfig,
@@ -31,9 +32,6 @@ from tinyzero_trainer.config.run import (
     RunConfig,
 )
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
-
-WITHOUT_RATIO = {"reinforce": "has no ratio", "gspo": "has bounds narrower than a step of staleness"}
-"""Built-in losses whose ratio to the engine's probabilities does not correct for old samples, and why."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,22 @@ class TrainConfig:
         if self.rollout.return_logprobs == "always" and not self.rollout_correction.corrects:
             return "engine"
         single_update = self.optimizer.num_mini_batches == self.optimizer.update_epochs == 1
-        needed_before = self.algorithm.kl_in_reward or self.algorithm.needs_teacher or self.rollout_correction.corrects
+        algorithm, corrects = self.algorithm, self.rollout_correction.corrects
+        needed_before = algorithm.kl_in_reward or algorithm.needs("old_logprobs") or corrects
         return "update" if single_update and not needed_before else "policy"
+
+    def settings_at(self, step: int) -> StepSettings:
+        """The scheduled settings of a step from 1 to `run.steps`."""
+        rollout, algorithm, steps = self.rollout, self.algorithm, self.run.steps
+
+        def interpolated(start: float, end: float | None) -> float:
+            return start if end is None else decayed(start, end, step, steps, "linear")
+
+        return StepSettings(
+            learning_rate=self.optimizer.learning_rate_at(step, steps),
+            temperature=interpolated(rollout.temperature, rollout.temperature_end),
+            kl_coefficient=interpolated(algorithm.kl_coefficient, algorithm.kl_coefficient_end),
+        )
 
     @property
     def models_to_resume(self) -> tuple[str, ...]:
@@ -126,7 +138,7 @@ class TrainConfig:
                 f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "
                 "policy; lower it or raise run.steps"
             )
-        elif self.algorithm.needs_teacher and self.model.teacher is None:
+        elif self.algorithm.needs("teacher") and self.model.teacher is None:
             wrong = (
                 f"algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} learns from a teacher, and none "
                 "is named; give model.teacher=DIR, or a name on the Hub"
@@ -138,7 +150,7 @@ class TrainConfig:
             )
         elif rollout.top_k == 1:
             wrong = "rollout.top_k=1 samples the same completion each time, so nothing is learned; set 0 or at least 2"
-        elif rollout.group_size == 1 and self.algorithm.advantage_estimator in COMPARES_SAMPLES:
+        elif rollout.group_size == 1 and self.algorithm.estimator.compares_samples:
             wrong = (
                 "rollout.group_size=1 leaves "
                 f"algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} nothing to compare; set at "
@@ -161,13 +173,13 @@ class TrainConfig:
                 f"{level} generates during the update, and rollout.engine='vllm' needs GPUs of its own for that; set "
                 f"{'run.executor=ray and ' * local}rollout.num_engines=1 (or more), or take rollout.engine=torch"
             )
-        loss = self.algorithm.policy_loss
+        algorithm = self.algorithm
         if self.rollout_correction.is_level is not None:
             return ""
         if self.old_logprobs_source != "engine":
             lacking = "which nothing here weighs"
-        elif loss in WITHOUT_RATIO:
-            lacking = f"which algorithm.policy_loss={loss!r} does not weigh: it {WITHOUT_RATIO[loss]}"
+        elif fault := algorithm.loss.ignores_staleness:
+            lacking = f"which algorithm.policy_loss={algorithm.policy_loss!r} does not weigh: it {fault}"
         else:
             return ""
         return (

@@ -9,11 +9,8 @@ from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from tinyzero_sdk.settings import merge
-from tinyzero_trainer.config.algorithm import NO_REWARDS
+from tinyzero_trainer.algorithms.kinds import POLICY_LOSSES, Estimator, Loss, estimator_of
 from tinyzero_trainer.config.train_config import TrainConfig
-
-DISCOUNTS = ("reinforce_pp", "remax", "gae")
-"""Advantages that give each token the return from it on."""
 
 _ADAPTIVE = (
     "min_tokens warmup_steps every step_tokens slack_tokens target_success_rate tolerance max_truncated_fraction "
@@ -31,6 +28,14 @@ def _ratio_of_one(config: Any) -> bool:
     correction = config.rollout_correction
     corrects = correction.is_level is not None or correction.rejection_bounds is not None
     return _single_update(config) and (config.rollout.return_logprobs != "always" or corrects)
+
+
+def _estimator(config: Any) -> Estimator:
+    return estimator_of(config.algorithm.advantage_estimator)
+
+
+def _loss(config: Any) -> Loss:
+    return POLICY_LOSSES.get(config.algorithm.policy_loss, Loss())
 
 
 _NOT_MOVED = "with one update a batch nothing has moved yet; set optimizer.num_mini_batches or update_epochs above 1"
@@ -67,17 +72,17 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
      and c.length_control.min_tokens >= c.rollout.max_completion_tokens,
      "length_control.min_tokens={length_control.min_tokens} is no less than "
      "rollout.max_completion_tokens={rollout.max_completion_tokens}"),
-    ("algorithm", "clip_ratio_low clip_ratio_high dual_clip_c", lambda c: c.algorithm.policy_loss == "reinforce",
+    ("algorithm", "clip_ratio_low clip_ratio_high dual_clip_c", lambda c: not _loss(c).settings,
      "algorithm.policy_loss='reinforce' clips nothing"),
-    ("algorithm", "dual_clip_c", lambda c: c.algorithm.policy_loss == "cispo",
+    ("algorithm", "dual_clip_c", lambda c: "algorithm.dual_clip_c" not in _loss(c).settings,
      "algorithm.policy_loss='cispo' bounds the ratio on both sides already"),
-    ("algorithm", "gamma", lambda c: c.algorithm.advantage_estimator not in DISCOUNTS,
+    ("algorithm", "gamma", lambda c: "algorithm.gamma" not in _estimator(c).settings,
      "algorithm.advantage_estimator={algorithm.advantage_estimator!r} discounts nothing"),
-    ("algorithm", "gae_lambda", lambda c: c.algorithm.advantage_estimator != "gae",
+    ("algorithm", "gae_lambda", lambda c: "algorithm.gae_lambda" not in _estimator(c).settings,
      "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no critic"),
-    ("algorithm", "max_accepted", lambda c: c.algorithm.advantage_estimator != "raft",
+    ("algorithm", "max_accepted", lambda c: "algorithm.max_accepted" not in _estimator(c).settings,
      "algorithm.advantage_estimator={algorithm.advantage_estimator!r} trains on wrong completions too; take raft"),
-    ("algorithm", "kl_placement", lambda c: c.algorithm.advantage_estimator in NO_REWARDS,
+    ("algorithm", "kl_placement", lambda c: not _estimator(c).uses_rewards,
      "algorithm.advantage_estimator={algorithm.advantage_estimator!r} uses no rewards; leave the KL in the loss"),
     ("algorithm", "kl_estimator kl_placement kl_target kl_horizon kl_coefficient_end",
      lambda c: not c.algorithm.kl_coefficient, "algorithm.kl_coefficient=0 leaves the KL out"),
@@ -103,7 +108,7 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
     ("log", "project", lambda c: not {"wandb", "trackio"} & {*c.log.trackers},
      "only the trackers wandb and trackio, neither of which is in log.trackers, have projects"),
     ("log", "rollouts_count", lambda c: not c.log.rollouts_every, "log.rollouts_every=0 writes none"),
-    ("critic", "*", lambda c: c.algorithm.advantage_estimator != "gae",
+    ("critic", "*", lambda c: "critic" not in _estimator(c).needs,
      "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no critic; take gae"),
     ("critic", "value_clip_range", _single_update, _NOT_MOVED),
     ("rollout_correction", "*", lambda c: c.rollout.return_logprobs != "always",
@@ -116,7 +121,7 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
     ("data", "test_fraction", lambda c: c.data.test_path is not None, "data.test_path has the held-out problems"),
     ("data", "max_refill_rounds", lambda c: c.rollout.group_size == 1,
      "the rewards of rollout.group_size=1 completion are always all equal"),
-    ("data", "max_refill_rounds", lambda c: c.algorithm.advantage_estimator in NO_REWARDS,
+    ("data", "max_refill_rounds", lambda c: not _estimator(c).uses_rewards,
      "algorithm.advantage_estimator={algorithm.advantage_estimator!r} needs no rewards that differ"),
     ("default_model", "*", lambda c: c.model.path is not None,
      "model.path={model.path!r} names a model, so none is made"),
@@ -124,7 +129,7 @@ RULES: tuple[tuple[str, str, Callable[[Any], object], str], ...] = (
      "run.steps=1 has no next batch"),
     ("vllm", "sleep_mode", lambda c: c.rollout.max_async_level,
      "with rollout.max_async_level={rollout.max_async_level} engines never sleep"),
-    ("model", "teacher", lambda c: c.algorithm.advantage_estimator != "on_policy_distillation",
+    ("model", "teacher", lambda c: "teacher" not in _estimator(c).needs,
      "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no teacher; take on_policy_distillation"),
     ("model", "compile", lambda c: c.parallel.sequence_parallel > 1,
      "parallel.sequence_parallel={parallel.sequence_parallel} exchanges heads within layers, so none is compiled"),

@@ -11,11 +11,9 @@ from contextlib import contextmanager, nullcontext
 
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.algorithms.length_control import LengthStatistics, adapt, max_tokens_at
-from tinyzero_trainer.algorithms.rollout_correction import engine_returns_logprobs
-from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.in_flight import GroupsInFlight, InFlight
+from tinyzero_trainer.controller.length_control import LengthStatistics, adapt, max_tokens_at
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
@@ -115,14 +113,14 @@ class RolloutCollector:
         max_tokens = max_tokens_at(self._length_control, control, full=full, step=step, seed=config.run.seed)
         params = SamplingParams(
             max_tokens,
-            settings_at(config, step).temperature,
+            config.settings_at(step).temperature,
             rollout.top_p,
             rollout.top_k,
             ignore_eos=rollout.ignore_eos,
-            logprobs=engine_returns_logprobs(config, step),
+            logprobs=rollout.returns_logprobs(step),
         )
         rollouts, kept = self.sample(params, step, stop)
-        greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.advantage_estimator == "remax" else None
+        greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.needs("greedy") else None
         self._length_control = adapt(self._length_control, LengthStatistics.of(rollouts), control, full=full, step=step)
         versions = [version for rollout in rollouts for version, _ in rollout.generation.versions]
         return RolloutBatch(
@@ -147,8 +145,8 @@ class RolloutCollector:
         """
         config, group_size = self.config, self.config.rollout.group_size
         count, refills = config.data.prompts_per_step, config.data.max_refill_rounds
-        by_part = config.algorithm.advantage_estimator == "gdpo"
-        parts = {name: (*task.task.info.parts,) for name, task in self.workers.tasks.items()} if by_part else {}
+        tasks = self.workers.tasks if config.algorithm.needs("parts") else {}
+        parts = {name: (*task.task.info.parts,) for name, task in tasks.items()}
         rollouts: list[Rollout] = []
         kept: list[Rollout] = []
         for attempt in range(1 + refills):

@@ -15,9 +15,9 @@ from typing import cast
 from pydantic import TypeAdapter
 
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.checkpoint.store import damage_in_one_line
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.data.mixture import Mixture
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.executors.base import Workers

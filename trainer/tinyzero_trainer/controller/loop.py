@@ -18,7 +18,6 @@ from tinyzero_sdk.errors import BrokenTaskError, DataError, TinyZeroError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.advisor.auto import left_open, resolve_auto
 from tinyzero_trainer.advisor.engine_choice import resolve_engine
-from tinyzero_trainer.algorithms import rollout_correction
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError
 from tinyzero_trainer.config import SftConfig, TrainConfig
@@ -436,8 +435,8 @@ def open_training(
     """The session of `train`, and what it repeats."""
     with progress or Progress() as display, open_session(config, display, resume=resume, tasks=tasks) as session:
         config, workers, stop = session.config, session.workers, session.stop
-        for line in rollout_correction.notes(config):
-            display.log(line)
+        if config.rollout.bias:
+            display.log(config.rollout.bias)
         signal = SignalMonitor(config, workers)
         evaluation = HeldOutEvaluation(config, workers, session.evaluated, stop, signal)
         saved = session.saved

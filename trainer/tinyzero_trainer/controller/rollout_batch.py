@@ -17,9 +17,9 @@ from pydantic import Field, TypeAdapter
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.files import replacing
 from tinyzero_sdk.errors import DataError
-from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import damage_in_one_line
+from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Prompt, Rollout
@@ -51,7 +51,7 @@ class RolloutBatch:
     """Those trained on: whole groups."""
 
     greedy_rewards: list[float] | None
-    """Of the greedy completion of each kept prompt; None unless `algorithm.advantage_estimator=remax`."""
+    """Score of each kept prompt's greedy completion; None unless the advantages need it, as `remax` does."""
 
     max_tokens: Annotated[int, Field(alias="window")]
     """Limit of a completion's length."""

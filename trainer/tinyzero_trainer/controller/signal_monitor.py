@@ -7,7 +7,6 @@ import numpy as np
 from tinyzero_sdk.evaluation.signal_advice import Situation, headline, hint, warning
 from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.algorithm import COMPARES_SAMPLES
 from tinyzero_trainer.config.model_defaults import directory_of
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.types import Prompt, Rollout
@@ -67,11 +66,11 @@ class SignalMonitor:
     def judge(self, name: str, signal: LearningSignal, prompts: Sequence[Prompt]) -> None:
         """Warn of a task, unless that has been done or there is enough to learn."""
         config, model, task = self.config, self.workers.language_model, self.workers.tasks[name]
-        estimator = config.algorithm.advantage_estimator
-        of_groups = estimator in COMPARES_SAMPLES or (estimator == "raft" and signal.accuracy < LITTLE_GAIN)
+        estimator = config.algorithm.estimator
+        of_groups = estimator.compares_samples or (estimator.only_correct and signal.accuracy < LITTLE_GAIN)
         if name in self._headlines or signal.fault is None or (signal.fault == "zero_std" and not of_groups):
             return
-        if config.algorithm.needs_teacher:  # it has something to say about any completion
+        if config.algorithm.needs("teacher"):  # it has something to say about any completion
             return
         directory, tokens = directory_of(config.model.path), config.rollout.max_completion_tokens
         situation = Situation(

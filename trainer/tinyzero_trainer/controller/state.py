@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter
 
-from tinyzero_trainer.algorithms.length_control import LengthControlState
 from tinyzero_trainer.checkpoint.store import damage_in_one_line
+from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.rewards.audit import AuditState
 from tinyzero_trainer.types import Rollout

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from tinyzero_trainer.algorithms.advantages import ESTIMATORS, whiten
+from tinyzero_trainer.algorithms.advantages import find_estimator, whiten
 from tinyzero_trainer.algorithms.batch import TrainingBatch, mask_rejected
 from tinyzero_trainer.algorithms.kl import SAMPLED, adapted_coefficient
 from tinyzero_trainer.algorithms.rollout_correction import ENGINE_DIVERGENCE, importance_weights
-from tinyzero_trainer.algorithms.schedules import StepSettings, settings_at
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.collector import RolloutCollector
@@ -64,6 +64,7 @@ class TrainingStep:
         self.skipped = SkippedUpdates(RunDirectory(Path(config.run.output)), workers.display.warn)
         self.collector = RolloutCollector(config, workers, state, stop, prefetched, in_flight)
         self._timer = StepTimer()  # of the present step
+        self.estimate_advantages = find_estimator(config.algorithm.advantage_estimator)
         self.last, self.policy_intact, self._warned = config.run.steps, True, False
 
     @property
@@ -125,7 +126,7 @@ class TrainingStep:
         """From scored completions to updated weights; the batch with all its columns, and the update's metrics."""
         algorithm, greedy = self.config.algorithm, collected.greedy_rewards
         rollouts, group_size, none_counts = collected.kept, self.config.rollout.group_size, "all completions are masked"
-        if algorithm.advantage_estimator == "raft":
+        if algorithm.estimator.only_correct:
             rollouts = mask_rejected(rollouts, group_size, algorithm.max_accepted)
             none_counts = "no completion is right"
         if all(rollout.score.masked for rollout in rollouts):
@@ -136,7 +137,7 @@ class TrainingStep:
             greedy_rewards=None if greedy is None else torch.tensor(greedy),
             gamma=algorithm.gamma,
             gae_lambda=algorithm.gae_lambda,
-            **(self.reward_parts(rollouts) if algorithm.advantage_estimator == "gdpo" else {}),
+            **(self.reward_parts(rollouts) if algorithm.needs("parts") else {}),
         )
         computing = self.workers.display.activity("computing log-probabilities")
         with computing, catch_out_of_memory("log-probabilities and values were computed"):
@@ -151,16 +152,21 @@ class TrainingStep:
 
     def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
         """Old log-probabilities, and with a correction the importance weights; returns the correction's metrics."""
-        source = self.config.old_logprobs_source
+        source, correction = self.config.old_logprobs_source, self.config.rollout_correction
         if source == "engine":
             batch.old_logprobs = batch.engine_logprobs
         elif source == "policy":
             batch.old_logprobs = self.policy.logprobs(batch.rollouts, settings.temperature)
             self._timer.record("old_log_prob")
-            if self.config.rollout_correction.corrects:
+            if correction.corrects:
                 assert batch.engine_logprobs is not None
                 batch.is_weights, metrics = importance_weights(
-                    batch.old_logprobs, batch.engine_logprobs, batch.lengths, self.config.rollout_correction
+                    batch.old_logprobs,
+                    batch.engine_logprobs,
+                    batch.lengths,
+                    level=correction.is_level,
+                    threshold=correction.is_threshold,
+                    bounds=correction.rejection_bounds,
                 )
                 return metrics
         return {}
@@ -186,7 +192,7 @@ class TrainingStep:
 
     def add_advantages(self, batch: TrainingBatch) -> None:
         """The advantages; with a critic they are whitened after the returns are taken from them."""
-        batch.advantages = ESTIMATORS[self.config.algorithm.advantage_estimator](batch)
+        batch.advantages = self.estimate_advantages(batch)
         if batch.values is not None:
             batch.returns = batch.advantages + batch.values
             batch.advantages = whiten(batch.advantages, batch.token_mask())
@@ -206,7 +212,7 @@ class TrainingStep:
 
     def settings_at(self, step: int) -> StepSettings:
         """The schedules' values in a step, with the KL coefficient as adapted so far."""
-        settings, adapted = settings_at(self.config, step), self.state.kl_coefficient
+        settings, adapted = self.config.settings_at(step), self.state.kl_coefficient
         return settings if adapted is None else replace(settings, kl_coefficient=adapted)
 
     def adapt_kl(self, batch: TrainingBatch, updated: dict[str, float], settings: StepSettings) -> dict[str, float]:

@@ -97,10 +97,10 @@ class Workers:
     """None where nothing is trained."""
 
     critic: CriticWorker | None
-    """None unless `algorithm.advantage_estimator=gae`."""
+    """None unless the advantages need one, as `gae` does."""
 
     teacher: TeacherWorker | None
-    """None unless `algorithm.advantage_estimator=on_policy_distillation`."""
+    """None unless the advantages need one, as `on_policy_distillation` does."""
 
     display: Progress
 

@@ -8,6 +8,7 @@ import torch
 
 from tinyzero_sdk import Task
 from tinyzero_trainer.advisor.target_gpu import TargetGpu, present_gpu
+from tinyzero_trainer.algorithms.advantages import find_estimator
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
@@ -63,7 +64,9 @@ def build_workers(
         allow_unsafe_scorers=config.reward.allow_unsafe,
     )
     if training:
-        find_policy_loss(config.algorithm.policy_loss)  # an error in a user's own loss is reported before models load
+        # An error in a function of the user's own is reported before models load.
+        find_estimator(config.algorithm.advantage_estimator)
+        find_policy_loss(config.algorithm.policy_loss)
     if on_ray:
         from tinyzero_trainer.executors.ray.build import build_ray_workers
 

@@ -15,11 +15,11 @@ import torch
 from tinyzero_sdk import Task
 from tinyzero_sdk.console import percent
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.algorithms.length_control import LengthControlState
-from tinyzero_trainer.algorithms.schedules import StepSettings, learning_rate_at
+from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
+from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, SkippedUpdates
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import trained_tokens
@@ -167,7 +167,7 @@ class SftStep:
         optimizer = self.config.optimizer
         if self.config.run.seconds is not None:  # a slow machine takes few steps
             optimizer = replace(optimizer, warmup_steps=min(optimizer.warmup_steps, steps // 10))
-        rate = learning_rate_at(optimizer, step, steps)
+        rate = optimizer.learning_rate_at(step, steps)
         updating = self.workers.display.activity("updating the weights")
         collected = RolloutBatch(step, step - 1, examples, examples, None, 0, LengthControlState(), {}, {}, {})
         with updating, catch_out_of_memory("the weights were updated"):

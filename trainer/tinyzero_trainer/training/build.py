@@ -8,7 +8,6 @@ import torch
 from safetensors import safe_open
 
 from tinyzero_trainer.advisor.workload import workload_of
-from tinyzero_trainer.algorithms.schedules import settings_at
 from tinyzero_trainer.checkpoint.store import DamagedCheckpointError, damage_in_one_line
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
@@ -32,10 +31,10 @@ class TrainedModels:
     language_model: LanguageModel  # the policy's
     policy: Policy
     critic: Critic | None
-    """None unless `algorithm.advantage_estimator=gae`."""
+    """None unless the advantages need one, as `gae` does."""
 
     teacher: Teacher | None
-    """None unless `algorithm.advantage_estimator=on_policy_distillation`."""
+    """None unless the advantages need one, as `on_policy_distillation` does."""
 
     def try_largest(self, config: TrainConfig, micro_batch_tokens: int) -> None:
         """Run the largest micro-batch of at most so many tokens, which all passes have from here on; trains nothing."""
@@ -45,7 +44,7 @@ class TrainedModels:
         config = replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=micro_batch_tokens))
         work = workload_of(config, config.data.max_prompt_tokens)
         most = work.micro_batch * work.sequence_parallel
-        self.policy.warm_up(settings_at(config, 1), most, accumulates=work.accumulates)
+        self.policy.warm_up(config.settings_at(1), most, accumulates=work.accumulates)
 
 
 def refuse_unsupported(config: TrainConfig, path: str | None) -> None:
@@ -99,7 +98,7 @@ def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoin
         require_float8(options.device)
         use_float8(language_model.model, config.model)
     critic = None
-    if config.algorithm.needs_critic:  # before the adapter: all of the critic's weights are trained
+    if config.algorithm.needs("critic"):  # before the adapter: all of the critic's weights are trained
         critic = Critic(language_model, settings=config.critic, optimizer=config.optimizer, options=options)
     if adapted:
         adapter = Adapter(language_model.model, config.lora, seed=config.run.seed, start=config.model.path)

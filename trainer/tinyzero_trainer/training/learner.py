@@ -55,7 +55,7 @@ class Learner:
     ) -> MetricAccumulator:
         """Call `update` with each mini-batch; the metrics of all, of this rank."""
         metrics = MetricAccumulator()
-        for mini_batch in batch.mini_batches(self._settings):
+        for mini_batch in batch.mini_batches(self._settings.num_mini_batches, self._settings.update_epochs):
             update(mini_batch, metrics)
         self._optimizer.end()
         if self._freezes:

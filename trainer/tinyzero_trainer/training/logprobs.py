@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from tinyzero_trainer.algorithms.kl import SAMPLED, entropy, exact
-from tinyzero_trainer.config import Estimator
+from tinyzero_trainer.config import KlEstimator
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.fsdp import options_of, root_of
 from tinyzero_trainer.models.float8 import Float8Linear
@@ -71,7 +71,7 @@ class PolicyModel(TokenModel):
         *,
         temperature: float,
         reference: "PolicyModel | None" = None,
-        estimator: Estimator = "k3",
+        estimator: KlEstimator = "k3",
         entropy_gradient: bool = False,
     ) -> TokenStatistics:
         """Run the model over a micro-batch.
@@ -126,7 +126,7 @@ def _written_out(
     reference: tuple[PreTrainedModel, Tensor] | None,
     batch: MicroBatch,
     temperature: float,
-    estimator: Estimator,
+    estimator: KlEstimator,
     entropy_gradient: bool,
 ) -> tuple[Tensor, ...]:
     """Log-probabilities, entropies and, with a reference and its states, KL in plain PyTorch, for heads of any kind."""

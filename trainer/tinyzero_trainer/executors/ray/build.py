@@ -84,8 +84,10 @@ def build_ray_workers(
         for note in dict.fromkeys(notes):
             display.log(note)
         policy: Any = RemoteLearner(ranks, "policy", micro_batch_tokens)
-        critic: Any = RemoteLearner(ranks, "critic", micro_batch_tokens) if config.algorithm.needs_critic else None
-        teacher: Any = RemoteLearner(ranks, "teacher", micro_batch_tokens) if config.algorithm.needs_teacher else None
+        critic: Any = RemoteLearner(ranks, "critic", micro_batch_tokens) if config.algorithm.needs("critic") else None
+        teacher: Any = (
+            RemoteLearner(ranks, "teacher", micro_batch_tokens) if config.algorithm.needs("teacher") else None
+        )
         if config.rollout.engine == "vllm":
             display.phase("starting vLLM, about a minute")
         remote = _connect_engines(config, pool, ranks, engines, display.log)
@@ -145,10 +147,12 @@ def with_absolute_paths(config: TrainConfig) -> TrainConfig:
     """
     path, teacher = map(_absolute_model, (config.model.path, config.model.teacher))
     config = replace(config, model=replace(config.model, path=path, teacher=teacher))
-    file, _, function = config.algorithm.policy_loss.rpartition(":")
-    if file.endswith(".py"):
-        loss = f"{_absolute(file)}:{function}"
-        config = replace(config, algorithm=replace(config.algorithm, policy_loss=loss))
+    functions: dict[str, Any] = {}
+    for field in ("advantage_estimator", "policy_loss"):
+        file, _, function = getattr(config.algorithm, field).rpartition(":")
+        if file.endswith(".py"):
+            functions[field] = f"{_absolute(file)}:{function}"
+    config = replace(config, algorithm=replace(config.algorithm, **functions))
     return replace(config, run=replace(config.run, output=_absolute(config.run.output)))
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.algorithms.length_control import LengthControlState, LengthStatistics, adapt, max_tokens_at
 from tinyzero_trainer.config import LengthControlConfig
+from tinyzero_trainer.controller.length_control import LengthControlState, LengthStatistics, adapt, max_tokens_at
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 CONFIG = LengthControlConfig(mode="adaptive", warmup_steps=3, every=1, patience=4, ema_decay=0.0)

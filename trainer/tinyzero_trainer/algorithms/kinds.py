@@ -1,0 +1,97 @@
+"""Which advantage estimators and policy losses there are, and what each needs. No torch in here.
+
+The configuration is checked against these records, and a step fills a batch by them. A new estimator is a function in
+advantages.py and a line in `ESTIMATORS`; a new policy loss is one in losses.py and a line in `POLICY_LOSSES`. A user's
+own function, which a setting names by its file or module, may declare what it needs
+with `Estimator` as a decorator.
+"""
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+from tinyzero_trainer.algorithms.user_functions import load_function
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+Need = Literal["critic", "teacher", "greedy", "parts", "old_logprobs"]
+"""Columns of a `TrainingBatch`: `values` of a critic, `teacher_logprobs`, `greedy_rewards`, `reward_parts` with their
+weights, and `old_logprobs` before the update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """What an advantage estimator needs; as a decorator, what the user's function under it needs.
+
+    Example:
+        >>> @Estimator(needs={"greedy"})
+        ... def above_greedy(batch): ...
+        >>> above_greedy.estimator.needs
+        {'greedy'}
+    """
+
+    needs: Set[Need] = frozenset()
+    settings: Set[str] = frozenset()
+    """The settings it reads, of those that not all estimators read."""
+
+    compares_samples: bool = False
+    """The completions of a prompt are compared with each other, so there must be at least two."""
+
+    uses_rewards: bool = True
+    """Rewards count, and so may a KL penalty that is subtracted from them."""
+
+    only_correct: bool = False
+    """Completions that are not correct are masked."""
+
+    def __post_init__(self) -> None:
+        if unknown := self.needs - {*get_args(Need)}:
+            raise ValueError(f"an estimator cannot need {sorted(unknown)}; known: {', '.join(get_args(Need))}")
+
+    def __call__(self, function: F) -> F:
+        function.estimator = self  # type: ignore[attr-defined]
+        return function
+
+
+ESTIMATORS: Mapping[str, Estimator] = {
+    "grpo": Estimator(compares_samples=True),
+    "dr_grpo": Estimator(compares_samples=True),
+    "rloo": Estimator(compares_samples=True),
+    "gdpo": Estimator(compares_samples=True, needs={"parts"}),
+    "reinforce_pp": Estimator(settings={"algorithm.gamma"}),
+    "reinforce_pp_baseline": Estimator(compares_samples=True),
+    "remax": Estimator(settings={"algorithm.gamma"}, needs={"greedy"}),
+    "gae": Estimator(settings={"algorithm.gamma", "algorithm.gae_lambda"}, needs={"critic"}),
+    "raft": Estimator(settings={"algorithm.max_accepted"}, uses_rewards=False, only_correct=True),
+    "on_policy_distillation": Estimator(uses_rewards=False, needs={"teacher", "old_logprobs"}),
+}
+"""Each is the function of its name in advantages.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a policy loss reads."""
+
+    settings: Set[str] = frozenset({"algorithm.clip_ratio_low", "algorithm.clip_ratio_high", "algorithm.dual_clip_c"})
+    """The settings it reads, of those that not all losses read."""
+
+    ignores_staleness: str = ""
+    """Why its ratio does not correct for samples of older weights; empty if it does."""
+
+
+POLICY_LOSSES: Mapping[str, Loss] = {
+    "ppo": Loss(),
+    "gspo": Loss(ignores_staleness="has bounds narrower than a step of staleness"),
+    "cispo": Loss(settings={"algorithm.clip_ratio_low", "algorithm.clip_ratio_high"}),
+    "reinforce": Loss(settings=frozenset(), ignores_staleness="has no ratio"),
+}
+"""Each is the function of its name in losses.py."""
+
+
+def estimator_of(name: str) -> Estimator:
+    """The estimator of this name, or what a user's function declares itself to be; a SettingsError if there is none."""
+    if name in ESTIMATORS:
+        return ESTIMATORS[name]
+    undeclared = Estimator(settings={"algorithm.gamma", "algorithm.gae_lambda"})  # it may read them
+    return getattr(load_function("algorithm.advantage_estimator", name), "estimator", undeclared)
