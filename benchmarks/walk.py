@@ -13,6 +13,7 @@ file to another. Records are the dataclasses and named tuples of the SDK and the
 are made on the way or returned.
 """
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -116,10 +117,14 @@ def train(words: str) -> None:
 
 
 def main() -> None:
-    checkout, name = Path(sys.argv[1]).resolve(), sys.argv[2]
-    walk = Walk(checkout)
+    walks = {"step": step, "key": key, "score_file": score_file}
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("walk", choices=walks)
+    options = parser.parse_args()
+    walk = Walk(options.checkout.resolve())
     with tempfile.TemporaryDirectory() as directory:
-        {"step": step, "key": key, "score_file": score_file}[name](walk, Path(directory))
+        walks[options.walk](walk, Path(directory))
     files = {file for file, _ in walk.functions}
     print(json.dumps({
         "functions": len(walk.functions), "files": len(files), "moves": walk.moves, "records": sorted(walk.records)

@@ -1,38 +1,25 @@
 """The files in examples/cluster: the options they name exist, and they run as far as one machine without a GPU can."""
 
-import json
 import os
 import re
-import shlex
-import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from tinyzero_sdk.settings import flatten, to_mapping
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/cluster"
 SCRIPTS = sorted([*EXAMPLES.glob("*.sh"), *EXAMPLES.glob("*.sbatch")])
 PROSE = [EXAMPLES / "README.md", ROOT / "docs/training/several-gpus.md"]
 NAMING = [*SCRIPTS, EXAMPLES / "kuberay-job.yaml", *PROSE]
-SMALL = shlex.split(
-    "--task countdown --model ./model parallel.world_size=2 data.prompts_per_step=4 rollout.group_size=4 "
-    "rollout.max_completion_tokens=16 eval.num_problems=8 eval.every=0 checkpoint.every=1"
-)
-SBATCH = ("bash", str(EXAMPLES / "slurm.sbatch"))
-WITHIN = 240.0  # seconds for what takes 20 on an idle machine
 
 
 def named(files: list[Path]) -> pytest.MarkDecorator:
@@ -117,8 +104,6 @@ def test_node_sh_starts_nothing_without_a_token(tmp_path: Path) -> None:
         assert ("export RAY_AUTH_TOKEN=SECRET" in done.stderr) == bool(code)
 
 
-# ---- real runs, on one machine ---------------------------------------------------------------------------------------
-
 SRUN = """#!/bin/bash
 # Both nodes are this machine; tasks start in another directory than the job was submitted from.
 cd /
@@ -129,57 +114,6 @@ trap 'kill -USR2 "${tasks[@]}"' USR2
 for task in "${tasks[@]}"; do while kill -0 "$task" 2>/dev/null; do wait "$task"; done; done
 """
 SCONTROL = '#!/bin/bash\necho "$@" >> "$SCONTROL_LOG"\n'
-
-
-@contextmanager
-def started(
-    command: Sequence[str], environment: dict[str, str], directory: Path, log: Path
-) -> Iterator[subprocess.Popen]:
-    """A running command, which is killed at the end with its children."""
-    with log.open("a") as file:
-        process = subprocess.Popen(command, env=environment, cwd=directory, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
-            process.kill()
-        process.wait()
-
-
-def until(condition: Callable[[], Any], log: Path) -> None:
-    deadline = time.monotonic() + WITHIN
-    while not condition():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
-
-
-def steps_of(run: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A working directory with a model."""
-    directory = tmp_path / "place"
-    shutil.copytree(BUILT_IN_MODEL, directory / "model")
-    return directory
-
-
-def environment_of(programs: Path, **more: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))}
-    return kept | more | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
-
-
-def job_of(programs: Path, number: int, **more: str) -> dict[str, str]:
-    """The environment of a Slurm job, with fake srun and scontrol."""
-    programs.mkdir()
-    for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
-        write_program(programs / name, text)
-    job = {"SLURM_JOB_ID": str(number), "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "2"}
-    return environment_of(programs, **job, **more, SCONTROL_LOG=str(programs / "scontrol.log"))
 
 
 def write_program(file: Path, text: str) -> None:
@@ -219,81 +153,35 @@ exit 3
 def test_a_slurm_job_ends_as_its_signal_asks(
     number: signal.Signals | None, code: int, queued: bool, tmp_path: Path
 ) -> None:
-    programs, log, record = tmp_path / "programs", tmp_path / "log", tmp_path / "started"
-    lasts = "0" if number is None else "1"
-    environment = job_of(programs, 7, VENV=str(tmp_path), STARTED=str(record), LASTS=lasts, SLURM_GPUS_ON_NODE="8")
+    record, waiting = tmp_path / "started", tmp_path / "waiting"
     (tmp_path / "bin").mkdir()
-    for name, text in FAKE_PROGRAMS.items():
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, **FAKE_PROGRAMS}.items():
         write_program(tmp_path / "bin" / name, text.replace("mkdir failed", f"mkdir {tmp_path}/failed"))
-    for again in (False, True):
-        (tmp_path / "waiting").unlink(missing_ok=True)
-        with started([*SBATCH, "--task", "countdown"], environment, tmp_path, log) as job:
-            if number is not None:
-                until((tmp_path / "waiting").exists, log)
-                job.send_signal(number)
-            assert job.wait(60) == code, log.read_text()
-        lines, resume = record.read_text().splitlines(), " --resume" if again else ""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))} | {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "VENV": str(tmp_path), "STARTED": str(record),
+        "LASTS": "0" if number is None else "1", "SCONTROL_LOG": str(tmp_path / "scontrol.log"), "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "2", "SLURM_GPUS_ON_NODE": "8",
+    }  # fmt: skip
+    for resume in ("", " --resume"):
+        waiting.unlink(missing_ok=True)
+        command = ["bash", str(EXAMPLES / "slurm.sbatch"), "--task", "countdown"]
+        with subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True) as job:
+            try:
+                deadline = time.monotonic() + 60
+                while number is not None and not waiting.exists():
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+                if number is not None:
+                    job.send_signal(number)
+                assert job.wait(60) == code
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(job.pid, signal.SIGKILL)
+        lines = record.read_text().splitlines()
         trained = [line for line in lines if line.startswith("train ")]
         assert trained == [f"train --output runs/7 --address 10.0.0.1:20007 --gpus 16 --task countdown{resume}"]
         for node in "01":
             assert any(line.startswith(f"{node}: ray start") for line in lines)
             assert f"{node}: ended" in lines
         record.unlink()
-    assert (programs / "scontrol.log").exists() == queued
-
-
-REAL = pytest.mark.nightly(reason="starts Ray; the slow tests run the scripts with fake programs")
-
-
-@REAL
-def test_a_slurm_job_saves_at_its_time_limit_is_requeued_and_resumes(place: Path, tmp_path: Path) -> None:
-    programs, log, job = tmp_path / "programs", tmp_path / "log", str(os.getpid())
-    environment = job_of(programs, int(job), VENV=str(Path(sys.executable).parents[1]))
-    command = [*SBATCH, *SMALL, "run.steps=12"]
-    run = place / "runs" / job
-    with started(command, environment, place, log) as process:
-        until(lambda: (run / "checkpoints/step_2").exists() or process.poll() is not None, log)
-        assert process.poll() is None, log.read_text()
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(WITHIN) == 143, log.read_text()
-    assert (programs / "scontrol.log").read_text() == f"requeue {job}\n"
-    [last] = re.findall(r"stopped by SIGTERM after step (\d+), which is saved", log.read_text())
-    assert steps_of(run)[-1] == int(last) < 12
-    assert not Path(f"/tmp/ray-{job}").exists()
-    with started(command, environment, place, log) as process:
-        assert process.wait(WITHIN) == 0, log.read_text()
-    assert f"resuming from step {last}" in log.read_text()
-    assert steps_of(run) == list(range(13))
-    assert (programs / "scontrol.log").read_text() == f"requeue {job}\n"
-    until(lambda: not any(f"/tmp/ray-{job}/" in line for line in command_lines()), log)
-
-
-def command_lines() -> list[str]:
-    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-
-
-@REAL
-def test_training_on_two_nodes_started_by_node_sh(place: Path, tmp_path: Path) -> None:
-    log, port = tmp_path / "log", str(20_000 + (os.getpid() + 5_000) % 10_000)
-    environment = environment_of(Path(sys.executable).parent, RAY_AUTH_TOKEN="0" * 64, PORT=port)
-    short = f"/tmp/ray-own-{port}"
-    head = ["bash", str(EXAMPLES / "node.sh"), "head", "--num-cpus=2", f"--temp-dir={short}"]
-    try:
-        with started(head, environment, tmp_path, log) as first:
-            until(lambda: "Ray runtime started" in log.read_text() or first.poll() is not None, log)
-            [address] = re.findall(r"the address of this Ray: (\S+)", log.read_text())
-            other_log = tmp_path / "other log"
-            other = ["bash", str(EXAMPLES / "node.sh"), address, "--num-cpus=2"]
-            with started(other, environment, tmp_path, other_log) as second:
-                until(lambda: "Ray runtime started" in other_log.read_text() or second.poll() is not None, other_log)
-                train = ["tinyzero", "train", *SMALL, "--address", address, "--gpus", "0", "run.steps=1"]
-                words = [*train, "--output", "runs/own"]
-                with started(words, environment | {"RAY_AUTH_MODE": "token"}, place, log) as process:
-                    assert process.wait(WITHIN) == 0, log.read_text() + other_log.read_text()
-                for node in (second, first):
-                    node.send_signal(signal.SIGINT)
-                    node.wait(WITHIN)
-        assert steps_of(place / "runs/own") == [0, 1]
-        until(lambda: not any(f"{short}/" in line for line in command_lines()), log)
-    finally:
-        shutil.rmtree(short, ignore_errors=True)
+    assert (tmp_path / "scontrol.log").exists() == queued
