@@ -21,8 +21,10 @@ from tinyzero_sdk.text import strip_special_tokens
 MOST_CHARACTERS = 2**20
 """Only the end of a longer completion is read, where the answer is, so that no text stalls the scorer."""
 
-_MOST_CHECKED = 16
+_MOST_KNOWN = 16
 _FINITE = (-sys.float_info.max, sys.float_info.max)
+_Known = tuple[Score | float, Mapping[str, float] | None, float, bool, str, bool, Score]
+"""A result that was checked, what it contained (a number has no parts), and its score. Kept, it keeps its id."""
 
 
 class ScoreGuard:
@@ -45,8 +47,7 @@ class ScoreGuard:
         self._range = score_range
         self._is_valid = is_valid
         self._parts = parts or {}
-        self._checked: dict[int, Score] = {}  # by id of the result: a scorer that is fast returns the same few objects
-        self._results: list[Any] = []  # those, kept so that none of their ids is used again
+        self._known: dict[int, _Known] = {}  # by id: a scorer that is fast returns the same few objects
         self._no_answer = Score(0.0, False, "no_answer", parts=dict.fromkeys(self._parts, 0.0))
         self._valid_truth: Json = self  # the latest ground truth that was valid: those of a group are one object
         self._is_wrapped = False
@@ -72,11 +73,24 @@ class ScoreGuard:
         try:
             if ground_truth is not self._valid_truth:
                 self.check_truth(ground_truth)
-            answer = self.extract_answer(completion if isinstance(completion, str) else completion.text)
-            if answer is None:
+            text = completion if isinstance(completion, str) else completion.text
+            # As `extract_answer`, without its call: this is what scoring costs beside the task's own code.
+            answer = self._extract_answer(strip_special_tokens(text[-MOST_CHARACTERS:]))
+            if type(answer) is not str and self._checked_answer(answer) is None:
                 return self._no_answer, None
             result = self._score(answer, ground_truth)
-            return self._checked.get(id(result)) or self._check(result), answer
+            if known := self._known.get(id(result)):
+                # Its contents decide, since a scorer may fill the same object again.
+                _, parts, value, correct, reason, masked, score = known
+                if parts is None or (
+                    result.parts == parts
+                    and result.value is value
+                    and result.correct is correct
+                    and result.reason is reason
+                    and result.masked is masked
+                ):
+                    return score, answer
+            return self._check(result), answer
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a scorer may raise anything, SystemExit and RecursionError included
@@ -109,9 +123,9 @@ class ScoreGuard:
         Raises:
             BrokenTaskError: the task returned something other than text or None.
         """
-        if len(text) > MOST_CHARACTERS:
-            text = text[-MOST_CHARACTERS:]
-        answer = self._extract_answer(strip_special_tokens(text))
+        return self._checked_answer(self._extract_answer(strip_special_tokens(text[-MOST_CHARACTERS:])))
+
+    def _checked_answer(self, answer: Any) -> str | None:
         if answer is not None and not isinstance(answer, str):
             raise BrokenTaskError(
                 f"task {self.task_name!r}: extract_answer returned {describe_value(answer)}; expected str or None"
@@ -127,7 +141,7 @@ class ScoreGuard:
         Raises:
             BrokenTaskError: the result has another type, is not finite, is out of range or contradicts itself.
         """
-        return _with_answer(self._checked.get(id(result)) or self._check(result), answer)
+        return _with_answer(self._check(result), answer)
 
     def _check(self, result: Any) -> Score:
         if self._parts:
@@ -139,9 +153,12 @@ class ScoreGuard:
         else:
             value = self._check_value(result, self._range)
             score = Score(value, True) if value == self._range[1] else Score(value, False, "wrong")
-        if len(self._results) < _MOST_CHECKED and (self._parts or not score.parts):  # they may change
-            self._checked[id(result)] = score
-            self._results.append(result)
+        if len(self._known) < _MOST_KNOWN:
+            if type(result) is float:
+                self._known[id(result)] = (result, None, result, False, "ok", False, score)
+            elif type(result) is Score:
+                contents = (dict(result.parts), result.value, result.correct, result.reason, result.masked)
+                self._known[id(result)] = (result, *contents, score)
         return score
 
     def check_truth(self, ground_truth: Json) -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.relative_time import relative_time
-from tinyzero_sdk import Completion, Score, load_task
+from tinyzero_sdk import Completion, RewardPart, Score, load_task
 from tinyzero_sdk.errors import BrokenTaskError
-from tinyzero_sdk.records import REASONS
+from tinyzero_sdk.records import REASONS, ScoreColumns
 from tinyzero_sdk.tasks.score_guard import ScoreGuard
 from tinyzero_sdk.text import last_tagged
 
@@ -160,12 +160,35 @@ def test_scores_of_many_are_the_scores_of_each(way, scored_ways, pairs):
     assert task.error_count == before + 2 * errors
 
 
-def test_a_result_that_comes_again_is_read_anew_where_it_may_change():
-    kept = Score(0.5, False, parts={"format": 1.0})
-    again = guard(kept)
-    assert again.score_completion("<answer>3</answer>", 3).parts == {"format": 1.0}
-    kept.parts["format"] = 2.0
-    assert again.score_completion("<answer>4</answer>", 3) == Score(0.5, False, "wrong", "4", {"format": 2.0})
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_result_that_is_filled_again_is_another_result(declared):
+    """A frozen record has mutable parts, and a slot's own setter changes the rest."""
+    kept = Score.of_parts({"right": 0.0}, correct=False) if declared else Score(0.0, False, "wrong")
+
+    def score(answer, ground_truth):
+        value = float(answer)
+        changed = {"parts": {"right": value}} if declared else {"value": value}
+        for name, content in {**changed, "correct": value == 1.0, "reason": "ok" if value == 1.0 else "wrong"}.items():
+            object.__setattr__(kept, name, content)
+        kept.parts["extra" if not declared else "right"] = value
+        return kept
+
+    filling = ScoreGuard("say", last_tagged, score, (0.0, 1.0), None, {"right": RewardPart()} if declared else None)
+    for answer in ("1", "0", "0.5", "1", "0"):
+        one, columns = filling.score_completion(f"<answer>{answer}</answer>", 3), ScoreColumns()
+        filling.score_into(columns, f"<answer>{answer}</answer>", 3)
+        assert one.value == columns.values[0] == next(iter(one.parts.values())) == float(answer)
+        assert one.correct is columns.correct[0] is (answer == "1")
+    assert filling.error_count == 0
+
+
+@pytest.mark.parametrize("parts", [None, {"format": RewardPart()}])
+def test_a_result_whose_parts_alone_are_filled_again_is_read_anew(parts):
+    kept = Score(0.5, False, parts={"format": 1.0}) if parts is None else Score.of_parts({}, correct=False)
+    again = ScoreGuard("say", last_tagged, lambda answer, truth: kept, (0.0, 1.0), None, parts)
+    for value in (1.0, 0.0, 0.5):
+        kept.parts["format"] = value
+        assert again.score_completion("<answer>3</answer>", 3).parts == {"format": value}
 
 
 class Hostile(Exception):
