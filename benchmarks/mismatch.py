@@ -24,8 +24,8 @@ from tinyzero_trainer.distributed.fsdp import cast_weights
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8Weights
+from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.torch.cuda_graph.fp8_products import Fp8Weights
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.float8 import use_float8
 from tinyzero_trainer.training.logprobs import PolicyModel

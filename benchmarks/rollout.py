@@ -176,9 +176,9 @@ def start_torch(job: dict[str, Any], at_a_time: int, longest: int) -> tuple[Gene
         from tinyzero_trainer.models.device import choose_device
         from tinyzero_trainer.models.loading import load_model
         from tinyzero_trainer.rollout import SamplingParams
-        from tinyzero_trainer.rollout.batched_engine import BatchedEngine
         from tinyzero_trainer.rollout.build import build_engine
         from tinyzero_trainer.rollout.engine import NOTHING, Group
+        from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
 
     device, notes = choose_device(job["device"]), list[str]()
     settings = {"run": {"device": job["device"]}, "rollout": {"max_num_seqs": at_a_time}}

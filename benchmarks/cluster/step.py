@@ -23,6 +23,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.rollout.vllm.sizes import MAX_SEQUENCES
 
 Sharding = Literal["full", "hybrid", "hybrid, reduced once"]
 """`full` = over all ranks; `hybrid` = within a node, with gradients reduced across nodes after each micro-batch, or
@@ -156,7 +157,7 @@ def engines_of(run: Run, *, alone: bool = False) -> Engines:
 
     count = run.cluster.size // several
     completions = workload_of(config, run.prompt).completions
-    wanted = min(-(-completions // count), constants.VLLM_SEQUENCES if config.rollout.engine == "vllm" else 2**31)
+    wanted = min(-(-completions // count), MAX_SEQUENCES if config.rollout.engine == "vllm" else 2**31)
     limit = (1 - constants.MARGIN) * gpu.memory * GIB
     prefill = reading(spec, config, together, run.prompt) / config.rollout.group_size
     slots = slots_for(spec, config, run.prompt, math.inf if alone else run.shards.size, wanted, limit)

@@ -12,7 +12,7 @@ from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.weight_source import named_weights
 
 

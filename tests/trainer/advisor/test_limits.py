@@ -13,7 +13,7 @@ from tinyzero_trainer.advisor import target_gpu
 from tinyzero_trainer.models.hub import config_of, find_spec
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.models.spec import context_in
-from tinyzero_trainer.rollout.generate import check_context
+from tinyzero_trainer.rollout.generation import check_context
 
 TINY = ("plan", "--gpu-memory", "24GB", "--model", "tiny")
 VLLM = ("plan", "--model", HALF_B, "rollout.engine=vllm", "vllm.tensor_parallel=2")

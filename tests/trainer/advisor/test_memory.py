@@ -45,13 +45,11 @@ from tinyzero_trainer.distributed import fsdp as sharding
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.distributed.parallel_dims import SINGLE_PROCESS
-from tinyzero_trainer.executors.ray.weight_broadcast import BUCKET_BYTES
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models import fused_logprobs as head
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.sft import default_model as own_model
-from tinyzero_trainer.training import float8
 from tinyzero_trainer.training.optimizer import Optimizer
 
 SMALL = {"model_type": "qwen2", **COMMON, "num_key_value_heads": 2, "tie_word_embeddings": False}
@@ -208,14 +206,6 @@ def test_a_rank_holds_what_is_planned(count: int, replicas: int) -> None:
             assert held[0][what] == pytest.approx(size, rel=0.03)
         else:
             assert {one[what] for one in held} == {size}
-
-
-def test_constants_are_those_of_the_code() -> None:
-    assert constants.HEAD_ELEMENTS[2] == head.CHUNK_ELEMENTS[torch.bfloat16]
-    assert constants.HEAD_ELEMENTS[4] == head.CHUNK_ELEMENTS[torch.float32]
-    assert constants.KEPT_ELEMENTS == head.KEPT_ELEMENTS
-    assert constants.WEIGHT_BUCKET == BUCKET_BYTES
-    assert constants.FLOAT8_LARGE == float8.LARGE
 
 
 def kept_for_backward(layers: int, tokens: int, *, compiled: bool) -> int:

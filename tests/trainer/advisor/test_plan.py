@@ -23,7 +23,7 @@ from tests.trainer.advisor.planned import (
     target_of,
 )
 from tinyzero_trainer.advisor import constants, plan
-from tinyzero_trainer.advisor.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.advisor.engine_memory import needed_by_vllm
 from tinyzero_trainer.advisor.fit import predict_within, settle, usable
 from tinyzero_trainer.advisor.memory import host_bytes, predict_memory
 from tinyzero_trainer.advisor.plan import WORTHWHILE, Plan, candidate_changes, make_plan
@@ -36,6 +36,7 @@ from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
+from tinyzero_trainer.rollout.vllm.sizes import GB
 
 RTX_4090 = gpu_of("RTX 4090")
 LARGER, VLLM = "Qwen/Qwen2.5-1.5B", "rollout.engine=vllm"

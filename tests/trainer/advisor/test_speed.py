@@ -23,10 +23,9 @@ from tests.trainer.advisor.planned import (
     on,
     shape_like,
 )
-from tinyzero_trainer.advisor import constants
 from tinyzero_trainer.advisor.communication import Interconnect
 from tinyzero_trainer.advisor.engine_choice import EngineSpeed, read_speeds
-from tinyzero_trainer.advisor.engine_memory import engine_of, sampling_bytes
+from tinyzero_trainer.advisor.engine_memory import engine_of
 from tinyzero_trainer.advisor.memory import predict_memory
 from tinyzero_trainer.advisor.speed import COLLECTING, decoding_step, predict_speed
 from tinyzero_trainer.advisor.workload import workload_of
@@ -35,6 +34,8 @@ from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, known_gpus
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
+from tinyzero_trainer.rollout.torch import sizes as torch_sizes
+from tinyzero_trainer.rollout.torch.sizes import sampling_bytes
 
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 26, "vocab_size": 262_144}
 GEMMA |= {"hidden_size": 1152, "intermediate_size": 6912}
@@ -133,7 +134,7 @@ def test_no_step_is_promised_to_be_as_fast_as_with_graphs(
 def test_with_few_sequences_the_host_is_what_takes_long() -> None:
     spec, config = replace(SPECS[HALF_B], graphs=False), config_of(*GRPO)
     few = decoding_step(spec, config, H200, 8, 500)
-    assert few == constants.PLAIN_STEP + 24 * constants.PLAIN_LAYER
+    assert few == torch_sizes.PLAIN_STEP_SECONDS + 24 * torch_sizes.PLAIN_LAYER_SECONDS
     assert decoding_step(spec, config, H200, 1024, 1000) > few  # copying the cache is
     assert decoding_step(replace(spec, kv_heads=14), config, H200, 1024, 1000) != pytest.approx(few)
     graphs = decoding_step(SPECS[HALF_B], config, H200, 8, 500)
@@ -247,7 +248,7 @@ def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from tinyzero_trainer.models.device import choose_device
-    from tinyzero_trainer.rollout.decoder import TransformersDecoder
+    from tinyzero_trainer.rollout.torch.decoder import TransformersDecoder
 
     device = choose_device("cuda")
     kind = find_gpu_spec(torch.cuda.get_device_name(device))

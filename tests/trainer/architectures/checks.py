@@ -25,8 +25,8 @@ from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_weights, shard
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
 from tinyzero_trainer.models.lora import Adapter
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams, TorchEngine
-from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.rollout.decoder import FusedDecoder
+from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.torch.decoder import FusedDecoder
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.policy import Policy

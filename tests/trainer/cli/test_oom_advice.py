@@ -19,7 +19,7 @@ from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed import fsdp
 from tinyzero_trainer.executors import local
 from tinyzero_trainer.rollout import TorchEngine
-from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError
+from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import KvCacheError
 from tinyzero_trainer.training import policy
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy

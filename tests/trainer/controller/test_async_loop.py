@@ -31,7 +31,7 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.rollout.background_engine import BackgroundEngine
-from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils.signals import Interrupted

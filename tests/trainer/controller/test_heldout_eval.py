@@ -12,7 +12,7 @@ from tinyzero_trainer.controller import heldout_eval
 from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.generate import generate
+from tinyzero_trainer.rollout.generation import generate
 from tinyzero_trainer.types import Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag, StopRequested
 

@@ -45,7 +45,7 @@ from tinyzero_trainer.distributed.fsdp import (
 from tinyzero_trainer.distributed.offload import CpuOffload
 from tinyzero_trainer.models import fused_logprobs
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
-from tinyzero_trainer.rollout.decoder import Decoder, FusedDecoder, TransformersDecoder, build_decoder
+from tinyzero_trainer.rollout.torch.decoder import Decoder, FusedDecoder, TransformersDecoder, build_decoder
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training import logprobs as forward
 from tinyzero_trainer.training.build import _build_policy

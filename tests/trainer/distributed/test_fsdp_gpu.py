@@ -19,7 +19,7 @@ from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, process_group
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
-from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
+from tinyzero_trainer.rollout.torch.decoder import FusedDecoder, TransformersDecoder
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy

@@ -28,7 +28,7 @@ def run_members(count: int, work: Any) -> list[Any]:
 
 @pytest.mark.parametrize("size", [1, 700, 2**28], ids=["a tensor each", "some", "all at once"])
 def test_every_receiver_gets_all_weights(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_broadcast, "BUCKET_BYTES", size)
+    monkeypatch.setattr(weight_broadcast, "WEIGHT_BUCKET", size)
     weights = {name: torch.randn(shape) for name, shape in SIZES.items()}
 
     def work(group: WeightGroup, index: int) -> dict[str, torch.Tensor]:

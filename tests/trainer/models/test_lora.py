@@ -30,7 +30,7 @@ from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_mode
 from tinyzero_trainer.models.lora import Adapter, LoraError, merged_state
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
-from tinyzero_trainer.rollout.decoder import build_decoder
+from tinyzero_trainer.rollout.torch.decoder import build_decoder
 from tinyzero_trainer.rollout.weight_source import named_weights, sent_weights
 from tinyzero_trainer.training.logprobs import PolicyModel, frozen
 from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches

@@ -8,9 +8,9 @@ import torch
 
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
-from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.engine import NOTHING, Group
-from tinyzero_trainer.rollout.scheduler import Scheduler
+from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.torch.scheduler import Scheduler
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.types import Generation
 

@@ -16,8 +16,8 @@ from tests.trainer.rollout.engines import asked, flat, graph, plain
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.async_batch_engine import AsyncBatchEngine
 from tinyzero_trainer.rollout.background_engine import BackgroundEngine
-from tinyzero_trainer.rollout.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.engine import NOTHING, AsyncEngine, Group
+from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
 from tinyzero_trainer.types import Generation
 
 PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]

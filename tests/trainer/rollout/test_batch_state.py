@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_trainer.rollout.batch_state import BatchState
+from tinyzero_trainer.rollout.torch.batch_state import BatchState
 
 SLOTS = 6
 

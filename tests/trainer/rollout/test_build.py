@@ -8,8 +8,8 @@ import torch
 from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout import build
 from tinyzero_trainer.rollout.build import build_engine, require_architecture, require_engine
+from tinyzero_trainer.rollout.torch import build
 
 BASE = {"run": {"task": "countdown", "device": "cuda"}}
 
@@ -18,7 +18,8 @@ def test_a_run_gets_the_graph_engine_with_its_settings_or_a_line_that_says_why_n
     toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = dict[str, Any]()
-    monkeypatch.setattr(build, "device_of", lambda _: torch.device("cuda"))
+    for module in ("rollout.build", "rollout.torch.build"):
+        monkeypatch.setattr(f"tinyzero_trainer.{module}.device_of", lambda _: torch.device("cuda"))
     monkeypatch.setattr(build, "_keeps_memory", lambda *_: True)
     monkeypatch.setattr(build, "GraphEngine", lambda *_, **given: asked.update(given))
     in_fp8 = {"rollout__engine": "torch", "rollout__quantization": "fp8", "model__dtype": "bfloat16"}

@@ -2,7 +2,13 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from tinyzero_trainer.rollout.decoder import CACHE_BLOCK, Decoder, FusedDecoder, TransformersDecoder, build_decoder
+from tinyzero_trainer.rollout.torch.decoder import (
+    CACHE_BLOCK,
+    Decoder,
+    FusedDecoder,
+    TransformersDecoder,
+    build_decoder,
+)
 
 LENGTHS = (5, 2, 7)
 

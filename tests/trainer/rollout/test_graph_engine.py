@@ -14,15 +14,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import ENDS, flat, graph, plain, reserve
 from tinyzero_trainer.models.float8_format import FP8_MAX
-from tinyzero_trainer.rollout import SamplingParams, cuda_graph
-from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.cuda_graph import engine as graph_engine
-from tinyzero_trainer.rollout.cuda_graph import fp8_products, reference_ops
-from tinyzero_trainer.rollout.cuda_graph.engine import kernels_run
-from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8Weights
-from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
-from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, KvCacheError
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import HEADROOM, fp8_scales, to_fp8
+from tinyzero_trainer.rollout import SamplingParams
+from tinyzero_trainer.rollout.torch import cuda_graph
+from tinyzero_trainer.rollout.torch.batch_state import BatchState
+from tinyzero_trainer.rollout.torch.cuda_graph import engine as graph_engine
+from tinyzero_trainer.rollout.torch.cuda_graph import fp8_products, reference_ops
+from tinyzero_trainer.rollout.torch.cuda_graph.engine import kernels_run
+from tinyzero_trainer.rollout.torch.cuda_graph.fp8_products import Fp8Weights
+from tinyzero_trainer.rollout.torch.cuda_graph.graph_runner import GraphRunner
+from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import FreeMemory, KvCacheError
+from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import HEADROOM, fp8_scales, to_fp8
 from tinyzero_trainer.types import Generation
 
 PROMPTS = [[5], [7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [40, 41], [90, 3, 17, 17]]

@@ -11,11 +11,11 @@ from tinyzero_trainer.config import NewModelConfig, TrainConfig
 from tinyzero_trainer.models.loading import from_parts
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.cuda_graph import reference_ops
-from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import LayerCache, fp8_scales, to_fp8
+from tinyzero_trainer.rollout.torch.batch_state import BatchState
+from tinyzero_trainer.rollout.torch.cuda_graph import reference_ops
+from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import LayerCache, fp8_scales, to_fp8
 from tinyzero_trainer.types import Generation
 
 pytestmark = pytest.mark.gpu
@@ -63,9 +63,9 @@ def test_completions_are_those_of_the_torch_engine(kind: str, params: SamplingPa
 def test_attention_kernel(
     heads: int, kv_heads: int, size: int, dtype: torch.dtype, fp8: bool, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+    from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
 
-    monkeypatch.setattr("tinyzero_trainer.rollout.cuda_graph.attention_triton.SMALLEST_PIECE", least)
+    monkeypatch.setattr("tinyzero_trainer.rollout.torch.cuda_graph.attention_triton.SMALLEST_PIECE", least)
     torch.manual_seed(0)
     positions, length = [0, 1, 63, 64, 65, 130, 255], 256
     state = BatchState(len(positions), 4, ENDS, GPU)
@@ -105,7 +105,7 @@ def test_attention_kernel(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
 def test_contexts_are_stored(heads: int, kv_heads: int, size: int, dtype: torch.dtype, fp8: bool) -> None:
-    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+    from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
 
     torch.manual_seed(0)
     fused = torch.randn(3, 70, heads + 2 * kv_heads, size, device=GPU, dtype=dtype)
@@ -131,7 +131,7 @@ def test_contexts_are_stored(heads: int, kv_heads: int, size: int, dtype: torch.
 
 @pytest.mark.parametrize(("rows", "longest"), [(1, 1000), (7, 1), (100, 100), (1000, 1000), (3000, 1000)])
 def test_pieces_are_all_of_each_context(rows: int, longest: int) -> None:
-    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+    from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
 
     state = BatchState(rows, 4, ENDS, GPU)
     positions = torch.randint(longest // 2, longest, (rows,))
@@ -159,7 +159,7 @@ def test_pieces_are_all_of_each_context(rows: int, longest: int) -> None:
 
 @pytest.mark.parametrize("width", [96, 896, 4864, 18_944])
 def test_kernels_that_round_to_fp8(width: int) -> None:
-    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+    from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
 
     torch.manual_seed(0)
     gate_up = (torch.logspace(-3, 3, 9, device=GPU)[:, None] * torch.randn(9, 2 * width, device=GPU)).bfloat16()
@@ -195,7 +195,7 @@ def test_kernels_that_round_to_fp8(width: int) -> None:
 @pytest.mark.parametrize("in_parts", [False, True], ids=["whole", "in parts"])
 @pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
 def test_products_of_few_rows(rows: int, width: int, depth: int, in_parts: bool, fp8: bool) -> None:
-    from tinyzero_trainer.rollout.cuda_graph import products_triton
+    from tinyzero_trainer.rollout.torch.cuda_graph import products_triton
 
     torch.manual_seed(0)
     states, weight = (torch.randn(count, depth, device=GPU) for count in (rows, width))
@@ -222,7 +222,7 @@ def test_products_of_few_rows(rows: int, width: int, depth: int, in_parts: bool,
      (64, 2048, 7680, True), (64, 2048, 7936, False), (65, 2048, 7680, False)],
 )  # fmt: skip
 def test_which_products_are_of_few_rows(rows: int, width: int, depth: int, suits: bool) -> None:
-    from tinyzero_trainer.rollout.cuda_graph import products_triton
+    from tinyzero_trainer.rollout.torch.cuda_graph import products_triton
 
     states, weight = (torch.empty(count, depth, dtype=reference_ops.FP8) for count in (rows, width))
     assert products_triton.suits(states, weight) == suits
@@ -231,7 +231,7 @@ def test_which_products_are_of_few_rows(rows: int, width: int, depth: int, suits
 @pytest.mark.parametrize("vocabulary", [50, 1252, 151_936])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sampling_kernel(vocabulary: int, dtype: torch.dtype) -> None:
-    from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+    from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
 
     rows, params = 512, SamplingParams(8, 0.8)
     logits = (3 * torch.randn(rows, vocabulary, device=GPU)).to(dtype)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.sampling import sample_tokens, streams, uniforms
+from tinyzero_trainer.rollout.torch.sampling import sample_tokens, streams, uniforms
 
 ANY = 16  # max_tokens does not matter here
 HIGHEST = 1.0 - 2**-53

@@ -8,8 +8,10 @@ import torch
 from tests.trainer.configurations import changed
 from tests.trainer.samples import token_logprobs
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout import SamplingParams, TorchEngine, build
-from tinyzero_trainer.rollout.decoder import FusedDecoder, TransformersDecoder
+from tinyzero_trainer.rollout import SamplingParams, TorchEngine
+from tinyzero_trainer.rollout.build import build_engine
+from tinyzero_trainer.rollout.torch import build as torch_build
+from tinyzero_trainer.rollout.torch.decoder import FusedDecoder, TransformersDecoder
 
 ENDS = set(range(0, 1252, 25))
 """A random model samples one of these sooner or later."""
@@ -100,10 +102,10 @@ def test_a_model_without_cuda_graphs_on_a_gpu_is_reported(toy_model, monkeypatch
     notes: list[str] = []
     config = changed({"run": {"task": "countdown"}}, {})
     monkeypatch.setattr(FusedDecoder, "fits", lambda model: False)
-    build.build_engine(config, toy_model, notes.append)
+    build_engine(config, toy_model, notes.append)
     assert not notes  # on the CPU nothing is slower than necessary
-    monkeypatch.setattr(build, "device_of", lambda model: torch.device("cuda"))
-    build.build_engine(config, toy_model, notes.append)
+    monkeypatch.setattr(torch_build, "device_of", lambda model: torch.device("cuda"))
+    build_engine(config, toy_model, notes.append)
     (note,) = notes
     assert type(toy_model.model).__name__ in note
     assert "rollout.engine=vllm" in note
@@ -116,13 +118,15 @@ def test_with_groups_in_flight_an_engine_on_a_gpu_leaves_the_update_what_it_has_
     config = changed(
         {"run": {"task": "countdown"}, "rollout": asynchronous, "rollout_correction": {"is_level": "token"}}, {}
     )
-    monkeypatch.setattr(build, "device_of", lambda model: torch.device("cuda"))
-    monkeypatch.setattr(build, "GraphEngine", lambda *_, **options: made.append(options))
-    monkeypatch.setattr(build, "_keeps_memory", lambda *_: False)
-    monkeypatch.setattr(build.FreeMemory, "of", lambda device: build.FreeMemory(unused=30, reusable=70, margin=5))
-    build.build_engine(config, toy_model)
+    monkeypatch.setattr(torch_build, "device_of", lambda model: torch.device("cuda"))
+    monkeypatch.setattr(torch_build, "GraphEngine", lambda *_, **options: made.append(options))
+    monkeypatch.setattr(torch_build, "_keeps_memory", lambda *_: False)
+    monkeypatch.setattr(
+        torch_build.FreeMemory, "of", lambda device: torch_build.FreeMemory(unused=30, reusable=70, margin=5)
+    )
+    build_engine(config, toy_model)
     (options,) = made
     if level:
-        assert (options["keep_memory"], options["memory"]()) == (True, build.FreeMemory(30, 0, 5))
+        assert (options["keep_memory"], options["memory"]()) == (True, torch_build.FreeMemory(30, 0, 5))
     else:
         assert options["memory"] is None

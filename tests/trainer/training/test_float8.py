@@ -109,7 +109,7 @@ class TakesTwo(Clamped):
 def test_large_layers_and_the_head_are_converted_and_only_mlps_of_the_usual_kind_as_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tinyzero_trainer.training.float8.LARGE", 64 * 128)
+    monkeypatch.setattr("tinyzero_trainer.training.float8.FLOAT8_LARGE", 64 * 128)
     usual, gelu, clamped, two, zeros, biased, odd = (one_layer(1280 + 8 * (case == 6)).model for case in range(7))
     layers = [model.model.layers[0] for model in (usual, gelu, clamped, two, zeros, biased, odd)]
     layers[1].mlp.act_fn = nn.GELU()

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import format_value
-from tinyzero_trainer.advisor.engine_memory import GB, needed_by_vllm
+from tinyzero_trainer.advisor.engine_memory import needed_by_vllm
 from tinyzero_trainer.advisor.fit import LEAST_SEQUENCES, settle
 from tinyzero_trainer.advisor.memory import Phase, host_bytes, predict_memory
 from tinyzero_trainer.advisor.plan import ENGINE_DECIDES, Change, Plan, candidate_changes, make_plan
@@ -18,6 +18,7 @@ from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import WELL_KNOWN, ModelSpec
+from tinyzero_trainer.rollout.vllm.sizes import GB
 from tinyzero_trainer.utils.bounds import given
 
 LAST_RESORT = "take a smaller model or a GPU with more memory"

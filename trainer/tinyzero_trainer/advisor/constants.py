@@ -1,6 +1,7 @@
 """Measured and fitted numbers of the predictions: bytes, seconds, and fractions (`..._SHARE`) of what is named.
 
-Nothing else in this package is fitted. Assumed numbers say so.
+Nothing else in this package is fitted. Assumed numbers say so. Numbers of the code that is predicted stand beside that
+code, in files named sizes.py.
 """
 
 from tinyzero_trainer.hardware.gpu import MIB
@@ -14,7 +15,6 @@ NCCL = 512 * MIB  # a process's communicators with other GPUs; assumed
 
 MASTER_BYTES = 4  # a trained weight, its gradient, and each of AdamW's two moments: float32
 FROZEN_BYTES = 4  # a weight below an adapter, or of a head that is not trained; a reference has the compute dtype
-WEIGHT_BUCKET = 2**28  # bytes sent to dedicated engines at a time; see executors/ray/weight_broadcast.py
 
 LAYERS_GATHERED = (
     2  # layers whose weights are gathered in the compute dtype at a time: one computed, the next prefetched
@@ -27,20 +27,9 @@ LAYERS_REDUCED = 1  # whose gradients are reduced at a time between several rank
 HIDDEN_EAGER, MLP_EAGER = 16, 8
 HIDDEN_COMPILED, MLP_COMPILED = 8, 6  # a compiled layer recomputes the cheap parts
 MLP_FLOAT8 = 4  # with model.float8 it keeps gate and up alone
-FLOAT8_LARGE = 2**22  # elements of a weight whose products are in float8 by themselves; see training.float8.LARGE
 HIDDEN_FORWARD, MLP_FORWARD = 14, 6  # without gradient
 LAYER_BACKWARD = 1.0  # gradients of a layer's activations that exist at a time, as a fraction of what the layer keeps
 
-KEPT_ELEMENTS = 2**30  # of a chunk whose logits are kept, on a GPU; see fused_logprobs.KEPT_ELEMENTS
-HEAD_ELEMENTS = {2: 2**28, 4: 2**26}  # logits of a chunk, by the bytes of a number; see fused_logprobs.CHUNK_ELEMENTS
-
-VLLM_BESIDE = 700 * MIB  # beyond vllm.gpu_memory_gb: CUDA graphs, and workspaces that vLLM's own profile misses
-VLLM_WORKSPACE = 900 * MIB  # within vllm.gpu_memory_gb: activations of a prefill of 8,192 tokens
-VLLM_SAMPLER_BYTES = 12  # within vllm.gpu_memory_gb: bytes a logit of the sequences decoded at a time
-VLLM_ASLEEP = 900 * MIB  # while vLLM sleeps, without its process's context: CUDA graphs and workspaces
-VLLM_SEQUENCES = 1024  # generated at a time where rollout.max_num_seqs is not set: more gain little
-
-STEP_NUMBERS = 8  # intermediate numbers of a sequence in a decoding step of `torch`, per unit of the MLP's width
 PROMPT_TOKENS = 256  # of a prompt without --prompt-tokens
 COMMON_GPU = "RTX 4090"  # compares the speed of settings where the GPU's own is not known
 
@@ -50,34 +39,7 @@ UPDATE_SHARE = 0.43  # fraction of a GPU's peak FLOP/s that a large model's upda
 HALF_SHARE_AT = 55e6  # parameters of a model that reaches half of that
 FLOAT8_UPDATE = 0.86  # the time of an update with model.float8, relative to one in bfloat16; at 0.5B
 
-VLLM_WAKE = 0.6  # seconds to put vLLM to sleep without its weights, and to wake it up
-
-VLLM_STEP, VLLM_SEQUENCE, VLLM_LOGIT_BYTES = 1e-3, 14e-6, 115
-"""Seconds on vLLM's host for a decoding step, and for each sequence in it; bytes read and written for each logit.
-Fitted with `VLLM_BANDWIDTH_SHARE` to all rows of engine_speeds.toml; hosts differ by a third."""
-
-TORCH_STEP, TORCH_LAYER = 100e-6, 24e-6
-"""Seconds of a replayed CUDA graph for a decoding step of the engine `torch`, and for each layer in it."""
-
-TORCH_BANDWIDTH_SHARE, VLLM_BANDWIDTH_SHARE, DECODING_SHARE = 0.95, 0.9, 0.8
-"""Fractions that decoding reaches, of a GPU's memory bandwidth with either engine, and of its peak FLOP/s with both."""
-
-TORCH_LEAST_TOKENS = 180
-"""Tokens by which a sequence seems longer when the engine `torch` reads its cache: the cost of starting to read."""
-
-TORCH_FP8_PRODUCTS, TORCH_FP8_CACHE = 0.62, 1.3
-"""In fp8, the time of its matrix products relative to that in bfloat16, and the bytes that a number of the cache seems
-to have: it is converted, which takes time as well."""
-
-PLAIN_STEP, PLAIN_LAYER = 5e-3, 1.1e-3
-"""Seconds on the host for a decoding step of the engine `torch` without CUDA graphs, and for each layer in it: Python
-launches kernel after kernel. Between what two virtual hosts took, 32 and 36 ms."""
-
-PLAIN_CACHE_PASSES = 14
-"""How often that engine reads or writes its cache in a step: it is copied to grow, and read by kernels made for several
-queries. Measured."""
-
-PLAIN_LOGIT_BYTES = 50  # read and written for each logit by that engine's sampling in plain torch
+DECODING_SHARE = 0.8  # fraction of a GPU's peak FLOP/s that decoding reaches, with any engine
 
 PASS_LAYER = 1.5e-3
 """Seconds on the host for a layer in a forward pass over a micro-batch; a backward pass takes twice that. From steps at

@@ -1,4 +1,4 @@
-"""What a rollout engine takes of a GPU, awake and asleep; the engine `torch` sizes its buffers by it."""
+"""What a rollout engine takes of a GPU, awake and asleep."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,20 +7,10 @@ from tinyzero_trainer.advisor import constants
 from tinyzero_trainer.advisor.workload import Workload, number_bytes
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.rollout.torch import sizes as torch
+from tinyzero_trainer.rollout.vllm import sizes as vllm
+from tinyzero_trainer.rollout.vllm.sizes import GB
 from tinyzero_trainer.utils.bounds import given
-
-GB = 1e9  # unit of vllm.gpu_memory_gb
-CACHE_BLOCK = 64  # tokens by which the KV cache of the engine `torch` grows
-PREFILL_TOKENS = 32768  # of prompts, which the engine `torch` reads at a time
-FEW_SEQUENCES = 512  # that it generates at a time without CUDA graphs, where the configuration leaves it open
-
-
-def sampling_bytes(number: int, *, by_kernel: bool, greedy: bool) -> int:
-    """Bytes that the engine `torch` takes for each logit of a step: once for its graph, once where it was prepared.
-
-    A logit has `number` bytes. Tokens are sampled by the Triton kernel or by plain torch, which takes less if `greedy`.
-    """
-    return 2 * (number + (0 if by_kernel else 4 if greedy else 26))
 
 
 def cache_number_bytes(config: TrainConfig) -> int:
@@ -48,13 +38,13 @@ def engine_of(spec: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bo
 
 
 def _without_graphs(spec: ModelSpec, config: TrainConfig, work: Workload) -> Engine:
-    """rollout/torch_engine.py with transformers' own forward pass, whose cache is copied to grow."""
+    """rollout/torch/torch_engine.py with transformers' own forward pass, whose cache is copied to grow."""
     number = number_bytes(config)
     prompts = max(-(-work.trained_at_a_time // config.rollout.group_size), work.evaluated_at_a_time)
     layer = constants.HIDDEN_FORWARD * spec.hidden + constants.MLP_FORWARD * spec.mlp
     cache = work.at_a_time * work.sequence * spec.cache_numbers * number
     copies = (1 + spec.repeated_heads) * cache // max(1, spec.layers)  # of one layer: before it grew, and repeated
-    sampling = sampling_bytes(number, by_kernel=False, greedy=False)
+    sampling = torch.sampling_bytes(number, by_kernel=False, greedy=False)
     weights = {"weights": number * spec.parameters}
     awake = {
         **weights,
@@ -66,12 +56,12 @@ def _without_graphs(spec: ModelSpec, config: TrainConfig, work: Workload) -> Eng
 
 
 def _torch(spec: ModelSpec, config: TrainConfig, work: Workload, keeps: bool) -> Engine:
-    """rollout/cuda_graph/engine.py with its kernels."""
-    number, slots = number_bytes(config), -(-work.sequence // CACHE_BLOCK) * CACHE_BLOCK
+    """rollout/torch/cuda_graph/engine.py with its kernels."""
+    number, slots = number_bytes(config), -(-work.sequence // torch.CACHE_BLOCK) * torch.CACHE_BLOCK
     prompts = max(-(-work.trained_at_a_time // config.rollout.group_size), work.evaluated_at_a_time)
-    read = min(prompts * work.prompt, max(PREFILL_TOKENS, work.prompt))
+    read = min(prompts * work.prompt, max(torch.PREFILL_TOKENS, work.prompt))
     layer = constants.HIDDEN_FORWARD * spec.hidden + constants.MLP_FORWARD * spec.mlp
-    mlp = work.at_a_time * constants.STEP_NUMBERS * spec.mlp * number
+    mlp = work.at_a_time * torch.STEP_NUMBERS * spec.mlp * number
     kept = {
         "weights": (number + (1 if config.rollout.quantization else 0)) * spec.parameters,
         "KV cache": (work.at_a_time + 1) * slots * spec.cache_numbers * cache_number_bytes(config),
@@ -90,9 +80,9 @@ def _sampling(config: TrainConfig, work: Workload) -> int:
     if config.algorithm.needs("greedy"):
         greedy = max(greedy, min(work.trained_at_a_time, config.data.prompts_per_step))
     return max(
-        work.trained_at_a_time * sampling_bytes(number, by_kernel=not filters, greedy=False),
-        work.evaluated_at_a_time * sampling_bytes(number, by_kernel=True, greedy=False),
-        greedy * sampling_bytes(number, by_kernel=False, greedy=True),
+        work.trained_at_a_time * torch.sampling_bytes(number, by_kernel=not filters, greedy=False),
+        work.evaluated_at_a_time * torch.sampling_bytes(number, by_kernel=True, greedy=False),
+        greedy * torch.sampling_bytes(number, by_kernel=False, greedy=True),
     )
 
 
@@ -103,21 +93,19 @@ def _vllm(spec: ModelSpec, config: TrainConfig, work: Workload) -> Engine:
     wanted = needed_by_vllm(spec, config, work)
     gigabytes = given(config.vllm.gpu_memory_gb)
     size = wanted if gigabytes is None else int(gigabytes * GB)
-    graphs = constants.VLLM_BESIDE if config.vllm.cuda_graphs else constants.VLLM_BESIDE // 4
+    graphs = vllm.BESIDE if config.vllm.cuda_graphs else vllm.BESIDE // 4
     awake = {"vllm.gpu_memory_gb": size, "beside it": graphs, **process}
-    asleep = (
-        {"what stays when it sleeps": constants.VLLM_ASLEEP, **process} if config.vllm.sleep_mode is True else awake
-    )
+    asleep = {"what stays when it sleeps": vllm.ASLEEP, **process} if config.vllm.sleep_mode is True else awake
     return Engine(awake=awake, asleep=asleep, separate_process=config.vllm.separate_process)
 
 
 def needed_by_vllm(spec: ModelSpec, config: TrainConfig, work: Workload, sequences: int | None = None) -> int:
     """vllm.gpu_memory_gb, in bytes, for this number of whole sequences at a time; None = all that it is given."""
     count = work.trained_at_a_time if sequences is None else min(sequences, work.trained_at_a_time)
-    sampling = work.max_num_seqs * spec.vocabulary * constants.VLLM_SAMPLER_BYTES
+    sampling = work.max_num_seqs * spec.vocabulary * vllm.SAMPLER_BYTES
     weights = -(-spec.parameters // config.vllm.tensor_parallel)
     split = number_bytes(config) * weights + count * _cached(spec, config, work)
-    return constants.VLLM_WORKSPACE + sampling + split
+    return vllm.WORKSPACE + sampling + split
 
 
 def sequences_in_vllm(spec: ModelSpec, config: TrainConfig, work: Workload) -> int:

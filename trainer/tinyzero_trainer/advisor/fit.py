@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 from tinyzero_trainer.advisor import constants
-from tinyzero_trainer.advisor.engine_memory import FEW_SEQUENCES, GB, needed_by_vllm
+from tinyzero_trainer.advisor.engine_memory import needed_by_vllm
 from tinyzero_trainer.advisor.memory import Memory, predict_memory
 from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import GpuRole, planned_dims
 from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.rollout.torch.sizes import FEW_SEQUENCES
+from tinyzero_trainer.rollout.vllm.sizes import GB
 
 LEAST_TOKENS = 2048  # of a proposed micro-batch: below it a GPU waits more than it computes
 LEAST_SEQUENCES = 16  # proposed to be generated at a time

@@ -14,7 +14,9 @@ from tinyzero_trainer.advisor.workload import Workload, mlp_in_float8, number_by
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.run import compiles
 from tinyzero_trainer.distributed.parallel_dims import GpuRole, ParallelDims, planned_dims
+from tinyzero_trainer.models.sizes import HEAD_ELEMENTS, KEPT_ELEMENTS
 from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.rollout.sizes import WEIGHT_BUCKET
 
 Role = Literal["policy", "critic", "reference", "teacher", "rollout", "process"]
 ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "teacher", "rollout", "process")
@@ -121,7 +123,7 @@ def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iter
     twice = config.rollout.engine == "vllm" or spec.graphs
     copy = [Part("rollout", "copy of the model", number * spec.parameters if twice else 0)]
     awake = [Part("rollout", what, size) for what, size in engine.awake.items()]
-    coming = [Part("rollout", "weight bucket", max(constants.WEIGHT_BUCKET, number * spec.embedding))]
+    coming = [Part("rollout", "weight bucket", max(WEIGHT_BUCKET, number * spec.embedding))]
 
     def phase(name: str, own: list[Part], of_engine: list[Part]) -> Phase:
         here = own if engine.separate_process else [*own, *of_engine]
@@ -191,7 +193,7 @@ class _Step:
         """A tensor for the engine: gathered in float32 if it is sharded, then cast."""
         size = (self.number + (constants.MASTER_BYTES if self.dims.dp_shard > 1 else 0)) * self.spec.embedding
         if not self.dims.colocated:
-            size += self.number * self.spec.embedding + 2 * constants.WEIGHT_BUCKET
+            size += self.number * self.spec.embedding + 2 * WEIGHT_BUCKET
         return Part("policy", "sent tensor", size)
 
     def _worst(self, name: str, moments: list[list[Part]], *active: Role) -> Phase:
@@ -255,12 +257,12 @@ class _Step:
         if kept:  # of every token: completions that share their prompt leave little of a micro-batch to it
             return Part(role, "logits", self.number * self.work.micro_batch * models * self.spec.vocabulary)
         tokens = max(1, int(self.work.micro_batch * (self.work.completion / self.work.sequence)))
-        count = min(constants.HEAD_ELEMENTS[self.number], tokens * models * self.spec.vocabulary)
+        count = min(HEAD_ELEMENTS[self.number], tokens * models * self.spec.vocabulary)
         return Part(role, "logits", self.number * count)
 
     def _head_in_float8(self, *, kept: bool) -> Part:
         """The gradient of a chunk of logits, and the head as the forward and the backward pass multiply by it."""
-        chunk = constants.KEPT_ELEMENTS if kept else constants.HEAD_ELEMENTS[self.number]
+        chunk = KEPT_ELEMENTS if kept else HEAD_ELEMENTS[self.number]
         return Part(
             "policy",
             "head in float8",

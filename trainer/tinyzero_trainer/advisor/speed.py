@@ -14,6 +14,8 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.rollout.torch import sizes as torch
+from tinyzero_trainer.rollout.vllm import sizes as vllm
 
 COLLECTING = ("gen", "reward", "gen_greedy")  # overlap with the update if engines with GPUs of their own sample on
 
@@ -81,7 +83,7 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
     if mlp_in_float8(spec, config):
         whole *= constants.FLOAT8_UPDATE
     seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
-    sleeps = constants.VLLM_WAKE if config.rollout.engine == "vllm" and config.vllm.sleep_mode is True else 0.0
+    sleeps = vllm.WAKE_SECONDS if config.rollout.engine == "vllm" and config.vllm.sleep_mode is True else 0.0
     copied = 10 * spec.parameters / (gpu.bandwidth * 1e9)
     seconds["update_weights"] = sleeps + copied + traffic.new_weights()
     # An engine that shares a GPU with the update slows it down by about what it saves.
@@ -143,25 +145,25 @@ def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences:
     number, cache = number_bytes(config), spec.cache_numbers * cache_number_bytes(config)
     token = 2 * spec.parameters / gpu.flops_in(number)
     if config.rollout.engine == "vllm":
-        touched = number * spec.parameters + sequences * (length * cache + constants.VLLM_LOGIT_BYTES * spec.vocabulary)
-        read = touched / (gpu.bandwidth * 1e9 * constants.VLLM_BANDWIDTH_SHARE)
-        host = constants.VLLM_STEP + sequences * constants.VLLM_SEQUENCE
+        touched = number * spec.parameters + sequences * (length * cache + vllm.LOGIT_BYTES * spec.vocabulary)
+        read = touched / (gpu.bandwidth * 1e9 * vllm.BANDWIDTH_SHARE)
+        host = vllm.STEP_SECONDS + sequences * vllm.SEQUENCE_SECONDS
         return host + max(read, sequences * token / constants.DECODING_SHARE)
-    length += constants.TORCH_LEAST_TOKENS
+    length += torch.LEAST_TOKENS
     logit = 3 * number  # written once and read twice
-    weight, products = (1, constants.TORCH_FP8_PRODUCTS) if config.rollout.quantization else (number, 1.0)
-    length *= constants.TORCH_FP8_CACHE if config.rollout.kv_cache_dtype else 1.0
+    weight, products = (1, torch.FP8_PRODUCTS) if config.rollout.quantization else (number, 1.0)
+    length *= torch.FP8_CACHE if config.rollout.kv_cache_dtype else 1.0
     if not spec.graphs:
-        cache *= constants.PLAIN_CACHE_PASSES + 2 * spec.repeated_heads
-        logit = constants.PLAIN_LOGIT_BYTES
+        cache *= torch.PLAIN_CACHE_PASSES + 2 * spec.repeated_heads
+        logit = torch.PLAIN_LOGIT_BYTES
     touched = weight * spec.parameters + sequences * (length * cache + logit * spec.vocabulary)
-    read = touched / (gpu.bandwidth * 1e9 * constants.TORCH_BANDWIDTH_SHARE)
-    host = constants.TORCH_STEP + spec.layers * constants.TORCH_LAYER
+    read = touched / (gpu.bandwidth * 1e9 * torch.BANDWIDTH_SHARE)
+    host = torch.STEP_SECONDS + spec.layers * torch.LAYER_SECONDS
     # Kernels run one after another, so the times of computing and of reading add up.
     seconds = host + read + products * sequences * token / constants.DECODING_SHARE
     if spec.graphs:
         return seconds
-    return max(seconds, constants.PLAIN_STEP + spec.layers * constants.PLAIN_LAYER)  # host and GPU overlap
+    return max(seconds, torch.PLAIN_STEP_SECONDS + spec.layers * torch.PLAIN_LAYER_SECONDS)  # host and GPU overlap
 
 
 def reading(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, tokens: int) -> float:

@@ -10,6 +10,8 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.rollout.vllm import sizes as vllm
+from tinyzero_trainer.training.sizes import FLOAT8_LARGE
 from tinyzero_trainer.utils.bounds import given
 
 
@@ -112,7 +114,7 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Worklo
     all_sequences = max(groups * rollout.group_size, config.eval.num_problems)
     most = given(rollout.max_num_seqs) or all_sequences
     if rollout.engine == "vllm" and given(rollout.max_num_seqs) is None:
-        most = min(most, constants.VLLM_SEQUENCES)
+        most = min(most, vllm.MAX_SEQUENCES)
     sequence = prompt + rollout.max_completion_tokens
     per_mini_batch = -(-data.prompts_per_step // optimizer.num_mini_batches) * rollout.group_size
     shard, budget = -(-per_mini_batch // dims.data_parallel), optimizer.token_budget * dims.sequence_parallel
@@ -148,7 +150,7 @@ def mlp_in_float8(spec: ModelSpec, config: TrainConfig) -> bool:
     named = config.model.float8_modules
     if named is not None:
         return {"gate_proj", "up_proj", "down_proj"} <= set(named)
-    return config.model.float8 is not None and spec.hidden * spec.mlp >= constants.FLOAT8_LARGE
+    return config.model.float8 is not None and spec.hidden * spec.mlp >= FLOAT8_LARGE
 
 
 def number_bytes(config: TrainConfig) -> int:

@@ -19,7 +19,7 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import sealed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.settings import with_settings
-from tinyzero_trainer.rollout.cuda_graph.kv_capacity import KvCacheError
+from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import KvCacheError
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 PHASES = {

@@ -35,10 +35,8 @@ def check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> M
 
         parallel_dims(config)
         check_address(config.ray.address)
-    if config.rollout.engine == "vllm" and config.ray.address is None:  # elsewhere the workers' machines need it
-        from tinyzero_trainer.utils.vllm_version import require_vllm
-
-        require_vllm()
+    if config.ray.address is None:  # elsewhere the workers' machines need what the engine needs
+        config.rollout.kind.require_installed()
     if config.run.output:
         RunDirectory(Path(config.run.output)).check(resume=resume)
     return tasks

@@ -1,10 +1,11 @@
 """Groups of the configuration: which problems are asked, and how completions of them are sampled."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from tinyzero_trainer.kinds import ENGINES, UNDECIDED, EngineKind, find_engine, kind_names
 from tinyzero_trainer.utils.bounds import (
     Auto,
     Fraction,
@@ -15,6 +16,14 @@ from tinyzero_trainer.utils.bounds import (
     PositiveInt,
     TestFraction,
 )
+
+if TYPE_CHECKING:
+    Engine = str
+else:
+    Engine = Literal[(*kind_names(ENGINES), UNDECIDED.name)]
+
+FP8_SETTINGS = ("kv_cache_dtype", "quantization")
+"""Settings of `rollout` that let an engine compute in 8 bits."""
 
 SAMPLE_EVERY = 10
 """With `rollout.return_logprobs=sample`, the engine returns them in the first of this many steps."""
@@ -78,7 +87,7 @@ class CurriculumConfig:
 class RolloutConfig:
     """How completions are generated."""
 
-    engine: Literal["torch", "vllm", "auto"] = "torch"
+    engine: Engine = "torch"
     """`torch` = in this process, with CUDA graphs for most dense models: the fastest on one GPU at the
     sizes measured. `vllm` = for other models, tensor parallelism, very long contexts and long shared prefixes. `auto` =
     the faster one for model, lengths and GPU, by a table of measurements; `torch` where there is no GPU or no vLLM."""
@@ -136,9 +145,14 @@ class RolloutConfig:
     fewer, each generates more completions at a time."""
 
     @property
+    def kind(self) -> EngineKind:
+        """What the engine can do."""
+        return find_engine(self.engine)
+
+    @property
     def in_fp8(self) -> list[str]:
         """The settings that let an engine compute in 8 bits."""
-        return [f"rollout.{key}=fp8" for key in ("kv_cache_dtype", "quantization") if getattr(self, key)]
+        return [f"rollout.{key}=fp8" for key in FP8_SETTINGS if getattr(self, key)]
 
     def returns_logprobs(self, step: int) -> bool:
         """Whether the engine returns log-probabilities in a step (1-based)."""
@@ -152,18 +166,14 @@ class RolloutConfig:
         return f"{' and '.join(cuts)}: {biased}" if cuts else None
 
     def __post_init__(self) -> None:
-        if self.engine == "vllm" and self.quantization:
-            raise ValueError("rollout.quantization=fp8 is for rollout.engine=torch, not vllm; leave it out")
-        if self.engine != "vllm":
-            return
-        temperatures = {self.temperature, self.temperature_end or self.temperature}
-        if max(temperatures) > 2:
-            raise ValueError(f"rollout.engine='vllm' samples at temperatures up to 2, not {max(temperatures):g}")
-        if (self.top_p < 1 or self.top_k) and temperatures != {1.0} and self.return_logprobs != "never":
-            raise ValueError(
-                f"rollout.return_logprobs={self.return_logprobs!r}: with rollout.top_p or top_k vLLM has the policy's "
-                "log-probabilities at temperature 1 only; set rollout.return_logprobs=never, or rollout.temperature=1"
-            )
+        for key in FP8_SETTINGS:
+            if getattr(self, key) and key not in self.kind.fp8:
+                able = [name for name in kind_names(ENGINES) if key in find_engine(name).fp8]
+                raise ValueError(
+                    f"rollout.{key}=fp8 is for rollout.engine={' or '.join(able)}, not {self.engine}; leave it out"
+                )
+        if problem := self.kind.problem(self):
+            raise ValueError(problem)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tinyzero_trainer.config.algorithm import AlgorithmConfig
 from tinyzero_trainer.config.compose import check_models
 from tinyzero_trainer.config.model_defaults import recorded_content, recorded_defaults
 from tinyzero_trainer.config.optimizer import Decay, LoraConfig, OptimizerConfig
-from tinyzero_trainer.config.rollout import DataConfig, RolloutConfig, VllmConfig
+from tinyzero_trainer.config.rollout import DataConfig, Engine, RolloutConfig, VllmConfig
 from tinyzero_trainer.config.run import (
     CheckpointConfig,
     EvalConfig,
@@ -140,7 +140,7 @@ class SftOptimizerConfig(OptimizerConfig):
 class SftRolloutConfig:
     """How completions are generated to measure accuracy."""
 
-    engine: Literal["torch", "vllm", "auto"] = "torch"
+    engine: Engine = "torch"
     """See `tinyzero train`."""
 
     max_completion_tokens: PositiveInt = 256

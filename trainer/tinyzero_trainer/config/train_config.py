@@ -162,15 +162,17 @@ class TrainConfig:
     def _problem_with_async(self) -> str:
         """Why completions cannot go on while the weights change: the engine cannot, or the loss would be wrong."""
         level = f"rollout.max_async_level={self.rollout.max_async_level}"
-        if self.rollout.engine == "vllm" and self.rollout.max_async_level > 1:
+        kind = self.rollout.kind
+        engine = f"rollout.engine={kind.name!r}"
+        if kind.max_async_level is not None and self.rollout.max_async_level > kind.max_async_level:
             return (
-                f"{level}: rollout.engine='vllm' samples whole batches, one ahead of the update at most; set "
-                "rollout.max_async_level=1, or take rollout.engine=torch"
+                f"{level}: {engine} samples whole batches, {kind.max_async_level} ahead of the update at most; set "
+                f"rollout.max_async_level={kind.max_async_level}, or take rollout.engine=torch"
             )
-        if self.rollout.engine == "vllm" and not (self.rollout.num_engines and self.run.executor == "ray"):
+        if kind.async_needs_own_gpus and not (self.rollout.num_engines and self.run.executor == "ray"):
             local = self.run.executor == "local"
             return (
-                f"{level} generates during the update, and rollout.engine='vllm' needs GPUs of its own for that; set "
+                f"{level} generates during the update, and {engine} needs GPUs of its own for that; set "
                 f"{'run.executor=ray and ' * local}rollout.num_engines=1 (or more), or take rollout.engine=torch"
             )
         algorithm = self.algorithm

@@ -22,7 +22,7 @@ from tinyzero_trainer.executors.tasks import training_stream
 from tinyzero_trainer.monitoring.performance import StepTimer
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.generate import generate
+from tinyzero_trainer.rollout.generation import generate
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.oom import catch_out_of_memory

@@ -19,7 +19,7 @@ from tinyzero_trainer.monitoring.metrics_log import greedy_key, held_out_key, pa
 from tinyzero_trainer.rewards.reward_pool import RewardPool
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.generate import generate
+from tinyzero_trainer.rollout.generation import generate
 from tinyzero_trainer.types import Prompt, Rollout
 from tinyzero_trainer.utils.signals import StopFlag
 

@@ -23,7 +23,7 @@ from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.engine import NOTHING, AsyncEngine, Group, OnProgress
-from tinyzero_trainer.rollout.generate import check_context
+from tinyzero_trainer.rollout.generation import check_context
 from tinyzero_trainer.types import Generation, Prompt
 
 IN_FLIGHT_FILE = "in_flight.json"

@@ -13,8 +13,9 @@ from tinyzero_trainer.executors.local import build_local_engine
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.build import FEW_SEQUENCES, require_architecture, require_engine
-from tinyzero_trainer.rollout.generate import generate
+from tinyzero_trainer.rollout.build import require_architecture, require_engine
+from tinyzero_trainer.rollout.generation import generate
+from tinyzero_trainer.rollout.torch.sizes import FEW_SEQUENCES
 from tinyzero_trainer.utils.bounds import given
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 

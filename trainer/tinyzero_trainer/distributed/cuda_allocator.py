@@ -44,11 +44,11 @@ def without_expansion(settings: str) -> str:
 def expand_segments(config: TrainConfig) -> None:
     """Turn them on for later allocations.
 
-    Not where the environment has settings of the allocator; nor where vLLM shares this process, whose sleep mode does
-    not support them; nor where PyTorch cannot turn them off again (before 2.9).
+    Not where the environment has settings of the allocator; nor where the rollout engine does not support them; nor
+    where PyTorch cannot turn them off again (before 2.9).
     """
-    shared = config.rollout.engine == "vllm" and not config.vllm.separate_process
-    if not shared and hasattr(torch._C, _SET) and not any(name in os.environ for name in VARIABLES):
+    supported = config.rollout.kind.expandable_segments(config)
+    if supported and hasattr(torch._C, _SET) and not any(name in os.environ for name in VARIABLES):
         _set_here[:] = [f"{_SETTING}:True"]
         getattr(torch._C, _SET)(*_set_here)
 

@@ -22,7 +22,7 @@ from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import RolloutEngine
 from tinyzero_trainer.rollout.background_engine import BackgroundEngine
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.training.build import build_trained_models
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
@@ -59,8 +59,8 @@ def build_local_workers(
             if device.type == "cuda":
                 halve_until_it_fits(config, partial(models.try_largest, config), display.log)
             display.record_startup("warm_up")
-        if config.rollout.engine == "vllm":
-            display.phase("starting vLLM, about a minute")
+        if starting := config.rollout.kind.starting:
+            display.phase(starting)
         with catch_out_of_memory("the rollout engine took over the weights"):
             engine = build_local_engine(config, language_model, display.log)
         display.record_startup("engine")

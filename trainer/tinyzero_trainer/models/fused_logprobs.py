@@ -13,12 +13,7 @@ from torch import Tensor
 
 from tinyzero_trainer.models.float8 import Rounded, cast, product
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX, SMALLEST_SCALE
-
-CHUNK_ELEMENTS = {torch.float32: 2**26, torch.bfloat16: 2**28, torch.float16: 2**28}
-"""Logits held at a time: 256 or 512 MiB. Small chunks cost time: each adds to the gradient of the entire head."""
-
-KEPT_ELEMENTS = 2**30
-"""Logits of a chunk on a GPU, where the kernels need no memory beside them, if all are kept anyway."""
+from tinyzero_trainer.models.sizes import HEAD_ELEMENTS, KEPT_ELEMENTS
 
 
 def token_logprobs(
@@ -39,7 +34,7 @@ def token_logprobs(
         targets: [tokens] int64.
         recompute: False = keep all logits for the backward pass.
         float8: compute the logits, and the gradient of the states, in float8; see models/float8.py.
-        chunk_elements: logits at a time; None = `CHUNK_ELEMENTS`.
+        chunk_elements: logits at a time; None = `HEAD_ELEMENTS`.
 
     Returns:
         Log-probabilities and entropies in nats, both [tokens] float32; gradients reach `states` and `weight`.
@@ -69,7 +64,7 @@ def token_divergences(
         reference_weight: [vocabulary, hidden of the reference].
         recompute: False = keep all logits of both models for the backward pass.
         float8: compute the logits of both in float8.
-        chunk_elements: logits at a time, those of both models together; None = `CHUNK_ELEMENTS`.
+        chunk_elements: logits at a time, those of both models together; None = `HEAD_ELEMENTS`.
 
     Returns:
         Log-probabilities, entropies and divergences in nats, all [tokens] float32.
@@ -83,7 +78,7 @@ def token_divergences(
 
 
 def _rows(states: Tensor, logits: int, elements: int | None, *, keeps: bool) -> int:
-    whole = KEPT_ELEMENTS if keeps and states.is_cuda else CHUNK_ELEMENTS[states.dtype]
+    whole = KEPT_ELEMENTS if keeps and states.is_cuda else HEAD_ELEMENTS[states.dtype.itemsize]
     return max(1, (elements or whole) // logits)
 
 

@@ -1,17 +1,27 @@
 """Generating completions. Scoring them is in rewards/, where the engines run is in executors/.
 
-Every engine is a `RolloutEngine` (engine.py); build.py chooses the one for a run.
+Every engine is a `RolloutEngine` (engine.py) in a folder named after it, whose kind.py says what it can do; build.py
+builds the one of a run. background_engine.py lets an engine sample on in a thread, for `rollout.max_async_level`.
 
-- `rollout.engine=torch`, in plain torch in this process: torch_engine.py with decoder.py for any model and device, and
-  cuda_graph/ for Llama-like models on a GPU. What they share is in batched_engine.py, scheduler.py, batch_state.py and
-  sampling.py.
-- `rollout.engine=vllm`: vllm/.
-- For `rollout.max_async_level`: background_engine.py lets an engine of `torch` sample in a thread,
-  async_batch_engine.py lets vLLM sample batch by batch behind the same interface.
+- torch/: plain torch in this process, for any model and device, with CUDA graphs for Llama-like models on a GPU.
+- vllm/: vLLM, in a process of its own.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tinyzero_trainer.rollout.engine import RolloutEngine, SamplingParams
-from tinyzero_trainer.rollout.generate import generate
-from tinyzero_trainer.rollout.torch_engine import TorchEngine
+
+if TYPE_CHECKING:
+    from tinyzero_trainer.rollout.generation import generate
+    from tinyzero_trainer.rollout.torch.torch_engine import TorchEngine
 
 __all__ = ["RolloutEngine", "SamplingParams", "TorchEngine", "generate"]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is first used, since the configuration asks the kinds of engines."""
+    modules = {"TorchEngine": "torch.torch_engine", "generate": "generation"}
+    if name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{modules[name]}"), name)

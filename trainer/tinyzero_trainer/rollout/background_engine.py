@@ -11,9 +11,9 @@ from threading import Condition, Lock
 
 import torch
 
-from tinyzero_trainer.rollout.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.engine import AsyncEngine, Group, Groups, OnProgress, PromptBatch, SamplingParams
-from tinyzero_trainer.rollout.torch_engine import TorchEngine
+from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
+from tinyzero_trainer.rollout.torch.torch_engine import TorchEngine
 
 POLL_SECONDS = 0.05
 """For `advance` to wait for a group that is complete."""

@@ -14,9 +14,7 @@ from tinyzero_trainer.distributed.fsdp import layers_of
 from tinyzero_trainer.hardware.gpu import lacks_fp8
 from tinyzero_trainer.models.float8 import ALIGNED, Float8Linear, Float8Mlp
 from tinyzero_trainer.training.logprobs import plain_head
-
-LARGE = 2**22
-"""Elements of a weight from which its products are in float8; the smallest that was measured is of an MLP at 0.5B."""
+from tinyzero_trainer.training.sizes import FLOAT8_LARGE
 
 
 class Float8Error(TinyZeroError):
@@ -48,7 +46,7 @@ def use_float8(model: Any, settings: ModelConfig) -> None:
             f"model.float8_modules names {missing}, expected the last parts of names of linear layers whose sizes are "
             f"multiples of {ALIGNED}: some of {possible}"
         )
-    chosen = {one for one in linears if (one.weight.numel() >= LARGE if named is None else names[one] in named)}
+    chosen = {one for one in linears if (one.weight.numel() >= FLOAT8_LARGE if named is None else names[one] in named)}
     if not chosen:
         raise Float8Error(
             "model.float8=rowwise: no linear layer of this model is large enough to be faster; leave it out, or name "

@@ -33,7 +33,6 @@ with without_collector():
     from tinyzero_trainer.models.lora import Adapter
     from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
     from tinyzero_trainer.rollout.background_engine import BackgroundEngine
-    from tinyzero_trainer.rollout.batched_engine import BatchedEngine
     from tinyzero_trainer.rollout.build import build_engine
     from tinyzero_trainer.rollout.engine import (
         AsyncEngine,
@@ -43,6 +42,7 @@ with without_collector():
         RolloutEngine,
         SamplingParams,
     )
+    from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
     from tinyzero_trainer.rollout.vllm.engine import START_SECONDS
     from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
     from tinyzero_trainer.rollout.weight_source import named_weights, sent_weights
@@ -172,7 +172,7 @@ class TrainerActor(EngineActor):
 
     def __init__(self, config: TrainConfig, index: int, count: int, device: str) -> None:
         """Rank `index` of `count`."""
-        if count > 1 and config.rollout.engine == "vllm":
+        if count > 1:
             # All ranks have to take part in the comparison with the engine: see `check_engine`.
             config = replace(config, vllm=replace(config.vllm, verify_weights=False))
         super().__init__(config, index, device)

@@ -88,8 +88,8 @@ def build_ray_workers(
         teacher: Any = (
             RemoteLearner(ranks, "teacher", micro_batch_tokens) if config.algorithm.needs("teacher") else None
         )
-        if config.rollout.engine == "vllm":
-            display.phase("starting vLLM, about a minute")
+        if starting := config.rollout.kind.starting:
+            display.phase(starting)
         remote = _connect_engines(config, pool, ranks, engines, display.log)
 
         def make_pool(reward: RewardConfig, task: Task) -> RemotePool:

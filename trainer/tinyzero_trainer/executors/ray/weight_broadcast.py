@@ -11,13 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tinyzero_trainer.rollout.sizes import WEIGHT_BUCKET
 from tinyzero_trainer.rollout.weight_source import Weights, buckets, split_flat
 
 JOIN_TIMEOUT = timedelta(seconds=300)
 """For all members to join."""
-
-BUCKET_BYTES = 2**28
-"""Of memory for one broadcast, in each process: large enough for NCCL's full bandwidth."""
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 """Names and shapes of all weights, in the order of sending."""
@@ -38,7 +36,7 @@ class WeightGroup:
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> Shapes:
         """Send to all receivers; returns what was sent."""
         sent: Shapes = []
-        for bucket in buckets(weights, self._dtype, BUCKET_BYTES):
+        for bucket in buckets(weights, self._dtype, WEIGHT_BUCKET):
             self._broadcast(torch.cat([tensor.to(self._device).flatten() for _, tensor in bucket]))
             sent += [(name, tuple(tensor.shape)) for name, tensor in bucket]
         return sent
@@ -46,7 +44,7 @@ class WeightGroup:
     def receive(self, shapes: Shapes) -> Iterator[Weights]:
         """Weights of these shapes, a bucket at a time."""
         outlines = ((name, torch.empty(shape, device="meta")) for name, shape in shapes)
-        for bucket in buckets(outlines, self._dtype, BUCKET_BYTES):
+        for bucket in buckets(outlines, self._dtype, WEIGHT_BUCKET):
             size = sum(outline.numel() for _, outline in bucket)
             flat = torch.empty(size, dtype=self._dtype, device=self._device)
             self._broadcast(flat)

@@ -5,23 +5,50 @@ import copy
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
+from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
-from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, settled
+from tinyzero_trainer.rollout.vllm.engine_args import (
+    engine_arguments,
+    environment,
+    refuse_architecture,
+    refuse_impossible,
+    settled,
+)
 from tinyzero_trainer.rollout.vllm.log import EngineLog
 from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
 from tinyzero_trainer.rollout.vllm.weight_transfer import BUCKET_BYTES
 from tinyzero_trainer.rollout.weight_source import WeightSource, buckets
 
 
-def build_vllm(config: TrainConfig, language_model: LanguageModel, source: WeightSource, number: int = 0) -> VllmEngine:
-    """Start vLLM with the model's current weights."""
+def require(config: TrainConfig, device: torch.device) -> None:
+    """Refuse settings that vLLM does not support on this device."""
+    refuse_impossible(config, device)
+
+
+def require_architecture(config: TrainConfig, model: str | None) -> None:
+    """Refuse a model that vLLM does not run."""
+    refuse_architecture(config, architecture(model)[1])
+
+
+def build(
+    config: TrainConfig,
+    language_model: LanguageModel,
+    report: Callable[[str], None],
+    source: WeightSource,
+    number: int = 0,
+) -> VllmEngine:
+    """`build_engine` for `rollout.engine=vllm`."""
     device = device_of(language_model.model)
+    refuse_architecture(config, type(language_model.model))
     config, dtype = settled(config, language_model, device), compute_dtype(config.model.dtype, device)
     vllm = config.vllm
     folder, run = Path(tempfile.mkdtemp(prefix="tinyzero-vllm-")), Path(config.run.output)

@@ -11,8 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from tinyzero_sdk.settings import format_value
-from tinyzero_trainer.advisor import constants
-from tinyzero_trainer.advisor.engine_memory import GB
 from tinyzero_trainer.advisor.fit import settle, usable
 from tinyzero_trainer.config import TrainConfig, VllmConfig
 from tinyzero_trainer.config.settings import with_settings
@@ -23,13 +21,14 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import spec_from_config
 from tinyzero_trainer.rollout.vllm.log import LEVEL
 from tinyzero_trainer.rollout.vllm.parent_watchdog import TRAINER
+from tinyzero_trainer.rollout.vllm.sizes import GB, MAX_SEQUENCES
 from tinyzero_trainer.utils.bounds import given
 from tinyzero_trainer.utils.vllm_version import implementations, require_vllm, runs
 
 GRAPHS_UP_TO = 512
 """Batch size up to which vLLM captures CUDA graphs by default."""
 
-MAX_SEQUENCES = {"cpu": 512, "cuda": constants.VLLM_SEQUENCES}
+MAX_SEQUENCES_ON_CPU = 512
 
 CPU_BATCHED_TOKENS = 4096
 
@@ -102,7 +101,7 @@ def sequences_at_a_time(config: TrainConfig, device: torch.device) -> int:
     if (most := given(config.rollout.max_num_seqs)) is not None:
         return most
     wanted = max(config.data.prompts_per_step * config.rollout.group_size, config.eval.num_problems)
-    return min(wanted, MAX_SEQUENCES[device.type])
+    return min(wanted, MAX_SEQUENCES if device.type == "cuda" else MAX_SEQUENCES_ON_CPU)
 
 
 def engine_arguments(

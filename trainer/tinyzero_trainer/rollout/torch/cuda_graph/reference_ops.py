@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX, SMALLEST_SCALE
-from tinyzero_trainer.rollout.batch_state import BatchState
+from tinyzero_trainer.rollout.torch.batch_state import BatchState
 
 Tables = tuple[Tensor, Tensor]
 """Cosine and sine of the rotary embedding, each [cache length, head size / 2] float32."""

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tinyzero_trainer.models.float8_format import FP8
-from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.cuda_graph import reference_ops
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import LayerCache, Tables
-from tinyzero_trainer.rollout.fused_weights import FusedWeights
+from tinyzero_trainer.rollout.torch.batch_state import BatchState
+from tinyzero_trainer.rollout.torch.cuda_graph import reference_ops
+from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import LayerCache, Tables
+from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
 
 
 class Cache:
@@ -59,7 +59,7 @@ class GraphModel:
 
     def use_kernels(self) -> None:
         """Replace reference_ops.py by Triton's kernels."""
-        from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+        from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
 
         self._ops = triton_kernels
 

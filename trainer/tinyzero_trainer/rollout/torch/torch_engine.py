@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.advisor.engine_memory import FEW_SEQUENCES
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.batched_engine import BatchedEngine
-from tinyzero_trainer.rollout.decoder import build_decoder
-from tinyzero_trainer.rollout.scheduler import Scheduler
+from tinyzero_trainer.rollout.torch.batch_state import BatchState
+from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
+from tinyzero_trainer.rollout.torch.decoder import build_decoder
+from tinyzero_trainer.rollout.torch.scheduler import Scheduler
+from tinyzero_trainer.rollout.torch.sizes import FEW_SEQUENCES
 
 
 class TorchEngine(BatchedEngine):

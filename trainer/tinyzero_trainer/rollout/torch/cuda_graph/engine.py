@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.advisor.engine_memory import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout.batch_state import BatchState, copy_to_host, to_device
-from tinyzero_trainer.rollout.batched_engine import BatchedEngine
-from tinyzero_trainer.rollout.cuda_graph.fp8_products import Fp8GraphModel, Fp8Weights
-from tinyzero_trainer.rollout.cuda_graph.graph_runner import GraphRunner
-from tinyzero_trainer.rollout.cuda_graph.kv_capacity import FreeMemory, fitting_sequences
-from tinyzero_trainer.rollout.cuda_graph.model import Cache, GraphModel
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.fused_weights import FusedWeights
-from tinyzero_trainer.rollout.scheduler import Scheduler
+from tinyzero_trainer.rollout.torch.batch_state import BatchState, copy_to_host, to_device
+from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
+from tinyzero_trainer.rollout.torch.cuda_graph.fp8_products import Fp8GraphModel, Fp8Weights
+from tinyzero_trainer.rollout.torch.cuda_graph.graph_runner import GraphRunner
+from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import FreeMemory, fitting_sequences
+from tinyzero_trainer.rollout.torch.cuda_graph.model import Cache, GraphModel
+from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
+from tinyzero_trainer.rollout.torch.scheduler import Scheduler
+from tinyzero_trainer.rollout.torch.sizes import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
 from tinyzero_trainer.rollout.weight_source import WeightSource
 
 CHECK_LAG = 3
@@ -59,7 +59,7 @@ def kernels_run(model: GraphModel, eos_ids: Collection[int], report: Callable[[s
     if model.device.type != "cuda":
         return False
     try:
-        from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+        from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
 
         triton_kernels.try_out(model, eos_ids)
     except Exception as error:  # of many types: no Triton, no C compiler, a GPU too old, too little shared memory
@@ -280,7 +280,7 @@ class GraphEngine(BatchedEngine):
 
     def _sample(self, state: BatchState, logits: Tensor, rows: int, params: SamplingParams) -> None:
         if self._samples_by_kernel(params):
-            from tinyzero_trainer.rollout.cuda_graph import triton_kernels
+            from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
 
             triton_kernels.sample(logits, state, rows, ends=not params.ignore_eos)
         else:

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tinyzero_trainer.models.common_triton import LARGEST_FP8, LEAST_SCALE, NEW_TRITON, early, round_to_fp8, wait
-from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import HEADROOM, LayerCache, Tables
+from tinyzero_trainer.rollout.torch.batch_state import BatchState
+from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import HEADROOM, LayerCache, Tables
 
 ENOUGH_PROGRAMS = 2048
 """Of one warp each, that keep a GPU busy."""

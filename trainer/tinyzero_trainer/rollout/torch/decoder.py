@@ -14,11 +14,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tinyzero_trainer.distributed.fsdp import options_of
 from tinyzero_trainer.models.spec import has_graphs
-from tinyzero_trainer.rollout.fused_weights import FusedWeights
+from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
+from tinyzero_trainer.rollout.torch.sizes import CACHE_BLOCK
 from tinyzero_trainer.rollout.weight_source import engine_weights, plain_twin
-
-CACHE_BLOCK = 64
-"""Positions by which the cache grows, so that short completions do not pay for the longest allowed."""
 
 
 class Decoder(Protocol):

@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.rollout.batch_state import BatchState
 from tinyzero_trainer.rollout.engine import (
     NOTHING,
     AsyncEngine,
@@ -22,7 +21,8 @@ from tinyzero_trainer.rollout.engine import (
     PromptBatch,
     SamplingParams,
 )
-from tinyzero_trainer.rollout.scheduler import Request, Sampled, Scheduler
+from tinyzero_trainer.rollout.torch.batch_state import BatchState
+from tinyzero_trainer.rollout.torch.scheduler import Request, Sampled, Scheduler
 
 REFILL_PART = 12
 """Slots are refilled when one in so many is free: reading prompts interrupts the others for about a step."""

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX, SMALLEST_SCALE
-from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.cuda_graph.model import Cache, GraphModel
-from tinyzero_trainer.rollout.cuda_graph.reference_ops import to_fp8
-from tinyzero_trainer.rollout.fused_weights import FusedWeights
+from tinyzero_trainer.rollout.torch.batch_state import BatchState
+from tinyzero_trainer.rollout.torch.cuda_graph.model import Cache, GraphModel
+from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import to_fp8
+from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
 
 MULTIPLE = 16
 """Of which both sizes of a weight must be one, for PyTorch's product."""

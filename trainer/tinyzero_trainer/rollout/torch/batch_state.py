@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.sampling import sample_tokens, streams, uniforms
-from tinyzero_trainer.rollout.scheduler import Request, Sampled
+from tinyzero_trainer.rollout.torch.sampling import sample_tokens, streams, uniforms
+from tinyzero_trainer.rollout.torch.scheduler import Request, Sampled
 
 
 class BatchState:

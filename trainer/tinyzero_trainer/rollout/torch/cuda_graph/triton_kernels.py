@@ -13,15 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinyzero_trainer.advisor.engine_memory import CACHE_BLOCK
 from tinyzero_trainer.models import float8_triton
 from tinyzero_trainer.models.common_triton import early, round_to_fp8, wait
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX
-from tinyzero_trainer.rollout.batch_state import BatchState
-from tinyzero_trainer.rollout.cuda_graph import products_triton, reference_ops
-from tinyzero_trainer.rollout.cuda_graph.attention_triton import attend, split, store_contexts
 from tinyzero_trainer.rollout.engine import SamplingParams
-from tinyzero_trainer.rollout.sampling import FACTORS, JUST_BELOW, WEYL, block_size
+from tinyzero_trainer.rollout.torch.batch_state import BatchState
+from tinyzero_trainer.rollout.torch.cuda_graph import products_triton, reference_ops
+from tinyzero_trainer.rollout.torch.cuda_graph.attention_triton import attend, split, store_contexts
+from tinyzero_trainer.rollout.torch.sampling import FACTORS, JUST_BELOW, WEYL, block_size
+from tinyzero_trainer.rollout.torch.sizes import CACHE_BLOCK
 
 __all__ = ["attend", "gated", "gated_fp8", "normalize_fp8", "product", "sample", "split", "store_contexts", "try_out"]
 

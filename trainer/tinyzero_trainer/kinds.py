@@ -1,0 +1,87 @@
+"""Records of what a kind of rollout engine is and can do, and how a kind is found by its name. No torch in here.
+
+The record `KIND` of a kind is in the file kind.py of a folder named after it, such as rollout/vllm/kind.py, so a new
+kind is one new folder. Configuration, checks and predictions ask the record.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """What a rollout engine can do. Callables take a `TrainConfig` where nothing else is said."""
+
+    name: str
+    """Value of `rollout.engine`."""
+
+    build: str
+    """Module with the functions `require`, `require_architecture` and `build`, which rollout/build.py describes."""
+
+    settings: frozenset[str] = frozenset()
+    """Groups of the configuration that only this engine reads."""
+
+    packages: tuple[str, ...] = ()
+    """Distributions one of which must be installed."""
+
+    extras: tuple[str, str] = ("", "")
+    """Extras of tinyzero-trainer that install them: for a GPU, and without one."""
+
+    require_installed: Callable[[], object] = lambda: None
+    """Raises a TinyZeroError if a package that the engine needs is missing or too old."""
+
+    fp8: frozenset[str] = frozenset()
+    """Keys of `rollout` that may be `fp8`."""
+
+    problem: Callable[[Any], str] = lambda _: ""
+    """Says what else of a `RolloutConfig` the engine cannot do, and what to change; empty = nothing."""
+
+    max_async_level: int | None = 0
+    """Highest `rollout.max_async_level`; None = any, since completions go on while the weights change."""
+
+    async_needs_own_gpus: bool = False
+    """Whether it samples during an update on GPUs of its own only."""
+
+    separate_process: Callable[[Any], bool] = lambda _: False
+    """Whether it runs in a process of its own rather than the trainer's."""
+
+    max_restarts: Callable[[Any], int] = lambda _: 0
+    """Times that it is restarted after it has died."""
+
+    expandable_segments: Callable[[Any], bool] = lambda _: True
+    """Whether the trainer's process may allocate CUDA memory in expandable segments."""
+
+    starting: str = ""
+    """Shown while it starts, if that takes long."""
+
+
+@cache
+def kind_names(package: str) -> tuple[str, ...]:
+    """The kinds in a package, in alphabetical order.
+
+    Example:
+        >>> kind_names("tinyzero_trainer.rollout")
+        ('torch', 'vllm')
+    """
+    folders = import_module(package).__path__
+    return tuple(sorted({file.parent.name for folder in folders for file in Path(folder).glob("*/kind.py")}))
+
+
+ENGINES = "tinyzero_trainer.rollout"
+"""The package of all rollout engines."""
+
+UNDECIDED = EngineKind(name="auto", build="", fp8=frozenset({"kv_cache_dtype", "quantization"}), max_async_level=None)
+"""Before an engine is chosen, nothing is refused."""
+
+
+@cache
+def find_engine(name: str) -> EngineKind:
+    """The record of the engine that `rollout.engine` names."""
+    if name == UNDECIDED.name:
+        return UNDECIDED
+    kind: EngineKind = import_module(f"{ENGINES}.{name}.kind").KIND
+    return kind

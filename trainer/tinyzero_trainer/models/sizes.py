@@ -1,0 +1,8 @@
+"""Numbers of the models that predictions need too. No torch in here."""
+
+HEAD_ELEMENTS = {2: 2**28, 4: 2**26}
+"""Logits held at a time, by the bytes of a number: 256 or 512 MiB. Small chunks cost time: each adds to the gradient of
+the entire head."""
+
+KEPT_ELEMENTS = 2**30
+"""Logits of a chunk on a GPU, where the kernels need no memory beside them, if all are kept anyway."""

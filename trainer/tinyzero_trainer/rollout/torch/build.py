@@ -1,0 +1,95 @@
+"""Builds the rollout engine `torch`: with CUDA graphs where the model has them and there is a GPU."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.advisor.constants import CONTEXT
+from tinyzero_trainer.advisor.fit import engine_keeps, usable
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
+from tinyzero_trainer.distributed.parallel_dims import planned_dims
+from tinyzero_trainer.hardware.gpu import lacks_fp8
+from tinyzero_trainer.models.hub import architecture
+from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.models.spec import spec_from_config
+from tinyzero_trainer.rollout.engine import RolloutEngine
+from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.torch.cuda_graph.fp8_products import Fp8Weights
+from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import FreeMemory
+from tinyzero_trainer.rollout.torch.decoder import FusedDecoder
+from tinyzero_trainer.rollout.torch.sizes import FEW_SEQUENCES
+from tinyzero_trainer.rollout.torch.torch_engine import TorchEngine
+from tinyzero_trainer.rollout.weight_source import WeightSource
+from tinyzero_trainer.utils.bounds import given
+
+
+def require(config: TrainConfig, device: torch.device) -> None:
+    """Refuse fp8 on a GPU that lacks it."""
+    capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
+    for setting in config.rollout.in_fp8:
+        if problem := lacks_fp8(f"{setting} with rollout.engine=torch", capability):
+            raise TinyZeroError(problem)
+
+
+def require_architecture(config: TrainConfig, model: str | None) -> None:
+    """Refuse `rollout.quantization` for a model that it does not fit."""
+    if config.rollout.quantization:
+        _refuse_misfit(config, architecture(model)[0])
+
+
+def _refuse_misfit(config: TrainConfig, sizes: Any) -> None:
+    """`sizes` is the model's configuration, of transformers."""
+    if config.rollout.quantization and (misfit := Fp8Weights.misfit(sizes)):
+        raise TinyZeroError(f"rollout.quantization=fp8 does not fit this model: {misfit}; leave it out")
+
+
+def build(
+    config: TrainConfig,
+    language_model: LanguageModel,
+    report: Callable[[str], None],
+    source: WeightSource,
+    number: int = 0,
+) -> RolloutEngine:
+    """`build_engine` for `rollout.engine=torch`."""
+    model = language_model.model
+    device = device_of(model)
+    if device.type == "cuda" and FusedDecoder.fits(model):
+        _refuse_misfit(config, model.config)
+        ahead = config.rollout.max_async_level > 0  # what is sampled over several updates leaves them their memory
+        return GraphEngine(
+            language_model,
+            source,
+            dtype=compute_dtype(config.model.dtype, device),
+            device=device,
+            fp8_cache=config.rollout.kv_cache_dtype == "fp8",
+            fp8_products=config.rollout.quantization == "fp8",
+            max_num_seqs=given(config.rollout.max_num_seqs),
+            keep_memory=ahead or _keeps_memory(config, language_model, device),
+            memory=(lambda: replace(FreeMemory.of(device), reusable=0)) if ahead else None,
+            report=report,
+        )
+    if device.type == "cuda":
+        if settings := config.rollout.in_fp8:
+            advice = "leave it out" + ("" if config.rollout.quantization else ", or use rollout.engine=vllm")
+            raise TinyZeroError(
+                f"{' and '.join(settings)} with rollout.engine=torch needs CUDA graphs, which {type(model).__name__} "
+                f"has not as this model is set up; {advice}"
+            )
+        report(
+            f"rollout.engine=torch has no CUDA graphs for {type(model).__name__} as this model is set up, so "
+            "completions are generated slowly; rollout.engine=vllm is faster"
+        )
+    return TorchEngine(language_model, max_num_seqs=given(config.rollout.max_num_seqs) or FEW_SEQUENCES)
+
+
+def _keeps_memory(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> bool:
+    """What the plan says, so that a run takes what was planned; where too little is free, the engine sees by itself."""
+    model = language_model.model
+    spec = spec_from_config(language_model.name, model.config.to_dict(), model.num_parameters())
+    free, _ = torch.cuda.mem_get_info(device)
+    limit = usable(free + torch.cuda.memory_reserved(device) + CONTEXT)
+    return engine_keeps(spec, config, limit, gpu=planned_dims(config).generating)

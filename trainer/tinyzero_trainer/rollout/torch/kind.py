@@ -1,0 +1,10 @@
+"""What the rollout engine `torch` can do."""
+
+from tinyzero_trainer.kinds import EngineKind
+
+KIND = EngineKind(
+    name="torch",
+    build="tinyzero_trainer.rollout.torch.build",
+    fp8=frozenset({"kv_cache_dtype", "quantization"}),
+    max_async_level=None,
+)
