@@ -194,7 +194,7 @@ def make_warm_model(toy_task: str, output: Path) -> None:
 def built_in_preset(monkeypatch: pytest.MonkeyPatch) -> dict:
     """The tiny model's defaults; empty unless a test adds some."""
     settings: dict = {}
-    content = {"task": "countdown", "settings": settings}
+    content = {"warmed_on": [{"task": "countdown", "options": {}}], "settings": settings}
     monkeypatch.setattr(presets, "_read", lambda model: content if model is None else {"settings": {}})
     return settings
 

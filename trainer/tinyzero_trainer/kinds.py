@@ -5,7 +5,7 @@ kind is one new folder. Configuration, checks and predictions ask the record.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -82,6 +82,7 @@ UNDECIDED = EngineKind(name="auto", build="", fp8=frozenset({"kv_cache_dtype", "
 def find_engine(name: str) -> EngineKind:
     """The record of the engine that `rollout.engine` names."""
     if name == UNDECIDED.name:
-        return UNDECIDED
+        settings = [find_engine(other).settings for other in kind_names(ENGINES)]
+        return replace(UNDECIDED, settings=frozenset().union(*settings))
     kind: EngineKind = import_module(f"{ENGINES}.{name}.kind").KIND
     return kind

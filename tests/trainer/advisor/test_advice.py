@@ -31,7 +31,7 @@ from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.cli import oom_advice
 from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.config import SftConfig, TrainConfig
-from tinyzero_trainer.config.resume import RESUMABLE
+from tinyzero_trainer.config.metadata import resumable
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
@@ -227,7 +227,7 @@ def test_all_advice_after_out_of_memory_lowers_that_phase(
     limit = usable(target.memory)
     known = settle(SPECS[name], config, limit)
     changes = dict(flatten(parse_overrides(words.split())))
-    assert changes.keys() <= set(RESUMABLE)
+    assert changes.keys() <= resumable(TrainConfig)
     before, after = (
         {found.name: found.total for found in predict_memory(SPECS[name], chosen).phases}[phase]
         for chosen in (known, with_settings(known, changes))

@@ -18,14 +18,13 @@ pytestmark = pytest.mark.usefixtures("built_in_preset")
 
 
 def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset):
-    built_in_preset.update(rollout={"max_completion_tokens": 64, "top_k": 5, "temperature": 0.7}, task={"numbers": [3]})
+    built_in_preset.update(rollout={"max_completion_tokens": 64, "top_k": 5, "temperature": 0.7})
     file = tmp_path / "my.toml"
     file.write_text("[rollout]\nmax_completion_tokens = 128\ntop_k = 9\n[run]\ntask = 'countdown'")
     config = make_config(typed("rollout.top_k=3", file=file))
     assert (config.rollout.temperature, config.rollout.max_completion_tokens, config.rollout.top_k) == (0.7, 128, 3)
-    assert config.tasks["countdown"]["options"] == {"numbers": [3]}
     assert compose(typed("rollout.top_k=3", task="countdown")).model_defaults == {
-        "rollout.max_completion_tokens": 64, "rollout.temperature": 0.7, "tasks.countdown.options.numbers": [3],
+        "rollout.max_completion_tokens": 64, "rollout.temperature": 0.7,
     }  # fmt: skip
 
 
@@ -50,7 +49,7 @@ def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset)
         (["vllm.sleep_mode=3"], "vllm.sleep_mode: got 3; input should be a valid boolean or 'auto'"),
         (["run.executor=slurm"], "run.executor: got 'slurm'; input should be 'local'"),
         (["task.numbers=none"], "task.numbers=none cannot be kept in config.toml; leave it out"),
-        (["optimizer.num_mini_batches=64"], "optimizer.num_mini_batches=64 is more than data.prompts_per_step=32"),
+        (["optimizer.num_mini_batches=64"], "has no effect: it is more than data.prompts_per_step=32; lower it"),
         (["rollout.group_size=1"], "rollout.group_size=1 leaves algorithm.advantage_estimator='grpo'"),
         (["algorithm.advantage_estimator=gae", "critic.warmup_steps=100"], "leaves none of run.steps=100"),
         (["algorithm.policy_loss=grpo"], "'grpo' is unknown; known: ppo, gspo, cispo, reinforce"),

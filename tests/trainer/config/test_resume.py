@@ -8,10 +8,9 @@ import tomli_w
 
 from tests.trainer.configurations import typed
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import describe, to_mapping
-from tinyzero_trainer.config import SftConfig, TrainConfig
+from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.config.resume import RESUMABLE, check_fingerprint, fingerprint, resume_config
+from tinyzero_trainer.config.resume import check_fingerprint, fingerprint, resume_config
 
 pytestmark = pytest.mark.usefixtures("built_in_preset")
 
@@ -114,7 +113,3 @@ def test_the_fingerprint_changes_with_what_is_learnt_and_only_with_that():
     for word in ("task.numbers=[4]", "run.seed=1", "optimizer.beta2=0.9"):
         with pytest.raises(SettingsError, match=r"config\.toml has changed since the checkpoint was saved"):
             check_fingerprint(make_config(typed(word, task="countdown")), fingerprint(config))
-
-
-def test_what_may_be_changed_exists():
-    assert set(RESUMABLE) <= {field.key for cls in (TrainConfig, SftConfig) for field in describe(cls)}

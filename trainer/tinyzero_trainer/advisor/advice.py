@@ -12,7 +12,7 @@ from tinyzero_trainer.advisor.plan import ENGINE_DECIDES, Change, Plan, candidat
 from tinyzero_trainer.advisor.target_gpu import TargetGpu, on_gpu, present_gpu
 from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.resume import RESUMABLE
+from tinyzero_trainer.config.metadata import resumable
 from tinyzero_trainer.config.settings import Settings, setting, with_settings
 from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims
 from tinyzero_trainer.hardware.gpu import GIB
@@ -80,7 +80,7 @@ def after_out_of_memory(
     """
 
     def allowed(settings: Settings) -> bool:
-        return not resumed or settings.keys() <= set(RESUMABLE)
+        return not resumed or settings.keys() <= resumable(TrainConfig)
 
     found = _find(config)
     spec = found or next(iter(WELL_KNOWN.values()))  # what lowers memory is much the same for all

@@ -105,13 +105,12 @@ def _send(path: Path) -> None:
     from tinyzero_sdk.settings import build, read_toml
     from tinyzero_trainer.checkpoint.run_status import status_of
     from tinyzero_trainer.config import LogConfig
-    from tinyzero_trainer.config.renamed_keys import with_new_names
     from tinyzero_trainer.monitoring.metrics_log import read_metrics
     from tinyzero_trainer.monitoring.trackers import Trackers
 
     if status_of(path).state == "running":
         raise SettingsError(f"{path} is in progress; wait until it ends")
-    config, rows = with_new_names(read_toml(path / "config.toml")), read_metrics(path / "metrics.jsonl")
+    config, rows = read_toml(path / "config.toml"), read_metrics(path / "metrics.jsonl")
     log = build(LogConfig, config.get("log", {}), "log.")
     if not log.trackers:
         raise SettingsError(f"{path} has no trackers; name them in its config.toml, as trackers of [log]")

@@ -21,12 +21,12 @@ from tinyzero_sdk.settings import (
     read_toml,
     unflatten,
 )
+from tinyzero_trainer.config.foreign_keys import check_keys
 from tinyzero_trainer.config.model_defaults import is_path, recorded_defaults
 from tinyzero_trainer.config.recipes import Recipe, find_recipe
-from tinyzero_trainer.config.renamed_keys import check_keys
 from tinyzero_trainer.config.tasks import with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
-from tinyzero_trainer.config.unused import default_settings, unused_keys, unused_settings
+from tinyzero_trainer.config.unused import default_settings, drop_unused, unused_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
     Flags are by the key they stand for, e.g. `{"model.path": "gpt2"}`; None = not given.
 
     Raises:
-        SettingsError: a key is unknown, renamed or given twice, or a file cannot be read.
+        SettingsError: a key is unknown or given twice, or a file cannot be read.
     """
     typed = parse_overrides(words)
     flagged = {key: value for key, value in flags.items() if value is not None}
@@ -73,10 +73,11 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
         if group in content and group not in {field.name for field in fields(cls)}:
             raise SettingsError(f"{file} is of another command; give it to tinyzero {command} --config {file}")
     check_keys(cls, content, file)
-    if is_of_run(file):  # to be repeated elsewhere, with what still has an effect
-        content.get("run", {}).pop("output", None)
-        content = drop_unused(content, typed) if cls is TrainConfig else content
-    return with_home(with_task_table(merge(content, typed)))
+    if not is_of_run(file):
+        return with_home(with_task_table(merge(content, typed)))
+    content.get("run", {}).pop("output", None)
+    values = with_task_table(merge(content, typed))  # to be repeated elsewhere, with what still has an effect
+    return with_home(drop_unused(values, typed) if cls is TrainConfig else values)
 
 
 def with_home(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,8 +129,8 @@ def compose(
     if model_defaults is None:
         model_defaults = recorded_defaults(text(requested, "model.path"), requested.get("tasks"))
     # A recipe's values for models of full size yield to what suits this model.
-    defaults = drop_unused(merge(recipe.full_size, model_defaults), requested)
-    values = merge(merge(requested, defaults), requested)  # in the order requested
+    defaults = merge(recipe.full_size, model_defaults)
+    values = drop_unused(merge(merge(requested, defaults), requested), requested)  # in the order requested
     config = build(TrainConfig, values)
 
     layers = (overrides, recipe.settings, recipe.full_size, values, default_settings())
@@ -148,28 +149,10 @@ def compose(
         recipe={key: value for key, value in {**full_size, **of_recipe}.items() if used.get(key) == value},
         model_defaults={
             key: value
-            for key, value in flatten(defaults)
+            for key, value in used.items()
             if key in of_model and format_value(value) != format_value(by_default.get(key))
         },
     )
-
-
-def drop_unused(defaults: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
-    """`defaults` without the settings that have no effect, or cannot stand, under what is requested.
-
-    Example:
-        >>> drop_unused({"eval": {"num_problems_during": 64}}, {"eval": {"every": 0}})
-        {}
-    """
-    kept = dict(flatten(defaults))
-    fixed, by_default = dict(flatten(requested)).keys(), dict(flatten(default_settings()))
-    while True:
-        unused = unused_keys(merge(unflatten(kept), requested))
-        dropped = [key for key in kept if key in unused and key not in fixed and kept[key] != by_default.get(key)]
-        if not dropped:
-            return unflatten(kept)
-        for key in dropped:  # without it another one may have no effect
-            del kept[key]
 
 
 def check_models(settings: Mapping[str, Any]) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import TABLE, Field, describe, format_value
-from tinyzero_trainer.config.renamed_keys import foreign_names
-from tinyzero_trainer.config.resume import RESUMABLE
+from tinyzero_trainer.config.foreign_keys import foreign_names
+from tinyzero_trainer.config.metadata import resumable
 from tinyzero_trainer.config.sft import SHARED_GROUPS, SftConfig
 from tinyzero_trainer.config.train_config import TrainConfig
 
@@ -73,7 +73,7 @@ def markdown() -> str:
         "Keys marked ↻ may be changed with `--resume`: they affect speed, memory and records, not what is learned.",
         "(This page is generated from the configuration's docstrings; a test compares them.)",
     ]
-    lines += _tables(_groups(TrainConfig))
+    lines += _tables(TrainConfig, _groups(TrainConfig))
     lines += [
         "",
         "# Supervised fine-tuning",
@@ -86,11 +86,11 @@ def markdown() -> str:
         (group, about, [field for field in fields if field != general.get(field.key)])
         for group, about, fields in _groups(SftConfig)
     )
-    lines += _tables((group, about, fields) for group, about, fields in own if fields)
+    lines += _tables(SftConfig, ((group, about, fields) for group, about, fields in own if fields))
     return "\n".join(lines) + "\n"
 
 
-def _tables(groups: Iterable[tuple[str, str, list[Field]]]) -> list[str]:
+def _tables(cls: type, groups: Iterable[tuple[str, str, list[Field]]]) -> list[str]:
     """Lines of Markdown: a heading and a table for each group."""
     lines = []
     for group, about, fields in groups:
@@ -104,7 +104,7 @@ def _tables(groups: Iterable[tuple[str, str, list[Field]]]) -> list[str]:
         ]
         for field in fields:
             key = f"`{field.key}.…`" if field.type == TABLE else f"`{field.key}`"
-            mark = " ↻" if field.key in RESUMABLE else ""
+            mark = " ↻" if field.key in resumable(cls) else ""
             default = "" if field.type == TABLE else f"`{format_value(field.default)}`"
             cells = [key + mark, default, field.type, field.help]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.settings import merge, read_toml
-from tinyzero_trainer.config.renamed_keys import with_new_names
 from tinyzero_trainer.config.tasks import identity, task_of
 
 BUILT_IN_MODEL = Path(__file__).parent.parent / "tiny_model"
@@ -25,7 +24,7 @@ PRESET_FILE = "tinyzero.toml"
 def recorded_defaults(model: str | None, tasks: Any) -> dict[str, Any]:
     """Settings recorded with a `model.path`, and the options of those tasks (still unchecked) it was trained on."""
     content = _read(directory_of(model))
-    recorded = {key: value for key, value in content["settings"].items() if key != "task"}
+    recorded = content["settings"]
     warmed_on = _warmed_on(content)
     for name, entry in tasks.items() if isinstance(tasks, Mapping) else ():
         if options := warmed_on.get(identity(task_of(name, entry))):
@@ -56,12 +55,10 @@ def recorded_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping
 
 
 def _warmed_on(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The options of each task that a warm start was made for, by its identity; 0.1 wrote a single one differently."""
-    of_0_1 = {content["task"]: content["settings"].get("task", {})} if content.get("task") else {}
-    return of_0_1 | {entry["task"]: entry["options"] for entry in content.get("warmed_on", ())}
+    """The options of each task that a warm start was made for, by its identity."""
+    return {entry["task"]: entry["options"] for entry in content.get("warmed_on", ())}
 
 
 def _read(model: Path | None) -> dict[str, Any]:
     path = (model or BUILT_IN_MODEL) / PRESET_FILE
-    content = read_toml(path) if path.exists() else {"settings": {}}
-    return {**content, "settings": with_new_names(content["settings"])}
+    return read_toml(path) if path.exists() else {"settings": {}}

@@ -6,10 +6,13 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from tinyzero_trainer.algorithms.schedules import Decay, decayed, warmed_up
+from tinyzero_trainer.config.metadata import RESUMABLE, Needs
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Layout = Literal["auto", "padded", "packed"]
 MICRO_BATCH_TOKENS = 16384
+
+_ADAPTER = Needs("lora.rank", "lora.rank=0 trains all weights")
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,23 @@ class OptimizerConfig:
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up."""
 
-    lr_schedule: Decay = "constant"
+    lr_schedule: Annotated[
+        Decay,
+        Needs(
+            lambda c: c.optimizer.warmup_steps < c.run.steps,
+            "optimizer.warmup_steps={optimizer.warmup_steps} takes all of run.steps={run.steps}",
+        ),
+    ] = "constant"
     """How the learning rate falls from its peak, after the warm-up, until the last step."""
 
-    min_lr_ratio: Fraction = 0.0
+    min_lr_ratio: Annotated[
+        Fraction,
+        Needs("optimizer.lr_schedule", "optimizer.lr_schedule='constant' stays at the peak", ("linear", "cosine")),
+        Needs(
+            lambda c: c.optimizer.min_lr_ratio < 1,
+            "with 1 the rate stays at the peak, whatever optimizer.lr_schedule",
+        ),
+    ] = 0.0
     """Learning rate at the last step, as a fraction of its peak."""
 
     beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
@@ -40,23 +56,34 @@ class OptimizerConfig:
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""
 
-    num_mini_batches: PositiveInt = 1
+    num_mini_batches: Annotated[
+        PositiveInt,
+        Needs(
+            lambda c: c.optimizer.num_mini_batches <= c.data.prompts_per_step,
+            "it is more than data.prompts_per_step={data.prompts_per_step}; lower it or raise the batch",
+        ),
+    ] = 1
     """Optimizer steps per pass over a batch; each takes all completions of its prompts."""
 
     update_epochs: PositiveInt = 1
     """Passes over each batch."""
 
-    micro_batch_tokens: PositiveInt | Auto = "auto"
+    micro_batch_tokens: Annotated[PositiveInt | Auto, RESUMABLE] = "auto"
     """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss. `auto` =
     what suits the GPU and the model, and 16,384 where they are not known and on the CPU."""
 
-    packing: Layout = "auto"
+    packing: Annotated[Layout, RESUMABLE] = "auto"
     """`packed` = sequences one after another, without padding; changes memory and speed, never the loss. Without a
     varlen attention kernel, attention costs the square of micro_batch_tokens. `auto` = packed where a GPU has such a
     kernel, else padded."""
 
     max_nonfinite_updates: PositiveInt = 3
     """Consecutive updates with a non-finite loss or gradient (each is skipped) before the run stops."""
+
+    @property
+    def single_update(self) -> bool:
+        """Whether the policy is updated once a batch: then nothing has moved from what is old."""
+        return self.num_mini_batches == self.update_epochs == 1
 
     @property
     def token_budget(self) -> int:
@@ -80,7 +107,13 @@ class CriticConfig:
     learning_rate: PositiveFloat = 1e-5
     """Learning rate of its AdamW; all else about its updates is as for the policy."""
 
-    value_clip_range: PositiveFloat = 0.5
+    value_clip_range: Annotated[
+        PositiveFloat,
+        Needs(
+            lambda c: not c.optimizer.single_update,
+            "with one update a batch nothing has moved yet; set optimizer.num_mini_batches or update_epochs above 1",
+        ),
+    ] = 0.5
     """Values are clipped to the old ones ± this."""
 
     warmup_steps: NonNegativeInt = 0
@@ -94,11 +127,11 @@ class LoraConfig:
     rank: NonNegativeInt = 0
     """Rank of each matrix's update; 0 = all weights are trained. Needs about 10 × optimizer.learning_rate."""
 
-    alpha: PositiveInt | None = None
+    alpha: Annotated[PositiveInt | None, _ADAPTER] = None
     """The update is scaled by alpha / rank; none = twice the rank."""
 
-    rslora: bool = False
+    rslora: Annotated[bool, _ADAPTER, Needs(lambda c: c.lora.rank > 1, "the square root of lora.rank=1 is 1")] = False
     """Scale by alpha / √rank instead (arXiv 2312.03732), so that large ranks learn as fast as small ones."""
 
-    target_modules: tuple[str, ...] = ()
+    target_modules: Annotated[tuple[str, ...], _ADAPTER] = ()
     """Linear layers, by the last part of their names, e.g. q_proj; empty = all but the output head."""

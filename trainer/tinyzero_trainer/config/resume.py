@@ -9,34 +9,13 @@ from typing import Any, TypeVar
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, get, merge, read_toml, to_mapping, unflatten
-from tinyzero_trainer.config.compose import drop_unused
-from tinyzero_trainer.config.renamed_keys import RENAMED_KEYS, with_new_names
+from tinyzero_trainer.config.metadata import resumable
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.config.tasks import with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
-from tinyzero_trainer.config.unused import unused_settings
+from tinyzero_trainer.config.unused import drop_unused, unused_settings
 
 C = TypeVar("C", TrainConfig, SftConfig)
-
-_RESUMABLE = {
-    "run": "output steps device executor",
-    "parallel": "world_size dp_replicate sequence_parallel",
-    "ray": "address gpus max_restarts timeout",
-    "model": "compile",
-    "default_model": "steps",  # what 0.1 saved lacks it; the run's model.path names what was made
-    "memory": "activation_checkpointing recompute_logits cpu_offload reshard_after_forward",
-    "rollout": "num_engines chunks_per_engine max_num_seqs",
-    "vllm": "gpu_memory_gb sleep_mode tensor_parallel separate_process cuda_graphs max_restarts timeout verify_weights",
-    "optimizer": "micro_batch_tokens packing",
-    "reward": "num_workers memory_limit_gb",
-    "audit": "every completions window max_false_positive_rate action timeout",
-    "data": "path test_path num_workers",
-    "eval": "every num_problems_during pass_at",
-    "checkpoint": "every keep",
-    "log": "trackers project rollouts_every rollouts_count held_out_count",
-}
-RESUMABLE = frozenset(f"{group}.{name}" for group, names in _RESUMABLE.items() for name in names.split())
-"""Keys that --resume may change: they affect speed, memory and records, not what is learned."""
 
 
 def is_sft(content: Mapping[str, Any]) -> bool:
@@ -71,7 +50,7 @@ def resume_config(
         raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")
     if not file.is_file():
         raise SettingsError(f"{file} is not a regular file; put the run's own in its place")
-    content = with_new_names(read_toml(file))
+    content = read_toml(file)
     if not content:
         raise SettingsError(f"{file} is empty, so what was learned from is unknown; restore it, or start another run")
     if is_sft(content) != (cls is SftConfig):
@@ -82,20 +61,19 @@ def resume_config(
         raise SettingsError(
             f"run.epochs={epochs} has become run.steps={saved.run.steps} when the run was started; leave it out"
         )
-    before, fixed = _flat(saved), unflatten(_learned_from(saved))
+    before = _flat(saved)
     if get(overrides, "rollout.engine") == "auto":  # which chose the saved one
         overrides = merge(overrides, {"rollout": {"engine": saved.rollout.engine}})
     overrides = with_task_table({"tasks": saved.tasks, **overrides})
     typed = dict(flatten(overrides))
     try:
         # A resumable setting that a change leaves without effect returns to its default.
-        resumable = unflatten({key: value for key, value in before.items() if key in RESUMABLE})
-        values = merge(fixed, merge(drop_unused(resumable, merge(fixed, overrides)), overrides))
+        values = drop_unused(merge(to_mapping(saved), overrides), unflatten(_learned_from(saved) | typed), cls)
         config = build(cls, merge(values, {"run": {"output": str(directory)}}))
     except SettingsError:
-        _reject_changes(before, before | typed)  # the reason, if there is such a change
+        _reject_changes(cls, before, before | typed)  # the reason, if there is such a change
         raise
-    _reject_changes(before, _flat(config))
+    _reject_changes(cls, before, _flat(config))
     for key, value, reason in unused_settings(config.as_train_config()):
         if key in typed:
             raise SettingsError(f"{key}={value!r} has no effect: {reason}")
@@ -110,34 +88,25 @@ def resume_config(
     return config
 
 
-def _reject_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+def _reject_changes(cls: type, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     for key in sorted(before.keys() | after.keys()):
         old, new = before.get(key), after.get(key)
-        if old != new and key not in RESUMABLE:
+        if old != new and key not in resumable(cls):
             change = f"{key} from {format_value(old)} to {format_value(new)}"
             raise SettingsError(f"--resume cannot change {change}; leave it out, or start a run in another --output")
 
 
 def fingerprint(config: TrainConfig | SftConfig) -> str:
-    """A hash of everything that affects what is learned, i.e. all but `RESUMABLE`."""
-    return _hash(_learned_from(config))
+    """A hash of everything that affects what is learned, i.e. all that --resume may not change."""
+    return hashlib.sha256(json.dumps(_learned_from(config), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def check_fingerprint(config: TrainConfig | SftConfig, saved: str) -> None:
-    """Raise a SettingsError if `saved` is not the fingerprint of `config`; release 0.1 hashed the old keys."""
-    old = {new: key for key, new in RENAMED_KEYS.items()}
-    by_old_keys = {old.get(key, key): value for key, value in _learned_from(config).items()}
-    of_one_task = {key: value for key, value in by_old_keys.items() if not key.startswith("tasks.")}
-    for spec in config.task_specs[:1]:
-        of_one_task |= {"run.task": spec.task, **dict(flatten(spec.options, "task."))}
-    if saved not in (fingerprint(config), _hash(by_old_keys), _hash(of_one_task)):
+    """Raise a SettingsError if `saved` is not the fingerprint of `config`."""
+    if saved != fingerprint(config):
         raise SettingsError(
             "config.toml has changed since the checkpoint was saved; restore it, or start a run in another --output"
         )
-
-
-def _hash(settings: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _flat(config: TrainConfig | SftConfig) -> dict[str, Any]:
@@ -145,7 +114,7 @@ def _flat(config: TrainConfig | SftConfig) -> dict[str, Any]:
 
 
 def _learned_from(config: TrainConfig | SftConfig) -> dict[str, Any]:
-    return {key: value for key, value in _flat(config).items() if key not in RESUMABLE}
+    return {key: value for key, value in _flat(config).items() if key not in resumable(type(config))}
 
 
 def ending_schedules(config: TrainConfig | SftConfig) -> list[str]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from tinyzero_trainer.config.metadata import ON_RAY, RESUMABLE, Needs
 from tinyzero_trainer.kinds import ENGINES, UNDECIDED, EngineKind, find_engine, kind_names
 from tinyzero_trainer.utils.bounds import (
     Auto,
@@ -33,12 +34,12 @@ SAMPLE_EVERY = 10
 class DataConfig:
     """Where problems come from."""
 
-    path: str | None = None
+    path: Annotated[str | None, RESUMABLE] = None
     """File with the prompts and ground truths to train on, which the task scores: Parquet or JSON Lines as
     `tinyzero data`, TinyZero and verl write it, a folder, or a data set's name on the Hugging Face Hub. With several
     tasks, a row's `data_source` names its task; none = the task's own problems."""
 
-    test_path: str | None = None
+    test_path: Annotated[str | None, RESUMABLE] = None
     """File with held-out problems; none = the rows of data.path that belong to a test split, else
     data.test_fraction of them."""
 
@@ -48,31 +49,52 @@ class DataConfig:
     prompts_per_step: PositiveInt = 32
     """Problems in a batch."""
 
-    max_refill_rounds: NonNegativeInt = 0
+    max_refill_rounds: Annotated[
+        NonNegativeInt,
+        Needs(
+            lambda c: c.rollout.group_size > 1,
+            "the rewards of rollout.group_size=1 completion are always all equal",
+        ),
+        Needs(
+            "algorithm.estimator.uses_rewards",
+            "algorithm.advantage_estimator={algorithm.advantage_estimator!r} needs no rewards that differ",
+        ),
+    ] = 0
     """Dynamic sampling: extra rounds that replace groups whose completions all score the same; 0 = they are trained
     on."""
 
-    test_fraction: TestFraction = 1 / 16
+    test_fraction: Annotated[
+        TestFraction, Needs(lambda c: c.data.test_path is None, "data.test_path has the held-out problems")
+    ] = 1 / 16
     """Fraction of all problems, by the hash of their key, that is held out."""
 
     max_prompt_tokens: PositiveInt = 1024
     """Longer prompts stop the run before it starts."""
 
 
+_CURRICULUM = Needs("curriculum.buckets", "curriculum.buckets=0 leaves the curriculum out")
+
+
 @dataclass(frozen=True)
 class CurriculumConfig:
     """Problems of each task sampled by difficulty and pass rate."""
 
-    buckets: NonNegativeInt = 0
+    buckets: Annotated[
+        NonNegativeInt,
+        Needs(
+            lambda c: c.curriculum.buckets != 1,
+            "there is nothing to choose between; set at least 2, or 0 for none",
+        ),
+    ] = 0
     """Quantiles of the problems' difficulty, each with a pass rate of its own; 0 = problems are sampled uniformly."""
 
-    target_pass_rate: Annotated[float, Gt(0), Lt(1)] = 0.5
+    target_pass_rate: Annotated[float, Gt(0), Lt(1), _CURRICULUM] = 0.5
     """Pass rate of the bucket that is sampled most."""
 
-    ema_decay: Annotated[float, Ge(0), Lt(1)] = 0.8
+    ema_decay: Annotated[float, Ge(0), Lt(1), _CURRICULUM] = 0.8
     """Decay of the pass rates' exponential moving averages, per step."""
 
-    min_probability: Annotated[float, Gt(0), Lt(1)] = 0.1
+    min_probability: Annotated[float, Gt(0), Lt(1), _CURRICULUM] = 0.1
     """Lowest probability with which any bucket is sampled."""
 
     def __post_init__(self) -> None:
@@ -101,7 +123,13 @@ class RolloutConfig:
     temperature: PositiveFloat = 1.0
     """Sampling temperature in training."""
 
-    temperature_end: PositiveFloat | None = None
+    temperature_end: Annotated[
+        PositiveFloat | None,
+        Needs(
+            lambda c: c.rollout.temperature_end != c.rollout.temperature,
+            "it is rollout.temperature itself",
+        ),
+    ] = None
     """Temperature at the last step, approached linearly; none = constant."""
 
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
@@ -110,7 +138,7 @@ class RolloutConfig:
     top_k: NonNegativeInt = 0
     """Sample from the k most probable tokens; 0 = all."""
 
-    max_num_seqs: Annotated[PositiveInt | Auto, NoneIs("auto")] = "auto"
+    max_num_seqs: Annotated[PositiveInt | Auto, NoneIs("auto"), RESUMABLE] = "auto"
     """Sequences generated at a time, which bounds the memory of the KV cache; `auto` = as many as fit on a GPU, and 512
     on the CPU. Random numbers do not depend on it."""
 
@@ -131,16 +159,16 @@ class RolloutConfig:
     """Whether the engine returns log-probabilities, which costs throughput: `sample` = in one step of ten, for metrics
     only; `always` = in every step, as the old log-probabilities of the loss."""
 
-    max_async_level: NonNegativeInt = 0
+    max_async_level: Annotated[NonNegativeInt, Needs(lambda c: c.run.steps > 1, "run.steps=1 has no next batch")] = 0
     """Most training steps by which the weights that sampled a token may be older than those that train on it. 0 = all
     completions of a batch are sampled, then it is trained on. Above, 1 + max_async_level batches are in flight, and the
     first whole groups to finish are trained on: needs rollout.return_logprobs=always, for some losses also
     rollout_correction.is_level."""
 
-    num_engines: NonNegativeInt = 0
+    num_engines: Annotated[NonNegativeInt, RESUMABLE, ON_RAY] = 0
     """Dedicated rollout engines, each on vllm.tensor_parallel GPUs; 0 = engines time-share the ranks' GPUs."""
 
-    chunks_per_engine: PositiveInt = 1
+    chunks_per_engine: Annotated[PositiveInt, RESUMABLE, ON_RAY] = 1
     """Chunks of a batch for each engine. With more, an engine that finishes early takes over chunks of the others; with
     fewer, each generates more completions at a time."""
 
@@ -176,32 +204,46 @@ class RolloutConfig:
             raise ValueError(problem)
 
 
+_RESTARTS = Needs(
+    "vllm.separate_process",
+    "vllm.separate_process=false leaves the trainer no way to end an engine that hangs or has died",
+)
+
+
 @dataclass(frozen=True)
 class VllmConfig:
     """The rollout engine `vllm`."""
 
-    gpu_memory_gb: Annotated[PositiveFloat | Auto, NoneIs("auto")] = "auto"
+    gpu_memory_gb: Annotated[PositiveFloat | Auto, NoneIs("auto"), RESUMABLE] = "auto"
     """GB of GPU memory for weights, KV cache and workspace; `auto` = what the update leaves."""
 
-    sleep_mode: Annotated[bool | Auto, NoneIs("auto")] = "auto"
+    sleep_mode: Annotated[
+        bool | Auto,
+        NoneIs("auto"),
+        RESUMABLE,
+        Needs(
+            lambda c: not c.rollout.max_async_level,
+            "with rollout.max_async_level={rollout.max_async_level} engines never sleep",
+        ),
+    ] = "auto"
     """Free its memory during the update and reload the weights afterwards; `auto` = where memory requires it."""
 
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: Annotated[PositiveInt, RESUMABLE] = 1
     """GPUs that the engine's model is split over; on the CPU, processes."""
 
-    separate_process: bool = True
+    separate_process: Annotated[bool, RESUMABLE] = True
     """Run the engine in a separate process, which can be restarted if it dies; otherwise in the trainer's."""
 
-    cuda_graphs: bool = True
+    cuda_graphs: Annotated[bool, RESUMABLE] = True
     """Capture CUDA graphs, which takes half a minute at the start and makes decoding faster."""
 
-    max_restarts: NonNegativeInt = 2
+    max_restarts: Annotated[NonNegativeInt, RESUMABLE, _RESTARTS] = 2
     """Times that an engine that died or hangs is restarted, and its batch regenerated, before the run stops."""
 
-    timeout: PositiveFloat = 1800.0
+    timeout: Annotated[PositiveFloat, RESUMABLE, _RESTARTS] = 1800.0
     """Seconds for a batch, after which the engine counts as hanging."""
 
-    verify_weights: bool = False
+    verify_weights: Annotated[bool, RESUMABLE] = False
     """After each sync compare the engine's log-probabilities of a few tokens with the policy's; stop if they differ."""
 
     def __post_init__(self) -> None:
@@ -222,7 +264,19 @@ class RolloutCorrectionConfig:
     is_level: Literal["token", "sequence"] | None = None
     """Weight each token's loss by π_old/π_engine of the token, or of the whole completion; none = no weights."""
 
-    is_threshold: Annotated[float, Ge(1), Le(1e6)] = 2.0
+    is_threshold: Annotated[
+        float,
+        Ge(1),
+        Le(1e6),
+        Needs("rollout_correction.is_level", "rollout_correction.is_level=none weights nothing"),
+        Needs(
+            lambda c: (
+                c.rollout_correction.rejection_bounds is None
+                or c.rollout_correction.rejection_bounds[1] > c.rollout_correction.is_threshold
+            ),
+            "rollout_correction.rejection_bounds leaves out all that it would cut",
+        ),
+    ] = 2.0
     """Weights are truncated to this value."""
 
     rejection_bounds: tuple[NonNegativeFloat, Annotated[float, Gt(1), Le(1e6)]] | None = None
@@ -242,6 +296,10 @@ class RolloutCorrectionConfig:
         return self.is_level is not None or self.rejection_bounds is not None
 
 
+_UNUSED = "it is not used with length_control.mode={length_control.mode!r}"
+_ADAPTIVE = Needs("length_control.mode", _UNUSED, ("adaptive",))
+
+
 @dataclass(frozen=True)
 class LengthControlConfig:
     """Limit on the length of completions in training.
@@ -249,42 +307,60 @@ class LengthControlConfig:
     Evaluation always uses rollout.max_completion_tokens.
     """
 
-    mode: Literal["full", "fixed", "adaptive"] = "full"
+    mode: Annotated[
+        Literal["full", "fixed", "adaptive"],
+        Needs(
+            lambda c: c.length_control.mode != "fixed" or c.length_control.max_tokens < c.rollout.max_completion_tokens,
+            "length_control.max_tokens={length_control.max_tokens} is no less than "
+            "rollout.max_completion_tokens={rollout.max_completion_tokens}",
+        ),
+        Needs(
+            lambda c: c.length_control.mode != "adaptive" or c.length_control.warmup_steps < c.run.steps,
+            "length_control.warmup_steps={length_control.warmup_steps} takes all of run.steps={run.steps}; lower it",
+        ),
+        Needs(
+            lambda c: (
+                c.length_control.mode != "adaptive" or c.length_control.min_tokens < c.rollout.max_completion_tokens
+            ),
+            "length_control.min_tokens={length_control.min_tokens} is no less than "
+            "rollout.max_completion_tokens={rollout.max_completion_tokens}",
+        ),
+    ] = "full"
     """`full` = rollout.max_completion_tokens; `fixed` = length_control.max_tokens; `adaptive` = shorter while the model
     succeeds."""
 
-    max_tokens: PositiveInt = 256
+    max_tokens: Annotated[PositiveInt, Needs("length_control.mode", _UNUSED, ("fixed",))] = 256
     """The limit with mode=fixed."""
 
-    min_tokens: PositiveInt = 32
+    min_tokens: Annotated[PositiveInt, _ADAPTIVE] = 32
     """Lowest adaptive limit."""
 
-    warmup_steps: PositiveInt = 10
+    warmup_steps: Annotated[PositiveInt, _ADAPTIVE] = 10
     """Steps at full length, after which the limit starts from the mean length of correct completions."""
 
-    every: PositiveInt = 5
+    every: Annotated[PositiveInt, _ADAPTIVE] = 5
     """Steps between two decisions."""
 
-    step_tokens: PositiveInt = 64
+    step_tokens: Annotated[PositiveInt, _ADAPTIVE] = 64
     """Tokens by which a decision changes the limit."""
 
-    slack_tokens: PositiveInt = 32
+    slack_tokens: Annotated[PositiveInt, _ADAPTIVE] = 32
     """Unused tokens below the limit before it shrinks."""
 
-    target_success_rate: Fraction = 0.7
+    target_success_rate: Annotated[Fraction, _ADAPTIVE] = 0.7
     """Fraction of correct completions to maintain."""
 
-    tolerance: Fraction = 0.05
+    tolerance: Annotated[Fraction, _ADAPTIVE] = 0.05
     """Above target + tolerance the limit shrinks, below target - tolerance it grows."""
 
-    max_truncated_fraction: Fraction = 0.1
+    max_truncated_fraction: Annotated[Fraction, _ADAPTIVE] = 0.1
     """The limit never shrinks while more than this fraction is truncated."""
 
-    patience: PositiveInt = 20
+    patience: Annotated[PositiveInt, _ADAPTIVE] = 20
     """Successful steps without a change after which the limit grows, to test whether longer is better."""
 
-    ema_decay: Annotated[float, Ge(0), Lt(1)] = 0.9
+    ema_decay: Annotated[float, Ge(0), Lt(1), _ADAPTIVE] = 0.9
     """Decay of the exponential moving averages."""
 
-    full_length_prob: Fraction = 0.0
+    full_length_prob: Annotated[Fraction, _ADAPTIVE] = 0.0
     """Probability of a single step at full length."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
+from tinyzero_trainer.config.metadata import ON_RAY, RESUMABLE, Needs
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, name_of, read_task_specs
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NoneIs, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -27,19 +28,19 @@ def is_device(name: str) -> bool:
 class RunConfig:
     """The run and its device."""
 
-    output: str = ""
+    output: Annotated[str, RESUMABLE] = ""
     """Run directory; created if missing."""
 
     seed: int = 0
     """Seed of every random choice of the run."""
 
-    steps: PositiveInt = 100
+    steps: Annotated[PositiveInt, RESUMABLE] = 100
     """Training steps; each takes one batch of prompts."""
 
-    executor: Literal["local", "ray"] = "local"
+    executor: Annotated[Literal["local", "ray"], RESUMABLE] = "local"
     """Where policy, engines and scorers run: `local` = in this process, `ray` = in processes of Ray."""
 
-    device: str = "auto"
+    device: Annotated[str, RESUMABLE] = "auto"
     """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
 
     recipe: str | None = None
@@ -68,14 +69,29 @@ class ModelConfig:
     `tiny` on the CPU, and on a GPU a small model that `tinyzero train` makes for the task (default_model);
     `tinyzero sft` makes a new decoder (new_model)."""
 
-    teacher: str | None = None
+    teacher: Annotated[
+        str | None,
+        Needs(
+            lambda c: c.algorithm.needs("teacher"),
+            "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no teacher; take "
+            "on_policy_distillation",
+        ),
+    ] = None
     """Directory or Hub name of the model, with the same tokenizer, that `on_policy_distillation` learns from."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the network's computation; `auto` = bfloat16 on a GPU that supports it, else float32. The
     optimizer's weights are always float32."""
 
-    compile: bool | None = None
+    compile: Annotated[
+        bool | None,
+        RESUMABLE,
+        Needs(
+            lambda c: c.parallel.sequence_parallel == 1,
+            "parallel.sequence_parallel={parallel.sequence_parallel} exchanges heads within layers, so none is "
+            "compiled",
+        ),
+    ] = None
     """Compile the network's layers with torch.compile for the update; none = on a GPU, from about 0.1B parameters."""
 
     float8: Literal["rowwise"] | None = None
@@ -83,7 +99,9 @@ class ModelConfig:
     Hopper at least. `rowwise` = each row has a scale, and gradients of weights are computed in model.dtype. None = all
     in model.dtype."""
 
-    float8_modules: tuple[str, ...] | None = None
+    float8_modules: Annotated[
+        tuple[str, ...] | None, Needs("model.float8", "model.float8=none leaves all layers as they are")
+    ] = None
     """Linear layers that compute in float8, by the last part of their names, e.g. down_proj; none = those whose weights
     have 2^22 elements at least, as the MLPs and the head of a 0.5B model. All sizes must be multiples of 16."""
 
@@ -175,19 +193,27 @@ class MemoryConfig:
     `auto` = only where memory requires it.
     """
 
-    activation_checkpointing: bool | Auto = "auto"
+    activation_checkpointing: Annotated[bool | Auto, RESUMABLE] = "auto"
     """Keep only each layer's input and recompute the rest in the backward pass: about a third more computation."""
 
-    recompute_logits: bool | Auto = "auto"
+    recompute_logits: Annotated[bool | Auto, RESUMABLE] = "auto"
     """Compute a micro-batch's logits again in the backward pass instead of keeping all of them (of 32,768 tokens and a
     vocabulary of 151,936 10 GB): 8% more computation at 0.5B, less for larger models. `auto` = false where that fits
     beside the rollout engine."""
 
-    cpu_offload: Annotated[Offload, NoneIs("none")] = "auto"
+    cpu_offload: Annotated[
+        Offload,
+        NoneIs("none"),
+        RESUMABLE,
+        Needs(
+            lambda c: c.run.device != "cpu" or c.memory.offload is None,
+            "run.device='cpu' has no GPU whose memory it would save",
+        ),
+    ] = "auto"
     """Keep weights and optimizer state in host memory: `idle` = while their model is not in use, `always` = throughout,
     copied to the GPU layer by layer and updated on the CPU; `none` = they stay on the GPU."""
 
-    reshard_after_forward: bool | Auto = "auto"
+    reshard_after_forward: Annotated[bool | Auto, RESUMABLE, ON_RAY] = "auto"
     """Between several ranks, gather a layer's weights for each pass and reduce its gradients after each micro-batch.
     false = gather and reduce once a mini-batch, more than FSDP2's setting of this name does: it takes the memory of all
     weights and gradients. `auto` = false where that fits."""
@@ -202,15 +228,15 @@ class MemoryConfig:
 class ParallelConfig:
     """How the training processes divide the model and the batch."""
 
-    world_size: PositiveInt | None = None
+    world_size: Annotated[PositiveInt | None, RESUMABLE] = None
     """Processes that policy, reference and critic are sharded over, and among which a batch is divided by tokens. none
     = one for each GPU without a dedicated engine; 1 without GPUs."""
 
-    dp_replicate: PositiveInt = 1
+    dp_replicate: Annotated[PositiveInt, RESUMABLE] = 1
     """Groups of ranks that each hold the whole model, sharded over the group's ranks: one for each node where the
     network between nodes is slow. Divides the number of ranks; 1 = the model is sharded over all of them."""
 
-    sequence_parallel: PositiveInt = 1
+    sequence_parallel: Annotated[PositiveInt, RESUMABLE] = 1
     """Ranks that share each sequence, for completions too long for one. Divides the ranks of a replica and the model's
     attention heads; each of these ranks takes optimizer.micro_batch_tokens at a time."""
 
@@ -219,16 +245,16 @@ class ParallelConfig:
 class RayConfig:
     """Settings of run.executor=ray."""
 
-    address: str | None = None
+    address: Annotated[str | None, RESUMABLE] = None
     """Address of a running Ray: `auto`, or HOST:PORT; none = one is started on this machine for the run."""
 
-    gpus: NonNegativeInt = 0
+    gpus: Annotated[NonNegativeInt, RESUMABLE] = 0
     """GPUs of the run; 0 = everything is on the CPU."""
 
-    max_restarts: NonNegativeInt = 2
+    max_restarts: Annotated[NonNegativeInt, RESUMABLE] = 2
     """Times that a dead rollout engine or scorer is restarted, and its batch repeated, before the run stops."""
 
-    timeout: PositiveFloat = 600.0
+    timeout: Annotated[PositiveFloat, RESUMABLE] = 600.0
     """Seconds without a sign of life, after which a process counts as hanging, and is killed."""
 
 
@@ -236,13 +262,13 @@ class RayConfig:
 class RewardConfig:
     """How completions are scored."""
 
-    num_workers: PositiveInt = 1
+    num_workers: Annotated[PositiveInt, RESUMABLE] = 1
     """Scoring processes."""
 
     timeout: PositiveFloat = 5.0
     """Seconds for one completion, after which its worker is killed and replaced, and the completion scores 0."""
 
-    memory_limit_gb: PositiveFloat = 4.0
+    memory_limit_gb: Annotated[PositiveFloat, RESUMABLE] = 4.0
     """Address space of a worker, in GiB."""
 
     max_failure_rate: Fraction = 0.5
@@ -256,6 +282,9 @@ class RewardConfig:
     """Run a scorer that its task declares unsafe for text of a model, in the worker processes."""
 
 
+_AUDIT = Needs("audit.every", "audit.every=0 judges nothing")
+
+
 @dataclass(frozen=True)
 class AuditConfig:
     """A sample of the completions is judged by the task's oracle, beside training.
@@ -263,22 +292,22 @@ class AuditConfig:
     Of a task without an oracle, statistical signs are shown.
     """
 
-    every: NonNegativeInt = 1
+    every: Annotated[NonNegativeInt, RESUMABLE] = 1
     """Steps between samples; 0 = no audit."""
 
-    completions: Annotated[int, Ge(2)] = 128
+    completions: Annotated[int, Ge(2), RESUMABLE, _AUDIT] = 128
     """Completions judged in such a step, of each task: half of them from those that were rewarded."""
 
-    window: PositiveInt = 16
+    window: Annotated[PositiveInt, RESUMABLE, _AUDIT] = 16
     """Samples that the rates and the alarm look back on."""
 
-    max_false_positive_rate: Fraction = 0.01
+    max_false_positive_rate: Annotated[Fraction, RESUMABLE, _AUDIT] = 0.01
     """Largest fraction of the rewarded completions that may be wrong; above it the alarm is raised."""
 
-    action: Literal["warn", "stop"] = "warn"
+    action: Annotated[Literal["warn", "stop"], RESUMABLE, _AUDIT] = "warn"
     """At an alarm: warn, or save a checkpoint and stop."""
 
-    timeout: PositiveFloat = 2.0
+    timeout: Annotated[PositiveFloat, RESUMABLE, _AUDIT] = 2.0
     """Seconds of the oracle for one completion, after which it counts as not judged."""
 
 
@@ -289,10 +318,12 @@ class EvalConfig:
     num_problems: PositiveInt = 1024
     """Held-out problems before and after training."""
 
-    num_problems_during: PositiveInt = 256
+    num_problems_during: Annotated[
+        PositiveInt, RESUMABLE, Needs("eval.every", "eval.every=0 evaluates before and after training only")
+    ] = 256
     """Held-out problems during training: the first of the same ones, at most eval.num_problems."""
 
-    every: NonNegativeInt = 25
+    every: Annotated[NonNegativeInt, RESUMABLE] = 25
     """Steps between evaluations during training; 0 = none."""
 
     temperature: PositiveFloat = 1.0
@@ -301,7 +332,7 @@ class EvalConfig:
     greedy: bool = True
     """Also evaluate with greedy decoding, before and after training."""
 
-    pass_at: tuple[Annotated[int, Ge(1), Le(1024)], ...] = ()
+    pass_at: Annotated[tuple[Annotated[int, Ge(1), Le(1024)], ...], RESUMABLE] = ()
     """Values of k for pass@k. Of each held-out problem as many completions are sampled as the largest; [] = one."""
 
     tasks: dict[str, Any] | tuple[str, ...] = field(default_factory=dict)
@@ -331,10 +362,10 @@ class EvalConfig:
 class CheckpointConfig:
     """What a run resumes from."""
 
-    every: NonNegativeInt = 25
+    every: Annotated[NonNegativeInt, RESUMABLE] = 25
     """Steps between checkpoints; 0 = only at the end and when interrupted."""
 
-    keep: Annotated[int, Ge(2)] = 2
+    keep: Annotated[int, Ge(2), RESUMABLE] = 2
     """Checkpoints kept; at least 2, so that one is complete while another is written."""
 
 
@@ -342,17 +373,26 @@ class CheckpointConfig:
 class LogConfig:
     """What is recorded, and where."""
 
-    trackers: tuple[Literal["wandb", "trackio", "tensorboard"], ...] = ()
+    trackers: Annotated[tuple[Literal["wandb", "trackio", "tensorboard"], ...], RESUMABLE] = ()
     """Trackers in addition to `metrics.jsonl`; none of them can stop a run."""
 
-    project: str = "tinyzero"
+    project: Annotated[
+        str,
+        RESUMABLE,
+        Needs(
+            lambda c: {"wandb", "trackio"} & {*c.log.trackers},
+            "only the trackers wandb and trackio, neither of which is in log.trackers, have projects",
+        ),
+    ] = "tinyzero"
     """Project name for W&B and trackio."""
 
-    rollouts_every: NonNegativeInt = 1
+    rollouts_every: Annotated[NonNegativeInt, RESUMABLE] = 1
     """Steps between samples of rollouts kept in `completions/`; 0 = none."""
 
-    rollouts_count: PositiveInt = 32
+    rollouts_count: Annotated[
+        PositiveInt, RESUMABLE, Needs("log.rollouts_every", "log.rollouts_every=0 writes none")
+    ] = 32
     """Completions in such a sample: all those of some problems, of one of each task at least."""
 
-    held_out_count: NonNegativeInt = 1024
+    held_out_count: Annotated[NonNegativeInt, RESUMABLE] = 1024
     """Completions kept of each evaluation."""

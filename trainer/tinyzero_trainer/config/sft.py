@@ -12,6 +12,7 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, get, merge, to_mapping, unflatten
 from tinyzero_trainer.config.algorithm import AlgorithmConfig
 from tinyzero_trainer.config.compose import check_models
+from tinyzero_trainer.config.metadata import RESUMABLE
 from tinyzero_trainer.config.model_defaults import recorded_content, recorded_defaults
 from tinyzero_trainer.config.optimizer import Decay, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import DataConfig, Engine, RolloutConfig, VllmConfig
@@ -49,13 +50,13 @@ DEFAULT_EPOCHS = 3
 class SftRunConfig:
     """The run, its length and its device."""
 
-    output: str = ""
+    output: Annotated[str, RESUMABLE] = ""
     """Run directory; created if missing."""
 
     seed: int = 0
     """Seed of every random choice of the run."""
 
-    steps: PositiveInt | None = None
+    steps: Annotated[PositiveInt | None, RESUMABLE] = None
     """Optimizer steps; none = run.epochs of a file, and 200 of the tasks' own examples, which have no end."""
 
     epochs: PositiveInt | None = None
@@ -65,10 +66,10 @@ class SftRunConfig:
     """Seconds of training instead: the number of steps is set by the time of the first ones, so no two runs are equal
     bit for bit."""
 
-    executor: Literal["local", "ray"] = "local"
+    executor: Annotated[Literal["local", "ray"], RESUMABLE] = "local"
     """Where the model is trained: `local` = in this process, `ray` = in processes of Ray."""
 
-    device: str = "auto"
+    device: Annotated[str, RESUMABLE] = "auto"
     """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
 
     def __post_init__(self) -> None:
@@ -82,12 +83,12 @@ class SftRunConfig:
 class SftDataConfig:
     """Where examples come from."""
 
-    path: str | None = None
+    path: Annotated[str | None, RESUMABLE] = None
     """File of examples: scored completions (`tinyzero eval --split train --output FILE`), of which the right ones are
     learned; chat messages; or prompts and completions. JSON Lines, Parquet, or a data set of the Hub; or a run, for the
     completions it has kept. none = examples that the tasks make."""
 
-    test_path: str | None = None
+    test_path: Annotated[str | None, RESUMABLE] = None
     """File of examples for the held-out loss; none = data.test_fraction of data.path."""
 
     hook: Literal["auto", "demonstrate", "solve"] = "auto"
@@ -108,7 +109,7 @@ class SftDataConfig:
     test_fraction: TestFraction = 1 / 16
     """Fraction of the problems that is held out, as in reinforcement learning."""
 
-    num_workers: NonNegativeInt | None = None
+    num_workers: Annotated[NonNegativeInt | None, RESUMABLE] = None
     """Processes that make examples, which do not depend on it; 0 = the training process. none = 0 on the CPU, and up
     to 4 on a GPU."""
 
@@ -146,7 +147,7 @@ class SftRolloutConfig:
     max_completion_tokens: PositiveInt = 256
     """Longest completion, in tokens."""
 
-    max_num_seqs: Annotated[PositiveInt | Auto, NoneIs("auto")] = "auto"
+    max_num_seqs: Annotated[PositiveInt | Auto, NoneIs("auto"), RESUMABLE] = "auto"
     """Sequences generated at a time; `auto` = as many as fit on a GPU, and 512 on the CPU."""
 
 

@@ -1,14 +1,15 @@
 """The configuration of a run: one typed tree, in the order in which help and `config.toml` show it.
 
 Checks across groups are in `__post_init__`, so that an impossible configuration stops before anything is loaded;
-settings without effect are in unused.py.
+settings without effect say so in their own fields, see unused.py.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tinyzero_trainer.algorithms.schedules import StepSettings, decayed
 from tinyzero_trainer.config.algorithm import AlgorithmConfig
+from tinyzero_trainer.config.metadata import ON_RAY, Needs, ReadBy
 from tinyzero_trainer.config.optimizer import CriticConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import (
     CurriculumConfig,
@@ -39,25 +40,45 @@ class TrainConfig:
     """Everything a run depends on."""
 
     run: RunConfig = field(default_factory=RunConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    ray: RayConfig = field(default_factory=RayConfig)
+    parallel: Annotated[ParallelConfig, ON_RAY] = field(default_factory=ParallelConfig)
+    ray: Annotated[RayConfig, ON_RAY] = field(default_factory=RayConfig)
     tasks: dict[str, Any] = field(default_factory=dict)
     """The tasks, as --task names them: tasks.NAME.weight=2, tasks.NAME.options.KEY=… (`tinyzero tasks NAME` lists its
     options), and tasks.NAME.task=… if it is not called NAME. With one task, task.KEY=… sets its options."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    default_model: DefaultModelConfig = field(default_factory=DefaultModelConfig)
+    default_model: Annotated[
+        DefaultModelConfig,
+        Needs(lambda c: c.model.path is None, "model.path={model.path!r} names a model, so none is made"),
+    ] = field(default_factory=DefaultModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    vllm: VllmConfig = field(default_factory=VllmConfig)
-    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    vllm: Annotated[
+        VllmConfig,
+        ReadBy("rollout.kind", "rollout.engine={rollout.engine!r} has no such setting; give rollout.engine=vllm"),
+    ] = field(default_factory=VllmConfig)
+    rollout_correction: Annotated[
+        RolloutCorrectionConfig,
+        Needs(
+            "rollout.return_logprobs",
+            "rollout.return_logprobs={rollout.return_logprobs!r} leaves steps without the engine's to compare; set "
+            "always",
+            ("always",),
+        ),
+    ] = field(default_factory=RolloutCorrectionConfig)
     length_control: LengthControlConfig = field(default_factory=LengthControlConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: Annotated[
+        CriticConfig,
+        Needs(
+            lambda c: c.algorithm.needs("critic"),
+            "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no critic; take gae",
+        ),
+    ] = field(default_factory=CriticConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -75,10 +96,9 @@ class TrainConfig:
         pass; see algorithms/rollout_correction.py."""
         if self.rollout.return_logprobs == "always" and not self.rollout_correction.corrects:
             return "engine"
-        single_update = self.optimizer.num_mini_batches == self.optimizer.update_epochs == 1
         algorithm, corrects = self.algorithm, self.rollout_correction.corrects
         needed_before = algorithm.kl_in_reward or algorithm.needs("old_logprobs") or corrects
-        return "update" if single_update and not needed_before else "policy"
+        return "update" if self.optimizer.single_update and not needed_before else "policy"
 
     def settings_at(self, step: int) -> StepSettings:
         """The scheduled settings of a step from 1 to `run.steps`."""
@@ -113,14 +133,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", complete_table(self.task_specs))
-        data, rollout, optimizer = self.data, self.rollout, self.optimizer
+        rollout, optimizer = self.rollout, self.optimizer
         wrong = ""
-        if optimizer.num_mini_batches > data.prompts_per_step:
-            wrong = (
-                f"optimizer.num_mini_batches={optimizer.num_mini_batches} is more than "
-                f"data.prompts_per_step={data.prompts_per_step}; lower it or raise the batch"
-            )
-        elif rollout.max_async_level and (problem := self._problem_with_async()):
+        if rollout.max_async_level and (problem := self._problem_with_async()):
             wrong = problem
         elif self.parallel.sequence_parallel > 1 and optimizer.packing == "padded":
             wrong = (

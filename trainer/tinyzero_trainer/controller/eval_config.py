@@ -15,12 +15,12 @@ from tinyzero_sdk.settings import describe, flatten, get, merge, read_toml, unfl
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_trainer.checkpoint.run_directory import newest_model
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.compose import drop_unused, gather, make_config, text
+from tinyzero_trainer.config.compose import gather, make_config, text
 from tinyzero_trainer.config.help import key_help
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, directory_of
-from tinyzero_trainer.config.renamed_keys import with_new_names
 from tinyzero_trainer.config.resume import is_sft
 from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, refuse_unused, task_of, with_task_table
+from tinyzero_trainer.config.unused import drop_unused
 from tinyzero_trainer.models.files import start_loading
 from tinyzero_trainer.models.hub import refuse_unreachable
 from tinyzero_trainer.monitoring.progress import Progress
@@ -126,7 +126,7 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
             # The run's name for the task need not be the task's own.
             typed = [{"options": get(entry, "options") or {}} for entry in tasks.values()]
             values = {**values, "tasks": dict(zip(inherited["tasks"], typed, strict=False))}
-        values = merge(merge(drop_unused(inherited, values), values), {"model": {"path": newest_model(model)}})
+        values = merge(drop_unused(merge(inherited, values), values), {"model": {"path": newest_model(model)}})
     return make_config(values)
 
 
@@ -138,7 +138,7 @@ def _run_of(model: Path) -> Path | None:
 
 def _inherited(run: Path, tasks: Mapping[str, Any]) -> dict[str, Any]:
     """What an evaluation takes from the run's configuration; nothing of its task if `tasks` names another one."""
-    saved = with_new_names(read_toml(run / "config.toml"))
+    saved = read_toml(run / "config.toml")
     prefixes = ("data.", "rollout.max_completion_tokens", "eval.num_problems")
     known = {field.key for field in describe(TrainConfig)}
     if is_sft(saved):  # its files are of examples

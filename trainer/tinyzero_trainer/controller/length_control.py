@@ -8,9 +8,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AliasChoices, Field, PositiveInt
+from pydantic import PositiveInt
 
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import LengthControlConfig
@@ -45,19 +45,16 @@ class LengthStatistics:
 
 @dataclass(frozen=True, slots=True)
 class LengthControlState:
-    """State of the limit, part of a checkpoint; averages of `LengthStatistics` are None before the first batch.
+    """State of the limit, part of a checkpoint; averages of `LengthStatistics` are None before the first batch."""
 
-    The aliases are the names in checkpoints of version 0.1.
-    """
-
-    max_tokens: Annotated[PositiveInt | None, Field(validation_alias=AliasChoices("max_tokens", "tokens"))] = None
+    max_tokens: PositiveInt | None = None
     """The limit; None = the full length, during warm-up."""
 
     success_rate: float | None = None
     correct_length: float | None = None
     length: float | None = None
     truncated: float | None = None
-    unchanged_steps: Annotated[int, Field(validation_alias=AliasChoices("unchanged_steps", "held"))] = 0
+    unchanged_steps: int = 0
     """Steps since the limit last changed."""
 
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.files import replacing
@@ -33,10 +33,7 @@ _SKIPPED = re.compile(r"step_(\d+)\.json")
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """The completions of a step, and the state of streams and length limit after sampling them.
-
-    The aliases are the names in a checkpoint.
-    """
+    """The completions of a step, and the state of streams and length limit after sampling them."""
 
     step: int
     """Training step (1-based)."""
@@ -53,15 +50,15 @@ class RolloutBatch:
     greedy_rewards: list[float] | None
     """Score of each kept prompt's greedy completion; None unless the advantages need it, as `remax` does."""
 
-    max_tokens: Annotated[int, Field(alias="window")]
+    max_tokens: int
     """Limit of a completion's length."""
 
-    length_control: Annotated[LengthControlState, Field(alias="window_after")]
+    length_control: LengthControlState
 
     progress: dict[str, StreamState]
     """Position of each task's training stream."""
 
-    curriculum_metrics: Annotated[dict[str, float], Field(alias="chosen")]
+    curriculum_metrics: dict[str, float]
 
     seconds: dict[str, float]
     """Wall-clock time of each phase."""
@@ -75,7 +72,7 @@ _BATCH, _PROMPTS = TypeAdapter(RolloutBatch), TypeAdapter(list[Prompt])
 
 def to_json(batch: RolloutBatch) -> bytes:
     """A batch as JSON: each prompt once, however many completions it has, and floats to the last bit."""
-    values = _BATCH.dump_python(batch, by_alias=True, exclude={"kept"})
+    values = _BATCH.dump_python(batch, exclude={"kept"})
     rollouts: list[dict[str, Any]] = values["rollouts"]
     prompts = {id(rollout.prompt): saved["prompt"] for rollout, saved in zip(batch.rollouts, rollouts, strict=True)}
     prompt_indices = {key: index for index, key in enumerate(prompts)}

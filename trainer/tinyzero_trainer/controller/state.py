@@ -1,12 +1,11 @@
 """State of a run other than weights and optimizers: counters, stream positions, adapted values; saved as JSON."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import ClassVar, Self
 
-from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter
 
 from tinyzero_trainer.checkpoint.store import damage_in_one_line
 from tinyzero_trainer.controller.length_control import LengthControlState
@@ -15,20 +14,18 @@ from tinyzero_trainer.rewards.audit import AuditState
 from tinyzero_trainer.types import Rollout
 
 STATE_FILE = "state.json"
-CARRIED = ("progress", "kl_coefficient", "window")
-"""Fields in the file's table `carried`."""
 
 
 @dataclass(slots=True)
 class TrainerState:
-    """What one step leaves to the next; the aliases are the names in `state.json`."""
+    """What one step leaves to the next; in a checkpoint, `state.json`."""
 
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")  # by default NaN metrics become null
 
     step: NonNegativeInt = 0
     """Completed steps."""
 
-    pending_metrics: Annotated[dict[str, float] | None, Field(alias="pending")] = field(default_factory=dict)
+    pending_metrics: dict[str, float] | None = field(default_factory=dict)
     """Metrics of this step until its evaluation is done and its line in `metrics.jsonl` is written; None afterwards."""
 
     elapsed_s: float = 0.0
@@ -47,7 +44,7 @@ class TrainerState:
     kl_coefficient: float | None = None
     """Adaptive KL coefficient; None before the first adaptation."""
 
-    length_control: Annotated[LengthControlState, Field(alias="window")] = field(default_factory=LengthControlState)
+    length_control: LengthControlState = field(default_factory=LengthControlState)
 
     audit: dict[str, AuditState] = field(default_factory=dict)
     """What the audit has found, by task."""
@@ -68,17 +65,14 @@ class TrainerState:
 
     def save(self, directory: Path) -> None:
         """Write `state.json`."""
-        values: dict[str, Any] = _STATE.dump_python(self, mode="json", by_alias=True)
-        values["carried"] = {name: values.pop(name) for name in CARRIED}
-        (directory / STATE_FILE).write_text(json.dumps(values), encoding="utf-8")
+        (directory / STATE_FILE).write_bytes(_STATE.dump_json(self))
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read what `save` wrote, or version 0.1; a DamagedCheckpointError if it is anything else."""
+        """Read what `save` wrote; a DamagedCheckpointError if it is anything else."""
         file = directory / STATE_FILE
         with damage_in_one_line(file):
-            values = json.loads(file.read_bytes())
-            return _STATE.validate_python({**values, **values.pop("carried")})  # type: ignore[return-value]
+            return _STATE.validate_json(file.read_bytes())  # type: ignore[return-value]
 
 
 _STATE = TypeAdapter(TrainerState)

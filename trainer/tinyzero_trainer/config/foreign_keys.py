@@ -1,104 +1,13 @@
-"""Keys of release 0.1 and of other trainers, by their names here: for messages, and to read what 0.1 saved."""
+"""Keys of other trainers, by their names here: for messages and help."""
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk import settings
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import describe, flatten, unflatten
-from tinyzero_trainer.config.tasks import with_task_table
-
-RENAMED_KEYS = {
-    "run.wrappers": "reward.wrappers",
-    "run.allow_unsafe_scorers": "reward.allow_unsafe",
-    "memory.checkpoint_activations": "memory.activation_checkpointing",
-    "memory.offload": "memory.cpu_offload",
-    "ray.ranks": "parallel.world_size",
-    "ray.replicas": "parallel.dp_replicate",
-    "ray.sequence_parallel": "parallel.sequence_parallel",
-    "ray.engines": "rollout.num_engines",
-    "ray.parts": "rollout.chunks_per_engine",
-    "ray.restarts": "ray.max_restarts",
-    "vllm.restarts": "vllm.max_restarts",
-    "vllm.gpu_memory": "vllm.gpu_memory_gb",
-    "vllm.sleep": "vllm.sleep_mode",
-    "vllm.own_process": "vllm.separate_process",
-    "vllm.time_limit": "vllm.timeout",
-    "vllm.check_sync": "vllm.verify_weights",
-    "reward.time_limit": "reward.timeout",
-    "reward.workers": "reward.num_workers",
-    "reward.max_failed_share": "reward.max_failure_rate",
-    "eval.size": "eval.num_problems",
-    "eval.during_size": "eval.num_problems_during",
-    "data.template": "data.prompt_template",
-    "data.dynamic_rounds": "data.max_refill_rounds",
-    "data.test_share": "data.test_fraction",
-    "rollout.samples_per_prompt": "rollout.group_size",
-    "rollout.max_tokens": "rollout.max_completion_tokens",
-    "rollout.max_sequences": "rollout.max_num_seqs",
-    "rollout.lead": "rollout.max_async_level",
-    "rollout.final_temperature": "rollout.temperature_end",
-    "rollout.logprobs": "rollout.return_logprobs",
-    "mismatch.weights": "rollout_correction.is_level",
-    "mismatch.cap": "rollout_correction.is_threshold",
-    "mismatch.mask": "rollout_correction.rejection_bounds",
-    "window.tokens": "length_control.max_tokens",
-    "window.least": "length_control.min_tokens",
-    "window.change": "length_control.step_tokens",
-    "window.gap": "length_control.slack_tokens",
-    "window.target": "length_control.target_success_rate",
-    "window.truncated_limit": "length_control.max_truncated_fraction",
-    "window.hold_steps": "length_control.patience",
-    "window.decay": "length_control.ema_decay",
-    "window.explore": "length_control.full_length_prob",
-    "algorithm.advantage": "algorithm.advantage_estimator",
-    "algorithm.discount": "algorithm.gamma",
-    "algorithm.trace_decay": "algorithm.gae_lambda",
-    "algorithm.aggregation": "algorithm.loss_aggregation",
-    "algorithm.clip_low": "algorithm.clip_ratio_low",
-    "algorithm.clip_high": "algorithm.clip_ratio_high",
-    "algorithm.dual_clip": "algorithm.dual_clip_c",
-    "algorithm.kl_in": "algorithm.kl_placement",
-    "algorithm.final_kl_coefficient": "algorithm.kl_coefficient_end",
-    "optimizer.schedule": "optimizer.lr_schedule",
-    "optimizer.final_rate_share": "optimizer.min_lr_ratio",
-    "optimizer.mini_batches": "optimizer.num_mini_batches",
-    "optimizer.epochs": "optimizer.update_epochs",
-    "optimizer.layout": "optimizer.packing",
-    "optimizer.max_bad_steps": "optimizer.max_nonfinite_updates",
-    "critic.value_clip": "critic.value_clip_range",
-    "lora.targets": "lora.target_modules",
-    "curriculum.target": "curriculum.target_pass_rate",
-    "curriculum.decay": "curriculum.ema_decay",
-    "curriculum.floor": "curriculum.min_probability",
-}
-"""The new name of each old key."""
-
-_SHAPE = "hidden_size layers head_size kv_heads mlp_size"
-for _old, _new, _keys in (
-    ("window", "length_control", "mode warmup_steps every tolerance"),
-    ("own_model", "default_model", f"{_SHAPE} seconds directory"),
-):
-    RENAMED_KEYS |= {f"{_old}.{key}": f"{_new}.{key}" for key in _keys.split()}
-
-RENAMED_WARM_START_KEYS = {
-    "training.steps": "run.steps",
-    "training.seconds": "run.seconds",
-    "training.batch_size": "data.batch_size",
-    "training.learning_rate": "optimizer.learning_rate",
-    "training.warmup_steps": "optimizer.warmup_steps",
-    "training.template": "data.prompt_template",
-    "training.test_fraction": "data.test_fraction",
-    "training.test_share": "data.test_fraction",
-    "training.eval_size": "eval.num_problems",
-    "training.max_tokens": "rollout.max_completion_tokens",
-    "training.workers": "data.num_workers",
-    "training.compile": "model.compile",
-} | {f"model.{key}": f"new_model.{key}" for key in f"{_SHAPE} context".split()}
-"""The same for `tinyzero warmstart`, whose keys were its own."""
+from tinyzero_sdk.settings import describe, flatten
 
 FOREIGN_KEYS = {
     "run.output": "output_dir default_local_dir run_name experiment_name",
@@ -167,7 +76,7 @@ FOREIGN_WORDS = {
 
 
 def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -> None:
-    """Reject keys that a configuration does not have; an old name is answered with the new one.
+    """Reject keys that a configuration does not have; the name of another trainer is answered with the key here.
 
     Args:
         cls: the configuration's dataclass.
@@ -176,25 +85,15 @@ def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -
 
     Example:
         >>> from tinyzero_trainer.config import TrainConfig
-        >>> check_keys(TrainConfig, {"ray": {"engines": 2}})
+        >>> check_keys(TrainConfig, {"trainer": {"resume_mode": "auto"}})
         Traceback (most recent call last):
         ...
-        tinyzero_sdk.errors.SettingsError: ray.engines is now rollout.num_engines; write rollout.num_engines=2
+        tinyzero_sdk.errors.SettingsError: unknown key 'trainer.resume_mode'; here it is the option --resume
     """
     run = values.get("run")
     short = {"run": {key: value for key, value in run.items() if key != "task"}} if isinstance(run, Mapping) else {}
     values = {name: group for name, group in {**values, **short}.items() if name != "task"}  # see tasks.py
-    recorded = values.get("settings")  # what a warm start records with its model
-    typed = [*flatten(values), *(flatten(recorded) if isinstance(recorded, Mapping) else ())]
-    renamed = RENAMED_KEYS | (
-        RENAMED_WARM_START_KEYS if any(field.name == "new_model" for field in fields(cls)) else {}
-    )
     try:
-        old = [(key, renamed[key], value) for key, value in typed if key in renamed]
-        if old:
-            names = ", ".join(f"{key} is now {new}" for key, new, _ in old)
-            words = " ".join(f"{new}={settings.format_value(value)}" for _, new, value in old)
-            raise SettingsError(f"{names}; write {words}")
         _check_foreign(cls, values)
         settings.check_keys(cls, values, in_help=True)
     except SettingsError as error:
@@ -224,15 +123,3 @@ def _check_foreign(cls: type, values: Mapping[str, Any]) -> None:
         if key not in known and not key.startswith(tables):
             for name in (name for name in words if f".{key}".endswith(f".{name}")):
                 raise SettingsError(f"unknown key {key!r}; here it is {words[name]}")
-
-
-def with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that was saved, by today's keys; what has them already stays as it is.
-
-    Example:
-        >>> with_new_names({"run": {"task": "countdown"}, "ray": {"engines": 2, "gpus": 4}})
-        {'rollout': {'num_engines': 2}, 'ray': {'gpus': 4}, 'tasks': {'countdown': {'task': 'countdown'}}}
-    """
-    kept = {name: values[name] for name in ("task", "tasks") if name in values}  # the tasks' own options
-    rest = {name: value for name, value in values.items() if name not in kept}
-    return with_task_table(kept | unflatten({RENAMED_KEYS.get(key, key): value for key, value in flatten(rest)}))
