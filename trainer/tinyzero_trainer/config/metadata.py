@@ -83,7 +83,8 @@ def resumable(cls: type) -> frozenset[str]:
 
 def reason_without_effect(config: Any, key: str) -> str | None:
     """Why a setting of a configuration has no effect; None if it has one."""
-    for entry in metadata(type(config)).get(key, ()):
+    cls: type = type(config)
+    for entry in metadata(cls).get(key, ()):
         if isinstance(entry, Needs | ReadBy):
             switch = entry.condition if isinstance(entry, Needs) else None
             if isinstance(switch, str) and (reason := reason_without_effect(config, switch)):
