@@ -125,14 +125,14 @@ def test_an_engine_that_cannot_be_built(configure, monkeypatch):
 
 
 def test_half_the_micro_batch_is_of_what_a_step_has_and_no_sequence_is_cut(configure):
-    config = configure(optimizer__num_mini_batches=1, data__max_prompt_tokens=24)
-    work = workload_of(config, 24)
+    config = configure()
+    whole, completion = workload_of(config, config.data.max_prompt_tokens).micro_batch, 8
+    assert config.rollout.max_completion_tokens == completion < whole
     for phase in MICRO_BATCHES:
-        for tokens, half in ((2**20, work.micro_batch // 2), (work.sequence + 2, work.sequence // 2 + 1)):
-            error = OutOfMemoryError(phase)
-            error.micro_batch_tokens = tokens
+        error = OutOfMemoryError(phase)
+        for error.micro_batch_tokens, half in ((2**20, whole // 2), (completion + 2, completion // 2 + 1)):
             assert advice_for(error, config) == f"start again with optimizer.micro_batch_tokens={half}"
-        error.micro_batch_tokens = work.sequence
+        error.micro_batch_tokens = completion
         assert "micro_batch_tokens" not in advice_for(error, config)
 
 
@@ -174,5 +174,5 @@ def test_fine_tuning_names_settings_that_it_has(toy_task, tmp_path, monkeypatch,
     assert code == 2
     assert error.splitlines()[-1].startswith(
         "error: the GPU's memory ran out while the weights were updated (Tried to allocate 4.64 GiB); start again "
-        "with memory.activation_checkpointing=true"
+        "with optimizer.micro_batch_tokens="
     )

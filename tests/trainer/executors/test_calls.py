@@ -11,13 +11,14 @@ import pytest
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray import calls as calls_module
-from tinyzero_trainer.executors.ray import remote_workers
-from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
+from tinyzero_trainer.executors.ray import remote_workers, watch
+from tinyzero_trainer.executors.ray.calls import gather
+from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
 from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.signals import catch_signals
 
 DIED = (
-    "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 2869\n\tip: 10.0.0.2\n"
+    "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n"
     "The actor is dead because its worker process has died. Worker exit type: {kind} Worker exit detail: Worker "
     "unexpectedly exits. Some common causes include: (1) the process was killed by the OOM killer"
 )
@@ -37,7 +38,6 @@ class FakeRay:
     """References are the results, done after a number of calls of `wait`; exceptions among them are raised."""
 
     exceptions = SimpleNamespace(RayError=FakeRayError, RayTaskError=TaskError)
-    _private = SimpleNamespace(worker=SimpleNamespace(_global_node=None))  # it is another process's
 
     def __init__(self, after: dict[Any, int]) -> None:
         self.after, self.waited = after, 0
@@ -48,10 +48,13 @@ class FakeRay:
         done = done[:num_returns]
         return done, [reference for reference in pending if reference not in done]
 
-    def get(self, answer: Any) -> Any:
+    def get(self, answer: Any, timeout: float | None = None) -> Any:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def remote(self, function: Any) -> Any:
+        raise FakeRayError("its machine is gone")
 
 
 @pytest.fixture
@@ -61,7 +64,8 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def call_actors(*results: Any, trains: bool = True, **given: Any) -> list[Any]:
         after = {result: len(results) - place for place, result in enumerate(results)}
         monkeypatch.setattr(calls_module, "import_ray", lambda: FakeRay(after))
-        actors = [ActorHandle(f"rank {place}", None, trains) for place in range(len(results))]
+        process = (2869, "node", "10.0.0.2")
+        actors = [ActorHandle(f"rank {place}", None, trains, process=process) for place in range(len(results))]
         return gather(list(zip(actors, results, strict=True)), **given)
 
     return call_actors
@@ -116,7 +120,7 @@ def test_the_policy_is_intact_if_no_training_rank_has_died_and_none_was_updating
 ) -> None:
     with pytest.raises(WorkerDiedError) as raised:
         call(FakeRayError("it is gone"), trains=trains, policy_intact=policy_intact)
-    assert str(raised.value) == "rank 0 has died"
+    assert str(raised.value).startswith("rank 0 (process 2869 on 10.0.0.2) has died: it was killed from outside, or")
     assert raised.value.policy_intact == expected
 
 
@@ -132,28 +136,29 @@ def test_waiting_can_be_stopped(call: Callable[..., list[Any]]) -> None:
 def test_an_actor_that_answers_no_ping_hangs_and_one_that_does_may_take_long(
     stopping: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    processes = {name: (number, "node", name) for number, name in enumerate(("slow", "hung"))}
     answers = {
-        "process of slow": 0,
-        "process of hung": 0,
+        **dict.fromkeys(processes.values(), 0),
         "slow": 30,
         "hung": 10_000,
         "ping of slow": 0,
         "ping of hung": 10_000,
     }
     monkeypatch.setattr(calls_module, "import_ray", lambda: FakeRay(answers))
-    monkeypatch.setattr(calls_module, "PING_SECONDS", 1e-9)
-    monkeypatch.setattr(calls_module, "STOP_SECONDS", 20e-9)
+    for module in (calls_module, watch):
+        monkeypatch.setattr(module, "PING_SECONDS", 1e-9)
+    monkeypatch.setattr(watch, "STOP_SECONDS", 20e-9)
 
     def actor(name: str, timeout: float) -> ActorHandle:
         host = SimpleNamespace(remote=lambda: f"ping of {name}")
-        return ActorHandle(name, SimpleNamespace(host=host), False, timeout, f"process of {name}")
+        return ActorHandle(name, SimpleNamespace(host=host), False, timeout, processes[name])
 
     calls = [(actor("slow", 5e-9), "slow"), (actor("hung", 1.0 if stopping else 20e-9), "hung")]
     with catch_signals() as stop:
         if stopping:
             stop.handle(signal.SIGTERM)
         with pytest.raises(
-            WorkerDiedError, match=r"^hung hangs: it has not answered for 2e-08 s.*ray\.timeout"
+            WorkerDiedError, match=r"^hung \(process 1\) hangs: it has not answered for 2e-08 s.*ray\.timeout"
         ) as raised:
             gather(calls, policy_intact=True)
     assert raised.value.policy_intact

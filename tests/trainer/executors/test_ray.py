@@ -426,11 +426,11 @@ def test_what_dies_and_is_not_restarted_is_named_and_nothing_is_left(
 @pytest.mark.fault(
     "F5",
     "A server of Ray dies",
-    made="SIGKILL to the gcs_server or the raylet that the run has started",
+    made="SIGKILL to the gcs_server or the raylet that the run has started (one that hangs is not found)",
     seen="error: Ray's … (process …) has died; step … is saved; resume with: tinyzero train …",
     kept=(
         "the newest step; no process or shared memory is left. If the trainer is just writing to a raylet that dies, "
-        "Ray's client ends it with code 1 and without a line"
+        "or waits inside Ray for ten seconds, Ray's client ends it with code 1 and without a line of ours"
     ),
     code=2,
 )
@@ -454,14 +454,14 @@ def test_a_server_of_ray_that_dies_ends_the_run_and_nothing_is_left(
     fault_row.check(last, process.returncode)
 
 
-@pytest.mark.nightly(reason="starts Ray once more, and waits; every change tests the watch with a Ray that is made up")
+@pytest.mark.nightly(reason="starts Ray once more, and waits for what Ray itself does")
 @pytest.mark.fault(
     "F5",
     "Ray's gcs_server dies while Ray starts",
-    made="SIGKILL to it 3 s after it has started; where it has not answered yet, Ray is started once more",
-    seen="error: Ray's gcs_server (process …) has died; what waits for it was ended; --resume resumes what is saved",
-    kept="nothing has begun; no process or shared memory is left",
-    code=2,
+    made="SIGKILL to it 3 s after it has started",
+    seen="Failed to connect to GCS within 10 seconds. GCS may have been killed.",
+    kept="nothing has begun; Ray's client ends the command by itself, and no process or shared memory is left",
+    code=1,
 )
 def test_a_gcs_server_that_dies_while_ray_starts_ends_the_run_and_nothing_is_left(
     fault_row: Faults, folder: Path, tmp_path: Path
@@ -473,8 +473,8 @@ def test_a_gcs_server_that_dies_while_ray_starts_ends_the_run_and_nothing_is_lef
         time.sleep(3)
         everyone += psutil.Process(process.pid).children(recursive=True)
         everyone[0].kill()
-        output = ends(process, everyone, 2)
-    fault_row.check(output.strip().splitlines()[-1], process.returncode)
+        output = ends(process, everyone, 1)
+    fault_row.check(output, process.returncode)
     assert set(os.listdir("/dev/shm")) <= memory
 
 
@@ -513,31 +513,6 @@ def test_a_scorer_that_dies_before_the_run_begins_is_restarted(fault_row: Faults
         until(lambda: entitled(psutil.Process(process.pid).children(recursive=True), "RewardActor")).kill()
         output = ends(process, [], 0)
     fault_row.check(output)
-
-
-@pytest.mark.nightly(reason="starts Ray twice more, and waits; every change tests the watch with a Ray that is made up")
-@pytest.mark.parametrize("server", ["gcs_server", "raylet"])
-@pytest.mark.fault(
-    "F5",
-    "A server of Ray hangs, and the run gets SIGTERM",
-    made="SIGSTOP to the gcs_server or the raylet that the run has started, then SIGTERM to the run",
-    seen="resume",
-    kept="the newest step: the run ends within a minute (without a signal after `ray.timeout`), and nothing is left",
-    code=143,
-)
-def test_a_server_of_ray_that_hangs_ends_the_run_and_nothing_is_left(
-    server: str, fault_row: Faults, folder: Path, tmp_path: Path
-) -> None:
-    more = {"model__path": str(folder / "model"), "rollout__num_engines": 1, "run__steps": 10_000}
-    run, memory = make_config(tmp_path, "run", **RANKS, **more), set(os.listdir("/dev/shm"))
-    with running(run) as process:
-        everyone = below(process, run, 2)
-        next(one for one in everyone if one.name() == server).suspend()
-        process.terminate()
-        process.wait(90)  # a minute, and a busy machine
-        output = ends(process, everyone, 143)
-    fault_row.check(output.strip().splitlines()[-1], process.returncode)
-    assert set(os.listdir("/dev/shm")) <= memory
 
 
 @pytest.mark.nightly(reason="starts Ray, and waits; every change tests the waits with a Ray that is made up")

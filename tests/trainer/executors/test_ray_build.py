@@ -16,9 +16,9 @@ from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed.parallel_dims import parallel_dims
 from tinyzero_trainer.executors.ray import actors, build, remote_workers, reward_actor
-from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
+from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
 
 
 def test_ranks_that_share_an_engine_are_in_one_bundle(monkeypatch: pytest.MonkeyPatch) -> None:

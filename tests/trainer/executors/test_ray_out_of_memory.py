@@ -77,7 +77,7 @@ def run_out_and_resume(config: TrainConfig) -> str:
 @pytest.mark.slow
 def test_the_run_ends_and_says_how_it_goes_on(tmp_path: Path) -> None:
     save_toy_model(tmp_path)
-    (loss := tmp_path / "loss.py").write_text(LOSS.format(fits=FITS, rank=1, left=5))
+    (loss := tmp_path / "loss.py").write_text(LOSS.format(fits=FITS, rank=1, left=8))
     config = make_config(tmp_path, "run", algorithm__policy_loss=f"{loss}:loss")
     line = in_own_process(run_out_and_resume, tmp_path, config)  # since Ray leaves much open
     assert line == (

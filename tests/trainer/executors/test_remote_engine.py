@@ -18,9 +18,9 @@ from tests.trainer.rollout.engines import asked
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
 from tinyzero_trainer.executors.ray import remote_engine, remote_workers
-from tinyzero_trainer.executors.ray.calls import ActorHandle
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
+from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.rollout.engine import Group, Groups, PromptBatch, SamplingParams
 from tinyzero_trainer.types import Generation

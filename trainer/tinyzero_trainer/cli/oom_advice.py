@@ -84,12 +84,12 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
 
 
 def _half_micro_batch(error: OutOfMemoryError, config: TrainConfig) -> int | None:
-    """Half of the micro-batch that there was no memory for; None if it was of one sequence, or something else."""
+    """Half of the micro-batch that there was no memory for; None if a completion fills it, or it was something else."""
     if error.phase not in ("log-probabilities and values were computed", "the weights were updated"):
         return None
     work = workload_of(config, config.data.max_prompt_tokens)
     tokens = min(config.optimizer.token_budget, work.micro_batch)
-    return None if tokens * work.sequence_parallel <= work.sequence else tokens // 2
+    return tokens // 2 if tokens * work.sequence_parallel > config.rollout.max_completion_tokens else None
 
 
 def _for_host(config: TrainConfig, again: str) -> str:

@@ -25,8 +25,8 @@ with without_collector():
     from tinyzero_trainer.distributed.cuda_allocator import expand_segments
     from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_weights, compute_dtype
     from tinyzero_trainer.executors.ray.columns import SentGroups
-    from tinyzero_trainer.executors.ray.deaths import log_oom_kills
     from tinyzero_trainer.executors.ray.reward_actor import BaseActor
+    from tinyzero_trainer.executors.ray.watch import log_oom_kills
     from tinyzero_trainer.executors.ray.weight_broadcast import Shapes, WeightGroup
     from tinyzero_trainer.models.device import choose_device
     from tinyzero_trainer.models.loading import LanguageModel, load_model

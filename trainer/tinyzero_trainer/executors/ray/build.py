@@ -17,12 +17,12 @@ from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, WorkerDied
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.micro_batch_halving import halve_until_it_fits
 from tinyzero_trainer.executors.ray import actors
-from tinyzero_trainer.executors.ray.calls import ActorHandle, Call, gather, kill_process
+from tinyzero_trainer.executors.ray.calls import Call, gather
 from tinyzero_trainer.executors.ray.cluster import RayError, import_ray, placement_group
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import RemoteLearner, RemotePool, TrainerActors
-from tinyzero_trainer.executors.ray.reward_actor import RewardActor
-from tinyzero_trainer.executors.ray.servers import check_servers
+from tinyzero_trainer.executors.ray.reward_actor import ActorHandle, RewardActor
+from tinyzero_trainer.executors.ray.watch import check_servers, kill_process
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel
@@ -110,7 +110,7 @@ def build_ray_workers(
                 critic,
                 teacher,
                 display,
-                lambda: check_servers(import_ray()),
+                check_servers,
             )
         finally:
             pool.kill_hung()
@@ -282,7 +282,7 @@ class ActorPool:
         with suppress(Exception):  # Ray itself may have ended
             pings = {actor.handle.host.remote(): actor for actor in self._actors.values()}
             for ping in import_ray().wait(list(pings), num_returns=len(pings), timeout=ANSWER_SECONDS)[1]:
-                kill_process(pings[ping])
+                kill_process(import_ray(), pings[ping])
 
     def start(self, name: str, kind: type, *args: Any) -> ActorHandle:
         """Start an actor of class `kind` in the next bundle; `name` is for messages."""

@@ -5,16 +5,15 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from traceback import walk_tb
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.advisor.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.distributed.parallel_dims import Resources
-from tinyzero_trainer.executors.ray.servers import check_servers, end_with_gcs_server, node_in, watched_servers
+from tinyzero_trainer.executors.ray import watch
 from tinyzero_trainer.utils.signals import SIGNALS
 
 OBJECT_STORE_BYTES = 2**30
@@ -28,10 +27,6 @@ CONNECT_SECONDS = 5.0
 
 class RayError(TinyZeroError):
     """Ray is not installed, cannot be reached, or has too few free resources."""
-
-
-_watches = list[Callable[[], None]]()
-"""Calls that end the watch over the Ray that this process starts."""
 
 
 def import_ray() -> Any:
@@ -57,7 +52,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
     """
     import torch  # late: `tinyzero doctor` uses this module where torch may be broken
 
-    ray, stack = import_ray(), ExitStack()
+    ray = import_ray()
     try:
         # Counted without initializing CUDA.
         if config.address is None and config.gpus > (here := torch.cuda.device_count()):
@@ -66,8 +61,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
                 "by --address"
             )
         start(config, bundles)
-        stack.enter_context(watched_servers(ray, config.timeout))
-        check_servers(ray)
+        watch.check_servers()
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if not group.wait(RESOURCES_SECONDS):
             needed, free = _total(bundles), ray.available_resources()
@@ -82,13 +76,10 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
     except TinyZeroError:
         raise
     except Exception:
-        check_servers(ray)  # what has died is the reason of whatever Ray raises
+        watch.check_servers()  # what has died is the reason of whatever Ray raises
         raise
     finally:
-        while _watches:
-            _watches.pop()()
-        stack.close()
-        ray.shutdown()  # where it was not watched yet
+        watch.shut_down(ray)
 
 
 def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
@@ -99,8 +90,6 @@ def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
     """
     if (ray := import_ray()).is_initialized():
         return
-    if config.address is None and not _watches:
-        _watches.append(end_with_gcs_server(ray))
     try:
         _start(ray, config, bundles)
     except RayError:
@@ -150,6 +139,7 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
     # line of it.
     ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
     check_address(config.address)
+    before = _children()
     try:
         if config.address is not None:
             ray.init(config.address, **quiet)
@@ -170,8 +160,11 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             include_dashboard=False,
             **quiet,
         )
+        watch.look_after(_children() - before)
     except Exception as error:  # a bare one where a process of Ray dies while it starts
-        _end_unfinished(ray, error)
+        for process in _children() - before:
+            process.kill()
+            process.wait()
         reason = in_one_line(str(error))
         if config.address is None:
             raise RayError(f"Ray cannot be started: {reason}") from error
@@ -182,10 +175,11 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
         ) from error
 
 
-def _end_unfinished(ray: Any, error: Exception) -> None:
-    """End what has been started of a Ray that could not be."""
-    if (node := node_in(ray, (frame for frame, _ in walk_tb(error.__traceback__)))) is not None:
-        node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+def _children() -> set[Any]:
+    """The processes that this one has started."""
+    import psutil  # late: `tinyzero doctor` imports this module where the extra `ray` may be missing
+
+    return set(psutil.Process().children())
 
 
 def check_address(address: str | None) -> None:

@@ -14,9 +14,10 @@ from threading import Event, Lock
 from typing import Any
 
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
-from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, ActorHandle, gather
+from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
+from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.rollout.engine import (
     AsyncEngine,

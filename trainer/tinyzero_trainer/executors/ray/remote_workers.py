@@ -13,9 +13,10 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.errors import WorkerDiedError
-from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
+from tinyzero_trainer.executors.ray.calls import gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.columns import SentRollouts
+from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
 from tinyzero_trainer.types import Rollout

@@ -1,9 +1,11 @@
-"""The base of all actors of a run, and the actors that score. No torch, so that a scorer starts quickly."""
+"""All actors of a run, what the trainer knows of them, and those that score. No torch, so that these start quickly."""
 
 import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tinyzero_sdk import Completion, Score, Task
 from tinyzero_sdk.records import Json
@@ -12,6 +14,26 @@ from tinyzero_trainer.rewards.reward_pool import scoring_pool
 
 VISIBLE_SECONDS = 5.0
 """For a file that was just written to appear on another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorHandle:
+    """An actor of the run."""
+
+    name: str
+    """For messages: policy rank 1 of 2."""
+
+    handle: Any
+    """Ray's."""
+
+    trains: bool
+    """Whether only a checkpoint could restore its state."""
+
+    timeout: float = float("inf")
+    """Seconds without an answer to a ping, after which it counts as hanging."""
+
+    process: Any = None
+    """Ray's reference to what `BaseActor.process` returns."""
 
 
 class BaseActor:
@@ -23,11 +45,11 @@ class BaseActor:
 
         return str(ray.util.get_node_ip_address())
 
-    def process(self) -> tuple[int, str]:
-        """Its process id, and the id of its node."""
+    def process(self) -> tuple[int, str, str]:
+        """Its process id, the id of its node, and its machine's address."""
         import ray
 
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+        return os.getpid(), ray.get_runtime_context().get_node_id(), self.host()
 
     def sees(self, file: Path, content: bytes) -> bool:
         """Whether a file has this content on its machine too; a network file system may take a while."""

@@ -1,21 +1,25 @@
-"""The line about an actor that died says of what, from its own log on its own machine."""
+"""What is told of an actor that died, from its own log on its own machine; and of a server of Ray that did."""
 
 import ctypes
 import os
 import re
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.trainer.processes import in_own_process
 from tinyzero_trainer.errors import WorkerDiedError
-from tinyzero_trainer.executors.ray import deaths
-from tinyzero_trainer.executors.ray.calls import ActorHandle, gather
+from tinyzero_trainer.executors.ray import watch
+from tinyzero_trainer.executors.ray.calls import gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
-from tinyzero_trainer.executors.ray.deaths import describe_death, reason_in
+from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
+from tinyzero_trainer.executors.ray.watch import check_servers, describe_death, reason_in
 
 BEFORE = "processes killed by the kernel for memory: 3\n"
 CRASH = """:actor_name:TrainerActor
@@ -31,7 +35,7 @@ Stack (most recent call first):
 @pytest.mark.parametrize(
     ("log", "kills", "cause", "words"),
     [
-        (BEFORE, 4, f"the kernel's OOM killer ended it, since its machine ran out of memory; {deaths.HOST_ADVICE}", ""),
+        (BEFORE, 4, f"the kernel's OOM killer ended it, since its machine ran out of memory; {watch.HOST_ADVICE}", ""),
         (BEFORE + CRASH, 3, "Segmentation fault in string_at, __init__.py:519", ""),
         (BEFORE + "terminate called\nNCCL error: unhandled\n\n", 3, None, "its log ends with: NCCL error: unhandled"),
         (":job_id:01000000\n:actor_name:A\n" + BEFORE, 3, None, ""),
@@ -42,24 +46,59 @@ def test_the_reason_is_what_the_log_shows(log: str, kills: int, cause: str | Non
     assert reason_in(log, kills) == (cause, words)
 
 
-def test_a_death_for_memory_by_ray_says_what_to_change() -> None:
-    text = "The actor died.\n\tpid: 7\n\tip: 10.0.0.2\nWorker exit type: NODE_OUT_OF_MEMORY Worker exit detail: x"
-    assert describe_death(RuntimeError(text)) == (
-        f"(process 7 on 10.0.0.2) was killed by Ray, since its machine ran out of memory; {deaths.HOST_ADVICE}"
-    )
-    text = "4 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: db0) "
-    assert describe_death(
-        RuntimeError(f"{text}was 22.37GB used / 23.54GB limit (0.950242)\nConsidered workers: [")
-    ) == (
-        f"was killed by Ray, since its machine, 10.0.0.2, ran out of memory (22.37GB of 23.54GB); {deaths.HOST_ADVICE}"
-    )
+@pytest.mark.parametrize("text", ["Worker exit type: NODE_OUT_OF_MEMORY", "due to the node running low on memory."])
+def test_a_death_for_memory_by_ray_says_what_to_change(text: str) -> None:
+    ray = SimpleNamespace(get=lambda place, timeout: place, exceptions=SimpleNamespace(RayError=RuntimeError))
+    actor = ActorHandle("engine", None, False, process=(7, "node", "10.0.0.2"))
+    expected = f"was killed by Ray, since its machine ran out of memory; {watch.HOST_ADVICE}"
+    assert describe_death(ray, actor, RuntimeError(text)) == f"(process 7 on 10.0.0.2) {expected}"
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, psutil.Popen]]:
+    """Processes with the names of Ray's, and one of its helpers."""
+    monkeypatch.setattr(watch, "_started", [])
+    processes = {}
+    for name in (*watch.SERVERS, "log_monitor"):
+        shutil.copy("/bin/sleep", tmp_path / name)
+        processes[name] = psutil.Popen([tmp_path / name, "100"])
+    watch.look_after(map(psutil.Process, (process.pid for process in processes.values())))
+    yield processes
+    for process in processes.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("name", watch.SERVERS)
+def test_a_server_that_has_died_ends_the_run(name: str, started: dict[str, psutil.Popen]) -> None:
+    check_servers()
+    process = started[name]
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its end
+    for _ in range(2):
+        with pytest.raises(WorkerDiedError, match=rf"^Ray's {name} \(process {process.pid}\) has died$") as error:
+            check_servers()
+        assert not error.value.policy_intact
+        process.wait()
+
+
+def test_all_but_the_servers_are_killed_before_ray_is_shut_down(started: dict[str, psutil.Popen]) -> None:
+    shut_down = []
+    started["log_monitor"].kill()
+    started["log_monitor"].wait()
+    check_servers()  # it is none
+    watch.shut_down(SimpleNamespace(shutdown=lambda: shut_down.append(started["raylet"].poll())))
+    assert shut_down == [None]
+    started["raylet"].kill()
+    started["raylet"].wait()
+    check_servers()  # of a Ray that is over
 
 
 class Actor:
     """It dies as it is told to."""
 
     def __init__(self) -> None:
-        deaths.log_oom_kills()
+        watch.log_oom_kills()
 
     def die(self, how: str) -> None:
         ways: dict[str, Callable[[], object]] = {
