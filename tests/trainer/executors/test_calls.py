@@ -64,7 +64,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def call_actors(*results: Any, trains: bool = True, **given: Any) -> list[Any]:
         after = {result: len(results) - place for place, result in enumerate(results)}
         monkeypatch.setattr(calls_module, "import_ray", lambda: FakeRay(after))
-        process = (2869, "node", "10.0.0.2")
+        process = (2869, 28 * "ab", "10.0.0.2")
         actors = [ActorHandle(f"rank {place}", None, trains, process=process) for place in range(len(results))]
         return gather(list(zip(actors, results, strict=True)), **given)
 
@@ -136,7 +136,7 @@ def test_waiting_can_be_stopped(call: Callable[..., list[Any]]) -> None:
 def test_an_actor_that_answers_no_ping_hangs_and_one_that_does_may_take_long(
     stopping: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processes = {name: (number, "node", name) for number, name in enumerate(("slow", "hung"))}
+    processes = {name: (number, 28 * "ab", name) for number, name in enumerate(("slow", "hung"))}
     answers = {
         **dict.fromkeys(processes.values(), 0),
         "slow": 30,

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.ray import watch
 from tinyzero_trainer.executors.ray.calls import gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
-from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
+from tinyzero_trainer.executors.ray.reward_actor import ActorHandle, BaseActor
 from tinyzero_trainer.executors.ray.watch import check_servers, describe_death, reason_in
 
 BEFORE = "processes killed by the kernel for memory: 3\n"
@@ -55,13 +56,13 @@ def test_a_death_for_memory_by_ray_says_what_to_change(text: str) -> None:
 
 
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, psutil.Popen]]:
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
     """Processes with the names of Ray's, and one of its helpers."""
     monkeypatch.setattr(watch, "_started", [])
-    processes = {}
+    processes = dict[str, "subprocess.Popen[bytes]"]()
     for name in (*watch.SERVERS, "log_monitor"):
         shutil.copy("/bin/sleep", tmp_path / name)
-        processes[name] = psutil.Popen([tmp_path / name, "100"])
+        processes[name] = subprocess.Popen([tmp_path / name, "100"])
     watch.look_after(map(psutil.Process, (process.pid for process in processes.values())))
     yield processes
     for process in processes.values():
@@ -69,8 +70,8 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
         process.wait()
 
 
-@pytest.mark.parametrize("name", watch.SERVERS)
-def test_a_server_that_has_died_ends_the_run(name: str, started: dict[str, psutil.Popen]) -> None:
+@pytest.mark.parametrize("name", sorted(watch.SERVERS))
+def test_a_server_that_has_died_ends_the_run(name: str, started: dict[str, "subprocess.Popen[bytes]"]) -> None:
     check_servers()
     process = started[name]
     process.kill()
@@ -82,7 +83,7 @@ def test_a_server_that_has_died_ends_the_run(name: str, started: dict[str, psuti
         process.wait()
 
 
-def test_all_but_the_servers_are_killed_before_ray_is_shut_down(started: dict[str, psutil.Popen]) -> None:
+def test_all_but_the_servers_are_killed_before_ray_is_shut_down(started: dict[str, "subprocess.Popen[bytes]"]) -> None:
     shut_down = []
     started["log_monitor"].kill()
     started["log_monitor"].wait()
@@ -94,7 +95,7 @@ def test_all_but_the_servers_are_killed_before_ray_is_shut_down(started: dict[st
     check_servers()  # of a Ray that is over
 
 
-class Actor:
+class Actor(BaseActor):
     """It dies as it is told to."""
 
     def __init__(self) -> None:
@@ -115,7 +116,9 @@ def deaths_of(ways: tuple[str, ...]) -> list[str]:
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**28)
     try:
         for how in ways:
-            actor = ActorHandle("policy rank 0 of 2", ray.remote(Actor).remote(), trains=True)
+            handle = ray.remote(Actor).remote()
+            actor = ActorHandle("policy rank 0 of 2", handle, trains=True, process=handle.process.remote())
+            ray.get(actor.process)  # else it may die before it has told
             with pytest.raises(WorkerDiedError) as raised:
                 gather([(actor, actor.handle.die.remote(how))])
             said.append(str(raised.value))
