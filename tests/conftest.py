@@ -47,7 +47,7 @@ def pytest_collection() -> Iterator[None]:
 def scored_in_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scoring in this process, for tests in which the worker processes do not matter; `real_workers` undoes it."""
     if "real_workers" not in request.fixturenames:
-        monkeypatch.setattr(pool, "WorkerProcess", in_process_scoring.ScoringThread)
+        monkeypatch.setattr(pool, "Supervisor", in_process_scoring.ThreadSupervisor)
         monkeypatch.setattr(pool, "score_answers", in_process_scoring.score_answers)
 
 

@@ -5,20 +5,27 @@ A process takes 0.15 s to start. What kills, hangs, prints or must not be truste
 
 import pickle
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import cast
 
 from tinyzero_sdk.scoring import pool
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import Service, SharedTimer, to_picklable_error
+from tinyzero_sdk.workers.process import Service, SharedTimer, WorkerProcess, to_picklable_error
+from tinyzero_sdk.workers.supervisor import Supervisor, Worker
+
+
+class ThreadSupervisor(Supervisor):
+    """Starts threads in place of processes."""
+
+    def start(self, service: Service) -> Worker:
+        return Worker(cast(WorkerProcess, ScoringThread(self._task, service)), self.task_name)
 
 
 class ScoringThread:
     """As `WorkerProcess`, with the same messages to the same code, but in a thread of this process."""
 
-    def __init__(self, task: bytes, service: Service, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, task: bytes, service: Service) -> None:
         self.connection, theirs = Pipe()
         with SharedTimer.make_file() as shared:
             self.timer = SharedTimer(shared.fileno())

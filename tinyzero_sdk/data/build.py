@@ -4,10 +4,8 @@ Worker processes turn ranges of candidates into columns; the parent drops repeat
 `splits.iterate_split` yields the same problems one by one.
 """
 
-import contextlib
 import gc
 import math
-import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +32,8 @@ from tinyzero_sdk.tasks.splits import (
     split_fraction,
 )
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess, to_picklable_error
+from tinyzero_sdk.workers.process import ClosesOnExit, SharedTimer, to_picklable_error
+from tinyzero_sdk.workers.supervisor import Supervisor
 
 _MIN_BLOCK, _MAX_BLOCK = 64, 16384  # candidates that a worker takes at a time
 
@@ -200,22 +199,22 @@ def _take_rows(admitted: Iterator[int], wanted: int | None) -> tuple[np.ndarray,
     return np.array(rows, dtype=np.int64), False
 
 
-class WorkerGroup:
+class WorkerGroup(ClosesOnExit):
     """Worker processes that turn ranges of candidates into columns; one worker means this process."""
 
     def __init__(self, task: Task, workers: int) -> None:
         self.task = task
-        task_bytes = pickle.dumps(task)
-        self._workers = [WorkerProcess(task_bytes, serve_columns) for _ in range(workers if workers > 1 else 0)]
+        supervisor = Supervisor(task)
+        self._workers = [supervisor.start(serve_columns) for _ in range(workers if workers > 1 else 0)]
         self._jobs: deque[tuple[BuildRequest, int, int]] = deque()
         self._received = 0
 
     def __enter__(self) -> Self:
         for worker in self._workers:
-            self._take(worker)  # wait until it is ready
+            worker.wait_until_ready()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for worker in self._workers:
             worker.close()
 
@@ -233,8 +232,7 @@ class WorkerGroup:
         self._jobs.append((request, start, size))
         if self._workers:
             worker = self._workers[(self._received + len(self._jobs) - 1) % len(self._workers)]
-            with contextlib.suppress(OSError):  # it has died, which `receive` notices
-                worker.connection.send(self._jobs[-1])
+            worker.send(self._jobs[-1])
 
     def receive(self) -> ProblemColumns:
         """The columns of the range that was submitted first.
@@ -247,16 +245,9 @@ class WorkerGroup:
             return _try_to_read(self.task, *job)
         worker = self._workers[self._received % len(self._workers)]
         self._received += 1
-        return self._take(worker)
-
-    def _take(self, worker: WorkerProcess) -> ProblemColumns:
-        try:
-            message = worker.connection.recv()
-        except (EOFError, OSError):
-            raise BrokenTaskError(f"a worker process died while task {self.task.name!r} generated problems") from None
-        if isinstance(message, TinyZeroError):
-            raise message
-        return message
+        for columns in worker.messages(None):
+            return cast(ProblemColumns, columns)
+        raise BrokenTaskError(f"a worker process died while task {self.task.name!r} generated problems")
 
 
 def serve_columns(task: Task, connection: Connection, timer: SharedTimer) -> None:

@@ -8,22 +8,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from typing import cast
 
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError
 from tinyzero_sdk.fuzz.confirm import Confirmation
 from tinyzero_sdk.fuzz.coverage import DEFAULT_FRACTION
 from tinyzero_sdk.fuzz.differential import PREPARING, Kind
 from tinyzero_sdk.fuzz.findings import IN_ORACLE, Finding, FindingSet, traits_of
-from tinyzero_sdk.fuzz.search import BATCH_MARK, AttemptBatch, SearchProgress, SearchSettings, run_search
+from tinyzero_sdk.fuzz.search import AttemptBatch, SearchProgress, SearchSettings, run_search
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.cases import Case
-from tinyzero_sdk.workers.process import WorkerProcess
+from tinyzero_sdk.workers.supervisor import Loss, Supervisor, Worker, wait_for_any
 
 _TICK_SECONDS = 0.05
-_START_SECONDS = 120.0  # for Python, the task's imports and its first problems
 _PREPARING_TIMES = 20  # timeouts that generating a problem may take
 _SETTLE_SECONDS = 10.0  # after the search, to confirm the last suspects,
 _SETTLE_TIMES = 10  # plus this many timeouts
@@ -113,19 +110,15 @@ def fuzz(
     return report
 
 
-class _Worker:
-    """One worker process, and those that take its place."""
+class _Searcher:
+    """One worker, and those that take its place."""
 
-    def __init__(self, process: WorkerProcess, number: int, generation: int) -> None:
+    def __init__(self, process: Worker, number: int, generation: int) -> None:
         self.process = process
         self.number = number
         self.generation = generation
-        self.born = time.monotonic()
-        self.ready = False
-        self.ended = False
         self.tried = 0
-        self.lines = 0
-        self.batch = b""
+        self.batch = b""  # pickled, and read only if the worker is lost
         self.unsettled: Finding | None = None  # the finding it is shrinking
 
 
@@ -133,15 +126,14 @@ class _FuzzRun:
     def __init__(self, task: Task, settings: SearchSettings, timeout: float, workers: int) -> None:
         self.report = FuzzReport()
         self.found = FindingSet()
-        self._task = task
-        self._task_bytes = pickle.dumps(task)
+        self._supervisor = Supervisor(task)
         self._settings = settings
         self._timeout = timeout
         self._slow: Counter[frozenset[str]] = Counter()
         self._useless = 0
         self._suspects: list[Finding] = []  # blamed once, to be tried again
         self._confirmation: Confirmation | None = None
-        self._workers: list[_Worker] = []
+        self._workers: list[_Searcher] = []
         for number in range(workers):
             self._start(number, 0)
 
@@ -175,23 +167,18 @@ class _FuzzRun:
             self._keep_unsettled(worker)
         self._workers.clear()
 
-    def _keep_unsettled(self, worker: _Worker) -> None:
+    def _keep_unsettled(self, worker: _Searcher) -> None:
         """Keep the finding that a worker could not shrink, as it is."""
         if worker.unsettled is not None:
             self.found.add(worker.unsettled)
 
     def step(self, patience: float) -> None:
         """Receive messages, and replace workers that ended or hang."""
-        watched = {worker.process.connection: worker for worker in self._workers if not worker.ended}
-        for connection in wait(list(watched), patience):
-            self._drain(watched[cast(Connection, connection)])
+        wait_for_any((worker.process for worker in self._workers), patience)
         for worker in list(self._workers):
-            if worker.ended or worker.process.has_ended():
-                self._retire(worker, "died")
-            elif worker.process.timer.seconds > self._patience(worker):
-                self._retire(worker, "timeout")
-            elif not worker.ready and time.monotonic() - worker.born > _START_SECONDS:
-                raise BrokenTaskError(f"a worker hung while it loaded task {self._task.name!r}")
+            self._receive(worker)
+            if worker.process.fate(self._patience(worker)):
+                self._retire(worker)
         self._try_suspects()
 
     def _try_suspects(self) -> None:
@@ -201,7 +188,7 @@ class _FuzzRun:
                 suspect = self._suspects.pop(0)
                 if self.found.lacks(suspect):
                     self._confirmation = Confirmation(
-                        self._task_bytes, suspect, self._timeout, self._settings.memory_limit
+                        self._supervisor, suspect, self._timeout, self._settings.memory_limit
                     )
             return
         is_confirmed = self._confirmation.look()
@@ -220,65 +207,57 @@ class _FuzzRun:
             corpus=() if number or generation else self._settings.corpus,
             avoided=tuple(traits for traits, count in self._slow.items() if count > 1 and traits),
         )
-        process = WorkerProcess(self._task_bytes, partial(run_search, settings=settings))
-        self._workers.append(_Worker(process, number, generation))
+        process = self._supervisor.start(partial(run_search, settings=settings))
+        self._workers.append(_Searcher(process, number, generation))
 
-    def _patience(self, worker: _Worker) -> float:
+    def _patience(self, worker: _Searcher) -> float:
         return self._timeout * (_PREPARING_TIMES if worker.process.timer.index == PREPARING else 1)
 
-    def _drain(self, worker: _Worker) -> None:
-        try:
-            while worker.process.connection.poll():
-                self._receive(worker, worker.process.connection.recv_bytes())
-        except (EOFError, OSError):
-            worker.ended = True
+    def _receive(self, worker: _Searcher) -> None:
+        for message in worker.process.messages():
+            if isinstance(message, bytes):
+                worker.batch = message
+                continue
+            assert isinstance(message, SearchProgress)
+            self._useless = 0
+            worker.tried += message.tried
+            self.report.tried += message.tried
+            self.report.lines = max(self.report.lines, message.lines)
+            worker.unsettled = message.unsettled
+            for finding in message.findings:
+                self.found.add(finding)
 
-    def _receive(self, worker: _Worker, message: bytes) -> None:
-        if message.startswith(BATCH_MARK):
-            worker.batch = message
-            return
-        content = pickle.loads(message)
-        if isinstance(content, TinyZeroError):
-            raise content
-        if content is None:
-            worker.ready = True
-            return
-        progress = cast(SearchProgress, content)
-        self._useless = 0
-        worker.tried += progress.tried
-        self.report.tried += progress.tried
-        self.report.lines = max(self.report.lines, progress.lines)
-        worker.unsettled = progress.unsettled
-        for finding in progress.findings:
-            self.found.add(finding)
-
-    def _retire(self, worker: _Worker, kind: Kind) -> None:
+    def _retire(self, worker: _Searcher) -> None:
         """End a worker, blame its attempt, and start another."""
-        index = worker.process.timer.index
-        worker.process.kill()
-        self._drain(worker)
-        late = kind == "timeout" and worker.process.timer.seconds > self._patience(worker)
-        if (kind == "died" or late) and index is not None and index != PREPARING:
-            self._blame(worker, kind, index)
+        loss = worker.process.kill(self._patience(worker))
+        self._receive(worker)
+        if not worker.process.is_ready and loss.kind == "hung":
+            raise worker.process.load_failure()
+        if loss.index is not None and loss.index != PREPARING:
+            self._blame(worker, loss)
         elif not worker.tried:
             self._useless += 1
         if self._useless > _MOST_USELESS:
             raise BrokenTaskError(
-                f"the workers of task {self._task.name!r} end or hang before they try anything; see the messages above"
+                f"the workers of task {self._supervisor.task_name!r} end or hang before they try anything; see the "
+                "messages above"
             )
         self._workers.remove(worker)
         worker.process.close()
         self._keep_unsettled(worker)
         self._start(worker.number, worker.generation + 1)
 
-    def _blame(self, worker: _Worker, kind: Kind, index: int) -> None:
-        batch: AttemptBatch = pickle.loads(worker.batch[len(BATCH_MARK) :])
-        text = batch.attempts[index // 2].text
+    def _blame(self, worker: _Searcher, loss: Loss) -> None:
+        batch: AttemptBatch = pickle.loads(worker.batch)
+        place, in_oracle = divmod(loss.index or 0, 2)
+        text = batch.attempts[place].text
         traits = traits_of(text[-10_000:]) - batch.usual
-        self._slow[traits] += kind == "timeout"
-        note = IN_ORACLE if index % 2 else ""
+        self._slow[traits] += loss.kind == "hung"
+        kind: Kind = "timeout" if loss.kind == "hung" else "died"
         self.report.tried += 1
-        suspect = Finding(kind, text, batch.truth, None, 0.0, None, tuple(sorted(traits)), note)
-        same = [one for one in self._suspects if (one.kind, one.traits) == (suspect.kind, suspect.traits)]
-        if all(suspect.size < one.size for one in same) and len(self._suspects) - len(same) < _MOST_SUSPECTS:
-            self._suspects = [one for one in self._suspects if one not in same] + [suspect]
+        suspect = Finding(
+            kind, text, batch.truth, None, 0.0, None, tuple(sorted(traits)), IN_ORACLE if in_oracle else ""
+        )
+        same = [other for other in self._suspects if (other.kind, other.traits) == (suspect.kind, suspect.traits)]
+        if all(suspect.size < other.size for other in same) and len(self._suspects) - len(same) < _MOST_SUSPECTS:
+            self._suspects = [other for other in self._suspects if other not in same] + [suspect]

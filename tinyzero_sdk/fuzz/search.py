@@ -29,8 +29,6 @@ from tinyzero_sdk.testing.shrinking import shrink_pair
 from tinyzero_sdk.workers.process import SharedTimer, limit_memory, to_picklable_error
 
 BATCH = 256
-BATCH_MARK = b"B"
-"""First byte of a message with a pickled `AttemptBatch`, which the parent unpickles only if the worker fails."""
 
 _FITTED = 0.7  # fraction of the wrong answers that are tried on the problem that they would solve
 _DEEP = 0.15  # fraction of the mutated answers that start from one that reached a new line, on any problem
@@ -98,7 +96,7 @@ def run_search(task: Task, connection: Connection, timer: SharedTimer, *, settin
     except MemoryError:
         pass  # a scorer that leaks; the parent blames the last attempt
     except Exception as error:  # from another hook of the task, or a bug of ours: no finding
-        connection.send_bytes(pickle.dumps(to_picklable_error(error)))
+        connection.send(to_picklable_error(error))
 
 
 class _FuzzSearch:
@@ -288,12 +286,13 @@ class _FuzzSearch:
         self._announce(*self._batch)  # again: shrinking announced other attempts
 
     def _announce(self, truth: Json, attempts: list[Attempt]) -> None:
-        self._connection.send_bytes(BATCH_MARK + pickle.dumps(AttemptBatch(truth, attempts, self._usual_texts)))
+        # As bytes, which the parent unpickles only if it loses the worker.
+        self._connection.send(pickle.dumps(AttemptBatch(truth, attempts, self._usual_texts)))
 
     def _report(self, now: bool = False) -> None:
         if now or time.monotonic() - self._reported > _REPORT_SECONDS or self._progress.findings:
             self._progress.lines = self.coverage.count
-            self._connection.send_bytes(pickle.dumps(self._progress))
+            self._connection.send(self._progress)
             self._progress = SearchProgress(0, 0, [])
             self._reported = time.monotonic()
 

@@ -7,7 +7,6 @@ first for each completion by itself, then for each group, which fails as a whole
 
 import math
 import os
-import pickle
 import sys
 import threading
 import time
@@ -19,29 +18,22 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Generic, cast
 
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
-from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Reason, Score, ScoreColumns
+from tinyzero_sdk.errors import BrokenTaskError, SettingsError
+from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Score, ScoreColumns
 from tinyzero_sdk.redaction import redact
 from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, unpacked
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import (
-    ClosesOnExit,
-    SharedTimer,
-    WorkerProcess,
-    kill_marked,
-    limit_memory,
-    memory_allowed,
-)
+from tinyzero_sdk.workers.process import ClosesOnExit, SharedTimer, kill_marked, limit_memory, memory_allowed
+from tinyzero_sdk.workers.supervisor import Loss, Supervisor, Worker, wait_for_any
 
 _FIRST_JOB = 64  # answers sent to a worker at a time, until it is known how long they take
 _LARGEST_JOB = 4096
 _JOB_SECONDS = 0.03  # what a job should take: one answer at a time is six times slower, one job for all is not shared
 _FLUSH_SECONDS = 0.05  # a worker sends what it has this often, so a kill costs little finished work
 _TICK_SECONDS = 0.2  # how soon the end of a worker is noticed where its socket stays open
-_START_SECONDS = 120.0  # for the start of Python and the task's imports
 _MARK = "TINYZERO_POOL"  # environment variable of the workers of a pool, and of what they start
 _MOST_PRINTED = 10_000  # bytes on stderr for each answer; the rest is left out
 _MAX_USELESS = 3  # workers in a row that ended before they answered anything, and no answer explains it
@@ -83,15 +75,14 @@ class ScoringPool(ClosesOnExit):
         self.first_error: str | None = None
         """The traceback of the first exception that the task raised in a worker."""
 
-        self._task_name = task.name
         self._mark = uuid.uuid4().hex
+        self._supervisor = Supervisor(task, {_MARK: self._mark})
         self._compares = task.compares_completions
-        self._task_bytes = pickle.dumps(task)
         self._timeout = timeout
         self._service = partial(score_answers, memory_limit=int(min(memory_limit_gb * 2**30, sys.maxsize)))
         self._size = 1 if task.is_async else workers  # the limits of an asynchronous scorer are those of one process
         self._is_async = task.is_async
-        self._workers: list[_Worker] = []
+        self._workers: list[_Scorer] = []
         self._useless = 0
         self._job_rows = _FIRST_JOB
         self._lock = threading.Lock()
@@ -152,7 +143,7 @@ class ScoringPool(ClosesOnExit):
                     if queue.batches:
                         self._work(queue.jobs, largest_job)
             except BaseException:  # Ctrl-C included: a worker must not answer the next call with this one's results
-                for worker in [worker for worker in self._workers if worker.job or not worker.ready]:
+                for worker in [worker for worker in self._workers if worker.job or not worker.process.is_ready]:
                     self._remove(worker)
                 raise
 
@@ -181,82 +172,54 @@ class ScoringPool(ClosesOnExit):
             suspects = [worker for worker in self._workers if worker.job and worker.process.timer.seconds > limit]
             self._fill(self._size + len(suspects))
         for worker in self._workers:
-            if jobs and worker.ready and worker.job is None and busy < self._size:
+            if jobs and worker.process.is_ready and worker.job is None and busy < self._size:
                 worker.give(_cut(jobs, _LARGEST_JOB if self._is_async else min(self._job_rows, largest_job)))
                 busy += 1
-        watched = {worker.process.connection: worker for worker in self._workers if worker.job or not worker.ready}
-        left = (self._timeout - worker.process.timer.seconds for worker in watched.values())
-        patience = max(0.0, min(_TICK_SECONDS, self._timeout / 4, *left))
-        for connection in wait(list(watched), patience):
-            self._receive(watched[cast(Connection, connection)])
-        for worker in watched.values():
-            if self._is_over(worker):
+        watched = [worker for worker in self._workers if worker.job or not worker.process.is_ready]
+        left = (self._timeout - worker.process.timer.seconds for worker in watched)
+        wait_for_any((worker.process for worker in watched), max(0.0, min(_TICK_SECONDS, self._timeout / 4, *left)))
+        for worker in watched:
+            self._receive(worker)
+            if worker.process.fate(self._timeout):
                 jobs.extendleft(reversed(self._retire(worker)))
 
     def _fill(self, size: int) -> None:
         while len(self._workers) < size:
-            mark = {_MARK: self._mark}
-            self._workers.append(_Worker(WorkerProcess(self._task_bytes, self._service, mark)))
+            self._workers.append(_Scorer(self._supervisor.start(self._service)))
 
-    def _receive(self, worker: "_Worker") -> bool:
-        """Take one message; False if there are no more."""
-        try:
-            message = worker.process.connection.recv()
-        except (EOFError, OSError):
-            worker.ended = True
-            return False
-        if isinstance(message, TinyZeroError):
-            raise message
-        if message is None:
-            worker.ready = True
-            return True
-        scores, error = message
-        seconds = worker.take(scores)
-        if seconds is not None:
-            rate = worker.answered_in_job / max(seconds, 1e-6)
-            self._job_rows = max(1, min(_LARGEST_JOB, int(rate * _JOB_SECONDS), 4 * self._job_rows))
-        self.first_error = self.first_error or error
-        self._useless = 0
-        return True
+    def _receive(self, worker: "_Scorer") -> None:
+        for scores, error in worker.process.messages():
+            seconds = worker.take(scores)
+            if seconds is not None:
+                rate = worker.answered_in_job / max(seconds, 1e-6)
+                self._job_rows = max(1, min(_LARGEST_JOB, int(rate * _JOB_SECONDS), 4 * self._job_rows))
+            self.first_error = self.first_error or error
+            self._useless = 0
 
-    def _is_over(self, worker: "_Worker") -> bool:
-        """Whether a worker is dead, or over its time."""
-        if worker.ended or worker.process.has_ended():
-            worker.ended = True
-        elif not worker.ready:
-            return time.monotonic() - worker.born > _START_SECONDS
-        return worker.ended or worker.process.timer.seconds > self._timeout
-
-    def _retire(self, worker: "_Worker") -> list["_Job"]:
+    def _retire(self, worker: "_Scorer") -> list["_Job"]:
         """End a worker, score the answer that it was working on, and return the remaining jobs."""
-        reason: Reason = "error" if worker.ended else "timeout"
-        # A closed socket is seen at once, and by then the worker may be at a later answer than the one that closed it.
-        caught = worker.process.has_ended() or (worker.job is not None and worker.job.careful)
-        worker.process.kill()
-        while worker.process.connection.poll() and self._receive(worker):
-            pass  # what it had sent counts
-        running, late = worker.running(), worker.process.timer.seconds > self._timeout
+        loss = worker.process.kill(self._timeout)
+        self._receive(worker)  # what it had sent counts
+        running = worker.place_of(loss)
         self._remove(worker)
-        # Between our look and the kill a late worker may have gone on to another answer, which is not to blame.
-        if worker.job is not None and running is not None and (late or (worker.ended and caught)):
+        if worker.job is not None and running is not None and (loss.is_certain or worker.job.careful):
             failed, stop = ScoreColumns(), worker.job.owner.end_of(running)
             for _ in range(running, stop):
-                failed.add(Score(0.0, False, reason), None)
+                failed.add(Score(0.0, False, "error" if loss.kind == "died" else "timeout"), None)
             worker.job.owner.put(running, failed)
             self._useless = 0
             return worker.job.without(running, stop)
         if worker.job is None or worker.job.careful:
             self._useless += not worker.answered
-        if not worker.ready and (not worker.ended or self._useless > _MAX_USELESS):
-            raise BrokenTaskError(
-                f"a scoring worker ended or hung while it loaded task {self._task_name!r}; see the messages above"
-            )
+        if not worker.process.is_ready and (loss.kind == "hung" or self._useless > _MAX_USELESS):
+            raise worker.process.load_failure()
         if self._useless > _MAX_USELESS:
-            raise BrokenTaskError(f"the scoring workers of task {self._task_name!r} keep dying between two answers")
+            name = self._supervisor.task_name
+            raise BrokenTaskError(f"the scoring workers of task {name!r} keep dying between two answers")
         # An answer may have closed the socket, and all seems well until scores are to be sent: find out which.
         return [replace(worker.job, careful=True)] if worker.job else []
 
-    def _remove(self, worker: "_Worker") -> None:
+    def _remove(self, worker: "_Scorer") -> None:
         self._workers.remove(worker)
         worker.process.close()
 
@@ -358,26 +321,20 @@ def _cut(jobs: deque[_Job], size: int) -> _Job:
     return replace(job, stop=stop)
 
 
-class _Worker:
-    """What the pool knows of one worker process."""
+class _Scorer:
+    """What the pool knows of a worker."""
 
-    def __init__(self, process: WorkerProcess) -> None:
+    def __init__(self, process: Worker) -> None:
         self.process = process
-        self.born = time.monotonic()
-        self.ready = False  # it has loaded the task
-        self.ended = False  # it is dead, or has closed its socket
         self.job: _Job | None = None  # what it still has to answer
         self.answered = 0  # in its whole life
         self.answered_in_job = 0
-        self._given = 0.0  # when it got its job
+        self._begun = 0.0  # when it got its job
 
     def give(self, job: _Job) -> None:
         """Send it a job."""
-        self.job, self.answered_in_job, self._given = job, 0, time.monotonic()
-        try:
-            self.process.connection.send(job.owner.pack(job.start, job.stop)._replace(careful=job.careful))
-        except OSError:  # it died while it had nothing to do
-            self.ended = True
+        self.job, self.answered_in_job, self._begun = job, 0, time.monotonic()
+        self.process.send(job.owner.pack(job.start, job.stop)._replace(careful=job.careful))
 
     def take(self, scores: ScoreColumns) -> float | None:
         """Pass its scores on; the seconds that its job took, if that was the end of it."""
@@ -391,14 +348,13 @@ class _Worker:
             self.job = replace(self.job, start=start)
             return None
         self.job = None
-        return time.monotonic() - self._given
+        return time.monotonic() - self._begun
 
-    def running(self) -> int | None:
-        """Place in its batch of the answer that it is scoring."""
-        index = self.process.timer.index
-        if self.job is None or index is None:
+    def place_of(self, loss: Loss) -> int | None:
+        """Place in its batch of the answer at which it was lost."""
+        if self.job is None or loss.index is None:
             return None
-        place = self.job.start - self.answered_in_job + index
+        place = self.job.start - self.answered_in_job + loss.index
         return place if self.job.start <= place < self.job.stop else None
 
 

@@ -21,6 +21,7 @@ from tinyzero_sdk.text import strip_special_tokens
 MOST_CHARACTERS = 2**20
 """Only the end of a longer completion is read, where the answer is, so that no text stalls the scorer."""
 
+_END = slice(-MOST_CHARACTERS, None)
 _MOST_KNOWN = 16
 _FINITE = (-sys.float_info.max, sys.float_info.max)
 _Known = tuple[Score | float, Mapping[str, float] | None, float, bool, str, bool, Score]
@@ -75,7 +76,7 @@ class ScoreGuard:
                 self.check_truth(ground_truth)
             text = completion if isinstance(completion, str) else completion.text
             # As `extract_answer`, without its call: this is what scoring costs beside the task's own code.
-            answer = self._extract_answer(strip_special_tokens(text[-MOST_CHARACTERS:]))
+            answer = self._extract_answer(strip_special_tokens(text[_END]))
             if type(answer) is not str and self._checked_answer(answer) is None:
                 return self._no_answer, None
             result = self._score(answer, ground_truth)
@@ -123,7 +124,7 @@ class ScoreGuard:
         Raises:
             BrokenTaskError: the task returned something other than text or None.
         """
-        return self._checked_answer(self._extract_answer(strip_special_tokens(text[-MOST_CHARACTERS:])))
+        return self._checked_answer(self._extract_answer(strip_special_tokens(text[_END])))
 
     def _checked_answer(self, answer: Any) -> str | None:
         if answer is not None and not isinstance(answer, str):

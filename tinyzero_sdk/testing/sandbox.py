@@ -2,7 +2,6 @@
 dies.
 """
 
-import pickle
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +11,10 @@ from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.sandbox_child import ENOUGH, ExitStatus, Outcome, serve
-from tinyzero_sdk.workers.process import ClosesOnExit, WorkerProcess
+from tinyzero_sdk.workers.process import ClosesOnExit
+from tinyzero_sdk.workers.supervisor import Supervisor, Worker
 
 TIMEOUT = 1.0  # seconds that a scorer may take for a completion of up to a megabyte
-_START_SECONDS = 120.0
 _TICK_SECONDS = 0.05
 _BULK_BLOCK = 20_000
 _BATCH_SIZE = 64
@@ -52,11 +51,9 @@ class Sandbox(ClosesOnExit):
         self.patience = 1.5 * (task.info.limits.deadline if task.is_async else TIMEOUT)
         """Seconds for one completion after which a child counts as hung."""
         self.kills = 0
-        self._name = task.name
-        self._task = pickle.dumps(task)
-        self._environment = {"PYTHONHASHSEED": str(hash_seed), **(environment or {})}
+        self._supervisor = Supervisor(task, {"PYTHONHASHSEED": str(hash_seed), **(environment or {})})
         self._warm_up = list(warm_up)
-        self._worker: WorkerProcess | None = None
+        self._worker: Worker | None = None
 
     def close(self) -> None:
         """End the child; the next request starts another."""
@@ -66,7 +63,7 @@ class Sandbox(ClosesOnExit):
 
     @property
     def pid(self) -> int | None:
-        return self._worker._process.pid if self._worker else None
+        return self._worker.process.pid if self._worker else None
 
     def observe(
         self, samples: Sequence[TestCompletion], *, oracle: bool = False, memory: bool = False, most_kills: int = 10**9
@@ -114,7 +111,7 @@ class Sandbox(ClosesOnExit):
         try:
             made: list[str] = self._ask("candidates", split, size, seed, start)
         except _Lost:
-            raise BrokenTaskError(f"task {self._name!r}: generate_dataset ended its process") from None
+            raise BrokenTaskError(f"task {self._supervisor.task_name!r}: generate_dataset ended its process") from None
         return made
 
     def solve(self, item: Item) -> Gold | None:
@@ -151,44 +148,22 @@ class Sandbox(ClosesOnExit):
 
     def _ask(self, *request: Any) -> Any:
         worker = self._worker or self._start()
-        try:
-            worker.connection.send(request)
-        except OSError:
-            raise self._lose(worker, "died") from None
-        while True:
-            if worker.connection.poll(_TICK_SECONDS):
-                try:
-                    return worker.connection.recv()
-                except (EOFError, OSError):
-                    raise self._lose(worker, "died") from None
-            if worker.has_ended() and not worker.connection.poll():
-                raise self._lose(worker, "died")
-            if worker.timer.seconds > self.patience:
-                raise self._lose(worker, "hung")
-
-    def _lose(self, worker: WorkerProcess, exit_status: ExitStatus) -> _Lost:
-        index = worker.timer.index
+        worker.send(request)
+        while not worker.fate(self.patience):
+            for answer in worker.messages(_TICK_SECONDS):
+                return answer
+        loss = worker.kill(self.patience)
         self.kills += 1
         self.close()
-        return _Lost(exit_status, -1 if index is None else index)
+        raise _Lost(loss.kind, -1 if loss.index is None else loss.index)
 
-    def _start(self) -> WorkerProcess:
-        self._worker = worker = WorkerProcess(self._task, serve, self._environment)
-        until = time.monotonic() + _START_SECONDS
+    def _start(self) -> Worker:
+        self._worker = worker = self._supervisor.start(serve)
         try:
-            while not worker.connection.poll(_TICK_SECONDS):
-                has_ended = worker.has_ended() and not worker.connection.poll()  # its last message may just have come
-                if has_ended or time.monotonic() > until:
-                    raise EOFError
-            message = worker.connection.recv()
-        except (EOFError, OSError):
+            worker.wait_until_ready()
+        except TinyZeroError:
             self.close()
-            raise BrokenTaskError(
-                f"the process that scores {self._name!r} ended or hung while it loaded the task"
-            ) from None
-        if isinstance(message, TinyZeroError):
-            self.close()
-            raise message
+            raise
         for place, sample in enumerate(self._warm_up):
             try:
                 self._ask("warm_up", [sample])

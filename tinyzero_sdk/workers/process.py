@@ -126,15 +126,19 @@ class WorkerProcess:
             self.connection.send_bytes(pickle.dumps(service))
             self.connection.send_bytes(task)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def has_ended(self) -> bool:
         """Whether the process is dead; it stays a zombie, so that its group id is not reused."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self) -> None:
         """End the process and every process it left in its group. What it sent can still be received."""
-        with contextlib.suppress(ProcessLookupError):
+        if self._process.returncode is None:  # afterwards its group's id may be another's
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            self._process.wait()
 
     def close(self) -> None:
         self.kill()

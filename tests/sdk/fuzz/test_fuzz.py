@@ -1,7 +1,6 @@
 """Whole searches, on small tasks with one fault each: what is found, what survives, and how a search ends."""
 
 import os
-import pickle
 import signal
 import threading
 import time
@@ -11,12 +10,14 @@ import pytest
 
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
-from tinyzero_sdk.fuzz import Finding, fuzz, runner
+from tinyzero_sdk.fuzz import Finding, fuzz
 from tinyzero_sdk.fuzz.confirm import Confirmation
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
 from tinyzero_sdk.fuzz.findings import MOST_GROUPS
 from tinyzero_sdk.fuzz.presentations import Attempt
 from tinyzero_sdk.testing.cases import Case
+from tinyzero_sdk.workers import supervisor
+from tinyzero_sdk.workers.supervisor import Supervisor
 
 SOLVE = """
 @hookimpl
@@ -158,7 +159,7 @@ def test_numbers_that_make_no_search_are_refused(make, bad):
 
 
 def confirmed(task, text, timeout):
-    confirmation = Confirmation(pickle.dumps(task), Finding("timeout", text, 7, None, 0.0, None, ()), timeout, 4 << 30)
+    confirmation = Confirmation(Supervisor(task), Finding("timeout", text, 7, None, 0.0, None, ()), timeout, 4 << 30)
     try:
         while (is_confirmed := confirmation.look()) is None:
             time.sleep(0.01)
@@ -283,8 +284,8 @@ def test_workers_that_die_at_once_are_an_error(make):
 
 def test_no_process_outlives_a_search(make, monkeypatch):
     processes = []
-    start = runner.WorkerProcess
-    monkeypatch.setattr(runner, "WorkerProcess", lambda *args: processes.append(start(*args)) or processes[-1])
+    start = supervisor.WorkerProcess
+    monkeypatch.setattr(supervisor, "WorkerProcess", lambda *args: processes.append(start(*args)) or processes[-1])
     fuzz(make(), seconds=0.2, workers=2)
     assert len(processes) == 2
     assert all(process._process.returncode is not None for process in processes)

@@ -242,7 +242,7 @@ from tinyzero_sdk.scoring.pool import ScoringPool
 pool = ScoringPool(load_task({hostile.source!r}), workers=2, timeout=60)
 pool.score([Completion("<answer>1</answer>")] * 8, [1] * 8)
 pids = Path({str(tmp_path)!r}) / "pids"
-pids.with_suffix(".tmp").write_text(" ".join(str(worker.process._process.pid) for worker in pool._workers))
+pids.with_suffix(".tmp").write_text(" ".join(str(worker.process.process.pid) for worker in pool._workers))
 pids.with_suffix(".tmp").rename(pids)
 pool.score([Completion("<answer>loop {tmp_path}/mark</answer>")] * 8, [1] * 8)
 """
@@ -402,7 +402,7 @@ def test_successor_starts_while_a_hanging_worker_uses_up_its_time(hostile):
         scores = pool.score([tagged("sleep"), *(tagged(n) for n in range(20))], [0, *range(20)])
         (successor,) = pool._workers
     assert [score.reason for score in scores] == ["timeout"] + ["ok"] * 20
-    assert started < successor.born < started + 0.6
+    assert started < successor.process.born < started + 0.6
 
 
 def test_a_worker_needs_no_directory_for_temporary_files(monkeypatch):

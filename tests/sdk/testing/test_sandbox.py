@@ -5,17 +5,19 @@ import pytest
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Item
-from tinyzero_sdk.testing import sandbox
 from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.sandbox import Sandbox
+from tinyzero_sdk.workers import supervisor
 
 
 class Ended:
     """A child that has ended, and whose last words come just after somebody waited for them."""
 
     def __init__(self, *arguments):
-        self.connection = self
+        self.connection = self.timer = self
         self._looks = 0
+
+    seconds = 0.0
 
     def has_ended(self):
         return True
@@ -32,7 +34,7 @@ class Ended:
 
 
 def test_the_last_words_of_a_child_are_heard(write_task, monkeypatch):
-    monkeypatch.setattr(sandbox, "WorkerProcess", Ended)
+    monkeypatch.setattr(supervisor, "WorkerProcess", Ended)
     with (
         Sandbox(load_task(write_task()), hash_seed=1) as child,
         pytest.raises(BrokenTaskError, match="the task says why"),

@@ -1,0 +1,134 @@
+"""The parent's side of worker processes: `Supervisor` starts them, `Worker` listens, watches the clock and blames.
+
+It decides nothing: what is sent, how long an entry may take and what a loss costs is up to the callers, such as the
+scoring pool, the sandbox of `check`, the fuzzer and the builder of data sets.
+"""
+
+import pickle
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any, Literal
+
+from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
+from tinyzero_sdk.workers.process import ClosesOnExit, Service, WorkerProcess
+
+START_SECONDS = 120.0
+"""For the start of Python and the task's imports."""
+
+_TICK_SECONDS = 0.05  # how soon the end of a worker is noticed where its socket stays open
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How a worker was lost."""
+
+    kind: Literal["died", "hung"]
+
+    index: int | None
+    """The entry of its job that it was working on, by its timer; None between two entries."""
+
+    is_certain: bool
+    """Whether that entry is to blame. A closed socket is noticed at once, but by then the worker may be at a later
+    entry than the one that closed it."""
+
+
+class Supervisor:
+    """Starts the workers of one task, which each of them loads again."""
+
+    def __init__(self, task: Any, environment: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            task: from `load_task`.
+            environment: variables to add to ours.
+        """
+        self.task_name: str = task.name
+        self._task = pickle.dumps(task)
+        self._environment = environment
+
+    def start(self, service: Service) -> "Worker":
+        """Start a worker that runs `service`; it does not wait for it."""
+        return Worker(WorkerProcess(self._task, service, self._environment), self.task_name)
+
+
+class Worker(ClosesOnExit):
+    """A worker process, and what its parent knows of it."""
+
+    def __init__(self, process: WorkerProcess, task_name: str) -> None:
+        self.process = process
+        self.timer = process.timer
+        self.born = time.monotonic()
+        self.is_ready = False
+        """It has loaded the task."""
+
+        self.has_ended = False
+        """It is dead, or has closed its socket."""
+
+        self._task_name = task_name
+
+    def send(self, message: Any) -> None:
+        """Send a message; that a dead worker does not get it shows in `fate`."""
+        try:
+            self.process.connection.send(message)
+        except OSError:
+            self.has_ended = True
+
+    def messages(self, patience: float | None = 0.0) -> Iterator[Any]:
+        """The messages that have come, waiting up to `patience` seconds for the first (None = without end).
+
+        Raises:
+            TinyZeroError: the worker has sent it, such as that it cannot load the task.
+        """
+        try:
+            while self.process.connection.poll(patience):
+                message = self.process.connection.recv()
+                if isinstance(message, TinyZeroError):
+                    raise message
+                if self.is_ready:
+                    yield message
+                self.is_ready, patience = True, 0.0
+        except (EOFError, OSError):
+            self.has_ended = True
+
+    def wait_until_ready(self) -> None:
+        """
+        Raises:
+            TinyZeroError: the worker cannot load the task; as `BrokenTaskError` also if it ends or hangs meanwhile.
+        """
+        while not self.is_ready:
+            list(self.messages(_TICK_SECONDS))
+            if self.fate(START_SECONDS) and not self.is_ready:
+                raise self.load_failure()
+
+    def load_failure(self) -> BrokenTaskError:
+        """The error of a worker that ended or hung before it was ready."""
+        return BrokenTaskError(
+            f"a worker process ended or hung while it loaded task {self._task_name!r}; see the messages above"
+        )
+
+    def fate(self, patience: float) -> Literal["died", "hung"] | None:
+        """Whether it is lost: dead, or for longer than `patience` seconds at one entry, or over its time to start."""
+        if self.process.has_ended() and not self.process.connection.poll():  # its last words may just have come
+            self.has_ended = True
+        if self.has_ended:
+            return "died"
+        is_late = self.timer.seconds > patience or not (self.is_ready or time.monotonic() - self.born < START_SECONDS)
+        return "hung" if is_late else None
+
+    def kill(self, patience: float) -> Loss:
+        """End it, and say what it was working on; what it had sent can still be read."""
+        died_by_itself = self.process.has_ended()
+        self.process.kill()
+        # Between our look and the kill a late worker may have gone on to another entry, which is not to blame.
+        is_late = self.timer.seconds > patience
+        index = self.timer.index if self.has_ended or is_late else None
+        return Loss("died" if self.has_ended else "hung", index, is_late or died_by_itself)
+
+    def close(self) -> None:
+        self.process.close()
+
+
+def wait_for_any(workers: Iterable[Worker], patience: float) -> None:
+    """Wait until a worker has sent something or ended, up to `patience` seconds."""
+    wait([worker.process.connection for worker in workers if not worker.has_ended], patience)
