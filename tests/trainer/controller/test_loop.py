@@ -36,7 +36,7 @@ from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog
-from tinyzero_trainer.rollout.build import TorchEngine
+from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.utils import signals
 from tinyzero_trainer.utils.signals import Interrupted, Stopped

@@ -25,7 +25,7 @@ def test_a_rank_iterates_over_the_weights_once_whatever_fails(fails: str, monkey
             passes[-1] += 1
             yield str(index), None
 
-    def load_weights() -> None:
+    def load_weights(version: int) -> None:
         if fails == "before":
             raise EngineDiedError("it does not wake up")
         for name, _ in rank._full_weights():

@@ -39,8 +39,9 @@ def asked(prompts: Sequence[list[int]], samples: int, max_tokens: int, *, seed: 
 
 def reserve(engine: GraphEngine, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> None:
     """Let the engine allocate its buffers."""
-    engine._params = params
-    engine._reserve(Scheduler(asked(prompts, samples, params.max_tokens)))
+    engine._params, scheduler = params, Scheduler()
+    scheduler.add(asked(prompts, samples, params.max_tokens))
+    engine._reserve(scheduler)
 
 
 def flat(groups: list[list[Generation]]) -> list[Generation]:

@@ -148,7 +148,7 @@ class Engines:
 
     def restarting(self) -> RestartingEngine:
         """One that is restarted, as in a run."""
-        return RestartingEngine(self.start, self.max_restarts, self.notes.append)
+        return RestartingEngine.local(self.start, self.max_restarts, self.notes.append)
 
 
 @pytest.fixture(autouse=True)

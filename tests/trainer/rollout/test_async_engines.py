@@ -14,9 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import asked, flat, graph, plain
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.async_batch_engine import AsyncBatchEngine
 from tinyzero_trainer.rollout.background_engine import BackgroundEngine
-from tinyzero_trainer.rollout.engine import NOTHING, AsyncEngine, Group
+from tinyzero_trainer.rollout.engine import NOTHING, Group, RolloutEngine
 from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
 from tinyzero_trainer.types import Generation
 
@@ -210,7 +209,7 @@ def background() -> Any:
     assert not any(thread.name == "rollouts" for thread in threading.enumerate())
 
 
-def wait_for(engine: AsyncEngine, count: int, params: SamplingParams = ALL) -> list[Group]:
+def wait_for(engine: RolloutEngine, count: int, params: SamplingParams = ALL) -> list[Group]:
     complete: list[Group] = []
     while len(complete) < count:
         complete += engine.advance(params, lambda _: None)
@@ -289,38 +288,3 @@ def test_an_error_in_the_thread_is_raised_where_completions_are_waited_for(backg
     engine.submit(asked(PROMPTS, 4, 24))
     with pytest.raises(torch.OutOfMemoryError):
         wait_for(engine, 1)
-
-
-# ---- of an engine that samples whole batches -------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_an_engine_of_whole_batches_samples_those_of_one_seed_and_limit_at_a_time() -> None:
-    model = random_model("qwen2")
-    engine, params = AsyncBatchEngine(plain(model)), replace(ALL, max_tokens=1)
-    engine.load_weights(4)
-    first, second = asked(PROMPTS, 2, 24, seed=1), asked(PROMPTS[:3], 2, 24, seed=2)
-    second = [replace(group, number=5 + group.number) for group in second]
-    third = [replace(group, number=8 + group.number) for group in asked(PROMPTS[:3], 2, 12, seed=2)]
-    engine.submit([*first, *second, *third])
-    for groups, seed, limit in ((first, 1, 24), (second, 2, 24), (third, 2, 12)):
-        limited = replace(ALL, max_tokens=limit)
-        expected = plain(model).generate([group.prompt for group in groups], 2, limited, seed=seed)
-        complete = engine.advance(params, lambda _: None)
-        assert [group.number for group in complete] == [group.number for group in groups]
-        assert_same(by_number(complete), expected)
-        assert all(each.versions == ((4, len(each.token_ids)),) for each in flat(by_number(complete)))
-    assert engine.advance(params, lambda _: None) == []
-
-
-def test_a_batch_that_is_stopped_is_sampled_again() -> None:
-    engine = AsyncBatchEngine(plain(random_model("qwen2")))
-    engine.submit(asked(PROMPTS, 2, 24))
-
-    def stop(_: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        engine.advance(ALL, stop)
-    assert len(engine.unfinished()) == 5
-    assert len(engine.advance(ALL, lambda _: None)) == 5

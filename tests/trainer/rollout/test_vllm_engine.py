@@ -5,6 +5,8 @@ import gc
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.faults import Faults
+from tests.trainer.rollout.engines import asked
 from tests.trainer.rollout.fake_vllm import PROMPTS, Engines, expected
 from tests.trainer.rollout.fake_vllm import _quick as _quick
 from tinyzero_trainer.errors import EngineDiedError, VllmError
@@ -26,7 +29,8 @@ from tinyzero_trainer.types import Generation
 
 def test_seeds_of_a_prompts_completions_never_meet_those_of_another() -> None:
     vllm = Engines().start()
-    requests, again = (vllm._requests(PromptBatch([[1]] * 50, 8, SamplingParams(4), seed=3)) for _ in range(2))
+    groups = PromptBatch([[1]] * 50, 8, SamplingParams(4), seed=3).groups
+    requests, again = (vllm._requests(groups, SamplingParams(4)) for _ in range(2))
     starts = sorted(request.seed for request in requests)
     assert all(later - earlier > 8 for earlier, later in pairwise(starts))
     assert max(starts) + 8 < 2**63
@@ -68,6 +72,42 @@ def test_cached_gpu_memory_is_freed_before_vllm_allocates(monkeypatch: pytest.Mo
     fake.log.clear()
     vllm.load_weights()
     assert fake.log == ["reset"]  # awake it has its memory, and freeing takes time
+
+
+def test_the_groups_of_one_seed_and_limit_are_sampled_at_a_time_by_one_version_of_the_weights() -> None:
+    vllm, params = Engines().start(), SamplingParams(1)
+    vllm.load_weights(4)
+    first, second, third = (asked(PROMPTS, 2, limit, seed=seed) for seed, limit in ((1, 6), (2, 6), (2, 3)))
+    batches = [
+        [replace(group, number=10 * i + group.number) for group in each]
+        for i, each in enumerate((first, second, third))
+    ]
+    vllm.submit([group for batch in batches for group in batch])
+    for batch, seed, limit in zip(batches, (1, 2, 2), (6, 6, 3), strict=True):
+        complete = vllm.advance(params, lambda _: None)
+        assert [group.number for group in complete] == [group.number for group in batch]
+        found = [list(group.completions) for group in complete]
+        assert all(each.versions == ((4, len(each.token_ids)),) for group in found for each in group)
+        alone = expected(2, SamplingParams(limit), seed)
+        assert [[replace(each, versions=()) for each in group] for group in found] == alone
+    assert vllm.advance(params, lambda _: None) == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_batch_that_is_stopped_or_whose_engine_dies_is_sampled_again(restarted: bool) -> None:
+    engines = Engines(("step", 1, "dies") if restarted else None)
+    vllm, stops = engines.restarting(), [] if restarted else [KeyboardInterrupt()]
+
+    def stop(_: int) -> None:
+        if stops:
+            raise stops.pop()
+
+    vllm.submit(asked(PROMPTS, 2, 6))
+    with nullcontext() if restarted else pytest.raises(KeyboardInterrupt):
+        assert len(vllm.advance(SamplingParams(6), stop)) == len(PROMPTS)
+    assert len(vllm.unfinished()) == (0 if restarted else len(PROMPTS))
+    assert vllm.generate(PROMPTS, 1, SamplingParams(3), seed=0) == expected(1, SamplingParams(3), 0)
+    assert len(vllm.advance(SamplingParams(6), stop)) == (0 if restarted else len(PROMPTS))
 
 
 def test_a_temperature_above_vllms_limit_is_refused() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from pydantic import TypeAdapter
 
@@ -22,7 +21,7 @@ from tinyzero_trainer.data.mixture import Mixture
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.engine import NOTHING, AsyncEngine, Group, OnProgress
+from tinyzero_trainer.rollout.engine import NOTHING, Group, OnProgress
 from tinyzero_trainer.rollout.generation import check_context
 from tinyzero_trainer.types import Generation, Prompt
 
@@ -106,7 +105,7 @@ class GroupsInFlight:
     def __init__(self, config: TrainConfig, workers: Workers, problems: Mixture, version: int, saved: InFlight | None):
         """`version` is that of the policy's weights; `saved` are a checkpoint's groups, which go on."""
         self._config, self._model, self._problems = config, workers.language_model, problems
-        self.engine = cast(AsyncEngine, workers.engine)
+        self.engine = workers.engine
         self._version = version
         self._admitted = {} if saved is None else {each.group.number: each for each in saved.groups}
         self._complete, self._taken = list[Admitted](), list[Admitted]()

@@ -22,7 +22,6 @@ from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import RolloutEngine
 from tinyzero_trainer.rollout.background_engine import BackgroundEngine
 from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.training.build import build_trained_models
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
@@ -76,14 +75,14 @@ def build_local_workers(
 def build_local_engine(
     config: TrainConfig, language_model: LanguageModel, note: Callable[[str], None]
 ) -> RolloutEngine:
-    """See `build_engine`; vLLM in a separate process is restarted when it fails.
+    """See `build_engine`; an engine in a process of its own is restarted when it fails.
 
     With `rollout.max_async_level` an engine with weights of its own samples on while the policy is trained.
     """
-    build = partial(build_engine, config, language_model, note)
-    if config.rollout.engine == "vllm" and config.vllm.separate_process:
-        return RestartingEngine(build, config.vllm.max_restarts, note)
+    build, kind = partial(build_engine, config, language_model, note), config.rollout.kind
+    if kind.separate_process(config):
+        return RestartingEngine.local(build, kind.max_restarts(config), note)
     engine = build()
-    if config.rollout.max_async_level and isinstance(engine, GraphEngine):
+    if config.rollout.max_async_level and not engine.shares_weights:
         return BackgroundEngine(engine, device_of(language_model.model))
     return engine

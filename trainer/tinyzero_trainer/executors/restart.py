@@ -1,11 +1,11 @@
 """Restarting workers that died: the one mechanism for vLLM, and for engines and scorers in Ray's actors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.errors import EngineDiedError, NoCapacityError
-from tinyzero_trainer.rollout.engine import Groups, OnProgress, PromptBatch, RolloutEngine
+from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, WorkerDiedError
+from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, PromptBatch, RolloutEngine, SamplingParams
 from tinyzero_trainer.utils.signals import stop_requested
 
 Worker = TypeVar("Worker")
@@ -74,30 +74,70 @@ class Restartable(Generic[Worker]):
                 failure = error.with_traceback(None)
 
 
-class RestartingEngine(RolloutEngine):
-    """A rollout engine of this process that is rebuilt, with the current weights, when it fails."""
+class RestartingEngine(RolloutEngine, Generic[Worker]):
+    """A rollout engine that is restarted when it fails, and then gets again what was submitted."""
 
-    def __init__(self, build: Callable[[], RolloutEngine], max_restarts: int, report: Callable[[str], None]) -> None:
-        """`build` starts an engine with the current weights; for the others see `Restartable`."""
+    def __init__(self, worker: Restartable[Worker], engine_of: Callable[[Worker], RolloutEngine]) -> None:
+        """`worker` starts with the current weights; `engine_of` is the engine of a worker."""
+        self.worker, self._engine_of = worker, engine_of
+        self._started = worker.worker
+        self.groups, self._new = dict[int, Group](), list[Group]()  # as they were submitted
+
+    @classmethod
+    def local(
+        cls, build: Callable[[], RolloutEngine], max_restarts: int, report: Callable[[str], None]
+    ) -> "RestartingEngine[RolloutEngine]":
+        """An engine in this process: `build` starts one with the current weights. For the others see `Restartable`."""
         limits = {EngineDiedError: max_restarts}
-        self._engine = Restartable[RolloutEngine]("the rollout engine", build(), lambda _: build(), limits, report)
+        worker = Restartable[RolloutEngine]("the rollout engine", build(), lambda _: build(), limits, report)
+        return RestartingEngine(worker, lambda engine: engine)
 
-    def load_weights(self) -> None:
+    def load_weights(self, version: int = 0) -> None:
         failure: EngineDiedError | None = None
         try:
-            self._engine.worker.load_weights()
+            self._engine.load_weights(version)
         except EngineDiedError as error:
             failure = error.with_traceback(None)
         if failure is not None:
-            self._engine.restart(failure)  # the new engine has the weights already
+            self.worker.restart(failure)  # the new engine has the weights already
+            self._engine.version = version
+
+    def submit(self, groups: Sequence[Group]) -> None:
+        self.groups |= {group.number: group for group in groups}
+        self._new += groups
+
+    def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
+        if not self.groups:
+            return []
+        complete = self._repeating(lambda engine, count: engine.advance(params, count), on_progress)
+        for group in complete:
+            del self.groups[group.number]
+        return list(complete)
+
+    def unfinished(self) -> list[Group]:
+        """See `RolloutEngine`; the groups of an engine that has died as they were submitted."""
+        try:
+            return list(self._repeating(lambda engine, _: engine.unfinished())) if self.groups else []
+        except (WorkerDiedError, EngineDiedError):
+            return list(self.groups.values())
 
     def sleep(self) -> None:
-        self._engine.do(lambda engine: engine.sleep())
+        self.worker.do(lambda worker: self._engine_of(worker).sleep())
 
     def close(self) -> None:
-        self._engine.worker.close()
+        self._engine.close()
 
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+        return self._repeating(lambda engine, count: engine.generate_batch(batch, count), on_progress)
+
+    @property
+    def _engine(self) -> RolloutEngine:
+        return self._engine_of(self.worker.worker)
+
+    def _repeating(
+        self, work: Callable[[RolloutEngine, OnProgress], Result], on_progress: OnProgress = lambda _: None
+    ) -> Result:
+        """Work with an engine that has all groups, again after each restart: then what was finished counts negative."""
         finished = 0
 
         def count(more: int) -> None:
@@ -105,9 +145,13 @@ class RestartingEngine(RolloutEngine):
             finished += more
             on_progress(more)
 
-        def work(engine: RolloutEngine) -> Groups:
+        def attempt(worker: Worker) -> Result:
             if finished:
                 count(-finished)
-            return engine.generate_batch(batch, count)
+            engine = self._engine_of(worker)
+            if new := self._new if worker is self._started else list(self.groups.values()):
+                engine.submit(new)
+            self._started, self._new = worker, []
+            return work(engine, count)
 
-        return self._engine.do(work)
+        return self.worker.do(attempt)

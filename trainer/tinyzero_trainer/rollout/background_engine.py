@@ -1,7 +1,7 @@
 """A rollout engine that samples on in a thread, on a CUDA stream of its own, while the policy is trained.
 
-It needs weights of its own, which only `load_weights` changes, between two tokens of what it is sampling; those of a
-`TorchEngine` are its model's, so they may only change while it is paused.
+New weights come between two tokens of what it is sampling: by `load_weights` alone if the engine has a copy of its own,
+else they may only change while it is paused.
 """
 
 import threading
@@ -11,21 +11,19 @@ from threading import Condition, Lock
 
 import torch
 
-from tinyzero_trainer.rollout.engine import AsyncEngine, Group, Groups, OnProgress, PromptBatch, SamplingParams
-from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
-from tinyzero_trainer.rollout.torch.torch_engine import TorchEngine
+from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, PromptBatch, RolloutEngine, SamplingParams
 
 POLL_SECONDS = 0.05
 """For `advance` to wait for a group that is complete."""
 
 
-class BackgroundEngine(AsyncEngine):
+class BackgroundEngine(RolloutEngine):
     """Decodes whenever something is submitted and no other method has the engine."""
 
     concurrent = True
 
-    def __init__(self, engine: BatchedEngine, device: torch.device) -> None:
-        self._engine, self._closed, self.shares_weights = engine, False, isinstance(engine, TorchEngine)
+    def __init__(self, engine: RolloutEngine, device: torch.device) -> None:
+        self._engine, self._closed, self.shares_weights = engine, False, engine.shares_weights
         self._free = Condition()  # held by whoever uses the engine
         self._waiting, self._count = 0, Lock()  # threads that want it, so that decoding lets them
         self._params: SamplingParams | None = None
@@ -38,45 +36,43 @@ class BackgroundEngine(AsyncEngine):
         self._thread.start()
 
     @contextmanager
-    def paused(self) -> Iterator[BatchedEngine]:
-        """The engine, which does not decode within the block."""
+    def paused(self) -> Iterator[None]:
         with self._count:
             self._waiting += 1
         with self._free:
             with self._count:
                 self._waiting -= 1
             try:
-                yield self._engine
+                yield
             finally:
                 self._free.notify_all()
 
     def load_weights(self, version: int = 0) -> None:
-        with self.paused() as engine, self._on_stream(after_others=True):
-            engine.load_weights(version)
+        with self.paused(), self._on_stream(after_others=True):
+            self._engine.load_weights(version)
 
     def sleep(self) -> None:
-        with self.paused() as engine, self._on_stream(after_others=True):
-            engine.sleep()
+        with self.paused(), self._on_stream(after_others=True):
+            self._engine.sleep()
 
     def close(self) -> None:
         self._closed = True
-        with self.paused() as engine, self._on_stream(after_others=True):
-            engine.close()
+        with self.paused(), self._on_stream(after_others=True):
+            self._engine.close()
         self._thread.join()
 
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
-        """See `RolloutEngine`; what was submitted waits meanwhile."""
-        with self.paused() as engine, self._on_stream(after_others=True):
-            return engine.generate_batch(batch, on_progress)
+        with self.paused(), self._on_stream(after_others=True):
+            return self._engine.generate_batch(batch, on_progress)
 
     def submit(self, groups: Sequence[Group]) -> None:
-        with self.paused() as engine:
-            engine.submit(groups)
+        with self.paused():
+            self._engine.submit(groups)
             with self._news:
                 self._submitted += len(groups)
 
     def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
-        """See `AsyncEngine`; waits a moment for a group. `params` hold from now on."""
+        """See `RolloutEngine`; waits a moment for a group. `params` hold from now on."""
         self._params = params
         with self._news:
             if not self._complete and self._error is None:
@@ -91,8 +87,8 @@ class BackgroundEngine(AsyncEngine):
             return complete
 
     def unfinished(self) -> list[Group]:
-        with self.paused() as engine, self._on_stream(after_others=False):
-            return [*self._complete, *engine.unfinished()]
+        with self.paused(), self._on_stream(after_others=False):
+            return [*self._complete, *self._engine.unfinished()]
 
     def _decode(self) -> None:
         """In the thread."""

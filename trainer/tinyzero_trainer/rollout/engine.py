@@ -1,7 +1,8 @@
 """The protocol of a rollout engine, whichever library generates."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tinyzero_trainer.types import Generation
@@ -56,6 +57,14 @@ class PromptBatch:
     """Index of the first of these prompts in the whole batch; the samples of a prompt depend on its index, and not on
     which engine generates them."""
 
+    @property
+    def groups(self) -> list["Group"]:
+        """The groups that an engine completes, in the order of the prompts."""
+        return [
+            Group(place, prompt, (NOTHING,) * self.samples, self.params.max_tokens, self.seed, self.first + place)
+            for place, prompt in enumerate(self.prompts)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -91,41 +100,20 @@ NOTHING = Generation([], [], finished=False)
 
 
 class RolloutEngine(Protocol):
-    """Generates completions under the current weights; an engine implements all methods but `generate`."""
+    """Generates completions under the policy's weights; groups that are submitted may go on while these change.
 
-    def load_weights(self) -> None:
-        """Take over the policy's current weights."""
-
-    def sleep(self) -> None:
-        """Free memory that can be allocated again while nothing is generated; `generate` wakes the engine up."""
-
-    def close(self) -> None:
-        """Free everything; the engine is not used again."""
-
-    def generate(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        on_progress: OnProgress = lambda _: None,
-    ) -> Groups:
-        """`samples` completions of each prompt, in the order of the prompts; see `PromptBatch`."""
-        return self.generate_batch(PromptBatch(prompts, samples, params, seed), on_progress)
-
-    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
-        """What `generate` returns; an error raised by `on_progress` ends it."""
-
-
-class AsyncEngine(RolloutEngine, Protocol):
-    """An engine whose completions go on while the weights change, for `rollout.max_async_level`.
-
-    `generate` may be called in between. Engines that cannot are put into a `AsyncBatchEngine` (async_batch_engine.py).
+    An engine implements `submit`, `advance`, `unfinished`, `load_weights`, `sleep` and `close`, and `apart` or
+    `generate_batch`.
     """
 
-    concurrent: bool
+    concurrent: bool = False
     """Whether it samples on by itself, also while the policy is trained; if not, only within `advance`."""
+
+    shares_weights: bool = False
+    """Whether its weights are the policy's own tensors, so that nothing may be sampled while these change."""
+
+    version: int = 0
+    """Training steps that the weights have completed."""
 
     def load_weights(self, version: int = 0) -> None:
         """Take over the policy's current weights, which have completed `version` training steps."""
@@ -141,3 +129,41 @@ class AsyncEngine(RolloutEngine, Protocol):
 
     def unfinished(self) -> Sequence[Group]:
         """What was submitted and not returned by `advance`, as far as it is sampled; it goes on."""
+
+    def sleep(self) -> None:
+        """Free memory that can be allocated again while nothing is generated; `advance` wakes the engine up."""
+
+    def close(self) -> None:
+        """Free everything; the engine is not used again."""
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within, what was submitted before waits, and what is submitted is dropped at the end."""
+        raise NotImplementedError
+        yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within, nothing is sampled."""
+        yield
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        samples: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        on_progress: OnProgress = lambda _: None,
+    ) -> Groups:
+        """`samples` completions of each prompt, in the order of the prompts; see `PromptBatch`."""
+        return self.generate_batch(PromptBatch(prompts, samples, params, seed), on_progress)
+
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+        """What `generate` returns, while what was submitted waits; an error raised by `on_progress` ends it."""
+        groups = {group.number: group for group in batch.groups}
+        with self.apart():
+            self.submit(list(groups.values()))
+            while not all(group.complete for group in groups.values()):
+                groups |= {group.number: group for group in self.advance(batch.params, on_progress)}
+        return [[replace(each, versions=()) for each in group.completions] for group in groups.values()]

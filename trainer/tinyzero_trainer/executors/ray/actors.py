@@ -35,14 +35,12 @@ with without_collector():
     from tinyzero_trainer.rollout.background_engine import BackgroundEngine
     from tinyzero_trainer.rollout.build import build_engine
     from tinyzero_trainer.rollout.engine import (
-        AsyncEngine,
         Group,
         Groups,
         PromptBatch,
         RolloutEngine,
         SamplingParams,
     )
-    from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
     from tinyzero_trainer.rollout.vllm.engine import START_SECONDS
     from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
     from tinyzero_trainer.rollout.weight_source import named_weights, sent_weights
@@ -131,26 +129,16 @@ class EngineActor(BaseActor):
         self._stopped = True
 
     def submit(self, groups: Sequence[Group]) -> None:
-        """See `AsyncEngine`, as for the next two."""
-        self._async_engine.submit(groups)
+        """See `RolloutEngine`, as for the next two."""
+        self.engine.submit(groups)
 
     def advance(self, params: SamplingParams) -> tuple[list[Group], int]:
         """The groups that are complete, and the number of newly finished completions."""
         counts = list[int]()
-        return list(self._async_engine.advance(params, counts.append)), sum(counts)
+        return list(self.engine.advance(params, counts.append)), sum(counts)
 
     def unfinished(self) -> list[Group]:
-        return list(self._async_engine.unfinished())
-
-    @property
-    def _async_engine(self) -> AsyncEngine:
-        return cast(AsyncEngine, self.engine)
-
-    def _load_weights(self, version: int) -> None:
-        if isinstance(self.engine, BatchedEngine | BackgroundEngine):
-            self.engine.load_weights(version)
-        else:
-            self.engine.load_weights()
+        return list(self.engine.unfinished())
 
     def sleep(self) -> None:
         self.engine.sleep()
@@ -232,13 +220,12 @@ class TrainerActor(EngineActor):
             self.engine = build_engine(
                 self._config, self._models.language_model, notes.append, source=self._full_weights, number=self._index
             )
-        if isinstance(self.engine, BatchedEngine):
-            self.engine.version = version
+        self.engine.version = version
         return notes
 
     def load_weights(self, version: int = 0) -> None:
         with self._one_pass(), catch_out_of_memory("the rollout engine took over the weights"):
-            self._load_weights(version)
+            self.engine.load_weights(version)
 
     def broadcast(self) -> Shapes:
         """Send `sent_weights` to the engines of the weight group; returns their names and shapes."""
@@ -296,7 +283,7 @@ class RolloutActor(EngineActor):
         trained = {name for name, _ in sent_weights(language_model.model)}
         self._state = {name: one for name, one in language_model.model.state_dict().items() if name in trained}
         self.engine = build_engine(self._config, language_model, notes.append, number=self._index)
-        if self._config.rollout.max_async_level and isinstance(self.engine, BatchedEngine):
+        if self._config.rollout.max_async_level and not self.engine.concurrent:
             self.engine = BackgroundEngine(self.engine, self._device)
         return notes
 
@@ -305,14 +292,12 @@ class RolloutActor(EngineActor):
         """Receive weights from the weight group, which have completed so many steps; returns names and shapes."""
         assert self.weight_group is not None
         shapes = [(name, tuple(tensor.shape)) for name, tensor in self._state.items()]
-        engine = self.engine
         # One that has a copy of its own samples on while they arrive.
-        pauses = isinstance(engine, BackgroundEngine) and engine.shares_weights
-        with cast(BackgroundEngine, engine).paused() if pauses else nullcontext():
+        with self.engine.paused() if self.engine.shares_weights else nullcontext():
             for bucket in self.weight_group.receive(shapes):
                 for name, tensor in bucket:
                     self._state[name].copy_(tensor)
-            self._load_weights(version)
+            self.engine.load_weights(version)
         return shapes
 
 

@@ -27,7 +27,6 @@ from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.rollout.async_batch_engine import AsyncBatchEngine
 
 ANSWER_SECONDS = 5.0
 """For actors to answer at the end of the run; those that do not are killed."""
@@ -100,12 +99,10 @@ def build_ray_workers(
         display.record_startup("engine")
         display.end_phase()
         try:
-            ahead = config.rollout.max_async_level and config.rollout.engine == "vllm"
-            engine_of_run = AsyncBatchEngine(remote) if ahead else remote
             yield Workers(
                 run,
                 language_model,
-                engine_of_run,
+                remote,
                 policy,
                 critic,
                 teacher,
@@ -174,7 +171,7 @@ def _connect_engines(
 ) -> RemoteEngine:
     """The engines of the run as one: dedicated ones where there are any, else those colocated with the ranks."""
     dims, chunks = parallel_dims(config), config.rollout.chunks_per_engine
-    restarts = config.vllm.max_restarts if config.vllm.separate_process else 0
+    restarts = config.rollout.kind.max_restarts(config)
     if not engines:
         check_sync = config.vllm.verify_weights and dims.world_size > 1  # a single rank checks its engine by itself
         return ColocatedEngines(ranks, dims.engine_ranks, chunks, restarts, report, check_sync=check_sync)

@@ -13,18 +13,18 @@ from itertools import pairwise
 from threading import Event, Lock
 from typing import Any
 
-from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
+from tinyzero_trainer.errors import EngineDiedError, VllmError, WorkerDiedError
 from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
 from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
-from tinyzero_trainer.executors.restart import Restartable
+from tinyzero_trainer.executors.restart import Restartable, RestartingEngine
 from tinyzero_trainer.rollout.engine import (
-    AsyncEngine,
     Group,
     Groups,
     OnProgress,
     PromptBatch,
+    RolloutEngine,
     SamplingParams,
 )
 
@@ -34,29 +34,30 @@ PROGRESS_SECONDS = 5.0
 """For engines to count what they have finished; meanwhile the trainer cannot stop."""
 
 
-class RemoteEngine(AsyncEngine):
+class RemoteEngine(RolloutEngine):
     """All engines of a run as one; how they get the weights is up to the subclass."""
 
     def __init__(self, engines: Sequence[Restartable[ActorHandle]], chunks_per_engine: int) -> None:
         """`engines` are `EngineActor`s; a batch has `chunks_per_engine` chunks for each."""
         self.engines, self._chunks_per_engine = engines, chunks_per_engine
-        self._streams = [EngineStream(engine) for engine in engines]
+        self._streams = [RestartingEngine(engine, ActorEngine) for engine in engines]
         self._complete = list[Group]()  # not returned yet
         self._threads = ThreadPoolExecutor(len(engines))
         # One thread may wait for groups while another passes weights, and each may have to restart an engine.
         self._one_at_a_time, self._may_advance = Lock(), Event()
         self._may_advance.set()
+        self._failed = False  # where one thread has noticed it, another that waits to pass weights need not
 
     def submit(self, groups: Sequence[Group]) -> None:
-        """See `AsyncEngine`; each group goes to the engine that has the fewest."""
+        """See `RolloutEngine`; each group goes to the engine that has the fewest."""
         for group in groups:
-            min(self._streams, key=lambda stream: len(stream.groups)).submit(group)
+            min(self._streams, key=lambda stream: len(stream.groups)).submit([group])
 
     def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
-        def poll(stream: EngineStream) -> int:
-            complete, finished = stream.advance(params)
-            self._complete += complete
-            return finished
+        def poll(stream: RestartingEngine[ActorHandle]) -> int:
+            finished = list[int]()
+            self._complete += stream.advance(params, finished.append)
+            return sum(finished)
 
         with self._as_the_only_one():
             polls = [self._threads.submit(poll, stream) for stream in self._streams]
@@ -67,7 +68,7 @@ class RemoteEngine(AsyncEngine):
         return complete
 
     def unfinished(self) -> list[Group]:
-        """See `AsyncEngine`; those of an engine that has died as they were submitted."""
+        """See `RolloutEngine`; those of an engine that has died as they were submitted."""
         with self._one_at_a_time:
             return [*self._complete, *(group for stream in self._streams for group in stream.unfinished())]
 
@@ -75,7 +76,11 @@ class RemoteEngine(AsyncEngine):
     def _as_the_only_one(self) -> Iterator[None]:
         self._may_advance.wait()
         with self._one_at_a_time:
-            yield
+            try:
+                yield
+            except (WorkerDiedError, VllmError):
+                self._failed = True
+                raise
 
     @contextmanager
     def _while_none_advances(self) -> Iterator[None]:
@@ -163,42 +168,25 @@ class RemoteEngine(AsyncEngine):
         return 0
 
 
-class EngineStream:
-    """The groups that one engine samples for `rollout.max_async_level`; one that is restarted gets them again."""
+class ActorEngine(RolloutEngine):
+    """The rollout engine of an `EngineActor`."""
 
-    def __init__(self, engine: Restartable[ActorHandle]) -> None:
-        self._engine, self._started = engine, engine.worker
-        self.groups = dict[int, Group]()  # as they were submitted
-        self._new = list[Group]()
+    def __init__(self, actor: ActorHandle) -> None:
+        self._actor = actor
 
-    def submit(self, group: Group) -> None:
-        self.groups[group.number] = group
-        self._new.append(group)
+    def submit(self, groups: Sequence[Group]) -> None:
+        self._call("submit", groups)
 
-    def advance(self, params: SamplingParams) -> tuple[list[Group], int]:
-        """Complete groups, and the number of newly finished completions."""
-        result: tuple[list[Group], int] = ([], 0)
-        if self.groups:
-            result = self._engine.do(lambda actor: self._call(actor, "advance", params))
-        for group in result[0]:
-            del self.groups[group.number]
-        return result
+    def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
+        complete, finished = self._call("advance", params)
+        on_progress(finished)
+        return list(complete)
 
     def unfinished(self) -> list[Group]:
-        if not self.groups:
-            return []
-        try:
-            groups: list[Group] = self._engine.do(lambda actor: self._call(actor, "unfinished"))
-        except (WorkerDiedError, EngineDiedError):
-            return list(self.groups.values())
-        return groups
+        return list(self._call("unfinished"))
 
-    def _call(self, actor: ActorHandle, method: str, *args: Any) -> Any:
-        new = self._new if actor is self._started else list(self.groups.values())
-        if new:
-            gather([(actor, actor.handle.submit.remote(new))], policy_intact=True)
-        self._started, self._new = actor, []
-        return gather([(actor, getattr(actor.handle, method).remote(*args))], policy_intact=True)[0]
+    def _call(self, method: str, *args: Any) -> Any:
+        return gather([(self._actor, getattr(self._actor.handle, method).remote(*args))], policy_intact=True)[0]
 
 
 class ColocatedEngines(RemoteEngine):
@@ -206,8 +194,6 @@ class ColocatedEngines(RemoteEngine):
 
     They sample between updates only.
     """
-
-    concurrent = False
 
     def __init__(
         self,
@@ -239,7 +225,7 @@ class ColocatedEngines(RemoteEngine):
         super().__init__(engines, chunks_per_engine)
 
     def load_weights(self, version: int = 0) -> None:
-        """See `AsyncEngine`; an engine that cannot load them is restarted."""
+        """See `RolloutEngine`; an engine that cannot load them is restarted."""
         self._ranks.version = version
         self._free_memory()
         failures = self._ranks.pass_weights("load_weights", self._engine_ranks, returned=(EngineDiedError,))
@@ -277,10 +263,11 @@ class DedicatedEngines(RemoteEngine):
         self.load_weights()
 
     def load_weights(self, version: int = 0) -> None:
-        """See `AsyncEngine`; an engine that dies meanwhile is restarted."""
+        """See `RolloutEngine`; an engine that dies meanwhile is restarted."""
         with self._while_none_advances():
             self._ranks.version = version
-            self._send_weights()
+            if not self._failed:
+                self._send_weights()
 
     def _send_weights(self) -> None:
         while True:

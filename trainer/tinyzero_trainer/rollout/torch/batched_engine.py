@@ -1,26 +1,18 @@
 """The decoding loop of `rollout.engine=torch`, on any device: slots, sampling, dropping finished sequences.
 
-One loop serves `generate` and the groups that go on while the weights change. How the model runs is up to the
-subclasses: torch_engine.py, cuda_graph/engine.py. What is in which slot is in scheduler.py.
+How the model runs is up to the subclasses: torch_engine.py, cuda_graph/engine.py. What is in which slot is in
+scheduler.py.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.rollout.engine import (
-    NOTHING,
-    AsyncEngine,
-    Group,
-    Groups,
-    OnProgress,
-    PromptBatch,
-    SamplingParams,
-)
+from tinyzero_trainer.rollout.engine import Group, OnProgress, RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
 from tinyzero_trainer.rollout.torch.scheduler import Request, Sampled, Scheduler
 
@@ -31,7 +23,7 @@ ADVANCE_CHECKS = 8
 """Checks for finished sequences in one call of `advance`, at most."""
 
 
-class BatchedEngine(AsyncEngine, ABC):
+class BatchedEngine(RolloutEngine, ABC):
     """Decodes many sequences at a time; finished ones leave every few steps, and others take their slots."""
 
     check_every: ClassVar[int]
@@ -40,35 +32,12 @@ class BatchedEngine(AsyncEngine, ABC):
     refills: ClassVar[bool]
     """Whether sequences enter while others are running."""
 
-    concurrent = False
-    version = 0
-    """Of the weights."""
-
     _state: BatchState
     _slots: int
     _params: SamplingParams
 
     def __init__(self) -> None:
-        self._scheduler = Scheduler()  # what was submitted; in slots unless something else has needed these
-
-    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
-        if not batch.prompts or not batch.samples:
-            return [[] for _ in batch.prompts]
-        scheduler = Scheduler(
-            Group(place, prompt, (NOTHING,) * batch.samples, batch.params.max_tokens, batch.seed, batch.first + place)
-            for place, prompt in enumerate(batch.prompts)
-        )
-        self._suspend()
-        with self._session():
-            try:
-                while scheduler.unfinished:
-                    pending = scheduler.pending_reads
-                    on_progress(self._decode(scheduler, batch.params, None))
-                    scheduler.settle(pending)
-                scheduler.settle()
-            finally:
-                self._leave_slots()
-        return [list(group.completions) for group in sorted(scheduler.take(), key=lambda group: group.number)]
+        self._scheduler = Scheduler()
 
     def submit(self, groups: Sequence[Group]) -> None:
         self._scheduler.add(groups)
@@ -78,7 +47,7 @@ class BatchedEngine(AsyncEngine, ABC):
         with self._session():
             for _ in range(ADVANCE_CHECKS):
                 pending = scheduler.pending_reads
-                on_progress(self._decode(scheduler, params, self.version) if scheduler.unfinished else 0)
+                on_progress(self._decode(params) if scheduler.unfinished else 0)
                 scheduler.settle(pending if scheduler.unfinished else None)
                 if complete := scheduler.take():
                     return complete
@@ -88,8 +57,18 @@ class BatchedEngine(AsyncEngine, ABC):
         with self._session():
             return self._scheduler.snapshot(self._read)
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        self._suspend()
+        before, self._scheduler = self._scheduler, Scheduler(starts_anew=False)
+        try:
+            yield
+        finally:
+            self._scheduler = before
+            self._leave_slots()
+
     def load_weights(self, version: int = 0) -> None:
-        """See `AsyncEngine`; sequences in slots go on, with the keys and values of their tokens so far."""
+        """See `RolloutEngine`; sequences in slots go on, with the keys and values of their tokens so far."""
         self._load()
         self.version = version
         self._scheduler.mark(version)
@@ -101,18 +80,13 @@ class BatchedEngine(AsyncEngine, ABC):
                 self._scheduler.suspend(self._read)
             self._leave_slots()
 
-    def _decode(self, scheduler: Scheduler, params: SamplingParams, version: int | None) -> int:
+    def _decode(self, params: SamplingParams) -> int:
         """Decode up to the next check, or to a limit of the lengths; how many sequences have left their slots.
 
         Free slots are refilled after the steps were launched: on a GPU these run while the host prepares what enters.
-        `version` of the weights is recorded, unless it is None.
         """
-        self._params = params
-        if (
-            scheduler.running
-            and scheduler.waiting
-            and (not self._has_room(scheduler) or self._starts_anew(scheduler, version))
-        ):
+        self._params, scheduler = params, self._scheduler
+        if scheduler.running and scheduler.waiting and (not self._has_room(scheduler) or self._starts_anew(scheduler)):
             scheduler.suspend(self._read)
         anew = not scheduler.running
         if anew:
@@ -121,7 +95,7 @@ class BatchedEngine(AsyncEngine, ABC):
             self._state.clear()
         self._state.set_params(params)
         if anew:
-            self._refill(scheduler, version)
+            self._refill(scheduler)
         # A decoder without slots goes on with all of its rows: past its limit, one may leave the model's context.
         due, limit = False, scheduler.limit(max if self.refills else min)
         while not due and scheduler.steps < limit:
@@ -129,7 +103,7 @@ class BatchedEngine(AsyncEngine, ABC):
             scheduler.steps += 1
             due = (scheduler.steps + 1) % self.check_every == 0
         if self.refills and not anew:
-            self._refill(scheduler, version)
+            self._refill(scheduler)
         slots = scheduler.at_limit()
         if due and (check := self._finished()) is not None:
             finished, steps = check
@@ -142,22 +116,19 @@ class BatchedEngine(AsyncEngine, ABC):
                 self._keep(torch.tensor([request.slot for request in scheduler.running]), torch.tensor(kept))
         return len(slots)
 
-    def _starts_anew(self, scheduler: Scheduler, version: int | None) -> bool:
-        """Whether the contexts of all are read again, so that others can join them, where only few are left.
+    def _starts_anew(self, scheduler: Scheduler) -> bool:
+        """Whether the contexts of all are read again, so that others can join them, where only few are left."""
+        if self.refills or not scheduler.starts_anew:
+            return False
+        running = len(scheduler.running)
+        return 2 * running <= self._slots and scheduler.next_size() <= self._slots - running
 
-        Not in `generate`, where that would change the last bits of what is sampled.
-        """
-        few = 2 * len(scheduler.running) <= self._slots and scheduler.next_size() <= self._slots - len(
-            scheduler.running
-        )
-        return few and not self.refills and version is not None
-
-    def _refill(self, scheduler: Scheduler, version: int | None) -> None:
+    def _refill(self, scheduler: Scheduler) -> None:
         """Let sequences that wait enter free slots, and sample a token of each."""
         entering = scheduler.next_to_enter(least=max(1, self._slots // REFILL_PART))
         if not entering:
             return
-        slots = scheduler.enter(entering, version)
+        slots = scheduler.enter(entering, self.version)
         contexts, rows = list[list[int]](), list[int]()
         for context in (each.context for each in entering):
             if not contexts or context != contexts[-1]:

@@ -37,7 +37,7 @@ class Request:
     """Number of decoding steps after which it is as long as it may be."""
 
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """Versions of the weights since it entered, each with the number of its first token; empty = not recorded."""
+    """Versions of the weights since it entered, each with the number of its first token."""
 
     @property
     def begun(self) -> int:
@@ -58,7 +58,7 @@ class Request:
         """The completion with what was sampled in its slot."""
         before, end = self.so_far, self.begun + len(tokens)
         versions, stops = list(before.versions), [start for _, start in self.versions[1:]] + [end]
-        for (version, start), stop in zip(self.versions, stops, strict=False):  # a stop alone without versions
+        for (version, start), stop in zip(self.versions, stops, strict=True):
             count = min(stop, end) - start
             if count > 0 and versions and versions[-1][0] == version:
                 versions[-1] = (version, versions[-1][1] + count)
@@ -73,8 +73,9 @@ class Request:
 class Scheduler:
     """The groups that were submitted and not taken, and what is in which slot."""
 
-    def __init__(self, groups: Iterable[Group] = ()) -> None:
-        self.waiting, self.running = deque[Request](), list[Request]()
+    def __init__(self, *, starts_anew: bool = True) -> None:
+        """With `starts_anew`, contexts may be read again so that others can join, which changes last bits."""
+        self.waiting, self.running, self.starts_anew = deque[Request](), list[Request](), starts_anew
         self.steps = 0
         """Decoding steps so far."""
 
@@ -82,7 +83,6 @@ class Scheduler:
         self._longest: tuple[int, int] | None = None
         self._free = list[int]()
         self._reads = list[tuple[list[Request], Callable[[], Sampled]]]()
-        self.add(groups)
 
     def add(self, groups: Iterable[Group]) -> None:
         """Submit groups."""
@@ -139,12 +139,12 @@ class Scheduler:
             free -= size
         return entering
 
-    def enter(self, entering: Sequence[Request], version: int | None) -> list[int]:
-        """Give each a slot, where weights of this version sample it (None = not recorded); the slots."""
+    def enter(self, entering: Sequence[Request], version: int) -> list[int]:
+        """Give each a slot, where weights of this version sample it; the slots."""
         for request in entering:
             request.slot, request.entered = self._free.pop(0), self.steps
             request.limit = self.steps + request.group.max_tokens - request.begun - 1
-            request.versions = [] if version is None else [(version, request.begun)]
+            request.versions = [(version, request.begun)]
         self.running = [*self.running, *entering]
         return [request.slot for request in entering]
 

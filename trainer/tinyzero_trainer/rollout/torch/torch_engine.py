@@ -26,6 +26,7 @@ class TorchEngine(BatchedEngine):
         engine.generate([[5, 6, 7]], 8, SamplingParams(max_tokens=64), seed=0)
     """
 
+    shares_weights = True
     check_every = 8  # copying the cache costs about as much as a step
     refills = False
 

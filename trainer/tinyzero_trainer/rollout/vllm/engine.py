@@ -5,6 +5,8 @@ client.py talks to vLLM, call_timeout.py limits how long a call may take, engine
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from time import monotonic, sleep
 from typing import TypeVar
 
@@ -13,9 +15,10 @@ import torch
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.errors import EngineDiedError, VllmError
-from tinyzero_trainer.rollout.engine import Groups, OnProgress, PromptBatch, RolloutEngine
+from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, RolloutEngine, SamplingParams
 from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
 from tinyzero_trainer.rollout.vllm.client import Request, VllmClient
+from tinyzero_trainer.rollout.vllm.kind import MAX_TEMPERATURE
 from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
 from tinyzero_trainer.rollout.vllm.weight_transfer import send
 from tinyzero_trainer.rollout.weight_source import Weights
@@ -31,8 +34,6 @@ CACHE_SECONDS = 10.0
 
 CACHE_PAUSE = 0.05
 
-MAX_TEMPERATURE = 2.0
-
 SEED_MASK = 2**62 - 1
 
 ADVICE = (
@@ -44,6 +45,13 @@ Result = TypeVar("Result")
 
 
 class VllmEngine(RolloutEngine):
+    """Samples the groups of one seed and length limit, and so of one step, at a time.
+
+    Weights change between two of these batches, and a batch that is stopped is sampled again.
+    """
+
+    concurrent = True
+
     def __init__(
         self,
         client: VllmClient,
@@ -72,6 +80,7 @@ class VllmEngine(RolloutEngine):
         self._sleep_mode, self._log_reason, self._check = sleep_mode, log_reason, check
         self._thread = None if timeout is None else CallThread(client.alive)
         self._asleep = False
+        self._waiting = list[Group]()
         self._batches = 0
         torch.cuda.empty_cache()  # vLLM refuses to start if the memory that it may take is not free
 
@@ -85,9 +94,10 @@ class VllmEngine(RolloutEngine):
             self._discard()  # half started it is of no use, and would keep its memory
             raise
 
-    def load_weights(self) -> None:
+    def load_weights(self, version: int = 0) -> None:
         """See `RolloutEngine`; also wakes a sleeping engine."""
         self._attempt(self._sync)
+        self.version = version
 
     def sleep(self) -> None:
         def fall_asleep() -> None:
@@ -103,31 +113,57 @@ class VllmEngine(RolloutEngine):
                 self._call(self._client.close, timeout=CLOSE_SECONDS)
             self._discard()
 
-    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+    def submit(self, groups: Sequence[Group]) -> None:
+        self._waiting += groups
+
+    def advance(self, params: SamplingParams, on_progress: OnProgress) -> list[Group]:
         """See `RolloutEngine`; a sleeping engine wakes up with the policy's current weights."""
-        if (temperature := batch.params.temperature) > MAX_TEMPERATURE:
-            raise VllmError(f"vLLM samples at temperatures up to {MAX_TEMPERATURE:g}, not {temperature:g}")
+        if params.temperature > MAX_TEMPERATURE:
+            raise VllmError(f"vLLM samples at temperatures up to {MAX_TEMPERATURE:g}, not {params.temperature:g}")
+        if not self._waiting:
+            return []
+        seed, limit = self._waiting[0].seed, self._waiting[0].max_tokens
+        batch = list(takewhile(lambda group: (group.seed, group.max_tokens) == (seed, limit), self._waiting))
 
         def run() -> Groups:
             if self._asleep:
                 self._sync()
-            return self._complete(batch, on_progress)
+            return self._complete(batch, replace(params, max_tokens=limit), on_progress)
 
-        return self._attempt(run)
+        sampled = self._attempt(run)
+        self._waiting = self._waiting[len(batch) :]
+        return [
+            replace(group, completions=tuple(replace(each, versions=self._versions(each)) for each in completions))
+            for group, completions in zip(batch, sampled, strict=True)
+        ]
 
-    def _requests(self, batch: PromptBatch) -> list[Request]:
+    def _versions(self, completion: Generation) -> tuple[tuple[int, int], ...]:
+        return ((self.version, len(completion.token_ids)),)
+
+    def unfinished(self) -> list[Group]:
+        return list(self._waiting)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        before, self._waiting = self._waiting, []
+        try:
+            yield
+        finally:
+            self._waiting = before
+
+    def _requests(self, groups: Sequence[Group], params: SamplingParams) -> list[Request]:
         self._batches += 1  # the engine may still return an output of an earlier one
         return [
             Request(
-                f"{self._batches}-{index}",
-                prompt,
-                batch.samples,
-                batch.params,
+                f"{self._batches}-{place}",
+                group.prompt,
+                len(group.completions),
+                params,
                 # Hashed: vLLM gives a prompt's completions consecutive seeds.
-                derive_seed("vllm", batch.seed, index) & SEED_MASK,
+                derive_seed("vllm", group.seed, group.first) & SEED_MASK,
                 self._eos_ids,
             )
-            for index, prompt in enumerate(batch.prompts, batch.first)
+            for place, group in enumerate(groups)
         ]
 
     # ---- calls to vLLM -----------------------------------------------------------------------------------------------
@@ -154,11 +190,13 @@ class VllmEngine(RolloutEngine):
                     raise
             sleep(CACHE_PAUSE)
         if self._check is not None:
-            self._check.compare(self._complete(self._check.batch))
+            self._check.compare(self._complete(self._check.batch.groups, self._check.batch.params))
 
-    def _complete(self, batch: PromptBatch, on_progress: OnProgress = lambda _: None) -> Groups:
-        """The completions of a batch; if `on_progress` raises, the rest is aborted."""
-        client, requests, since = self._running, self._requests(batch), monotonic()
+    def _complete(
+        self, groups: Sequence[Group], params: SamplingParams, on_progress: OnProgress = lambda _: None
+    ) -> Groups:
+        """The completions of groups; if `on_progress` raises, the rest is aborted."""
+        client, requests, since = self._running, self._requests(groups, params), monotonic()
         waiting = {request.name: request for request in requests}
         completions: dict[str, list[Generation]] = {}
 
