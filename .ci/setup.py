@@ -39,7 +39,9 @@ def main(folder: Path) -> None:
 
 def compile_imports(python: Path) -> None:
     """Compile what a run imports, a seventh of what is installed; the first run would take twice as long to start."""
-    modules = "import tinyzero_trainer.cli.start, tinyzero_trainer.controller.loop, tinyzero_trainer.executors.local"
+    modules = (
+        "import tinyzero_trainer.cli.start, tinyzero_trainer.controller.loop, tinyzero_trainer.executors.local.build"
+    )
     subprocess.run((python, "-c", modules), check=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""})
 
 

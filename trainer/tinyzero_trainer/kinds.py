@@ -1,4 +1,4 @@
-"""Records of what a kind of rollout engine is and can do, and how a kind is found by its name. No torch in here.
+"""Records of what a kind of rollout engine or executor is, and how it is found by its name. No torch in here.
 
 The record `KIND` of a kind is in the file kind.py of a folder named after it, such as rollout/vllm/kind.py, so a new
 kind is one new folder. Configuration, checks and predictions ask the record.
@@ -59,6 +59,29 @@ class EngineKind:
     """Shown while it starts, if that takes long."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorKind:
+    """Where the workers of a run are. Callables take a `TrainConfig`."""
+
+    name: str
+    """Value of `run.executor`."""
+
+    build: str
+    """Module with the function `build_workers`, which executors/build.py describes."""
+
+    settings: frozenset[str] = frozenset()
+    """Settings, and groups of them, that only this executor reads."""
+
+    own_processes: bool = False
+    """Whether ranks and engines have processes of their own, as many as distributed/parallel_dims.py says."""
+
+    check: Callable[[Any], None] = lambda _: None
+    """Raises a TinyZeroError, before anything is loaded, if a run cannot start."""
+
+    prepare: Callable[[Any, int], Callable[[], None] | None] = lambda *_: None
+    """What can be started while PyTorch is imported, for so many tasks; None = nothing."""
+
+
 @cache
 def kind_names(package: str) -> tuple[str, ...]:
     """The kinds in a package, in alphabetical order.
@@ -85,4 +108,15 @@ def find_engine(name: str) -> EngineKind:
         settings = [find_engine(other).settings for other in kind_names(ENGINES)]
         return replace(UNDECIDED, settings=frozenset().union(*settings))
     kind: EngineKind = import_module(f"{ENGINES}.{name}.kind").KIND
+    return kind
+
+
+EXECUTORS = "tinyzero_trainer.executors"
+"""The package of all executors."""
+
+
+@cache
+def find_executor(name: str) -> ExecutorKind:
+    """The record of the executor that `run.executor` names."""
+    kind: ExecutorKind = import_module(f"{EXECUTORS}.{name}.kind").KIND
     return kind

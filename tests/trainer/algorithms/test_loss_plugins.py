@@ -15,7 +15,7 @@ from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.algorithms.user_functions import load_function
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.config.compose import make_config
-from tinyzero_trainer.executors import local
+from tinyzero_trainer.executors.local import build as local
 
 OWN = '''
 import torch

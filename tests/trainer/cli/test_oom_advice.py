@@ -17,7 +17,7 @@ from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed import fsdp
-from tinyzero_trainer.executors import local
+from tinyzero_trainer.executors.local import build as local
 from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import KvCacheError
 from tinyzero_trainer.training import policy

@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.trainer.configurations import changed
-from tinyzero_trainer.executors.local import build_local_engine
+from tinyzero_trainer.executors.local.build import build_local_engine
 from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
 from tinyzero_trainer.models.new_model import build_tokenizer

@@ -86,7 +86,7 @@ def resolve_auto(
 
 def left_open(config: TrainConfig) -> list[str]:
     """The settings that are left to the run."""
-    several = config.run.executor == "ray"
+    several = config.run.kind.own_processes
     keys = [key for key in AUTO_KEYS if several or key != "memory.reshard_after_forward"]
     return [key for key in keys if setting(config, key) == "auto"]
 

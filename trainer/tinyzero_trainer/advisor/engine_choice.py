@@ -139,7 +139,7 @@ def choose_engine(
     uses_gpu = device_of(config) != "cpu"
     if uses_gpu and gpu is None:
         here = present_gpu(config.run.device)
-        uses_gpu, gpu = here is not None or config.run.executor == "ray", here.name if here else None
+        uses_gpu, gpu = here is not None or config.run.kind.own_processes, here.name if here else None
     if not uses_gpu:
         return "torch", "no GPU is used"
     try:

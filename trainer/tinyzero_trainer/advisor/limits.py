@@ -23,7 +23,7 @@ def refuse_impossible(spec: ModelSpec, config: TrainConfig, prompt_tokens: int |
         ParallelError, SettingsError: says what to change.
     """
     takes = config.vllm.tensor_parallel
-    if config.rollout.engine == "vllm" and config.run.executor != "ray" and takes > visible:
+    if config.rollout.engine == "vllm" and not config.run.kind.own_processes and takes > visible:
         there = "the plan is for one" if visible <= 1 else f"this machine has {visible}"
         raise SettingsError(
             f"vllm.tensor_parallel={takes} takes {takes} GPUs, and {there}; give --gpus {takes}, or leave it out"
@@ -69,7 +69,7 @@ def refuse_cpu(config: TrainConfig) -> None:
     planned_dims(config)
     if device_of(config) == "cpu":
         what, instead = "run.device=cpu", "leave it out"
-        if config.run.executor == "ray":
+        if config.run.kind.own_processes:
             what, instead = "a run on Ray with ray.gpus=0", "give --gpus N"
         raise SettingsError(f"{what} uses no GPU, and a plan is for GPUs; {instead}")
 

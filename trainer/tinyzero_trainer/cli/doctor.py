@@ -104,7 +104,7 @@ def requirements_of(config: "TrainConfig") -> "Requirements":
         offload=config.memory.offload,
         names_model=config.model.path is not None,
         address=config.ray.address,
-        dims=parallel_dims(config) if config.run.executor == "ray" and sized else None,
+        dims=parallel_dims(config) if config.run.kind.own_processes and sized else None,
         scorers=len(config.task_specs) or 1,
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.console import stderr, warn
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.startup import import_errors_in_one_line, set_torch_environment, without_collector
 
@@ -29,12 +30,7 @@ def check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> M
     for task in (*tasks.values(), *others.values()):
         task.check_scoring_allowed()
     refuse_unused(tasks, typed)
-    if config.run.executor == "ray":
-        from tinyzero_trainer.distributed.parallel_dims import parallel_dims
-        from tinyzero_trainer.executors.ray.cluster import check_address
-
-        parallel_dims(config)
-        check_address(config.ray.address)
+    config.run.kind.check(config)
     if config.ray.address is None:  # elsewhere the workers' machines need what the engine needs
         config.rollout.kind.require_installed()
     if config.run.output:
@@ -103,7 +99,11 @@ def imported(module: str, config: "TrainConfig", num_tasks: int) -> Iterator["Pr
         progress.phase("loading PyTorch")
         set_torch_environment()
         with without_collector():
-            _start_ray(module, config, num_tasks)
+            if (start := config.run.kind.prepare(config, num_tasks)) is not None:
+                # Not in a thread: Ray's processes end with the one that started them. Where it fails, the run tries
+                # again, and says why.
+                with run_in_background(lambda _: import_module(module)), suppress(TinyZeroError):
+                    start()
             with import_errors_in_one_line():
                 from tinyzero_trainer.cli.oom_advice import advise_on_out_of_memory
 
@@ -111,18 +111,3 @@ def imported(module: str, config: "TrainConfig", num_tasks: int) -> Iterator["Pr
         progress.record_startup("imports")
         with advise_on_out_of_memory(config):
             yield progress
-
-
-def _start_ray(module: str, config: "TrainConfig", num_tasks: int) -> None:
-    """Start a Ray of the run's own while a thread imports torch; if that fails, the run tries again, and says why.
-
-    Not in a thread: Ray's processes end with the thread that started them.
-    """
-    if config.run.executor != "ray" or config.ray.address is not None:
-        return
-    from tinyzero_trainer.distributed.parallel_dims import parallel_dims
-    from tinyzero_trainer.executors.ray.cluster import RayError, import_ray, start
-
-    import_ray()  # first, so that the two import nothing at the same time
-    with run_in_background(lambda _: import_module(module)), suppress(RayError):
-        start(config.ray, parallel_dims(config).bundles(num_tasks))

@@ -57,9 +57,7 @@ class ReadBy:
         return not {key, key.partition(".")[0]}.isdisjoint(attrgetter(self.kind)(config).settings)
 
 
-ON_RAY = Needs(
-    "run.executor", "run.executor={run.executor!r} has no such setting; give --gpus N (0 = on the CPU)", ("ray",)
-)
+ON_RAY = ReadBy("run.kind", "run.executor={run.executor!r} has no such setting; give --gpus N (0 = on the CPU)")
 
 
 @cache

@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
 from tinyzero_trainer.config.metadata import ON_RAY, RESUMABLE, Needs
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, name_of, read_task_specs
+from tinyzero_trainer.kinds import EXECUTORS, ExecutorKind, find_executor, kind_names
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NoneIs, NonNegativeInt, PositiveFloat, PositiveInt
 
 DEVICES = "auto, cpu, cuda or cuda:N"
@@ -24,6 +25,12 @@ def is_device(name: str) -> bool:
     return re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name, re.ASCII) is not None
 
 
+if TYPE_CHECKING:
+    Executor = str
+else:
+    Executor = Literal[kind_names(EXECUTORS)]
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The run and its device."""
@@ -37,7 +44,7 @@ class RunConfig:
     steps: Annotated[PositiveInt, RESUMABLE] = 100
     """Training steps; each takes one batch of prompts."""
 
-    executor: Annotated[Literal["local", "ray"], RESUMABLE] = "local"
+    executor: Annotated[Executor, RESUMABLE] = "local"
     """Where policy, engines and scorers run: `local` = in this process, `ray` = in processes of Ray."""
 
     device: Annotated[str, RESUMABLE] = "auto"
@@ -49,6 +56,11 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not is_device(self.device):
             raise ValueError(f"run.device={self.device!r} is not a device; give {DEVICES}")
+
+    @property
+    def kind(self) -> ExecutorKind:
+        """What the executor is."""
+        return find_executor(self.executor)
 
 
 COMPILED_FROM = 100_000_000

@@ -19,6 +19,7 @@ from tinyzero_trainer.config.rollout import DataConfig, Engine, RolloutConfig, V
 from tinyzero_trainer.config.run import (
     CheckpointConfig,
     EvalConfig,
+    Executor,
     LogConfig,
     MemoryConfig,
     ModelConfig,
@@ -66,7 +67,7 @@ class SftRunConfig:
     """Seconds of training instead: the number of steps is set by the time of the first ones, so no two runs are equal
     bit for bit."""
 
-    executor: Annotated[Literal["local", "ray"], RESUMABLE] = "local"
+    executor: Annotated[Executor, RESUMABLE] = "local"
     """Where the model is trained: `local` = in this process, `ray` = in processes of Ray."""
 
     device: Annotated[str, RESUMABLE] = "auto"

@@ -184,8 +184,8 @@ class TrainConfig:
                 f"{level}: {engine} samples whole batches, {kind.max_async_level} ahead of the update at most; set "
                 f"rollout.max_async_level={kind.max_async_level}, or take rollout.engine=torch"
             )
-        if kind.async_needs_own_gpus and not (self.rollout.num_engines and self.run.executor == "ray"):
-            local = self.run.executor == "local"
+        local = not self.run.kind.own_processes
+        if kind.async_needs_own_gpus and (local or not self.rollout.num_engines):
             return (
                 f"{level} generates during the update, and {engine} needs GPUs of its own for that; set "
                 f"{'run.executor=ray and ' * local}rollout.num_engines=1 (or more), or take rollout.engine=torch"

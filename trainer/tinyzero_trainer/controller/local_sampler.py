@@ -9,7 +9,7 @@ from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.data.prompts import PromptSource
 from tinyzero_trainer.data.tokenization import decode_texts
-from tinyzero_trainer.executors.local import build_local_engine
+from tinyzero_trainer.executors.local.build import build_local_engine
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.rollout import SamplingParams

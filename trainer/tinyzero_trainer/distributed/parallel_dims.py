@@ -175,7 +175,7 @@ def parallel_dims(config: TrainConfig) -> ParallelDims:
 
 def planned_dims(config: TrainConfig) -> ParallelDims:
     """The processes to plan for, as `parallel_dims` has them; a run without GPUs is planned as one process."""
-    if config.run.executor != "ray" or not config.ray.gpus:
+    if not config.run.kind.own_processes or not config.ray.gpus:
         return SINGLE_PROCESS
     return parallel_dims(config)
 
@@ -194,15 +194,15 @@ def refuse_uneven(config: TrainConfig, heads: int) -> None:
 
 
 def device_of(config: TrainConfig) -> str:
-    """`run.device`; for Ray actors the CPU, unless they have GPUs."""
-    return "cpu" if config.run.executor == "ray" and not config.ray.gpus else config.run.device
+    """`run.device`; for processes of their own the CPU, unless they have GPUs."""
+    return "cpu" if config.run.kind.own_processes and not config.ray.gpus else config.run.device
 
 
 def describe_dims(config: TrainConfig) -> str:
     """Which processes are on how many GPUs, as text; empty for one GPU."""
     dims, tensor_parallel = planned_dims(config), config.vllm.tensor_parallel
     if dims.gpus == 1:
-        alone = config.run.executor != "ray" and tensor_parallel > 1
+        alone = not config.run.kind.own_processes and tensor_parallel > 1
         return f"vLLM is on {tensor_parallel} GPUs; the plan is for the first, which also trains" if alone else ""
     engines = f"{dims.num_engines} engine{'s' * (dims.num_engines > 1)}"
     if dims.engine_tp > 1:

@@ -1,7 +1,8 @@
-"""Which executor a run gets: its workers in this process (local.py) or in Ray's actors (ray/)."""
+"""The workers of a run, from the executor that `run.executor` names."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.executors.local import build_local_workers
+from tinyzero_trainer.kinds import find_executor
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.files import start_loading
 from tinyzero_trainer.monitoring.progress import Progress
@@ -40,6 +41,8 @@ def build_workers(
 ) -> AbstractContextManager[Workers]:
     """Build the workers that `run.executor` names; leaving the context ends their processes.
 
+    An executor's own function of this name gets the tasks, which are loaded, and the device of its workers as well.
+
     Args:
         config: the run's.
         display: shows the phases.
@@ -47,11 +50,12 @@ def build_workers(
         checkpoint: directory whose weights are loaded instead of the starting model's.
         tasks: of the run, if they are loaded already.
     """
-    on_ray = training and config.run.executor == "ray"
-    # Ray's workers choose their devices themselves: this process may have none, and must not initialize CUDA.
-    device = torch.device("cuda" if config.ray.gpus else "cpu") if on_ray else choose_device(config.run.device)
+    kind = find_executor(config.run.executor if training else "local")
+    # Processes of their own choose their devices: this one may have none, and must not initialize CUDA.
+    elsewhere = torch.device("cuda" if config.ray.gpus else "cpu")
+    device = elsewhere if kind.own_processes else choose_device(config.run.device)
     require_engine(config, device, here=config.ray.address is None)
-    if training and config.model.float8 and not on_ray:
+    if training and config.model.float8 and not kind.own_processes:
         require_float8(device)
     if config.ray.address is None:  # elsewhere the model may be on the workers' machines only
         model = str(checkpoint) if checkpoint else config.model.path
@@ -67,8 +71,7 @@ def build_workers(
         # An error in a function of the user's own is reported before models load.
         find_estimator(config.algorithm.advantage_estimator)
         find_policy_loss(config.algorithm.policy_loss)
-    if on_ray:
-        from tinyzero_trainer.executors.ray.build import build_ray_workers
-
-        return build_ray_workers(config, tasks, display=display, checkpoint=checkpoint)
-    return build_local_workers(config, tasks, device, display=display, training=training, checkpoint=checkpoint)
+    built: AbstractContextManager[Workers] = import_module(kind.build).build_workers(
+        config, tasks, device, display=display, training=training, checkpoint=checkpoint
+    )
+    return built

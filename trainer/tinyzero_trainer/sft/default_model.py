@@ -28,6 +28,7 @@ from tinyzero_trainer.config.run import DefaultModelConfig
 from tinyzero_trainer.config.sft import SftConfig, warm_start
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.hardware import nvml
+from tinyzero_trainer.kinds import EXECUTORS, find_executor, kind_names
 from tinyzero_trainer.models.new_model import default_shape
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.utils.signals import Stopped, left_at_once
@@ -149,7 +150,9 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
     device = get(overrides, "run.device") or "auto"
     if get(overrides, "model.path") is not None or not isinstance(device, str):
         return None  # the former is for config/unused.py, the latter for `build`
-    no_ray_gpu = get(overrides, "run.executor") == "ray" and not get(overrides, "ray.gpus")
+    executor = get(overrides, "run.executor")
+    own_processes = executor in kind_names(EXECUTORS) and find_executor(executor).own_processes
+    no_ray_gpu = own_processes and not get(overrides, "ray.gpus")
     if no_ray_gpu or not nvml.sees_gpu(device):
         if merge(by_default := vars(DefaultModelConfig()), overrides.get("default_model") or {}) != by_default:
             why = "Ray with ray.gpus=0 has" if no_ray_gpu else f"run.device={device} finds"

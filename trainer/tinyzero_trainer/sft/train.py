@@ -25,6 +25,7 @@ from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.loop import Session, TrainResult, open_session
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.errors import first_line
+from tinyzero_trainer.kinds import find_executor
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.loading import from_parts, load_tokenizer, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
@@ -158,5 +159,6 @@ def _make_new_model(config: SftConfig) -> None:
 def _num_workers(config: SftConfig) -> int:
     if config.data.num_workers is not None:
         return config.data.num_workers
-    on_gpu = config.ray.gpus > 0 if config.run.executor == "ray" else choose_device(config.run.device).type == "cuda"
+    own_processes = find_executor(config.run.executor).own_processes
+    on_gpu = config.ray.gpus > 0 if own_processes else choose_device(config.run.device).type == "cuda"
     return min(MAX_WORKERS, max(1, count_cores() - 1)) if on_gpu and config.data.path is None else 0

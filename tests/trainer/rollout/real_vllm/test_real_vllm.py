@@ -16,8 +16,8 @@ from tests.trainer.samples import token_logprobs
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.errors import VllmError
-from tinyzero_trainer.executors import local
-from tinyzero_trainer.executors.local import build_local_engine
+from tinyzero_trainer.executors.local import build as local
+from tinyzero_trainer.executors.local.build import build_local_engine
 from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams, TorchEngine

@@ -8,6 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tinyzero_sdk import Task
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import RewardConfig, TrainConfig
@@ -36,10 +38,16 @@ RESTART_SECONDS = 180.0
 
 
 @contextmanager
-def build_ray_workers(
-    config: TrainConfig, tasks: Mapping[str, Task], *, display: Progress, checkpoint: Path | None
+def build_workers(
+    config: TrainConfig,
+    tasks: Mapping[str, Task],
+    device: torch.device,
+    *,
+    display: Progress,
+    training: bool,
+    checkpoint: Path | None,
 ) -> Iterator[Workers]:
-    """Start Ray and all actors; leaving the context ends them. See `build_workers` for the arguments.
+    """Start Ray and all actors; leaving the context ends them. See executors/build.py for the arguments.
 
     Raises:
         RayError: Ray is not installed, or has too few free resources.

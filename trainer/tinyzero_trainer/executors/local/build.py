@@ -1,4 +1,4 @@
-"""The executor `local`: policy, critic, rollout engine and reward pools in this process."""
+"""Builds the workers of a run in this process."""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 
 @contextmanager
-def build_local_workers(
+def build_workers(
     config: TrainConfig,
     tasks: Mapping[str, Task],
     device: torch.device,
@@ -36,7 +36,7 @@ def build_local_workers(
     training: bool,
     checkpoint: Path | None,
 ) -> Iterator[Workers]:
-    """Build the workers in this process, with the models on `device`; other arguments: see `build_workers`."""
+    """Build the workers in this process, with the models on `device`; other arguments: see executors/build.py."""
     if training and device.type == "cuda":
         expand_segments(config)
     with process_group(device) if training else nullcontext(), ExitStack() as stack:
