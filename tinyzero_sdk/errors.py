@@ -25,6 +25,9 @@ class TinyZeroError(Exception):
     exit_code = 2
     """Exit code of the command line: 2 = usage error, 1 = some rows or checks failed."""
 
+    policy_intact = True
+    """Whether a training run that it ends can still save its last whole step."""
+
 
 class SettingsError(TinyZeroError):
     """An option has an unknown name, is given twice, or has a value that does not fit."""

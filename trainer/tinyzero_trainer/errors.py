@@ -39,12 +39,6 @@ class WorkerDiedError(TinyZeroError):
         super().__init__(f"{worker} {end}")
         self.worker, self.policy_intact = worker, policy_intact
 
-    def with_resume_hint(self, saved_step: int | None, command: str) -> TinyZeroError:
-        """The error for the user, with what to do next: `command` resumes from the newest checkpoint, `saved_step`."""
-        if saved_step is None:
-            return TinyZeroError(f"{self}; nothing has been saved yet: start again, with a smaller checkpoint.every")
-        return TinyZeroError(f"{self}; step {saved_step:,} is saved; resume with: {command}")
-
 
 class NoCapacityError(WorkerDiedError):
     """Nothing can be started in place of a worker that died, for example because its machine is gone."""

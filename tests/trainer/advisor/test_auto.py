@@ -31,11 +31,11 @@ from tinyzero_trainer.advisor.fit import engine_keeps, predict_within, settle, u
 from tinyzero_trainer.advisor.memory import predict_memory
 from tinyzero_trainer.advisor.speed import predict_speed
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
+from tinyzero_trainer.api import gpu_elsewhere
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.config.settings import setting, with_settings
-from tinyzero_trainer.executors.build import gpu_elsewhere
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.sft import default_model
 

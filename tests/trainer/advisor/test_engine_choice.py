@@ -162,7 +162,7 @@ def test_a_resumed_run_keeps_the_choice_whether_auto_is_typed_or_not(tmp_path: P
 
 def test_fine_tuning_records_the_choice() -> None:
     config = SftConfig(rollout=replace(SftConfig().rollout, engine="auto"))
-    resolved, _ = resolve_engine(replace(config.as_train_config(), run=config_of("run.device=cpu").run), OWN)
+    resolved, _ = resolve_engine(replace(config.workers_config, run=config_of("run.device=cpu").run), OWN)
     assert config.with_resolved(resolved).rollout == SftConfig().rollout
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.controller.test_checkpointer import batch_of
-from tests.trainer.samples import make_sample
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
@@ -19,7 +17,7 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectory
 from tinyzero_trainer.checkpoint.run_status import status_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_config
-from tinyzero_trainer.controller.rollout_batch import MOST_SKIPPED, SkippedUpdates
+from tinyzero_trainer.controller.skipped_updates import MOST_SKIPPED, SkippedUpdates
 
 CONFIG = TrainConfig(tasks={"countdown": {"options": {"numbers": [3, 4]}}})
 
@@ -177,8 +175,6 @@ def test_batches_of_skipped_updates_give_way_to_newer_ones_and_files_with_other_
     old = {f"step_{step}.json" for step in range(100, 100 + MOST_SKIPPED)}
     for name in foreign | old | {"step_2.json"}:
         (skipped / name).touch()
-    SkippedUpdates(RunDirectory(path), told.append).watch(
-        batch_of([make_sample(3, 2)]), lambda: {"actor/skipped_updates": 1.0}
-    )
+    SkippedUpdates(RunDirectory(path), told.append).watch(3, lambda: {"actor/skipped_updates": 1.0}, lambda: b"{}")
     assert "to see where: tinyzero replay" in told[0]
     assert {file.name for file in skipped.iterdir()} == foreign | old

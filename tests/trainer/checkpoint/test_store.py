@@ -239,12 +239,7 @@ def test_a_disk_with_too_little_space_is_refused_before_anything_is_written(root
     with pytest.raises(CheckpointError) as caught:
         save(root, 30, lambda directory: pytest.fail("written"), meta=META, expected_bytes=10**18)
     assert str(caught.value).startswith(f"cannot save {root}/step_30: the disk has too little space (1,000,000,000,000")
-    assert str(caught.value).endswith("; earlier checkpoints are intact")
     assert names(root) == ["step_10", "step_20"]
-    shutil.rmtree(root)
-    root.mkdir()
-    with pytest.raises(CheckpointError, match="no checkpoint is saved yet"):
-        save(root, 0, lambda directory: pytest.fail("written"), meta=META, expected_bytes=10**18)
 
 
 def test_a_limit_of_file_sizes_is_named(root):

@@ -21,7 +21,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import heldout_eval, in_flight, loop
+from tinyzero_trainer.controller import heldout_eval, in_flight, result, session
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE, GroupsInFlight, load_in_flight
 from tinyzero_trainer.controller.loop import train
@@ -60,7 +60,7 @@ def _often_checked() -> Iterator[None]:
     """Engines look for finished completions, few tokens long here, after every step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TorchEngine, "check_every", 1)
-        patch.setattr(loop, "plot_curve", lambda *args, **kwargs: None)
+        patch.setattr(result, "plot_curve", lambda *args, **kwargs: None)
         yield
 
 
@@ -160,7 +160,7 @@ def test_a_signal_saves_what_is_in_flight_and_the_run_resumes_with_it(
 def test_an_engine_in_a_thread_samples_beside_the_update_and_a_killed_run_goes_on(
     level, refill, configure, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(loop, "build_workers", in_a_thread)
+    monkeypatch.setattr(session, "build_workers", in_a_thread)
     run = configure(tmp_path / "run", rollout__max_async_level=level, data__max_refill_rounds=refill)
     with killed(monkeypatch, Policy, "update", 4):
         train(run)
@@ -178,7 +178,7 @@ def test_an_engine_in_a_thread_samples_beside_the_update_and_a_killed_run_goes_o
 @pytest.mark.slow
 def test_an_engine_that_dies_during_an_update_costs_no_step(configure, tmp_path, monkeypatch):
     run = configure(tmp_path / "run", run__steps=3, rollout__max_async_level=1)
-    monkeypatch.setattr(loop, "build_workers", in_a_thread)
+    monkeypatch.setattr(session, "build_workers", in_a_thread)
     updating, died, update, take = threading.Event(), threading.Event(), Policy.update, GroupsInFlight.take
 
     def wait_for_death(*args: Any) -> Any:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.checkpoint.store import Checkpoint
-from tinyzero_trainer.controller.checkpointer import Checkpointer, Meta, SavedRun
+from tinyzero_trainer.controller.checkpointer import Meta, SavedRun, restore
 from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, from_json, to_json
 from tinyzero_trainer.controller.state import TrainerState
@@ -94,7 +94,7 @@ def test_a_task_that_has_changed_is_told_when_a_run_is_resumed(saved: dict[str, 
         tasks={"toy": SimpleNamespace(task=SimpleNamespace(version="2"))},
         display=SimpleNamespace(warn=said.append, log=lambda line: None),
     )
-    checkpointer = Checkpointer(None, None, workers)  # type: ignore[arg-type]
-    state = checkpointer.restore(SavedRun(Checkpoint(3, tmp_path, {}), Meta("", saved), TrainerState(3), None))
+    found = SavedRun(Checkpoint(3, tmp_path, {}), Meta("", saved), TrainerState(3), None)
+    state = restore(found, workers)  # type: ignore[arg-type]
     assert state.step == 3
     assert ["version 1, now 2" in line for line in said] == ([True] if saved == {"toy": "1"} else [])

@@ -29,6 +29,7 @@ from tinyzero_trainer.config.resume import fingerprint
 from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY, SavedRun, newest_checkpoint
 from tinyzero_trainer.controller.rollout_batch import save_batch
+from tinyzero_trainer.controller.session import open_session
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.monitoring.progress import Progress
@@ -285,7 +286,7 @@ def resumed_at(
     whole = shutil.copytree(output, output.with_name("whole"))
     try:
         damage(output / "checkpoints/step_2")
-        with Progress() as progress, loop.open_session(config, progress, resume=True, tasks=None) as session:
+        with Progress() as progress, open_session(config, config, progress, resume=True, tasks=None) as session:
             step = session.state.step
     finally:
         shutil.rmtree(output)

@@ -199,7 +199,7 @@ def test_a_run_cut_anywhere_continues_with_the_same_batches(cut: int) -> None:
     expected = take(uncut, range(1, 6))
     before = interrupted.steps(2, steps=5)
     metrics = take(before, range(1, cut + 1))
-    before.state.step, in_flight = cut, before.in_flight  # as the loop does
+    before.state.step, in_flight = cut, before.collector.in_flight  # as the loop does
     assert len(in_flight.groups) == (0 if cut == 0 else min(2, 5 - cut))
     interrupted.waiting = []
     after = interrupted.steps(2, steps=5, state=before.state, in_flight=in_flight if cut else None)
@@ -269,7 +269,7 @@ def test_a_signal_ends_the_wait_for_the_next_batch_whose_groups_stay_in_flight()
     steps.take(2)
     assert steps.collector.prefetched is None
     assert steps.failure is None
-    assert [each.group.number for each in steps.in_flight.groups] == [2]
+    assert [each.group.number for each in steps.collector.in_flight.groups] == [2]
     assert world.loaded == 2
 
 
@@ -280,7 +280,7 @@ def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
     with pytest.raises(StopRequested):
         steps.take(1)
     assert steps.collector.prefetched is None
-    assert [each.group.number for each in steps.in_flight.groups] == [0, 1]
+    assert [each.group.number for each in steps.collector.in_flight.groups] == [0, 1]
     assert world.trained == []
 
 
@@ -297,7 +297,7 @@ def test_a_dead_engine_is_reported_after_the_running_step(failure: TinyZeroError
     world.during_update = lambda: time.sleep(0.2)
     _, metrics = steps.take(2)
     assert metrics["staleness/steps"] <= 1
-    assert len(steps.in_flight.groups) == 1
+    assert len(steps.collector.in_flight.groups) == 1
     assert steps.collector.failure is failure
     assert steps.policy_intact
     assert steps.collector.prefetched is None

@@ -11,8 +11,8 @@ from tests.trainer.runs import Configure, assert_same_weights, completions, kill
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.scoring.statistics import pass_at_k
 from tinyzero_trainer.checkpoint.run_status import status_of
-from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.loop import train
+from tinyzero_trainer.controller.result import Change, TrainResult
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.data import prompts
 
@@ -47,18 +47,18 @@ def _few_are_looked_at() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def whole(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> loop.TrainResult:
+def whole(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     """A run that nothing interrupted."""
     return train(configure(tmp_path_factory.mktemp("whole") / "run"))
 
 
 @pytest.mark.slow
-def test_each_task_is_measured_on_its_own_problems(whole: loop.TrainResult) -> None:
+def test_each_task_is_measured_on_its_own_problems(whole: TrainResult) -> None:
     found = lines(whole.output)
     for name in ("short", "long"):
         key = f"val-core/{name}/acc/mean@1"
         assert [row["step"] for row in found if key in row] == [0, 2, 4]
-        assert whole.accuracy[name] == loop.Change(found[0][key], found[-1][key])
+        assert whole.accuracy[name] == Change(found[0][key], found[-1][key])
         assert [row[f"val-aux/{name}/size"] for row in (found[0], found[2], found[4])] == [6, 3, 6]
     kept = completions(whole.output)
     assert {row["step"] for row in kept} == {2, 4}
@@ -97,7 +97,7 @@ def test_a_run_is_evaluated_on_other_tasks_and_by_pass_at_k(configure: Configure
 
 
 @pytest.mark.slow
-def test_training_metrics_are_of_each_task(whole: loop.TrainResult) -> None:
+def test_training_metrics_are_of_each_task(whole: TrainResult) -> None:
     steps = lines(whole.output)[1:]
     assert {"task/short/acc", "task/short/score", "task/long/acc", "task/long/score"} <= steps[0].keys()
     levels = {key.rpartition("/")[0] for row in steps for key in row if key.startswith("train/acc_by_difficulty/")}

@@ -30,6 +30,7 @@ from tests.trainer.doctor.machines import facts_of
 from tests.trainer.processes import in_own_process
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.settings import merge, to_mapping
+from tinyzero_trainer import api
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.config import RayConfig, SftConfig, TrainConfig
 from tinyzero_trainer.config.sft import compose_sft
@@ -38,7 +39,6 @@ from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.doctor import probe
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray
-from tinyzero_trainer.executors import build
 from tinyzero_trainer.executors.ray import cluster as room
 from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.models.loading import from_parts, load_model, save_model
@@ -169,9 +169,9 @@ def gpus_there(ray: RayConfig) -> list[TargetGpu | None]:
     config, gpu = on(config_of(), 1, ray__address=ray.address), target_of("H200")
     without = room.gpu_there(ray)
     room.present_gpu = lambda device: gpu if device == "cuda" else None
-    with_one = build.gpu_elsewhere(config)
-    build.present_gpu = lambda device: target_of("T4")
-    return [without, with_one, build.gpu_elsewhere(config)]
+    with_one = api.gpu_elsewhere(config)
+    api.present_gpu = lambda device: target_of("T4")
+    return [without, with_one, api.gpu_elsewhere(config)]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from filelock import FileLock
 from tests.trainer.configurations import call, typed
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, read_toml
+from tinyzero_trainer import fine_tune
 from tinyzero_trainer.advisor import advice
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.checkpoint import store
@@ -187,7 +188,7 @@ def test_waiting_for_another_process_is_logged(toy_task: str, monkeypatch: pytes
 
     monkeypatch.setattr(default_model.stderr, "print", make)
     with FileLock(lock, thread_local=False) as held:
-        assert model.settle()["model"]["path"] == str(model.directory)
+        assert model.settle(fine_tune)["model"]["path"] == str(model.directory)
     assert printed == [f"waiting for another process that makes the same model (it holds {lock})"]
     assert made == []
 
@@ -222,7 +223,7 @@ def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypat
 
     monkeypatch.setattr(sft, "open_session", short)
     with pytest.raises(OutOfMemoryError) as error:
-        planned(toy_task, "task.limit=5", "data.test_fraction=0.4", "run.device=auto").settle()
+        planned(toy_task, "task.limit=5", "data.test_fraction=0.4", "run.device=auto").settle(fine_tune)
     assert str(error.value) == (
         "the GPU's memory ran out while the default model was made (Tried to allocate 4.64 GiB); give "
         "a smaller default_model.layers or default_model.mlp_size, or --model tiny"
@@ -238,7 +239,7 @@ def test_its_defaults_yield_where_the_users_settings_contradict_them(words: tupl
     shutil.copytree(BUILT_IN_MODEL, model.directory)
     file = model.directory / PRESET_FILE
     file.write_text(tomli_w.dumps(recorded_content({toy_task: {}}, default_model.SETTINGS)))
-    for one in (model.config, compose(model.settle()).config):
+    for one in (model.config, compose(model.settle(fine_tune)).config):
         assert one.optimizer.num_mini_batches == 1
         assert one.data.prompts_per_step < default_model.SETTINGS["optimizer"]["num_mini_batches"]
         assert one.optimizer.beta2 == 0.99  # the rest holds

@@ -30,7 +30,7 @@ def configure(**groups: Any) -> SftConfig:
 
 
 def policy_of(model: LanguageModel, config: SftConfig) -> Policy:
-    made = config.as_train_config()
+    made = config.workers_config
     return Policy(model, algorithm=made.algorithm, optimizer=made.optimizer, max_tokens=8, reference=None)
 
 
@@ -136,5 +136,5 @@ def test_an_engine_that_slept_during_the_loss_has_the_weights_before_it_generate
         )
     }
     workers: Any = SimpleNamespace(policy=policy_of(toy_model, config), engine=engine, display=ignored)
-    SftEvaluation(config.as_train_config(), workers, tasks, StopFlag(), mixed_lengths()).run(step, last=4)
+    SftEvaluation(config.workers_config, workers, tasks, StopFlag(), mixed_lengths()).run(step, last=4)
     assert calls == ["sleep", "load_weights", "generate"]

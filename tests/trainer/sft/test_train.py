@@ -17,6 +17,7 @@ from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, newest_model
 from tinyzero_trainer.checkpoint.store import USERS
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, recorded_defaults
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.config.sft import SftConfig, compose_sft
@@ -161,7 +162,7 @@ def test_epochs_set_the_number_of_steps(
 ) -> None:  # fmt: skip
     opened = list[SftConfig]()
 
-    def open_session(config: SftConfig, *_: object, **__: object) -> NoReturn:
+    def open_session(_: TrainConfig, config: SftConfig, *_others: object, **__: object) -> NoReturn:
         opened.append(config)
         raise TinyZeroError
 

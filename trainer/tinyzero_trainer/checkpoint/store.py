@@ -317,9 +317,7 @@ def _failure(final: Path, error: Exception, expected_bytes: int) -> str:
         space = "the directory is gone"
     if os.strerror(errno.EFBIG) in reason:
         space = f"{need}`ulimit -f` limits the size of files"
-    earlier = any(_SEALED.fullmatch(path.name) for path in final.parent.glob("step_*") if path != final)
-    kept = "earlier checkpoints are intact" if earlier else "no checkpoint is saved yet"
-    return f"cannot save {final}: {reason} ({space}); {kept}"
+    return f"cannot save {final}: {reason} ({space})"
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def plan(
     owned = get(settings, "model.path") is None
     if sft:
         examples = compose_sft(settings, needs_examples=False)
-        resolved, own_spec = examples.as_train_config(), new_spec("a new decoder", examples.new_model)
+        resolved, own_spec = examples.workers_config, new_spec("a new decoder", examples.new_model)
     else:
         resolved = compose(settings, SETTINGS if owned else None, needs_task=False).config
         own_spec = default_spec(resolved.default_model)

@@ -93,6 +93,7 @@ def _naming(run: Path, directory: str) -> Iterator[None]:
 
 def _replay(path: Path, step: int, overrides: list[str], directory: Path) -> "Replayed":
     from tinyzero_sdk.settings import read_toml
+    from tinyzero_trainer.api import resolve
     from tinyzero_trainer.checkpoint.run_status import copy_run
     from tinyzero_trainer.config import SftConfig, TrainConfig
     from tinyzero_trainer.config.compose import gather
@@ -102,7 +103,8 @@ def _replay(path: Path, step: int, overrides: list[str], directory: Path) -> "Re
     of_sft = is_sft(read_toml(directory / "config.toml"))
     cls: Any = SftConfig if of_sft else TrainConfig
     config = resume_config(directory, gather(cls, {"log.trackers": []}, overrides), cls)
-    workers = config.as_train_config()
+    workers = resolve(config.workers_config, start.print_choice)
+    config = config.with_resolved(workers) if of_sft else workers
     tasks = start.check(workers, {}, resume=True)
     module = "tinyzero_trainer.sft.train" if of_sft else "tinyzero_trainer.controller.loop"
     with start.imported(module, workers, len(tasks)) as progress:

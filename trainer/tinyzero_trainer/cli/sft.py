@@ -6,6 +6,7 @@ What is slow to import (torch above all) is imported inside functions, after the
 import shlex
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,6 +93,7 @@ def _run(
 ) -> None:
     from tinyzero_sdk.settings import flatten, get, merge
     from tinyzero_trainer.advisor.limits import refuse_model
+    from tinyzero_trainer.api import resolve
     from tinyzero_trainer.config.compose import gather
     from tinyzero_trainer.config.resume import resume_config
     from tinyzero_trainer.config.sft import SftConfig, model_defaults
@@ -111,7 +113,7 @@ def _run(
                 settings = merge(settings, {"run": {"output": path}})
             settings = start.with_checkpoints(settings)
             resolved, defaults = compose(settings), model_defaults(settings)
-        config, spec = resolved.as_train_config(), None
+        config, spec = resolved.workers_config, None
         if resolved.model.path is None:
             spec = new_spec("a new decoder", resolved.new_model)
         else:
@@ -123,9 +125,8 @@ def _run(
         name = resolved.model.path or "a new decoder"
         stderr.print(f"{verb} {name} on {what} in {resolved.run.output}", soft_wrap=True, markup=False)
         start.print_origin("defaults of the model", dict(flatten(defaults)))
-        config = start.resolve_engine(config, spec)
-        start.warn_of_memory(config, spec, command="tinyzero plan --sft")
-        config = start.resolve_auto(config, spec)
+        check = partial(start.warn_of_memory, spec=spec, command="tinyzero plan --sft")
+        config = resolve(config, start.print_choice, spec, check)
         with start.imported("tinyzero_trainer.sft.train", config, len(tasks)) as progress:
             from tinyzero_trainer.sft.train import fine_tune
 

@@ -66,27 +66,9 @@ def warn_of_memory(config: "TrainConfig", spec: "ModelSpec | None" = None, *, co
         warn(f"{warning} (details: {command})")
 
 
-def resolve_engine(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "TrainConfig":
-    """The configuration with an engine for `rollout.engine=auto`, which is printed with the reason."""
-    from tinyzero_trainer.advisor import engine_choice
-
-    config, chosen = engine_choice.resolve_engine(config, spec)
-    _print_chosen(chosen)
-    return config
-
-
-def resolve_auto(config: "TrainConfig", spec: "ModelSpec | None" = None) -> "TrainConfig":
-    """The configuration with values for the memory settings that are `auto`, which are printed."""
-    from tinyzero_trainer.advisor import auto
-
-    config, chosen = auto.resolve_auto(config, spec)
-    _print_chosen(chosen)
-    return config
-
-
-def _print_chosen(line: str) -> None:
-    if line:
-        stderr.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
+def print_choice(line: str) -> None:
+    """What was chosen for a setting that is `auto`."""
+    stderr.print(line, style="dim", soft_wrap=True, markup=False, highlight=False)
 
 
 @contextmanager

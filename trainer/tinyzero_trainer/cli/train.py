@@ -42,6 +42,7 @@ def train(
 
     Ctrl-C saves a checkpoint and prints the command that resumes the run.
     """
+    from tinyzero_trainer.api import resolve
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather, is_of_run
     from tinyzero_trainer.config.resume import resume_config
@@ -64,10 +65,7 @@ def train(
         typed = gather(TrainConfig, flags, overrides) if is_of_run(config) else settings
         tasks = _check(resolved, typed, resume=resume)
         _announce(resolved, composition)
-        resolved = start.resolve_engine(resolved)
-        if not is_planned:
-            start.warn_of_memory(resolved)
-        resolved = start.resolve_auto(resolved)
+        resolved = resolve(resolved, start.print_choice, check=None if is_planned else start.warn_of_memory)
         with start.imported("tinyzero_trainer.controller.loop", resolved, len(tasks)) as progress:
             from tinyzero_trainer.controller.loop import train as run_loop
 
@@ -85,6 +83,7 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """
     from tinyzero_sdk.settings import get, merge
     from tinyzero_trainer.advisor.engine_choice import resolve_engine
+    from tinyzero_trainer.api import fine_tune
     from tinyzero_trainer.config.model_defaults import TINY_NAME
     from tinyzero_trainer.models.new_model import default_spec
     from tinyzero_trainer.sft.default_model import plan
@@ -103,7 +102,7 @@ def _with_model(overrides: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     _check(config, overrides, resume=False)
     stderr.print(own.about, soft_wrap=True, markup=False)
     start.warn_of_memory(config, spec)
-    return own.settle(), True
+    return own.settle(fine_tune), True
 
 
 def _check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> Mapping[str, "Task"]:

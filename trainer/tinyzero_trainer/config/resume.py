@@ -74,7 +74,7 @@ def resume_config(
         _reject_changes(cls, before, before | typed)  # the reason, if there is such a change
         raise
     _reject_changes(cls, before, _flat(config))
-    for key, value, reason in unused_settings(config.as_train_config()):
+    for key, value, reason in unused_settings(config.workers_config):
         if key in typed:
             raise SettingsError(f"{key}={value!r} has no effect: {reason}")
     steps, saved_steps = config.run.steps or 0, saved.run.steps or 0
@@ -119,7 +119,7 @@ def _learned_from(config: TrainConfig | SftConfig) -> dict[str, Any]:
 
 def ending_schedules(config: TrainConfig | SftConfig) -> list[str]:
     """The settings, as `key=value`, with which a schedule ends at `run.steps`."""
-    config = config.as_train_config()
+    config = config.workers_config
     optimizer, rollout, algorithm = config.optimizer, config.rollout, config.algorithm
     found = {
         "optimizer.lr_schedule": optimizer.lr_schedule if optimizer.lr_schedule != "constant" else None,

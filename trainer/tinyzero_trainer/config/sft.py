@@ -1,10 +1,11 @@
 """Configuration of supervised fine-tuning: examples of tasks or of a file, for a pretrained model or a new decoder.
 
-Most groups are those of reinforcement learning, and what runs is built from a `TrainConfig`.
+Most groups are those of reinforcement learning; the workers take a `TrainConfig` made of them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +31,7 @@ from tinyzero_trainer.config.run import (
     RunConfig,
 )
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs, with_task_table
-from tinyzero_trainer.config.train_config import TrainConfig
+from tinyzero_trainer.config.train_config import TrainConfig, check_tasks, check_update
 from tinyzero_trainer.config.unused import unused_settings
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.utils.bounds import (
@@ -185,9 +186,10 @@ class SftConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", complete_table(self.task_specs))
+        check_update(self.model, self.lora, self.parallel, self.optimizer)
+        check_tasks(self.tasks, self.eval)
         if self.run.epochs and self.data.path is None:
             raise ValueError("run.epochs counts passes over data.path, and none is given; give run.steps")
-        self.as_train_config()  # which refuses what does not go together
 
     def recorded(self) -> dict[str, Any]:
         """What is saved with the model: its tasks with their options, and defaults for training it further."""
@@ -205,7 +207,8 @@ class SftConfig:
         """Where the random weights of a new decoder are kept, which is the starting model if none is named."""
         return Path(self.run.output).expanduser() / "new_model"
 
-    def as_train_config(self) -> TrainConfig:
+    @cached_property
+    def workers_config(self) -> TrainConfig:
         """The configuration of the workers that fine-tune: a policy trained on completions whose advantage is 1."""
         run, data, rollout = self.run, self.data, self.rollout
         return TrainConfig(
@@ -255,7 +258,7 @@ def compose_sft(overrides: Mapping[str, Any], *, needs_examples: bool = True) ->
     if needs_examples and not config.task_specs and config.data.path is None:
         raise SettingsError("there is nothing to learn from; give --task, or a file of examples with --data")
     model, file = config.model.path, config.data.path
-    reasons = {key: reason for key, _, reason in unused_settings(config.as_train_config())}
+    reasons = {key: reason for key, _, reason in unused_settings(config.workers_config)}
     if model is not None:
         reasons |= {f"new_model.{name}": f"model.path={model!r} names a model" for name in vars(config.new_model)}
     if file is not None:

@@ -4,6 +4,7 @@ Checks across groups are in `__post_init__`, so that an impossible configuration
 settings without effect say so in their own fields, see unused.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -33,6 +34,31 @@ from tinyzero_trainer.config.run import (
     RunConfig,
 )
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
+
+
+def check_update(model: ModelConfig, lora: LoraConfig, parallel: ParallelConfig, optimizer: OptimizerConfig) -> None:
+    """Raise a ValueError if the update cannot do what these groups ask of it together."""
+    if parallel.sequence_parallel > 1 and optimizer.packing == "padded":
+        raise ValueError(
+            f"parallel.sequence_parallel={parallel.sequence_parallel} divides packed rows; leave out "
+            "optimizer.packing='padded'"
+        )
+    if model.float8 and (lora.rank or parallel.sequence_parallel > 1):
+        other = "lora.rank" if lora.rank else "parallel.sequence_parallel"
+        raise ValueError(f"model.float8=rowwise does not go with {other}; leave one of them out")
+    if model.float8 and model.dtype == "float32":
+        raise ValueError(
+            "model.float8=rowwise is for models in bfloat16, not model.dtype=float32; leave one of them out"
+        )
+
+
+def check_tasks(tasks: Mapping[str, Any], evaluation: EvalConfig) -> None:
+    """Raise a ValueError if a task of the run is among those that are only evaluated."""
+    if twice := [spec for spec in evaluation.task_specs if spec.name in tasks]:
+        raise ValueError(
+            f"eval.tasks.{twice[0].name}: the run trains on it, and evaluates it anyway; leave it out, or give other "
+            f"options of it another name: eval.tasks.OTHER.task={twice[0].task}"
+        )
 
 
 @dataclass(frozen=True)
@@ -119,7 +145,8 @@ class TrainConfig:
         is_needed = self.lora.rank or self.algorithm.kl_coefficient or self.rollout.num_engines or self.model.teacher
         return tuple(filter(None, (self.model.path if is_needed else None, self.model.teacher)))
 
-    def as_train_config(self) -> "TrainConfig":
+    @property
+    def workers_config(self) -> "TrainConfig":
         """Itself; see `SftConfig`."""
         return self
 
@@ -133,21 +160,14 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", complete_table(self.task_specs))
-        rollout, optimizer = self.rollout, self.optimizer
+        check_update(self.model, self.lora, self.parallel, self.optimizer)
+        check_tasks(self.tasks, self.eval)
+        rollout = self.rollout
         wrong = ""
         if rollout.max_async_level and (problem := self._problem_with_async()):
             wrong = problem
-        elif self.parallel.sequence_parallel > 1 and optimizer.packing == "padded":
-            wrong = (
-                f"parallel.sequence_parallel={self.parallel.sequence_parallel} divides packed rows; leave out "
-                "optimizer.packing='padded'"
-            )
-        elif self.model.float8 and (self.lora.rank or self.parallel.sequence_parallel > 1):
-            other = "lora.rank" if self.lora.rank else "parallel.sequence_parallel"
-            wrong = f"model.float8=rowwise does not go with {other}; leave one of them out"
-        elif self.model.dtype == "float32" and (self.model.float8 or rollout.quantization):
-            setting = "model.float8=rowwise" if self.model.float8 else "rollout.quantization=fp8"
-            wrong = f"{setting} is for models in bfloat16, not model.dtype=float32; leave one of them out"
+        elif self.model.dtype == "float32" and rollout.quantization:
+            wrong = "rollout.quantization=fp8 is for models in bfloat16, not model.dtype=float32; leave one of them out"
         elif self.critic.warmup_steps >= self.run.steps:
             wrong = (
                 f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "
@@ -157,11 +177,6 @@ class TrainConfig:
             wrong = (
                 f"algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} learns from a teacher, and none "
                 "is named; give model.teacher=DIR, or a name on the Hub"
-            )
-        elif twice := [spec for spec in self.eval.task_specs if spec.name in self.tasks]:
-            wrong = (
-                f"eval.tasks.{twice[0].name}: the run trains on it, and evaluates it anyway; leave it out, or give "
-                f"other options of it another name: eval.tasks.OTHER.task={twice[0].task}"
             )
         elif rollout.top_k == 1:
             wrong = "rollout.top_k=1 samples the same completion each time, so nothing is learned; set 0 or at least 2"

@@ -4,7 +4,7 @@ Atomic directories and their checksums are in checkpoint/.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +19,9 @@ from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.model_defaults import PRESET_FILE
-from tinyzero_trainer.config.resume import check_fingerprint, fingerprint
-from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE, InFlight, load_in_flight, save_in_flight
-from tinyzero_trainer.controller.rollout_batch import BATCH_FILE, RolloutBatch, load_batch, save_batch
+from tinyzero_trainer.config.resume import check_fingerprint, fingerprint, resume_command
+from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE, InFlight, load_in_flight
+from tinyzero_trainer.controller.rollout_batch import BATCH_FILE, RolloutBatch, load_batch
 from tinyzero_trainer.controller.state import STATE_FILE, TrainerState
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.utils.oom import catch_out_of_memory
@@ -81,51 +81,58 @@ def newest_checkpoint(
     return saved
 
 
-class Checkpointer:
-    """Writes and reads the checkpoints of a run."""
+def restore(saved: SavedRun | None, workers: Workers) -> TrainerState:
+    """The state of a checkpoint or of a new run; loads the optimizers' states too.
 
-    def __init__(self, config: TrainConfig | SftConfig, run: RunDirectory, workers: Workers) -> None:
+    The workers were built with the checkpoint's weights.
+
+    Raises:
+        DamagedCheckpointError: the optimizers' states are not those of the models.
+    """
+    if saved is None:
+        model = workers.language_model
+        sizes = {"parameters": model.parameters, "trained_parameters": model.trained_parameters}
+        return TrainerState(pending_metrics={f"model/{name}": float(size) for name, size in sizes.items()})
+    assert workers.policy is not None
+    directory, warn = saved.checkpoint.path / STATE_DIRECTORY, workers.display.warn
+    with catch_out_of_memory("the checkpoint was loaded"):
+        workers.policy.load(directory)
+        if workers.critic is not None:
+            workers.critic.load(directory)
+    for line in saved.checkpoint.skipped:
+        warn(line)
+    for name, running in workers.tasks.items():
+        before, now = saved.meta.tasks.get(name), running.task.version
+        if before not in (None, now):  # a corrected reward is a good reason to resume, a slip is not
+            warn(
+                f"task {name} has changed since the checkpoint (version {before}, now {now}): rewards and accuracies "
+                "before and after it may not be comparable"
+            )
+    workers.display.log(f"resuming from step {saved.state.step:,}")
+    return saved.state
+
+
+def how_to_resume(run: RunDirectory, config: TrainConfig | SftConfig) -> str:
+    """What of a run is saved, and the command that resumes it, as a part of a message."""
+    newest = max((step for step, _ in store.sealed(run.checkpoints)), default=None)
+    if newest is None:
+        return "nothing has been saved yet: start again"
+    return f"step {newest:,} is saved; resume with: {resume_command(config)}"
+
+
+class Checkpointer:
+    """Writes the checkpoints of a run."""
+
+    def __init__(
+        self, config: TrainConfig | SftConfig, run: RunDirectory, workers: Workers, *, saved_step: int | None = None
+    ) -> None:
+        """`saved_step` is that of the newest checkpoint, from which the run was resumed."""
         assert workers.policy is not None
         self.config, self.run, self.workers, self.policy = config, run, workers, workers.policy
-        self._saved_step: int | None = None  # of the newest checkpoint
-        self._timing: dict[str, float] = {}
+        self._saved_step, self._timing = saved_step, dict[str, float]()
 
-    def restore(self, saved: SavedRun | None) -> TrainerState:
-        """The state of a checkpoint or of a new run; loads the optimizers' states too.
-
-        The workers were built with the checkpoint's weights.
-
-        Raises:
-            DamagedCheckpointError: the optimizers' states are not those of the models.
-        """
-        if saved is None:
-            model = self.workers.language_model
-            sizes = {"parameters": model.parameters, "trained_parameters": model.trained_parameters}
-            return TrainerState(pending_metrics={f"model/{name}": float(size) for name, size in sizes.items()})
-        directory = saved.checkpoint.path / STATE_DIRECTORY
-        with catch_out_of_memory("the checkpoint was loaded"):
-            self.policy.load(directory)
-            if self.workers.critic is not None:
-                self.workers.critic.load(directory)
-        for line in saved.checkpoint.skipped:
-            self.workers.display.warn(line)
-        self._compare_tasks(saved.meta.tasks)
-        self._saved_step = saved.state.step
-        self.workers.display.log(f"resuming from step {saved.state.step:,}")
-        return saved.state
-
-    def _compare_tasks(self, saved: Mapping[str, str]) -> None:
-        """Warn of tasks that have changed: a corrected reward is a good reason to resume, a slip is not."""
-        for name, running in self.workers.tasks.items():
-            before, now = saved.get(name), running.task.version
-            if before not in (None, now):
-                self.workers.display.warn(
-                    f"task {name} has changed since the checkpoint (version {before}, now {now}): rewards and "
-                    "accuracies before and after it may not be comparable"
-                )
-
-    def save(self, state: TrainerState, prefetched: RolloutBatch | None, in_flight: InFlight | None = None) -> None:
-        """Save a checkpoint of the present step, unless there is one."""
+    def save(self, state: TrainerState, save_ahead: Callable[[Path], None]) -> None:
+        """Save a checkpoint of the present step, unless there is one; `save_ahead` writes what later steps have."""
         if self._saved_step == state.step:
             return
         workers, started = self.workers, perf_counter()
@@ -141,10 +148,7 @@ class Checkpointer:
                 if workers.critic is not None:
                     workers.critic.save(state_directory)
             state.save(state_directory)
-            if prefetched is not None:
-                save_batch(prefetched, state_directory)
-            if in_flight is not None:
-                save_in_flight(in_flight, state_directory)
+            save_ahead(state_directory)
 
         meta = {
             "config": fingerprint(self.config),

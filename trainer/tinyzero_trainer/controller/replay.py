@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
-from tinyzero_trainer.controller.loop import Session, Step
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch, SkippedUpdates, load_batch
+from tinyzero_trainer.controller.session import Session, Step
+from tinyzero_trainer.controller.skipped_updates import SkippedUpdates
 from tinyzero_trainer.monitoring.metrics_log import plain_number
 from tinyzero_trainer.training.diagnosis import Diagnosis
 from tinyzero_trainer.training.optimizer import UpdateError
@@ -57,7 +57,7 @@ class Replayed:
 class _NotKept(SkippedUpdates):
     """Leaves batches and the display alone."""
 
-    def watch(self, batch: RolloutBatch, update: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def watch(self, step: int, update: Callable[[], dict[str, float]], batch: Callable[[], bytes]) -> dict[str, float]:
         return update()
 
 
@@ -71,7 +71,7 @@ def replay(run: Path, step: int, session: Session, training_step: Step, rows: li
         TinyZeroError: a worker or a task failed.
     """
     state, workers = session.state, session.workers
-    kept, start, error = load_batch(RunDirectory(run).skipped_batch(step)), state.step, None
+    kept, start, error = RunDirectory(run).skipped_batch(step), state.step, None
     learners: dict[str, Any] = {"policy": workers.policy, "critic": workers.critic}
     learners = {name: learner for name, learner in learners.items() if learner is not None}
     training_step.skipped = _NotKept(session.run, workers.display.warn)
@@ -82,8 +82,8 @@ def replay(run: Path, step: int, session: Session, training_step: Step, rows: li
             if state.step == step - 1:
                 for learner in learners.values():
                     learner.diagnose()
-                if kept is not None:
-                    training_step.give(kept)
+                if kept.exists():
+                    training_step.repeat(kept)
             try:
                 rollouts, found = training_step.take(state.step + 1)
             except UpdateError as skipped:
@@ -99,7 +99,7 @@ def replay(run: Path, step: int, session: Session, training_step: Step, rows: li
                     raise training_step.failure
         models = {name: learner.diagnosis() for name, learner in learners.items()}
     recorded = next((_of_step(row) for row in rows if row["step"] == step), None)
-    return Replayed(run, step, start, kept is not None, error, models, {} if error else metrics, recorded)
+    return Replayed(run, step, start, kept.exists(), error, models, {} if error else metrics, recorded)
 
 
 def _of_step(row: Mapping[str, Any]) -> dict[str, float | None]:

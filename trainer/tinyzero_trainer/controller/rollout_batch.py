@@ -1,34 +1,19 @@
-"""A collected batch, and its JSON: in a checkpoint, so that a resumed run trains on the same completions.
-
-A batch with which an update was skipped is kept in the run's directory.
-"""
+"""A collected batch, and its JSON: in a checkpoint, so that a resumed run trains on the same completions."""
 
 import json
-import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from tinyzero_sdk.console import plural
-from tinyzero_sdk.data.files import replacing
-from tinyzero_sdk.errors import DataError
-from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import damage_in_one_line
 from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
-from tinyzero_trainer.training.optimizer import UpdateError
 from tinyzero_trainer.types import Prompt, Rollout
 
 BATCH_FILE = "next_batch.json"
-MOST_SKIPPED = 10
-"""Batches kept of skipped updates."""
-
-_SKIPPED = re.compile(r"step_(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,39 +52,60 @@ class RolloutBatch:
     """Groups that were in flight when it was collected, its own left out."""
 
 
-_BATCH, _PROMPTS = TypeAdapter(RolloutBatch), TypeAdapter(list[Prompt])
+_BATCH, _PROMPTS, _ROLLOUTS = TypeAdapter(RolloutBatch), TypeAdapter(list[Prompt]), TypeAdapter(list[Rollout])
 
 
 def to_json(batch: RolloutBatch) -> bytes:
-    """A batch as JSON: each prompt once, however many completions it has, and floats to the last bit."""
-    values = _BATCH.dump_python(batch, exclude={"kept"})
-    rollouts: list[dict[str, Any]] = values["rollouts"]
-    prompts = {id(rollout.prompt): saved["prompt"] for rollout, saved in zip(batch.rollouts, rollouts, strict=True)}
-    prompt_indices = {key: index for index, key in enumerate(prompts)}
-    rollout_indices = {id(rollout): index for index, rollout in enumerate(batch.rollouts)}
-    values |= {
-        "prompts": list(prompts.values()),
-        "asked": [prompt_indices[id(rollout.prompt)] for rollout in batch.rollouts],
-        "rollouts": [rollout["generation"] for rollout in rollouts],
-        "texts": [rollout["text"] for rollout in rollouts],
-        "scores": [rollout["score"] for rollout in rollouts],
-        "kept": [rollout_indices[id(rollout)] for rollout in batch.kept],
-    }
-    # Not dump_json, which refuses a text with half a surrogate pair and turns NaN into null.
-    return json.dumps(values, default=list).encode()  # arrays, from another process
+    """A batch as JSON."""
+    values = _BATCH.dump_python(batch, exclude={"rollouts", "kept"})
+    places = {id(rollout): place for place, rollout in enumerate(batch.rollouts)}
+    values |= _columns(batch.rollouts) | {"kept": [places[id(rollout)] for rollout in batch.kept]}
+    return _dumped(values)
 
 
 def from_json(text: bytes) -> RolloutBatch:
     """What `to_json` wrote."""
     values = json.loads(text)
+    batch = _BATCH.validate_python({**values, "rollouts": _rollouts(values), "kept": []})
+    return replace(batch, kept=[batch.rollouts[place] for place in values["kept"]])
+
+
+def rollouts_to_json(rollouts: Sequence[Rollout]) -> bytes:
+    """Completions as JSON, without the state of a `RolloutBatch`."""
+    return _dumped(_columns(rollouts))
+
+
+def rollouts_from_json(text: bytes) -> list[Rollout]:
+    """What `rollouts_to_json` wrote."""
+    return _ROLLOUTS.validate_python(_rollouts(json.loads(text)))
+
+
+def _columns(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Each prompt once, however many completions it has, and floats to the last bit."""
+    dumped: list[dict[str, Any]] = _ROLLOUTS.dump_python(list(rollouts))
+    prompts = {id(rollout.prompt): values["prompt"] for rollout, values in zip(rollouts, dumped, strict=True)}
+    places = {key: place for place, key in enumerate(prompts)}
+    return {
+        "prompts": list(prompts.values()),
+        "asked": [places[id(rollout.prompt)] for rollout in rollouts],
+        "rollouts": [values["generation"] for values in dumped],
+        "texts": [values["text"] for values in dumped],
+        "scores": [values["score"] for values in dumped],
+    }
+
+
+def _rollouts(values: dict[str, Any]) -> list[dict[str, Any]]:
     prompts = _PROMPTS.validate_python(values.pop("prompts"))
     columns = (values.pop(name) for name in ("asked", "rollouts", "texts", "scores"))
-    rollouts = [
-        {"prompt": prompts[index], "generation": generation, "text": text, "score": score}
-        for index, generation, text, score in zip(*columns, strict=True)
+    return [
+        {"prompt": prompts[place], "generation": generation, "text": text, "score": score}
+        for place, generation, text, score in zip(*columns, strict=True)
     ]
-    batch = _BATCH.validate_python({**values, "rollouts": rollouts, "kept": []})
-    return replace(batch, kept=[batch.rollouts[index] for index in values["kept"]])
+
+
+def _dumped(values: dict[str, Any]) -> bytes:
+    # Not dump_json, which refuses a text with half a surrogate pair and turns NaN into null.
+    return json.dumps(values, default=list).encode()  # arrays, from another process
 
 
 def save_batch(batch: RolloutBatch, directory: Path) -> None:
@@ -111,42 +117,3 @@ def load_batch(file: Path) -> RolloutBatch | None:
     """The batch in a file; None if there is no file, a DamagedCheckpointError if it holds no batch."""
     with damage_in_one_line(file):
         return from_json(file.read_bytes()) if file.exists() else None
-
-
-class SkippedUpdates:
-    """Reports updates that were skipped, and keeps the newest of their batches in the run's directory."""
-
-    def __init__(self, run: RunDirectory, warn: Callable[[str], None]) -> None:
-        self.run, self._warn = run, warn
-
-    def watch(self, batch: RolloutBatch, update: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """The metrics of `update`, which trains on the batch.
-
-        Raises:
-            UpdateError: too many updates in a row were skipped; the message says how to look at this one.
-        """
-        try:
-            metrics = update()
-        except UpdateError as error:
-            raise UpdateError(f"{error}, the last in step {batch.step:,}; {self._keep(batch)}") from error
-        if count := sum(metrics.get(f"{model}/skipped_updates", 0) for model in ("actor", "critic")):
-            skipped = f"skipped {plural(int(count), 'update')}, whose loss or gradient is not finite"
-            self._warn(f"step {batch.step:,}: {skipped}; {self._keep(batch)}")
-        else:
-            with suppress(OSError):  # that of an earlier session, from whose checkpoint the run was resumed
-                self.run.skipped_batch(batch.step).unlink(missing_ok=True)
-        return metrics
-
-    def _keep(self, batch: RolloutBatch) -> str:
-        """Write a batch; what to do with it, or why it cannot be written."""
-        file = self.run.skipped_batch(batch.step)
-        try:
-            with replacing(file) as temporary:
-                temporary.write_bytes(to_json(batch))
-            matches = [(_SKIPPED.fullmatch(path.name), path) for path in file.parent.glob("step_*.json")]
-            by_step = sorted((int(match[1]), path) for match, path in matches if match)
-            for _, old in by_step[:-MOST_SKIPPED]:
-                old.unlink()
-        except (DataError, OSError) as error:
-            return f"its batch is not kept: {error}"
-        return f"to see where: tinyzero replay {quote(str(self.run.path))} {batch.step}"

@@ -17,9 +17,10 @@ from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.collector import RolloutCollector
-from tinyzero_trainer.controller.in_flight import InFlight
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch, SkippedUpdates
+from tinyzero_trainer.controller.in_flight import InFlight, save_in_flight
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, load_batch, save_batch, to_json
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
+from tinyzero_trainer.controller.skipped_updates import SkippedUpdates
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import batch_metrics, staleness_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
@@ -68,20 +69,20 @@ class TrainingStep:
         self.last, self.policy_intact, self._warned = config.run.steps, True, False
 
     @property
-    def prefetched(self) -> RolloutBatch | None:
-        return self.collector.prefetched
-
-    @property
-    def in_flight(self) -> InFlight | None:
-        return self.collector.in_flight
-
-    @property
     def failure(self) -> WorkerDiedError | VllmError | None:
         return self.collector.failure
 
-    def give(self, batch: RolloutBatch) -> None:
-        """Let the next step train on this batch, and collect none after it."""
-        self.collector.prefetched, self.collector.groups = batch, None
+    def save(self, directory: Path) -> None:
+        """Write to a checkpoint what was collected for later steps."""
+        collector = self.collector
+        if collector.prefetched is not None:
+            save_batch(collector.prefetched, directory)
+        if (in_flight := collector.in_flight) is not None:
+            save_in_flight(in_flight, directory)
+
+    def repeat(self, file: Path) -> None:
+        """Let the next step train on the batch in a file, and collect none after it."""
+        self.collector.prefetched, self.collector.groups = load_batch(file), None
 
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
         """Take a step (1-based); an engine that samples by itself goes on meanwhile.
@@ -147,7 +148,9 @@ class TrainingStep:
         self._timer.record("adv")
         updating = self.workers.display.activity("updating the weights")
         with updating, catch_out_of_memory("the weights were updated"):
-            updated = self.skipped.watch(collected, lambda: self.update(batch, settings, collected.step))
+            updated = self.skipped.watch(
+                collected.step, lambda: self.update(batch, settings, collected.step), lambda: to_json(collected)
+            )
         return batch, metrics | updated
 
     def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from tinyzero_sdk import Task
-from tinyzero_trainer.advisor.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.algorithms.advantages import find_estimator
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.config import TrainConfig
@@ -20,15 +19,6 @@ from tinyzero_trainer.models.files import start_loading
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout.build import require_architecture, require_engine
 from tinyzero_trainer.training.float8 import require_float8
-
-
-def gpu_elsewhere(config: TrainConfig) -> TargetGpu | None:
-    """A GPU of the Ray that the run is sent to, where this machine has none; otherwise None."""
-    if config.ray.address is None or not config.ray.gpus or present_gpu("auto") is not None:
-        return None
-    from tinyzero_trainer.executors.ray.cluster import gpu_there
-
-    return gpu_there(config.ray)
 
 
 def build_workers(

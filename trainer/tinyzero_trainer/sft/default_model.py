@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,12 @@ class DefaultModel:
             f"{how_long}; it is kept in {self.directory}"
         )
 
-    def settle(self) -> dict[str, Any]:
-        """The user's settings with `model.path` set, in place of `default_model`; makes the model if need be."""
+    def settle(self, fine_tune: Callable[..., object]) -> dict[str, Any]:
+        """The user's settings with `model.path` set, in place of `default_model`; `fine_tune` makes it if need be."""
         if not self.directory.is_dir():
             try:
                 with left_at_once(NOTHING_LEFT):
-                    make_once(self.directory, self._make)
+                    make_once(self.directory, partial(self._make, fine_tune))
             except Stopped as stopped:  # its run, which could have been resumed, is gone
                 raise Stopped(stopped.stopped_by, NOTHING_LEFT) from None
             except OSError as error:
@@ -84,7 +85,7 @@ class DefaultModel:
         kept = {key: value for key, value in self.overrides.items() if key != "default_model"}
         return merge(kept, {"model": {"path": path}})
 
-    def _make(self, output: Path) -> None:
+    def _make(self, fine_tune: Callable[..., object], output: Path) -> None:
         """Fine-tune the model, unless torch cannot use the GPU."""
         set_torch_environment()
         with Progress() as progress:
@@ -94,7 +95,6 @@ class DefaultModel:
             import torch
 
             from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
-            from tinyzero_trainer.sft.train import fine_tune
             from tinyzero_trainer.utils.oom import catch_out_of_memory
 
             smaller = f"give a smaller default_model.layers or default_model.mlp_size, or --model {TINY_NAME}"

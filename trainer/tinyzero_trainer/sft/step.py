@@ -17,10 +17,11 @@ from tinyzero_sdk.console import percent
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.checkpoint.store import damage_in_one_line
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
-from tinyzero_trainer.controller.length_control import LengthControlState
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch, SkippedUpdates
+from tinyzero_trainer.controller.rollout_batch import rollouts_from_json, rollouts_to_json
+from tinyzero_trainer.controller.skipped_updates import SkippedUpdates
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import trained_tokens
 from tinyzero_trainer.executors.base import PolicyWorker, Workers
@@ -127,8 +128,6 @@ class SftStep:
     """Takes steps of supervised fine-tuning."""
 
     failure: None = None
-    prefetched: None = None
-    in_flight: None = None
 
     def __init__(
         self, config: SftConfig, workers: Workers, batches: Iterator[list[Rollout]], state: TrainerState
@@ -147,12 +146,16 @@ class SftStep:
         else:
             self.last, self._times = CALIBRATION_STEPS, []
 
-    def give(self, batch: RolloutBatch) -> None:
-        """See `loop.Step`."""
-        self._batches = iter([batch.rollouts])
+    def save(self, directory: Path) -> None:
+        """Nothing: a batch depends on its number alone."""
+
+    def repeat(self, file: Path) -> None:
+        """Let the next step learn from the examples in a file."""
+        with damage_in_one_line(file):
+            self._batches = iter([rollouts_from_json(file.read_bytes())])
 
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
-        """See `loop.Step`."""
+        """Learn from the next batch of examples; returns them, and the step's metrics."""
         timer = StepTimer()
         with self.workers.display.activity("making examples"):
             examples = next(self._batches)
@@ -169,9 +172,10 @@ class SftStep:
             optimizer = replace(optimizer, warmup_steps=min(optimizer.warmup_steps, steps // 10))
         rate = optimizer.learning_rate_at(step, steps)
         updating = self.workers.display.activity("updating the weights")
-        collected = RolloutBatch(step, step - 1, examples, examples, None, 0, LengthControlState(), {}, {}, {})
         with updating, catch_out_of_memory("the weights were updated"):
-            updated = self.skipped.watch(collected, lambda: self.policy.update(batch, StepSettings(rate)))
+            updated = self.skipped.watch(
+                step, lambda: self.policy.update(batch, StepSettings(rate)), lambda: rollouts_to_json(examples)
+            )
         self.policy_intact = True
         timer.record("update_actor")
         seconds = timer.stop()

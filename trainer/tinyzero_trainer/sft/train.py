@@ -22,7 +22,9 @@ from tinyzero_trainer.config import SftConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.sft import DEFAULT_EPOCHS, DEFAULT_STEPS
 from tinyzero_trainer.config.tasks import load_tasks
-from tinyzero_trainer.controller.loop import Session, TrainResult, open_session
+from tinyzero_trainer.controller.loop import take_steps
+from tinyzero_trainer.controller.result import TrainResult
+from tinyzero_trainer.controller.session import Session, open_session
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.kinds import find_executor
@@ -60,7 +62,7 @@ def fine_tune(
         TinyZeroError: anything else a user can cause.
     """
     with open_fine_tuning(config, resume=resume, tasks=tasks, progress=progress) as (session, step, evaluation):
-        return session.train(step, evaluation)
+        return take_steps(session, step, evaluation)
 
 
 @contextmanager
@@ -74,7 +76,7 @@ def open_fine_tuning(
     """The session of `fine_tune`, and what it repeats."""
     compose({}, config.settings, needs_task=False)  # impossible settings stop here, not in the run that uses them
     if tasks is None:
-        wrappers = config.as_train_config().wrappers_with_limit()
+        wrappers = config.workers_config.wrappers_with_limit()
         tasks = load_tasks(config.task_specs, wrappers=wrappers, allow_unsafe_scorers=config.reward.allow_unsafe)
     num_workers = _num_workers(config)
     if num_workers:
@@ -95,7 +97,7 @@ def open_fine_tuning(
         if config.model.path is None and not resume:
             _make_new_model(config)
 
-        with open_session(config, display, resume=resume, tasks=tasks) as session:
+        with open_session(config.workers_config, config, display, resume=resume, tasks=tasks) as session:
             state, workers, model = session.state, session.workers, session.workers.language_model
             if file is not None:
                 saved = state.progress.setdefault(FILE, StreamState(data_version=file.version))

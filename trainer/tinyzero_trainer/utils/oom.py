@@ -35,6 +35,8 @@ _HOST_SIGNS = (
 class OutOfMemoryError(TinyZeroError):
     """The memory of a GPU, or of the host, is too small for the settings."""
 
+    policy_intact = False  # to save takes memory too
+
     def __init__(self, phase: str = "", reason: str = "", *, on_host: bool = False, advice: str = "") -> None:
         super().__init__(phase, reason)
         self.phase, self.reason, self.on_host, self.advice = phase, reason, on_host, advice

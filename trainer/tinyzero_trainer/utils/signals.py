@@ -25,7 +25,7 @@ _ECHO_SECONDS = 0.5
 
 
 class StopRequested(Exception):
-    """A phase ended because a stop was requested; the policy is as it was before the step."""
+    """A phase ended because a stop was requested; the policy is as the last whole step left it."""
 
 
 class Stopped(TinyZeroError):
@@ -95,17 +95,24 @@ _flags: list[StopFlag] = []
 
 
 @contextmanager
-def catch_signals(report: Callable[[str], None] | None = None) -> Iterator[StopFlag]:
+def catch_signals(
+    report: Callable[[str], None] | None = None, how_to_resume: Callable[[], str] | None = None
+) -> Iterator[StopFlag]:
     """Route `SIGNALS` to a `StopFlag`, and restore the former handlers at the end.
 
-    Python delivers signals to the main thread only; in any other the flag stays down. Libraries that install handlers
-    themselves, as Ray does, must be started first.
+    With `how_to_resume`, a second signal ends the block with `Stopped`, which says so. Python delivers signals to the
+    main thread only; in any other the flag stays down. Libraries that install handlers themselves, as Ray does, must
+    be started first.
     """
     stop = StopFlag(report)
     _flags.append(stop)
     try:
         with _handled_by(stop.handle):
             yield stop
+    except (SystemExit, KeyboardInterrupt):  # within a call of Ray the exit code would be another one
+        if stop.ended_by is None or how_to_resume is None:
+            raise
+        raise Stopped(stop.ended_by, f"at once; {how_to_resume()}") from None
     finally:
         _flags.remove(stop)
 

@@ -1,0 +1,160 @@
+"""Every way in which a run ends: what is saved, what is said, and with which exit code."""
+
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tinyzero_sdk.errors import BrokenTaskError, DataError, TinyZeroError
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.checkpoint.store import CheckpointError
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.run import RunConfig
+from tinyzero_trainer.controller import ending as room
+from tinyzero_trainer.controller.ending import ending
+from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, VllmError, WorkerDiedError
+from tinyzero_trainer.models.loading import ModelError
+from tinyzero_trainer.monitoring.metrics_log import MetricsError
+from tinyzero_trainer.rewards.audit import AuditAlarm
+from tinyzero_trainer.training.optimizer import UpdateError
+from tinyzero_trainer.utils.oom import OutOfMemoryError
+from tinyzero_trainer.utils.signals import Interrupted, StopFlag, Stopped, StopRequested
+
+ERRORS: list[tuple[Exception, bool]] = [
+    (BrokenTaskError("it failed"), True),
+    (DataError("it failed"), True),
+    (ModelError("it failed"), True),
+    (AuditAlarm("it failed"), True),
+    (VllmError("it failed"), True),
+    (EngineDiedError("it", "failed"), True),
+    (UpdateError("it failed"), True),
+    (MetricsError("it failed"), True),
+    (CheckpointError("it failed"), True),
+    (TinyZeroError("it failed"), True),
+    (WorkerDiedError("it", "failed", policy_intact=True), True),
+    (WorkerDiedError("it", "failed", policy_intact=False), False),
+    (NoCapacityError("it", "failed", policy_intact=True), True),
+    (OutOfMemoryError("it failed"), False),
+]
+"""Errors, each with whether it leaves the policy intact."""
+
+
+class Run(SimpleNamespace):
+    """A session as far as its ending looks at it: step 7 is done, of which no checkpoint is saved yet."""
+
+    def __init__(self, directory: Path, *, saves: Exception | None = None) -> None:
+        run = RunDirectory(directory)
+        run.checkpoints.mkdir(parents=True)
+        (run.checkpoints / "step_5").mkdir()
+        super().__init__(
+            run=run,
+            recorded=TrainConfig(run=RunConfig(output="a run")),
+            stop=StopFlag(),
+            state=SimpleNamespace(step=7),
+            workers=SimpleNamespace(check=lambda: None, display=SimpleNamespace(warn=lambda line: None)),
+            attempts=0,
+            saves=saves,
+        )
+
+    def save(self, step: Any) -> None:
+        self.attempts += 1
+        if self.saves is not None:
+            raise self.saves
+        (self.run.checkpoints / f"step_{self.state.step}").mkdir()
+
+    @property
+    def saved(self) -> int:
+        return max(int(path.name.removeprefix("step_")) for path in self.run.checkpoints.iterdir())
+
+    def end(self, error: BaseException | None = None, *, intact: bool = True) -> None:
+        step: Any = SimpleNamespace(policy_intact=intact)
+        with ending(self, step):  # type: ignore[arg-type]
+            if error is not None:
+                raise error
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("error", "intact"), ERRORS)
+def test_an_error_saves_what_is_whole_says_how_to_resume_and_leaves_a_signal_its_exit_code(
+    error: TinyZeroError, intact: bool, whole: bool, stopped: bool, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error, "args", error.args)  # each case begins with the same error
+    run.stop.signal = signal.SIGTERM if stopped else None
+    before = str(error)
+    with pytest.raises(TinyZeroError) as ended:
+        run.end(error, intact=whole)
+    step = 7 if intact and whole else 5
+    assert run.saved == step
+    if isinstance(error, OutOfMemoryError):  # the command adds with which settings
+        assert (ended.value, str(error)) == (error, before)
+        return
+    said = f"{before}; step {step} is saved; resume with: tinyzero train --output 'a run' --resume"
+    if stopped:
+        assert isinstance(ended.value, Stopped)
+        assert (str(ended.value), ended.value.exit_code) == (f"stopped by SIGTERM with an error: {said}", 143)
+    else:
+        assert ended.value is error
+        assert str(error) == said
+
+
+@pytest.mark.parametrize("error", [VllmError("it failed"), WorkerDiedError("it", "failed", policy_intact=True)])
+def test_an_error_before_the_first_step_saves_nothing(error: TinyZeroError, run: Run) -> None:
+    run.state.step = 0
+    (run.run.checkpoints / "step_5").rmdir()
+    with pytest.raises(type(error), match=r"^it failed; nothing has been saved yet: start again$"):
+        run.end(error)
+    assert not run.attempts
+
+
+@pytest.mark.parametrize("step", [0, 7])
+def test_a_signal_saves_the_last_whole_step_whichever_it_is(step: int, run: Run) -> None:
+    run.stop.signal, run.state.step = signal.SIGUSR1, step
+    with pytest.raises(Interrupted) as ended:
+        run.end(StopRequested())
+    assert str(ended.value) == (
+        f"stopped by SIGUSR1 after step {step}, which is saved; resume with: tinyzero train --output 'a run' --resume"
+    )
+    assert ended.value.exit_code == 128 + signal.SIGUSR1
+    assert run.attempts == 1
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_whatever_comes_of_a_dead_ray_is_told_as_that_and_what_is_our_fault_is_not(dead: bool, run: Run) -> None:
+    def check() -> None:
+        if dead:
+            raise WorkerDiedError("Ray's raylet", "has died", policy_intact=False)
+
+    run.workers.check = check
+    match = "^Ray's raylet has died; step 5 is saved; resume with: " if dead else "^a slip$"
+    with pytest.raises(WorkerDiedError if dead else ZeroDivisionError, match=match):
+        run.end(ZeroDivisionError("a slip"))
+    assert not run.attempts
+
+
+@pytest.mark.parametrize(("seconds", "requested", "attempts"), [(60.0, False, 3), (60.0, True, 1), (-1.0, False, 1)])
+def test_the_last_checkpoint_is_tried_again_for_a_while(
+    seconds: float, requested: bool, attempts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path / "run", saves=CheckpointError("cannot save"))
+    run.stop.signal = signal.SIGTERM if requested else None
+
+    def pass_by(_: float) -> None:
+        if run.attempts == 2:
+            run.saves = None
+
+    monkeypatch.setattr(room, "LAST_SAVE_SECONDS", seconds)
+    monkeypatch.setattr(room, "sleep", pass_by)
+    if attempts == 3:
+        run.end()
+    else:
+        with pytest.raises(Stopped if requested else CheckpointError, match="cannot save; step 5 is saved; resume"):
+            run.end()
+    assert (run.attempts, run.saved) == (attempts, 7 if attempts == 3 else 5)

@@ -1,0 +1,77 @@
+"""How a run ends: with a checkpoint of what is whole, one line that says how to resume, and a signal's exit code."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.checkpoint.store import CheckpointError
+from tinyzero_trainer.config.resume import resume_command
+from tinyzero_trainer.controller.checkpointer import how_to_resume
+from tinyzero_trainer.controller.session import Session, Step
+from tinyzero_trainer.monitoring.metrics_log import MetricsError
+from tinyzero_trainer.utils.oom import OutOfMemoryError
+from tinyzero_trainer.utils.signals import Interrupted, Stopped, StopRequested
+
+LAST_SAVE_SECONDS, RETRY_SECONDS = 300.0, 5.0
+"""How long and how often the checkpoint of the last step is tried again."""
+
+
+@contextmanager
+def ending(session: Session, step: Step) -> Iterator[None]:
+    """Save when the block ends, also where a signal or an error ends it and has left the policy intact.
+
+    An error says in addition how to resume. Once a signal has asked the run to stop, it ends with the signal's exit
+    code, whatever else happens.
+
+    Raises:
+        Interrupted: a signal ended the run, which is saved.
+        Stopped: an error ended it after a signal.
+        TinyZeroError: the error of the block.
+    """
+    stop = session.stop
+    try:
+        with _saving(session, step):
+            yield
+    except StopRequested:
+        assert stop.signal is not None
+        raise Interrupted(stop.signal, session.state.step, resume_command(session.recorded)) from None
+    except OutOfMemoryError:  # its advice says with which settings to resume
+        raise
+    except TinyZeroError as error:
+        error.args = (f"{error}; {how_to_resume(session.run, session.recorded)}",)
+        if stop.signal is None:
+            raise
+        raise Stopped(stop.signal, f"with an error: {error}") from error
+
+
+@contextmanager
+def _saving(session: Session, step: Step) -> Iterator[None]:
+    try:
+        yield
+    except StopRequested:
+        session.save(step)
+        raise
+    except TinyZeroError as error:
+        if error.policy_intact and step.policy_intact and session.state.step:  # before the first there is nothing new
+            session.save(step)
+        raise
+    except Exception:
+        session.workers.check()  # what has died there is the reason of whatever was raised
+        raise
+    _save_at_last(session, step)
+
+
+def _save_at_last(session: Session, step: Step) -> None:
+    """Save after the last step, again and again for a while where that fails: no later checkpoint would hold it."""
+    deadline, warned = monotonic() + LAST_SAVE_SECONDS, False
+    while True:
+        try:
+            return session.save(step)
+        except (MetricsError, CheckpointError) as error:
+            if session.stop.requested or monotonic() > deadline or not session.run.path.is_dir():
+                raise
+            if not warned:
+                session.workers.display.warn(f"{error}; trying again for {LAST_SAVE_SECONDS:g} s at most")
+            warned = True
+        sleep(RETRY_SECONDS)

@@ -1,0 +1,216 @@
+"""A session of a run: its directory, workers and records, at its start or restored from a checkpoint.
+
+What it repeats is in loop.py, and how it ends in ending.py.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tinyzero_sdk import Task
+from tinyzero_sdk.console import plural
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.settings import to_mapping
+from tinyzero_trainer.checkpoint import store
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError
+from tinyzero_trainer.config import SftConfig, TrainConfig
+from tinyzero_trainer.config.tasks import load_tasks
+from tinyzero_trainer.controller.checkpointer import Checkpointer, SavedRun, how_to_resume, newest_checkpoint, restore
+from tinyzero_trainer.controller.skipped_updates import SkippedUpdates
+from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.executors.base import Workers
+from tinyzero_trainer.executors.build import build_workers
+from tinyzero_trainer.executors.tasks import RunTask, run_tasks
+from tinyzero_trainer.monitoring.completion_log import CompletionLog
+from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog
+from tinyzero_trainer.monitoring.progress import Progress
+from tinyzero_trainer.monitoring.trackers import Trackers
+from tinyzero_trainer.rewards.audit import Audit
+from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.utils.signals import StopFlag, catch_signals
+
+C = TypeVar("C", bound=TrainConfig | SftConfig)
+
+
+class Step(Protocol):
+    """What a session repeats: a step of reinforcement learning (step.py), or of supervised fine-tuning."""
+
+    last: int
+    """Number of the run's last step."""
+
+    policy_intact: bool
+    """Whether the policy is as the last completed step left it."""
+
+    skipped: SkippedUpdates
+
+    @property
+    def failure(self) -> TinyZeroError | None:
+        """What ends the run after this step, if anything."""
+
+    def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
+        """Take a step (1-based): the completions trained on or sampled, and metrics."""
+
+    def save(self, directory: Path) -> None:
+        """Write to a checkpoint what later steps have begun with."""
+
+    def repeat(self, file: Path) -> None:
+        """Let the next step, the last one, train on the batch that an update was skipped with."""
+
+
+@dataclass(kw_only=True)
+class Session:
+    """A run since its start, or since it was resumed."""
+
+    config: TrainConfig
+    """The workers' configuration."""
+
+    recorded: TrainConfig | SftConfig
+    """What the run directory keeps, and a resumed run must repeat."""
+
+    run: RunDirectory
+    workers: Workers
+    evaluated: Mapping[str, RunTask]
+    """The tasks of the workers, and those of `eval.tasks`."""
+
+    state: TrainerState
+    saved: SavedRun | None
+    """The checkpoint that it was resumed from."""
+
+    stop: StopFlag
+    checkpointer: Checkpointer
+    log: MetricsLog
+    completions: CompletionLog
+    trackers: Trackers
+    audit: Audit | None = None
+    """The audit of reinforcement learning."""
+
+    unsaved: int | None = None
+    """The last step whose checkpoint was due and could not be saved; None once one is saved."""
+
+    def save(self, step: Step) -> None:
+        """Save a checkpoint, and before it the completions up to it and what the audit says of them."""
+        if self.audit is not None:
+            self.audit.drain()
+        self.completions.write()
+        self.log.flush()
+        if not self.run.config.exists():  # another program has deleted it, and nothing could resume the run
+            with suppress(RunDirectoryError):
+                self.run.save_config(self.recorded, _versions(self.workers))
+        self.checkpointer.save(self.state, step.save)
+
+    def save_or_wait(self, step: Step) -> None:
+        """Save if it is due; where that fails, as on a full disk, try after each step until the next one is due."""
+        every = self.recorded.checkpoint.every
+        is_due = bool(every) and self.state.step % every == 0
+        if not is_due and self.unsaved is None:
+            return
+        try:
+            self.save(step)
+            self.unsaved = None
+        except (MetricsError, store.CheckpointError) as error:
+            if is_due and self.unsaved is not None:
+                raise
+            if self.unsaved is None:
+                self.workers.display.warn(f"{error}; trying again after each step, for {plural(every, 'step')} at most")
+                self.unsaved = self.state.step
+
+
+@contextmanager
+def open_session(
+    config: TrainConfig,
+    recorded: TrainConfig | SftConfig,
+    progress: Progress,
+    *,
+    resume: bool,
+    tasks: Mapping[str, Task] | None,
+) -> Iterator[Session]:
+    """A run with its workers, at its start or at its newest checkpoint.
+
+    Args:
+        config: the workers'.
+        recorded: what the run directory keeps; the same unless the run is supervised.
+        progress: shows the phases.
+        resume: continue from the newest intact checkpoint.
+        tasks: of the run, if they are loaded already.
+    """
+    unsafe = config.reward.allow_unsafe
+    other_tasks = load_tasks(config.eval.task_specs, allow_unsafe_scorers=unsafe, table="eval.tasks")
+    with (
+        RunDirectory.open(recorded.run.output, resume=resume) as run,
+        catch_signals(progress.log, lambda: how_to_resume(run, recorded)) as stop,
+        _restored(config, recorded, run, progress, resume, tasks) as (workers, fitting, state, saved),
+        MetricsLog(run.metrics, progress.warn) as log,
+        Trackers(recorded.log, to_mapping(recorded), run.path, progress.log) as trackers,
+        run_tasks(config, other_tasks, workers.language_model.tokenizer) as others,
+    ):
+        log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
+        evaluated = {**workers.tasks, **others}
+        named = {name: task.task for name, task in evaluated.items()}
+        model = workers.language_model
+        completions = CompletionLog(run.completions, recorded.log, named, model.tokenizer, progress.warn)
+        completions.cut_after(state.step)
+        progress.log(model.trained)
+        yield Session(
+            config=config,
+            recorded=fitting,
+            run=run,
+            workers=workers,
+            evaluated=evaluated,
+            state=state,
+            saved=saved,
+            stop=stop,
+            checkpointer=Checkpointer(fitting, run, workers, saved_step=None if saved is None else state.step),
+            log=log,
+            completions=completions,
+            trackers=trackers,
+        )
+
+
+@contextmanager
+def _restored(
+    config: TrainConfig,
+    recorded: C,
+    run: RunDirectory,
+    progress: Progress,
+    resume: bool,
+    tasks: Mapping[str, Task] | None,
+) -> Iterator[tuple[Workers, C, TrainerState, SavedRun | None]]:
+    """The workers of a run and their state at its start, or at the newest checkpoint that can be loaded.
+
+    `recorded` comes with the micro-batch that memory has room for.
+    """
+    for model in config.models_to_resume:
+        store.keep_for(run.path, Path(model).expanduser())
+    unusable: dict[Path, str] = {}
+    while True:
+        saved = newest_checkpoint(recorded, run, unusable) if resume else None
+        path = None if saved is None else saved.checkpoint.path
+        with ExitStack() as stack:
+            built = build_workers(config, display=progress, training=True, checkpoint=path, tasks=tasks)
+            try:
+                workers = stack.enter_context(built)
+                fitting = _as_it_fits(recorded, workers)
+                run.save_config(fitting, _versions(workers))  # also when resumed: run.steps may have been raised
+                state = restore(saved, workers)
+            except store.DamagedCheckpointError as error:
+                assert path is not None
+                unusable[path] = str(error)
+                continue
+            yield workers, fitting, state, saved
+            return
+
+
+def _versions(workers: Workers) -> dict[str, str]:
+    return {running.task.name: running.task.version for running in workers.tasks.values()}
+
+
+def _as_it_fits(config: C, workers: Workers) -> C:
+    """The configuration with the micro-batch that memory had room for, which a resumed run starts with."""
+    assert workers.policy is not None
+    tokens = workers.policy.micro_batch_tokens
+    if tokens == config.optimizer.token_budget:
+        return config
+    optimizer: Any = replace(config.optimizer, micro_batch_tokens=tokens)
+    return replace(config, optimizer=optimizer)
