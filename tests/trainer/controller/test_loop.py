@@ -224,7 +224,9 @@ def test_what_dies_once_a_signal_has_asked_to_stop_leaves_its_exit_code_and_how_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("call", "end"), [(1, "nothing has been saved yet: .*"), (3, "resume with: .* --resume")])
+@pytest.mark.parametrize(
+    ("call", "end"), [(1, "nothing has been saved yet: .*"), (3, "step 2 is saved; resume with: .* --resume")]
+)
 def test_a_second_signal_ends_the_run_at_once_with_its_exit_code_and_how_to_resume(call, end, config, monkeypatch):
     def terminate_twice() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
