@@ -17,7 +17,6 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectory
 from tinyzero_trainer.checkpoint.run_status import status_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_config
-from tinyzero_trainer.controller.skipped_updates import MOST_SKIPPED, SkippedUpdates
 
 CONFIG = TrainConfig(tasks={"countdown": {"options": {"numbers": [3, 4]}}})
 
@@ -166,15 +165,3 @@ def test_saving_the_configuration_is_whole_or_not_at_all(path, monkeypatch):
             run.save_config(TrainConfig())
         assert run.config.read_text() == before
         assert to_mapping(CONFIG)["tasks"] == tomllib.loads(before)["tasks"]
-
-
-def test_batches_of_skipped_updates_give_way_to_newer_ones_and_files_with_other_names_stay(path):
-    skipped, told = RunDirectory(path).skipped_batch(3).parent, []
-    skipped.mkdir(parents=True)
-    foreign = {"step_3_old.json", "step_.json"}
-    old = {f"step_{step}.json" for step in range(100, 100 + MOST_SKIPPED)}
-    for name in foreign | old | {"step_2.json"}:
-        (skipped / name).touch()
-    SkippedUpdates(RunDirectory(path), told.append).watch(3, lambda: {"actor/skipped_updates": 1.0}, lambda: b"{}")
-    assert "to see where: tinyzero replay" in told[0]
-    assert {file.name for file in skipped.iterdir()} == foreign | old

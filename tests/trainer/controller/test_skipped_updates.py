@@ -134,20 +134,23 @@ def test_examples_are_kept_too_and_a_run_without_a_checkpoint_says_so(poison, to
     assert len(rollouts_from_json((tmp_path / "run/skipped/step_1.json").read_bytes())) == 4
 
 
-def test_the_newest_batches_are_kept_and_a_full_disk_ends_nothing(configure, tmp_path, poison, monkeypatch) -> None:
-    poison(2)
-    batch = (train(configure(run__steps=1)).output / "skipped/step_1.json").read_bytes
-    told = list[str]()
-    skipped = SkippedUpdates(RunDirectory(tmp_path / "run"), told.append)
+def test_the_newest_batches_are_kept_and_a_full_disk_ends_nothing(tmp_path) -> None:
+    run, told = RunDirectory(tmp_path / "run"), list[str]()
+    folder = run.skipped_batch(1).parent
+    folder.mkdir(parents=True)
+    foreign = {"step_3_old.json", "step_.json"}
+    for name in foreign:
+        (folder / name).touch()
+    skipped = SkippedUpdates(run, told.append)
     for step in range(2, MOST_SKIPPED + 3):
-        skipped.watch(step, lambda: {"actor/skipped_updates": 2.0}, batch)
+        skipped.watch(step, lambda: {"actor/skipped_updates": 2.0}, lambda: b"{}")
     assert told[-1] == (
         f"step {MOST_SKIPPED + 2}: skipped 2 updates, whose loss or gradient is not finite; to see where: tinyzero "
-        f"replay {tmp_path / 'run'} {MOST_SKIPPED + 2}"
+        f"replay {run.path} {MOST_SKIPPED + 2}"
     )
-    kept = {int(file.stem.removeprefix("step_")) for file in (tmp_path / "run/skipped").iterdir()}
-    assert kept == set(range(3, MOST_SKIPPED + 3))
+    kept = {f"step_{step}.json" for step in range(3, MOST_SKIPPED + 3)}
+    assert {file.name for file in folder.iterdir()} == kept | foreign
     (tmp_path / "file").touch()
     skipped = SkippedUpdates(RunDirectory(tmp_path / "file"), told.append)
-    skipped.watch(1, lambda: {"actor/skipped_updates": 1.0}, batch)
+    skipped.watch(1, lambda: {"actor/skipped_updates": 1.0}, lambda: b"{}")
     assert "; its batch is not kept: cannot write" in told[-1]
