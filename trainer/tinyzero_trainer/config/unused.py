@@ -31,7 +31,7 @@ def drop_unused(
         >>> drop_unused({"eval": {"num_problems_during": 64, "every": 0}}, {"eval": {"every": 0}})
         {'eval': {'every': 0}}
     """
-    unused = {key for key, _, _ in unused_settings(build(cls, values).as_train_config())}
+    unused = {key for key, _, _ in unused_settings(build(cls, values).workers_config)}
     unused -= dict(flatten(requested)).keys()
     return {
         group: {name: value for name, value in settings.items() if f"{group}.{name}" not in unused}
