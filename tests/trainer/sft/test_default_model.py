@@ -247,7 +247,7 @@ def test_its_defaults_yield_where_the_users_settings_contradict_them(words: tupl
 
 @pytest.mark.usefixtures("gpu", "cache")
 def test_users_settings_that_contradict_each_other_are_refused(toy_task: str) -> None:
-    with pytest.raises(SettingsError, match=r"optimizer.num_mini_batches=8 is more than data.prompts_per_step=2"):
+    with pytest.raises(SettingsError, match=r"it is more than data.prompts_per_step=2"):
         planned(toy_task, "data.prompts_per_step=2", "optimizer.num_mini_batches=8")
 
 
