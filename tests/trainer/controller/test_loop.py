@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import tinyzero_trainer
 from tests.trainer import preloaded
 from tests.trainer.controller.test_damaged_checkpoints import seal
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, on_call, short_run
@@ -80,12 +81,12 @@ def test_what_a_run_chooses_is_told_and_recorded(
 ) -> None:
     """On the CPU, by the plan for a GPU: no choice changes what is learned."""
     left = {"optimizer__micro_batch_tokens": "auto", "rollout__max_num_seqs": "auto", "run__steps": 1}
-    plain = train(config("plain", **left, rollout__engine="auto")).output
+    plain = tinyzero_trainer.train(config("plain", **left, rollout__engine="auto")).output
     assert "auto: rollout.engine=torch (no GPU is used)" in capsys.readouterr().err
     assert read_toml(plain / "config.toml")["rollout"]["engine"] == "torch"
     assert read_toml(plain / "config.toml")["optimizer"]["micro_batch_tokens"] == "auto"
     monkeypatch.setattr(auto, "present_gpu", lambda _: TargetGpu("a GPU", 24 * GIB, None))
-    chosen = train(config("chosen", **left)).output
+    chosen = tinyzero_trainer.train(config("chosen", **left)).output
     saved = read_toml(chosen / "config.toml")
     assert saved["memory"] == {
         "activation_checkpointing": False,

@@ -1,0 +1,132 @@
+"""The order of the loop, and which steps it saves, with fakes of all that it calls."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.checkpoint.store import CheckpointError
+from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.run import CheckpointConfig
+from tinyzero_trainer.controller import loop
+from tinyzero_trainer.controller.loop import take_steps
+from tinyzero_trainer.controller.session import Session
+from tinyzero_trainer.controller.state import TrainerState
+from tinyzero_trainer.utils.signals import Interrupted, StopFlag
+
+
+class Events(list[str]):
+    """What a run of five steps does, in order; `fails` are the steps whose checkpoint cannot be written."""
+
+    def __init__(self, directory: Path, *, every: int = 2, fails: tuple[int, ...] = (), step: int = 0) -> None:
+        super().__init__()
+        self.fails, self.warned = fails, list[str]()
+        run = RunDirectory(directory)
+        run.checkpoints.mkdir(parents=True)
+        run.config.touch()
+        workers = MagicMock()
+        workers.display.warn = self.warned.append
+        self.session = Session(
+            config=TrainConfig(),
+            recorded=TrainConfig(checkpoint=CheckpointConfig(every=every)),
+            run=run,
+            workers=workers,
+            evaluated={},
+            state=TrainerState(step, None if step else {}),
+            saved=None,
+            stop=StopFlag(),
+            checkpointer=MagicMock(save=self.save, timing=dict),
+            log=MagicMock(append=lambda step, metrics: self.append(f"line {step}")),
+            completions=MagicMock(),
+            trackers=MagicMock(),
+        )
+        self.step = SimpleNamespace(last=5, policy_intact=True, failure=None, take=self.take, save=None)
+        self.evaluation = SimpleNamespace(
+            is_due=lambda step, last: step in (0, 4, last), run=self.evaluate, rollouts=[]
+        )
+
+    def take(self, step: int) -> tuple[list[Any], dict[str, float]]:
+        self.append(f"step {step}")
+        return [], {"timing_s/step": 1.0}
+
+    def evaluate(self, step: int, last: int) -> dict[str, float]:
+        self.append(f"evaluation {step}")
+        return {}
+
+    def save(self, state: TrainerState, ahead: Any) -> None:
+        if state.step in self.fails:
+            raise CheckpointError(f"cannot save {state.step}")
+        if f"checkpoint {state.step}" not in self:
+            self.append(f"checkpoint {state.step}")
+
+    def run(self) -> "Events":
+        take_steps(self.session, self.step, self.evaluation)  # type: ignore[arg-type]
+        return self
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "report", lambda *args, **options: None)
+
+
+def test_a_steps_evaluation_line_and_checkpoint_come_in_this_order(tmp_path: Path) -> None:
+    assert Events(tmp_path).run() == [
+        *("evaluation 0", "line 0"),
+        *("step 1", "line 1"),
+        *("step 2", "line 2", "checkpoint 2"),
+        *("step 3", "line 3"),
+        *("step 4", "evaluation 4", "line 4", "checkpoint 4"),
+        *("step 5", "evaluation 5", "line 5", "checkpoint 5"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("every", "fails", "saved"),
+    [
+        (0, (), [5]),
+        (1, (), [1, 2, 3, 4, 5]),
+        (2, (2,), [3, 4, 5]),  # as soon as it can be
+        (3, (3,), [4, 5]),
+        (4, (4,), [5]),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_saved_is_tried_after_each_step(
+    every: int, fails: tuple[int, ...], saved: list[int], tmp_path: Path
+) -> None:
+    events = Events(tmp_path, every=every, fails=fails).run()
+    assert [event for event in events if "check" in event] == [f"checkpoint {step}" for step in saved]
+    wait = f"trying again after each step, for {every} steps at most"
+    assert events.warned == [f"cannot save {step}; {wait}" for step in fails]
+
+
+def test_one_that_cannot_be_saved_until_the_next_is_due_ends_the_run(tmp_path: Path) -> None:
+    events = Events(tmp_path, fails=(2, 3, 4, 5))
+    with pytest.raises(CheckpointError, match="cannot save 4; nothing has been saved yet: start again"):
+        events.run()
+    assert events[-1] == "line 4"
+
+
+@pytest.mark.parametrize("event", ["a failure", "an alarm", "a signal"])
+def test_what_ends_the_run_after_a_step_comes_before_the_next_one(event: str, tmp_path: Path) -> None:
+    events = Events(tmp_path, step=2)
+
+    def take(step: int) -> tuple[list[Any], dict[str, float]]:
+        if step == 3 and event == "a failure":
+            events.step.failure = TinyZeroError("it died meanwhile")
+        elif step == 3 and event == "a signal":
+            events.session.stop.handle(15)
+        elif step == 3:
+            events.session.audit.alarm = TinyZeroError("an alarm")  # type: ignore
+        return events.take(step)
+
+    events.step.take = take
+    events.session.audit = MagicMock(alarm=None, step=lambda *_: {})
+    with pytest.raises(Interrupted if event == "a signal" else TinyZeroError):
+        events.run()
+    line = [] if event == "a failure" else ["line 3"]  # a resumed run evaluates it, and writes its line
+    assert events == ["step 3", *line, "checkpoint 3"]
+    assert (events.session.state.pending_metrics is None) == bool(line)
