@@ -19,7 +19,7 @@ class ThreadSupervisor(Supervisor):
     """Starts threads in place of processes."""
 
     def start(self, service: Service) -> Worker:
-        return Worker(cast(WorkerProcess, ScoringThread(self._task, service)), self.task_name)
+        return Worker(cast(WorkerProcess, ScoringThread(self._task, service)), f"task {self.task_name!r}")
 
 
 class ScoringThread:

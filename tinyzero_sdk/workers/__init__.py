@@ -1,1 +1,1 @@
-"""Worker processes that load one task and can be killed. What they do with it is up to their callers."""
+"""Worker processes that can be killed, one host for all of them. What they do with it is up to their callers."""

@@ -1,4 +1,4 @@
-"""A worker process: `WorkerProcess` for the parent, `main` for the child.
+"""A worker process: `WorkerProcess` for the parent, `main` for the child. What watches it is in `supervisor.py`.
 
 The child runs `python -m tinyzero_sdk.workers.process` with its own socket, so it starts from any thread, needs no
 `if __name__ == "__main__"` in a user's script, and discards what a task prints. It dies with a kill of its group and,
@@ -21,16 +21,14 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.tasks.unsafe_scorers import enter_worker
 
-if TYPE_CHECKING:
-    from tinyzero_sdk.tasks.task import Task
-
-Service = Callable[["Task", Connection, "SharedTimer"], None]
-"""What a worker runs: a module-level function (or a partial of one); the worker exits when it returns."""
+Service = Callable[[Any, Connection, "SharedTimer"], None]
+"""What a worker runs, given what it has loaded (a task, as a rule): a module-level function, or a partial of one. The
+worker exits when it returns."""
 
 # There is one process per core, so libraries must not start a thread per core.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -98,19 +96,27 @@ class SharedTimer:
 class WorkerProcess:
     """The parent's handle of a worker. The first message is None (ready) or the error that prevented the start."""
 
-    def __init__(self, task: bytes, service: Service, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        loaded: bytes,
+        service: Service,
+        environment: Mapping[str, str] | None = None,
+        *,
+        outlives_parent: bool = False,
+    ) -> None:
         """
         Args:
-            task: the pickled task; the worker loads it by name or path and refuses another version.
+            loaded: pickled, what the worker loads first; a task is found by name or path, in the same version.
             service: what the worker runs.
             environment: environment variables to add to ours.
+            outlives_parent: whether it goes on, with its connection closed, when this process is killed.
         """
         self.connection, theirs = Pipe()
         watchdog, self._watchdog = os.pipe()
         with theirs, SharedTimer.make_file() as shared:
             self.timer = SharedTimer(shared.fileno())
             self.timer.stop()
-            descriptors = (theirs.fileno(), watchdog, shared.fileno())
+            descriptors = (theirs.fileno(), shared.fileno(), *(() if outlives_parent else (watchdog,)))
             self._process = subprocess.Popen(
                 # -P: a file in the current directory must not stand in for a module of the library.
                 [sys.executable, "-P", "-m", "tinyzero_sdk.workers.process", *map(str, descriptors)],
@@ -124,11 +130,19 @@ class WorkerProcess:
         with contextlib.suppress(BrokenPipeError):  # it died at once, which the first `recv` notices
             self.connection.send(sys.path)
             self.connection.send_bytes(pickle.dumps(service))
-            self.connection.send_bytes(task)
+            self.connection.send_bytes(loaded)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def wait(self) -> int:
+        """The exit code of a process that has ended or will, or minus the signal that ended it; it stays a zombie."""
+        if self._process.returncode is not None:
+            return self._process.returncode
+        end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        assert end is not None  # without WNOHANG it waits
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
     def has_ended(self) -> bool:
         """Whether the process is dead; it stays a zombie, so that its group id is not reused."""
@@ -155,12 +169,13 @@ def kill_marked(variable: str) -> None:
 
 
 def main() -> None:
-    """Run the child; the arguments are the descriptors of its socket, its parent watchdog and its timer."""
+    """Run the child; the arguments are the descriptors of its socket, its timer and, if it has one, its watchdog."""
     descriptors = [int(word) for word in sys.argv[1:]]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    socket, watchdog, shared = descriptors
-    _die_with_parent(watchdog)
+    socket, shared, *watchdog = descriptors
+    if watchdog:
+        _die_with_parent(watchdog[0])
     enter_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     try:
@@ -184,15 +199,15 @@ def _die_with_parent(watchdog: int) -> None:
 
 def _serve(connection: Connection, timer: SharedTimer) -> None:
     sys.path[:] = connection.recv()
-    service_bytes, task_bytes = connection.recv_bytes(), connection.recv_bytes()
+    service_bytes, loaded_bytes = connection.recv_bytes(), connection.recv_bytes()
     try:
         service: Service = pickle.loads(service_bytes)
-        task = pickle.loads(task_bytes)
+        loaded = pickle.loads(loaded_bytes)
     except BaseException as error:  # importing a plugin may raise anything
         connection.send(to_picklable_error(error))
         return
     connection.send(None)
-    service(task, connection, timer)
+    service(loaded, connection, timer)
 
 
 def memory_allowed(limit: int) -> int:

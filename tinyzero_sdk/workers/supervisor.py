@@ -1,7 +1,7 @@
 """The parent's side of worker processes: `Supervisor` starts them, `Worker` listens, watches the clock and blames.
 
-It decides nothing: what is sent, how long an entry may take and what a loss costs is up to the callers, such as the
-scoring pool, the sandbox of `check`, the fuzzer and the builder of data sets.
+It decides nothing: what is sent, how long an entry may take and what a loss costs is up to its callers: the scoring
+pool, the sandbox of `check`, the fuzzer, the builder of data sets, and the trainer's trackers and chat templates.
 """
 
 import pickle
@@ -49,13 +49,14 @@ class Supervisor:
 
     def start(self, service: Service) -> "Worker":
         """Start a worker that runs `service`; it does not wait for it."""
-        return Worker(WorkerProcess(self._task, service, self._environment), self.task_name)
+        return Worker(WorkerProcess(self._task, service, self._environment), f"task {self.task_name!r}")
 
 
 class Worker(ClosesOnExit):
     """A worker process, and what its parent knows of it."""
 
-    def __init__(self, process: WorkerProcess, task_name: str) -> None:
+    def __init__(self, process: WorkerProcess, loads: str) -> None:
+        """`loads` is what it loads first, in words."""
         self.process = process
         self.timer = process.timer
         self.born = time.monotonic()
@@ -65,7 +66,7 @@ class Worker(ClosesOnExit):
         self.has_ended = False
         """It is dead, or has closed its socket."""
 
-        self._task_name = task_name
+        self._loads = loads
 
     def send(self, message: Any) -> None:
         """Send a message; that a dead worker does not get it shows in `fate`."""
@@ -103,9 +104,7 @@ class Worker(ClosesOnExit):
 
     def load_failure(self) -> BrokenTaskError:
         """The error of a worker that ended or hung before it was ready."""
-        return BrokenTaskError(
-            f"a worker process ended or hung while it loaded task {self._task_name!r}; see the messages above"
-        )
+        return BrokenTaskError(f"a worker process ended or hung while it loaded {self._loads}; see the messages above")
 
     def fate(self, patience: float) -> Literal["died", "hung"] | None:
         """Whether it is lost: dead, or for longer than `patience` seconds at one entry, or over its time to start."""

@@ -118,16 +118,15 @@ def test_a_killed_process_of_chat_templates_is_started_again_and_one_that_hangs_
     renderer = TemplateRenderer()
     template, messages = "{{ messages[0].content }}!", [{"role": "user", "content": "yes"}]
     assert renderer.render(template, messages, {}) == "yes!"
-    first, _ = renderer._child or (None, None)
-    assert first is not None
-    first.kill()
-    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    assert renderer._worker is not None
+    first = renderer._worker.process
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
     assert renderer.render(template, messages, {}) == "yes!"
-    second, _ = renderer._child or (None, None)
-    assert second is not None
-    second.send_signal(signal.SIGSTOP)
+    second = renderer._worker.process
+    os.kill(second.pid, signal.SIGSTOP)
     monkeypatch.setattr(chat_template, "HANGS_SECONDS", 0.1)
     with pytest.raises(chat_template.TemplateError, match=r"^its process has not answered for 0\.1 s$") as error:
         renderer.render(template, messages, {})
     fault_row.check(str(error.value), 2)
-    assert second.poll() == -signal.SIGKILL
+    assert second.wait() == -signal.SIGKILL

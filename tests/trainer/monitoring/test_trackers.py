@@ -195,7 +195,7 @@ def test_a_hang_never_blocks_a_step_and_is_ended_with_its_processes(fault_row, t
     fake_wandb(hang)
     groups = list[int]()
     messages = run(  # a call that blocked would block for ever
-        tmp_path, "wandb", steps=200, then=lambda observers: groups.append(observers._trackers[0]._process.pid)
+        tmp_path, "wandb", steps=200, then=lambda observers: groups.append(observers._trackers[0]._worker.process.pid)
     )
     assert messages == [ended(tmp_path, "it did not finish in time")]
     fault_row.check(messages[0])
@@ -219,7 +219,7 @@ def test_a_tracker_that_is_killed_costs_its_own_points(fault_row, tmp_path, fake
 
     def kill(observers):
         until_first_step(observers)
-        os.kill(observers._trackers[0]._process.pid, signal.SIGKILL)
+        os.kill(observers._trackers[0]._worker.process.pid, signal.SIGKILL)
         observers._trackers[0]._listener.join(60)
         observers.log(3, {"critic/score/mean": 1.0})
 

@@ -5,23 +5,23 @@ jinja's sandbox keeps it from files and from Python's internals; the process bou
 
 import atexit
 import json
-import os
-import signal
-import subprocess
-import sys
+import pickle
+import time
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
-from tinyzero_sdk.workers.process import limit_memory
+from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess, limit_memory
+from tinyzero_sdk.workers.supervisor import Worker
 
 SECONDS = 20
 HANGS_SECONDS = SECONDS + 40
-"""For an answer of the process, which ends itself if the template takes too long."""
+"""For an answer of the process, with its start; a template that takes too long is noticed before."""
 
 MEMORY = 2 << 30  # address space in bytes
-_LONGEST = 1 << 26  # bytes of a text
+_LONGEST = 1 << 26  # characters of a text
+_TICK_SECONDS = 0.05
 
 
 class TemplateError(ValueError):
@@ -33,87 +33,59 @@ class TemplateRenderer:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._child: tuple[subprocess.Popen[bytes], Connection] | None = None
+        self._worker: Worker | None = None
         atexit.register(self.close)
 
-    def close(self) -> int | None:
-        """End the process; its exit code, if it had ended by itself."""
-        if self._child is None:
-            return None
-        process, connection = self._child
-        self._child = None
-        connection.close()
-        code = process.poll()
-        process.kill()
-        process.wait()
-        return code
+    def close(self) -> None:
+        """End the process."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
 
     def render(self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The text of chat messages, as transformers renders it; a TemplateError if there is none."""
         with self._lock:
-            if self._child is not None and self._child[0].poll() is not None:  # something has killed it
+            if self._worker is not None and self._worker.process.has_ended():  # something has killed it
                 self.close()
-            if self._child is None:
-                self._child = _start()
-            process, connection = self._child
+            if self._worker is None:
+                self._worker = Worker(WorkerProcess(pickle.dumps(None), render_templates), "a chat template")
             try:
-                request = [template, messages, variables, SECONDS]
-                connection.send_bytes(json.dumps(request, default=str).encode())
-                if connection.poll(HANGS_SECONDS):
-                    text, fault = json.loads(connection.recv_bytes(_LONGEST))
-                else:
-                    self.close()
-                    fault = f"its process has not answered for {HANGS_SECONDS} s"
-            except EOFError:
-                is_late = process.wait() == -signal.SIGALRM
-                self.close()
-                fault = f"it takes over {SECONDS} s" if is_late else f"its process ended with {process.returncode}"
-            except OSError:
-                self.close()
-                fault = f"its text is longer than {_LONGEST >> 20} MiB"
-            except BaseException:  # Ctrl-C: the next call would get the answer to this one
+                request = json.dumps([template, messages, variables], default=str)
+                text, fault = self._ask(self._worker, request)
+            except BaseException:  # Ctrl-C included: the next call would get the answer to this one
                 self.close()
                 raise
         if fault is not None:
             raise TemplateError(fault)
         return str(text)
 
-
-def _start() -> tuple[subprocess.Popen[bytes], Connection]:
-    ours, theirs = Pipe()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(theirs.fileno())],  # by its file: its package imports torch
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # no Ctrl-C from the terminal
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each would reserve memory
-        )
-    return process, ours
+    def _ask(self, worker: Worker, request: str) -> tuple[str | None, str | None]:
+        worker.send(request)
+        until = time.monotonic() + HANGS_SECONDS
+        while not worker.fate(SECONDS) and time.monotonic() < until:
+            for text, fault in worker.messages(_TICK_SECONDS):
+                return text, fault
+        if worker.kill(SECONDS).kind == "died":
+            raise TemplateError(f"its process ended with {worker.process.wait()}")
+        if worker.timer.seconds > SECONDS:
+            raise TemplateError(f"it takes over {SECONDS} s")
+        raise TemplateError(f"its process has not answered for {HANGS_SECONDS} s")
 
 
-def main() -> None:
-    """Render what comes from the parent, until it closes the connection."""
+def render_templates(_: None, connection: Connection, timer: SharedTimer) -> None:
+    """The service of the process: renders what comes, until the parent closes the connection."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     limit_memory(MEMORY)
-    with Connection(int(sys.argv[1])) as connection:
-        while True:
-            try:
-                template, messages, variables, seconds = json.loads(connection.recv_bytes())
-            except EOFError:
-                return
-            signal.alarm(seconds)  # ends the process, also amid a calculation in C
-            try:
-                rendered: Any = render_jinja_template([messages], chat_template=template, **variables)
-                answer = [rendered[0][0], None]
-            except Exception as error:  # the border to the template
-                answer = [None, f"{type(error).__name__}: {error}"]
-            signal.alarm(0)
-            connection.send_bytes(json.dumps(answer).encode())
-
-
-if __name__ == "__main__":
-    main()
+    while True:
+        template, messages, variables = json.loads(connection.recv())
+        timer.start(0)
+        try:
+            rendered: Any = render_jinja_template([messages], chat_template=template, **variables)
+            text, fault = rendered[0][0], None
+            if len(text) > _LONGEST:
+                text, fault = None, f"its text is longer than {_LONGEST >> 20} MiB"
+        except Exception as error:  # the border to the template
+            text, fault = None, f"{type(error).__name__}: {error}"
+        timer.stop()
+        connection.send((text, fault))

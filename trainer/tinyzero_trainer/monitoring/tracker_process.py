@@ -1,25 +1,24 @@
-"""The process of one tracker: `trackers.py` starts it by its file, with no other part of the trainer.
+"""The process of one tracker, which `trackers.py` starts; it imports no other part of the trainer.
 
-It reads JSON lines: first the options, then a step and its metrics in each. It writes a line for whatever happens:
-`recorded` for each step, `finishing` before it waits for a server, and `say` for the user.
+It gets a step and its metrics in each message, and None after the last. It sends a mapping for whatever happens:
+`recorded` for each step, `finishing` before it waits for a server, `say` for the user, with `failed` if that is all.
 """
 
 import json
 import os
 import signal
 import ssl
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-TOLD = 3
-"""Exit code after an error that has been told."""
+from tinyzero_sdk.workers.process import SharedTimer
 
 _REACH_SECONDS = 3.0
 _INIT_SECONDS = 8.0  # after that W&B records offline
@@ -28,40 +27,32 @@ Rows = Iterator[tuple[int, dict[str, float]]]
 Tell = Callable[..., None]
 
 
-def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the run, which then closes the input
-    output = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    silence = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(silence, stream)
+def record(arguments: str, connection: Connection, timer: SharedTimer) -> None:
+    """The service of the process (see `workers.process.Service`), given the options as JSON."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the run, which then sends the end
+    os.dup2(1, 2)  # where stdout goes already, so that nothing of a library is seen
 
-    def tell(**what: Any) -> None:
+    def tell(**news: Any) -> None:
         with suppress(OSError):  # the run was killed, and the tracker finishes what it has
-            print(json.dumps(what), file=output)
+            connection.send(news)
 
-    options = json.loads(sys.stdin.readline())
-    sys.path[:] = options["sys.path"]
-    name, code = options["name"], TOLD
+    options = json.loads(arguments)
     try:
-        RECORDERS[name](options, _rows(tell), tell)
-        code = 0
+        RECORDERS[options["name"]](options, _rows(connection, tell), tell)
     except ModuleNotFoundError as error:
-        extra = "trackio" if name == "trackio" else "trackers"
+        extra = "trackio" if options["name"] == "trackio" else "trackers"
         tell(say=f"{error}; install it with: pip install 'tinyzero-trainer[{extra}]'", failed=True)
     except BaseException as error:  # the libraries promise nothing
         reason = str(error).strip().partition("\n")[0] or "no reason given"
         tell(say=f"{type(error).__name__}: {reason}", failed=True)
-    os._exit(code)  # without what the libraries do at the interpreter's exit, which may wait for a server
 
 
-def _rows(tell: Tell) -> Rows:
-    for line in sys.stdin:
-        if not line.endswith("\n"):
-            return  # the run was killed as it wrote
-        step, metrics = json.loads(line)
-        yield step, metrics
-        tell(recorded=step)
+def _rows(connection: Connection, tell: Tell) -> Rows:
+    with suppress(EOFError, OSError):  # the run was killed, perhaps as it wrote
+        while (row := connection.recv()) is not None:
+            yield row
+            tell(recorded=row[0])
 
 
 def _record_in_wandb(options: dict[str, Any], rows: Rows, tell: Tell) -> None:
@@ -155,6 +146,3 @@ def _record_in_tensorboard(options: dict[str, Any], rows: Rows, tell: Tell) -> N
 
 
 RECORDERS = {"wandb": _record_in_wandb, "trackio": _record_in_trackio, "tensorboard": _record_in_tensorboard}
-
-if __name__ == "__main__":
-    main()

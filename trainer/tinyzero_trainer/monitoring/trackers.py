@@ -6,11 +6,8 @@ The trackers' files are in the run directory, and trackio's in its own cache for
 """
 
 import json
-import os
+import pickle
 import shlex
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,10 +17,12 @@ from threading import Thread
 from typing import Any
 
 from tinyzero_sdk.console import plural
-from tinyzero_sdk.workers.process import ClosesOnExit
+from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.workers.process import ClosesOnExit, WorkerProcess
+from tinyzero_sdk.workers.supervisor import Worker
 from tinyzero_trainer.config import LogConfig
-from tinyzero_trainer.monitoring import tracker_process
 from tinyzero_trainer.monitoring.metrics_log import plain_number
+from tinyzero_trainer.monitoring.tracker_process import record
 
 MOST_WAITING = 1000
 """Steps that wait for a slow tracker; further ones are dropped and counted."""
@@ -55,8 +54,7 @@ class Trackers(ClosesOnExit):
             report: told one-line messages for the user, by other threads.
             anew: whether a whole run is recorded beside what a tracker has of it, for which `log` and `close` wait.
         """
-        options = {"sys.path": sys.path, "project": log.project, "config": config, "anew": anew}
-        options |= {"directory": str(directory)}
+        options = {"project": log.project, "config": config, "anew": anew, "directory": str(directory)}
         self._trackers = [_Tracker({"name": name, **options}, report) for name in dict.fromkeys(log.trackers)]
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -89,16 +87,9 @@ class _Tracker:
         self.has_failed = self._is_finishing = False
         self._put = self._recorded = self._dropped = 0
         self._sign = time.monotonic()  # of life, the last one
-        self._queue: SimpleQueue[str | None] = SimpleQueue()
-        # By its file: its package imports torch. -P: no file in the working directory can replace a library.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", tracker_process.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # no signal of the terminal, and a group to end
-        )
-        self._queue.put(json.dumps(options, default=str))
+        self._queue: SimpleQueue[tuple[int, Mapping[str, float]] | None] = SimpleQueue()
+        arguments = pickle.dumps(json.dumps(options, default=str))
+        self._worker = Worker(WorkerProcess(arguments, record, outlives_parent=True), self._name)
         self._writer, self._listener = (
             Thread(target=work, name=self._name, daemon=True) for work in (self._write, self._listen)
         )
@@ -113,7 +104,7 @@ class _Tracker:
             return
         if self._put - self._recorded < MOST_WAITING:
             self._put += 1
-            self._queue.put(json.dumps([step, metrics]))
+            self._queue.put((step, metrics))
         else:
             self._dropped += 1
 
@@ -130,12 +121,10 @@ class _Tracker:
             self._fail("it did not finish in time")
         elif self._dropped:
             self._fail(f"it was too slow, {plural(self._dropped, 'step')} missing there")
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._worker.process.kill()
         self._writer.join()
         self._listener.join()
-        with self._process, suppress(BrokenPipeError):
-            pass
+        self._worker.close()
 
     def _deadline(self) -> float:
         if self._is_finishing:
@@ -144,30 +133,32 @@ class _Tracker:
         return max(start, max(self._sign, self._closed) + self._patience)
 
     def _write(self) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):  # it has ended, which the other thread reports
-            while (line := self._queue.get()) is not None:
-                self._process.stdin.write(f"{line}\n")
-                self._process.stdin.flush()
-            self._process.stdin.close()
+        with suppress(OSError):  # it has ended, which the other thread reports once it has heard everything
+            while (row := self._queue.get()) is not None:
+                self._worker.process.connection.send(row)
+            self._worker.process.connection.send(None)
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            news = json.loads(line)
-            self._recorded += "recorded" in news
-            if self._recorded or "finishing" in news:
-                self._sign = time.monotonic()
-            self._is_finishing |= "finishing" in news
-            if news.get("failed"):
-                self._fail(news["say"])
-            elif "say" in news:
-                self._report(f"{self._name}: {news['say']}")
-        end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # so that its group's id is not reused
-        if end is not None and end.si_code != os.CLD_EXITED:
-            self._fail(f"its process was ended by signal {end.si_status}")
-        elif end is not None and end.si_status not in (0, tracker_process.TOLD):
-            self._fail(f"its process ended with code {end.si_status}")
+        try:
+            while not self._worker.has_ended:
+                for news in self._worker.messages(None):
+                    self._hear(news)
+        except TinyZeroError as error:  # it cannot even start
+            self._fail(str(error))
+        if (code := self._worker.process.wait()) < 0:
+            self._fail(f"its process was ended by signal {-code}")
+        elif code:
+            self._fail(f"its process ended with code {code}")
+
+    def _hear(self, news: Mapping[str, Any]) -> None:
+        self._recorded += "recorded" in news
+        if self._recorded or "finishing" in news:
+            self._sign = time.monotonic()
+        self._is_finishing |= "finishing" in news
+        if news.get("failed"):
+            self._fail(news["say"])
+        elif "say" in news:
+            self._report(f"{self._name}: {news['say']}")
 
     def _fail(self, reason: str) -> None:
         """Report it, if it is the first fault."""
