@@ -160,7 +160,7 @@ MUTANTS = [
     ),
     *in_file(
         f"{SCORING}/pool.py",
-        ("a suspect that was caught is blamed", "caught = worker.process.has_ended() or ", "caught = ",
+        ("a suspect that was caught is blamed", "(loss.is_certain or worker.job.careful)", "worker.job.careful",
          "a race between a worker's end and its answer"),
     ),
     *in_file(
@@ -179,8 +179,7 @@ MUTANTS = [
     ),
     *in_file(
         f"{TASKS}/score_guard.py",
-        ("a long completion keeps its end", "answer = self._extract_answer(strip_special_tokens(text[-MOST",
-         "answer = self._extract_answer(strip_special_tokens(text[MOST"),
+        ("a long completion keeps its end", "_END = slice(-MOST_", "_END = slice(MOST_"),
         ("a number is correct at the top of its range", "if value == self._range[1]", "if value > self._range[0]"),
         ("parts are weighted", "value += part.weight * parts[name]", "value += parts[name]"),
     ),

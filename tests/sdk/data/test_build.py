@@ -15,7 +15,7 @@ from tinyzero_sdk.data.rows import row_to_item
 from tinyzero_sdk.errors import DataError, ExhaustedError, SettingsError, TinyZeroError
 from tinyzero_sdk.seeds import split_of_key
 from tinyzero_sdk.tasks import splits
-from tinyzero_sdk.tasks.splits import iterate_split
+from tinyzero_sdk.tasks.splits import SplitFilter, iterate_split
 
 OPTIONS = options_source("keys: int = 10**9", 'shape: str = "same"', 'fault: str = ""')
 PROBLEMS = """
@@ -109,6 +109,13 @@ def test_exhausted_task_says_how_many_problems_it_has_and_what_to_type():
         list(iterate_split(Numbers(list(range(107)), endless=True), "train", size=1000))
     with pytest.raises(ExhaustedError, match=r"100 different test .*--test-size 100, or --test-size all\)$"):
         list(iterate_split(Numbers(list(range(100)), has_own_splits=True), "test", size=1000))
+
+
+def test_patience_ends_with_so_many_repeats_after_the_last_new_problem():
+    patient = SplitFilter(Numbers([], has_own_splits=True), "train", size=None, test_fraction=1 / 16)
+    assert list(patient.admit(["a"], [0], 1024, False)) == [0]
+    with pytest.raises(ExhaustedError, match="the last 1,024 candidates were all repeats"):
+        list(patient.admit([], [], 1025, False))
 
 
 def test_a_split_of_next_to_nothing_is_not_searched_for_without_end(monkeypatch):

@@ -3,6 +3,8 @@
 import json
 import sys
 from collections import Counter
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tinyzero_sdk.scoring.rescore import rescore_file
 from tinyzero_sdk.scoring.score_file import score_file
 from tinyzero_sdk.scoring.scored_rows import read_scored_blocks
 from tinyzero_sdk.tasks import async_scorer
+from tinyzero_sdk.tasks.async_scorer import _pause
 
 SCORE = """
 import asyncio, json, pathlib, time
@@ -149,6 +152,16 @@ def test_ground_truths_of_numpy_are_told_apart(load, calls):
     assert len(calls()) == 6
     load().score_completion(texts(3)[0], {"numbers": long.tolist()})  # as read from JSON Lines
     assert len(calls()) == 6
+
+
+def test_a_pause_is_not_shorter_than_a_server_asks_for():
+    def pause(**headers):
+        error = SimpleNamespace(response=SimpleNamespace(headers=headers))
+        return _pause(Mock(outcome=Mock(exception=lambda: error), attempt_number=1))
+
+    assert pause(**{"retry-after": "7"}) == 7.0
+    assert 0.0 <= pause(**{"retry-after": "soon"}) <= 1.0
+    assert 0.0 <= pause() <= 1.0
 
 
 @pytest.mark.slow
