@@ -116,7 +116,8 @@ def calls(monkeypatch):
         return Result()
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.setattr("tinyzero_trainer.cli.start._start_ray", lambda *_: None)
+    for name in ("import_ray", "start"):
+        monkeypatch.setattr(f"tinyzero_trainer.executors.ray.cluster.{name}", lambda *_: None)
     monkeypatch.setattr("tinyzero_trainer.models.hub._check_hub", lambda model: None)  # it has every name
     fake("controller.loop", "train", None)
     fake("sft.train", "fine_tune", None)

@@ -74,7 +74,7 @@ def resume_config(
         _reject_changes(cls, before, before | typed)  # the reason, if there is such a change
         raise
     _reject_changes(cls, before, _flat(config))
-    for key, value, reason in unused_settings(config.workers_config):
+    for key, value, reason in unused_settings(config):
         if key in typed:
             raise SettingsError(f"{key}={value!r} has no effect: {reason}")
     steps, saved_steps = config.run.steps or 0, saved.run.steps or 0

@@ -25,6 +25,12 @@ def is_device(name: str) -> bool:
     return re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name, re.ASCII) is not None
 
 
+def check_device(name: str) -> None:
+    """Raise a ValueError if `run.device` is not one of `DEVICES`."""
+    if not is_device(name):
+        raise ValueError(f"run.device={name!r} is not a device; give {DEVICES}")
+
+
 if TYPE_CHECKING:
     Executor = str
 else:
@@ -54,8 +60,7 @@ class RunConfig:
     """Recipe whose settings yours override: a name (`tinyzero recipes` lists them), or a TOML file."""
 
     def __post_init__(self) -> None:
-        if not is_device(self.device):
-            raise ValueError(f"run.device={self.device!r} is not a device; give {DEVICES}")
+        check_device(self.device)
 
     @property
     def kind(self) -> ExecutorKind:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, flatten, format_value, get, merge, to_mapping, unflatten
+from tinyzero_sdk.settings import build, flatten, format_value, get, merge, unflatten
 from tinyzero_trainer.config.algorithm import AlgorithmConfig
 from tinyzero_trainer.config.compose import check_models
-from tinyzero_trainer.config.metadata import RESUMABLE
+from tinyzero_trainer.config.metadata import RESUMABLE, Needs
 from tinyzero_trainer.config.model_defaults import recorded_content, recorded_defaults
 from tinyzero_trainer.config.optimizer import Decay, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import DataConfig, Engine, RolloutConfig, VllmConfig
@@ -29,6 +29,7 @@ from tinyzero_trainer.config.run import (
     RayConfig,
     RewardConfig,
     RunConfig,
+    check_device,
 )
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs, with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig, check_tasks, check_update
@@ -75,10 +76,13 @@ class SftRunConfig:
     """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
 
     def __post_init__(self) -> None:
-        RunConfig(device=self.device)
+        check_device(self.device)
         given = [f"run.{name}={value:g}" for name in ("steps", "epochs", "seconds") if (value := getattr(self, name))]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} both say how long to train; leave out all but one")
+
+
+_OF_FILES = Needs("data.path", "data.path=none takes the examples that the tasks make")
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,16 @@ class SftDataConfig:
     learned; chat messages; or prompts and completions. JSON Lines, Parquet, or a data set of the Hub; or a run, for the
     completions it has kept. none = examples that the tasks make."""
 
-    test_path: Annotated[str | None, RESUMABLE] = None
+    test_path: Annotated[str | None, RESUMABLE, _OF_FILES] = None
     """File of examples for the held-out loss; none = data.test_fraction of data.path."""
 
-    hook: Literal["auto", "demonstrate", "solve"] = "auto"
+    hook: Annotated[
+        Literal["auto", "demonstrate", "solve"],
+        Needs(lambda c: c.tasks or not c.data.path, "data.path={data.path!r} has the examples, and no task is given"),
+    ] = "auto"
     """Hook by which a task makes examples; `auto` = demonstrate, or solve where the task has no other."""
 
-    max_per_problem: PositiveInt = 4
+    max_per_problem: Annotated[PositiveInt, _OF_FILES] = 4
     """Different right completions of a problem that are taken from a scored file (arXiv 2308.01825)."""
 
     prompt_template: str | None = None
@@ -165,7 +172,9 @@ class SftConfig:
     not called NAME. With one task, task.KEY=… sets its options."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    new_model: NewModelConfig = field(default_factory=NewModelConfig)
+    new_model: Annotated[
+        NewModelConfig, Needs(lambda c: c.model.path is None, "model.path={model.path!r} names a model")
+    ] = field(default_factory=NewModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     data: SftDataConfig = field(default_factory=SftDataConfig)
@@ -257,25 +266,16 @@ def compose_sft(overrides: Mapping[str, Any], *, needs_examples: bool = True) ->
     check_models(overrides)
     if needs_examples and not config.task_specs and config.data.path is None:
         raise SettingsError("there is nothing to learn from; give --task, or a file of examples with --data")
-    model, file = config.model.path, config.data.path
-    reasons = {key: reason for key, _, reason in unused_settings(config.workers_config)}
-    if model is not None:
-        reasons |= {f"new_model.{name}": f"model.path={model!r} names a model" for name in vars(config.new_model)}
-    if file is not None:
-        reasons |= {
-            f"tasks.{spec.name}.weight": f"data.path={file!r} has the examples, each learned as often as the others"
-            for spec in config.task_specs
-            if spec.weight != 1
-        }
-        if not config.task_specs:
-            reasons["data.hook"] = f"data.path={file!r} has the examples, and no task is given"
-    else:
-        of_files = ("data.test_path", "data.max_per_problem")
-        reasons |= dict.fromkeys(of_files, "data.path=none takes the examples that the tasks make")
-    by_default = dict(flatten(to_mapping(SftConfig())))
-    for key, value in flatten(overrides):
-        if key in reasons and value != by_default.get(key):
-            raise SettingsError(f"{key}={format_value(value)} has no effect: {reasons[key]}")
+    typed, file = dict(flatten(overrides)), config.data.path
+    for key, value, reason in unused_settings(config):
+        if key in typed:
+            raise SettingsError(f"{key}={format_value(value)} has no effect: {reason}")
+    for spec in config.task_specs:
+        if file is not None and spec.weight != 1:
+            raise SettingsError(
+                f"tasks.{spec.name}.weight={spec.weight:g} has no effect: data.path={file!r} has the examples, each "
+                "learned as often as the others"
+            )
     return config
 
 

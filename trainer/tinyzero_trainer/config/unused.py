@@ -5,6 +5,7 @@ where the configuration is built.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any, get_type_hints
 
 from tinyzero_sdk.settings import build, flatten
@@ -12,13 +13,16 @@ from tinyzero_trainer.config.metadata import metadata, reason_without_effect
 from tinyzero_trainer.config.train_config import TrainConfig
 
 
-def unused_settings(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
+def unused_settings(config: Any) -> Iterator[tuple[str, Any, str]]:
     """(full name, value, reason) of each setting that has no effect and yet differs from its default."""
-    defaults = default_settings()
-    for key in metadata(TrainConfig):
+    cls: type = type(config)
+    defaults, workers = default_settings(cls), config.workers_config
+    for key in metadata(cls):
         group, name = key.split(".")
-        value = getattr(getattr(config, group), name)
-        if value != defaults[group][name] and (reason := reason_without_effect(config, key)):
+        values = getattr(config, group)
+        owner = workers if type(values) is type(getattr(workers, group, None)) else config
+        value = getattr(values, name)
+        if value != defaults[group][name] and (reason := reason_without_effect(owner, key)):
             yield key, value, reason
 
 
@@ -31,7 +35,7 @@ def drop_unused(
         >>> drop_unused({"eval": {"num_problems_during": 64, "every": 0}}, {"eval": {"every": 0}})
         {'eval': {'every': 0}}
     """
-    unused = {key for key, _, _ in unused_settings(build(cls, values).workers_config)}
+    unused = {key for key, _, _ in unused_settings(build(cls, values))}
     unused -= dict(flatten(requested)).keys()
     return {
         group: {name: value for name, value in settings.items() if f"{group}.{name}" not in unused}
@@ -39,6 +43,7 @@ def drop_unused(
     }
 
 
-def default_settings() -> dict[str, dict[str, Any]]:
-    """The trainer's defaults, by group; the table of tasks is left out."""
-    return {name: vars(group()) for name, group in get_type_hints(TrainConfig).items() if name != "tasks"}
+def default_settings(cls: type[Any] = TrainConfig) -> dict[str, dict[str, Any]]:
+    """The defaults of a kind of configuration, by group; tables are left out."""
+    groups = {name: group for name, group in get_type_hints(cls).items() if is_dataclass(group)}
+    return {name: vars(group()) for name, group in groups.items()}  # type: ignore[operator]
