@@ -72,7 +72,7 @@ def test_the_critic_makes_the_host_wait_for_the_norm_alone(toy_model: LanguageMo
     with Waits() as waits:
         critic._update_mini_batch(experience, MetricAccumulator())
     of_device = [line for line in waits.lines if "jagged.py" not in line]  # lengths are the host's
-    assert all("learner.py" in line or "update_metrics.py" in line for line in of_device)
+    assert all("optimizer.py" in line or "update_metrics.py" in line for line in of_device)
     assert len(of_device) == 2
 
 
