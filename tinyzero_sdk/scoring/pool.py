@@ -26,7 +26,14 @@ from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Score, Score
 from tinyzero_sdk.redaction import redact
 from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, unpacked
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.workers.process import ClosesOnExit, SharedTimer, kill_marked, limit_memory, memory_allowed
+from tinyzero_sdk.workers.process import (
+    ClosesOnExit,
+    SharedTimer,
+    address_space,
+    kill_marked,
+    limit_memory,
+    memory_allowed,
+)
 from tinyzero_sdk.workers.supervisor import Loss, Supervisor, Worker, wait_for_any
 
 _FIRST_JOB = 64  # answers sent to a worker at a time, until it is known how long they take
@@ -360,7 +367,7 @@ class _Scorer:
 
 def score_answers(task: Task, connection: Connection, timer: SharedTimer, *, memory_limit: int) -> None:
     """What a scoring worker does (see `workers.process.Service`): batches in, their scores out."""
-    at_start, limit = _address_space(), memory_allowed(memory_limit)
+    at_start, limit = address_space(), memory_allowed(memory_limit)
     if at_start >= limit:
         setting = "memory_limit_gb" if limit == memory_limit else "that of the system (ulimit -v)"
         connection.send(
@@ -419,7 +426,7 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
             timer.stop()
             if len(scores):
                 connection.send((scores, task.first_error))
-                if _address_space() > enough:
+                if address_space() > enough:
                     return False
             scores, flushed = ScoreColumns(), timer.start(index)
         if is_async and batch.careful:
@@ -437,18 +444,9 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
         if batch.careful:
             connection.send((scores, task.first_error))  # if that fails, it is by the timer at this answer
             scores = ScoreColumns()
-            if _address_space() > enough:
+            if address_space() > enough:
                 break
     timer.stop()
     if len(scores) or not batch.careful:
         connection.send((scores, task.first_error))
-    return _address_space() <= enough
-
-
-def _address_space() -> int:
-    """Bytes of address space in use; 0 if unknown."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
-    except OSError:
-        return 0
+    return address_space() <= enough

@@ -81,58 +81,46 @@ class Task:
         self.wrappers = tuple(wrappers)
         self.allow_unsafe_scorers = allow_unsafe_scorers
 
-        hook = plugin_manager.hook
-        self.is_async = is_async(plugin_manager)
-        """Whether `score` is a coroutine function: then `prefetch` scores a batch at once."""
-
-        self._generate = bind(hook.generate_dataset, options)
-        self._make_prompt = bind(hook.make_prompt, options)
-        self._score = bind(hook.score, options)
-        if self.is_async:
-            from tinyzero_sdk.tasks.async_scorer import AsyncScorer, identity_of
-
-            function = hook.score.get_hookimpls()[-1].function
-            identity = identity_of(name, version, options, function, info.judge)
-            self._async_scorer = AsyncScorer(self._score, self._check_result, info.limits, identity)
-            self._score = self._async_scorer.score
-        self._difficulty = bind(hook.difficulty, options)
-        self._difficulties = bind(hook.difficulties, options)
-        self._solve = bind(hook.solve, options)
-        self._demonstrate = bind(hook.demonstrate, options)
-        self._oracle = bind(hook.oracle, options)
-        self._grammar = bind(hook.grammar, options)
-        self._is_valid = bind(hook.is_valid, options)
-        self._item_key = bind(hook.item_key, options)
-        self._read_row = bind(hook.read_row, options)
-
         self.data_version: str | None = None
         """Hash of the files that its problems come from; None = it makes them itself."""
 
         self.makes_prompts = True
         """Whether the template counts; False = its problems come from files that have all prompts."""
 
-        self.has_own_splits = bool(self._call("has_own_splits", bind(hook.has_own_splits, options)))
-        """Whether the task has its own splits; otherwise problems are divided by the hash of their key."""
+        self.is_async = is_async(plugin_manager)
+        """Whether `score` is a coroutine function: then `prefetch` scores a batch at once."""
 
+        callers = vars(plugin_manager.hook).values()
+        self._hooks = {caller.name: bind(caller, options) for caller in callers if caller.spec}
         self._add_guard()
+
+        self.has_own_splits = bool(self._call("has_own_splits"))
+        """Whether the task has its own splits; otherwise problems are divided by the hash of their key."""
 
     def _add_guard(self) -> None:
         """Put the score guard around the scorer, and inside the wrappers."""
-        hook, info, options = self.plugin_manager.hook, self.info, self.options
-        is_valid = self._is_valid if hook.is_valid.get_hookimpls() else None
-        extract_answer = bind(hook.extract_answer, options)
-        checked = (self.name, extract_answer, self._score, info.score_range, is_valid, info.parts)
+        hook, info, hooks = self.plugin_manager.hook, self.info, self._hooks
+        self._score = hooks["score"]
+        if self.is_async:
+            from tinyzero_sdk.tasks.async_scorer import AsyncScorer, identity_of
+
+            function = hook.score.get_hookimpls()[-1].function
+            identity = identity_of(self.name, self.version, self.options, function, info.judge)
+            self._async_scorer = AsyncScorer(self._score, self._check_result, info.limits, identity)
+            self._score = self._async_scorer.score
+        is_valid = hooks["is_valid"] if hook.is_valid.get_hookimpls() else None
+        checked = (self.name, hooks["extract_answer"], self._score, info.score_range, is_valid, info.parts)
         self._group_guard = None
         if hook.score_group.get_hookimpls():
-            self._group_guard = GroupGuard(*checked, score_group=bind(hook.score_group, options))
+            self._group_guard = GroupGuard(*checked, score_group=hooks["score_group"])
         self._guard: ScoreGuard = self._group_guard or ScoreGuard(*checked)
         self.plugin_manager.register(self._guard, name="score guard")
-        shaped = len(hook.score_completion.get_hookimpls()) > 1
-        scorer = bind(hook.score_completion, options)
-        self._score_completion = self._guard.around(scorer) if shaped else self._guard.score_completion
+        is_wrapped = len(hook.score_completion.get_hookimpls()) > 1
+        wrapped = bind(hook.score_completion, self.options)  # anew, now that the guard is there
+        self._score_completion = self._guard.around(wrapped) if is_wrapped else self._guard.score_completion
         if self._group_guard:
             self._score_completion = self._score_group_of_one
-        is_plain = not (shaped or self._group_guard or info.unsafe_scorer)
+        is_plain = not (is_wrapped or self._group_guard or info.unsafe_scorer)
         self.score_into = self._guard.score_into if is_plain else self._score_into
         """(columns, completion, ground_truth): append what `score_completion` gives to columns."""
         if info.unsafe_scorer:  # wrapped here, so that a safe task's calls do not pay for it
@@ -191,15 +179,15 @@ class Task:
 
         Fewer than `size` where the task ends.
         """
-        return self._call("generate_dataset", self._candidates, split, size, seed, start)
+        return self._call("generate_dataset", split, size, seed, start, function=self._candidates)
 
     def _candidates(self, split: Split, size: int, seed: int, start: int) -> ItemColumns | list[Item]:
-        given = self._generate(split, size, seed, start)
-        if isinstance(given, ItemColumns):
-            return given
-        if not isinstance(given, Iterable):
-            raise self._refusal("generate_dataset", given, "an iterable of Item, or ItemColumns")
-        items = list(islice(given, size))
+        candidates = self._hooks["generate_dataset"](split, size, seed, start)
+        if isinstance(candidates, ItemColumns):
+            return candidates
+        if not isinstance(candidates, Iterable):
+            raise self._refusal("generate_dataset", candidates, "an iterable of Item, or ItemColumns")
+        items = list(islice(candidates, size))
         for item in items:
             if not isinstance(item, Item):
                 raise self._refusal("generate_dataset", item, "nothing but Item in the iterable")
@@ -219,7 +207,7 @@ class Task:
         return islice(iterate_split(self, split, size=end, seed=seed, test_fraction=test_fraction), start, None)
 
     def make_prompt(self, item: Item, template: str = "base") -> str | list[Message]:
-        prompt = self._call("make_prompt", self._make_prompt, item, template)
+        prompt = self._call("make_prompt", item, template)
         if not (_is_text(prompt) or (isinstance(prompt, list) and all(map(_is_message, prompt)))):
             raise self._refusal("make_prompt", prompt, "str, or a list of {'role': str, 'content': str}, in UTF-8")
         return prompt
@@ -326,9 +314,9 @@ class Task:
         self._async_scorer.prefetch(answers, beat)
 
     def difficulty(self, item: Item) -> float:
-        value = self._call("difficulty", self._difficulty, item)
+        value = self._call("difficulty", item)
         if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            number = self._call("difficulty", float, value)
+            number = self._call("difficulty", value, function=float)
             if math.isfinite(number):
                 return number
         raise self._refusal("difficulty", value, "a finite number")
@@ -336,59 +324,59 @@ class Task:
     def difficulties(self, items: ItemColumns | Sequence[Item]) -> "np.ndarray | list[float]":
         """[n] difficulty of each item."""
         batch = items if isinstance(items, ItemColumns) else None
-        together = None if batch is None else self._call("difficulties", self._difficulties, batch)
+        together = None if batch is None else self._call("difficulties", batch)
         return [self.difficulty(item) for item in items] if together is None else together
 
     def item_key(self, item: Item) -> str:
         """The item's canonical key: the same for items that are the same problem."""
-        key = self._call("item_key", self._item_key, item)
+        key = self._call("item_key", item)
         if not _is_text(key):
             raise self._refusal("item_key", key, "str, in UTF-8")
         return key
 
     def read_row(self, row: Mapping[str, Json]) -> Item | None:
         """The item in a row of a dataset that the task knows, or None."""
-        item = self._call("read_row", self._read_row, row)
+        item = self._call("read_row", row)
         if item is not None and not isinstance(item, Item):
             raise self._refusal("read_row", item, "Item, or None")
         return item
 
     def solve(self, item: Item) -> str | None:
         """A gold completion, or None where the task has none."""
-        return self._text_or_none("solve", self._solve, item)
+        return self._text_or_none("solve", item)
 
     def demonstrate(self, item: Item, seed: int) -> str | None:
         """A worked attempt at the item, possibly wrong, or None where the task has none."""
-        return self._text_or_none("demonstrate", self._demonstrate, item, seed)
+        return self._text_or_none("demonstrate", item, seed)
 
     def oracle(self, answer: str, ground_truth: Json) -> bool | None:
         """Whether the task's oracle accepts the answer, or None where it cannot tell."""
-        return self._call("oracle", self._oracle, answer, ground_truth)
+        return self._call("oracle", answer, ground_truth)
 
     def is_valid(self, ground_truth: Json) -> bool:
         """Whether this could be the ground truth of an item; False where the task has no such hook."""
         try:
-            return bool(self._call("is_valid", self._is_valid, ground_truth))
+            return bool(self._call("is_valid", ground_truth))
         except BrokenTaskError as error:  # the ground truth may be a varied one, which the author has not seen
             raise BrokenTaskError(f"{error}, for the ground truth {ground_truth!r:.200}") from error
 
     def grammar(self, item: Item) -> Mapping[str, Sequence[str]] | None:
         """Grammar of answers to the item, or None where there is none; `docs/reference/hooks.md` says how it looks."""
-        rules = self._call("grammar", self._grammar, item)
+        rules = self._call("grammar", item)
         if rules is not None and not (isinstance(rules, Mapping) and rules and all(map(_is_rule, rules.items()))):
             raise self._refusal("grammar", rules, "a mapping from names to lists of str, none of them empty")
         return rules
 
-    def _text_or_none(self, hook: str, function: Callable[..., Any], *arguments: Any) -> str | None:
-        text = self._call(hook, function, *arguments)
+    def _text_or_none(self, hook: str, *arguments: Any) -> str | None:
+        text = self._call(hook, *arguments)
         if text is not None and not _is_text(text):
             raise self._refusal(hook, text, "str, in UTF-8, or None")
         return text
 
-    def _call(self, hook: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a hook; any exception but a TinyZeroError becomes a BrokenTaskError."""
+    def _call(self, hook: str, *arguments: Any, function: Callable[..., Any] | None = None) -> Any:
+        """Call a hook, or a function around it; any exception but a TinyZeroError becomes a BrokenTaskError."""
         try:
-            return function(*arguments)
+            return (function or self._hooks[hook])(*arguments)
         except (KeyboardInterrupt, TinyZeroError):
             raise
         except BaseException as error:  # SystemExit included, which would end the program silently

@@ -32,7 +32,7 @@ from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.completions import Stock, join_numbers, near_miss, rearrange, tokenize
 from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
 from tinyzero_sdk.testing.grammar import Grammar
-from tinyzero_sdk.workers.process import SharedTimer
+from tinyzero_sdk.workers.process import SharedTimer, address_space, limit_memory
 
 MEMORY_GIB = 1.0  # address space that a scorer may take beyond that of the loaded task
 ENOUGH = 8  # disagreements of scorer and oracle after which a process ends its part of the bulk search
@@ -175,13 +175,8 @@ class _PeakMemory:
 
 def serve(task: Task, connection: Connection, timer: SharedTimer) -> None:
     """What the child does (see `workers.process.Service`): receives (method, arguments …), sends what it returns."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            in_use = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
-        limit = in_use + int(MEMORY_GIB * 2**30)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    except FileNotFoundError:
-        pass  # not Linux: no limit
+    if in_use := address_space():
+        limit_memory(in_use + int(MEMORY_GIB * 2**30))
     server = _SandboxServer(task, timer)
     try:
         while True:

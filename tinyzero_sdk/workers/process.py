@@ -210,6 +210,15 @@ def _serve(connection: Connection, timer: SharedTimer) -> None:
     service(loaded, connection, timer)
 
 
+def address_space() -> int:
+    """Bytes of address space that this process has in use; 0 if unknown, as elsewhere than on Linux."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        return 0
+
+
 def memory_allowed(limit: int) -> int:
     """Bytes of address space: the limit, or the system's own (`ulimit -v`) if that is lower."""
     _, allowed = resource.getrlimit(resource.RLIMIT_AS)
