@@ -306,7 +306,9 @@ def test_warming_up_runs_a_full_micro_batch_and_a_small_one(
     policy, sizes = make_policy(toy_model, Case(), PLAIN), []
     losses = policy._token_losses
     monkeypatch.setattr(
-        policy, "_token_losses", lambda batch, *rest: sizes.append(batch.tokens.numel()) or losses(batch, *rest)
+        policy,
+        "_token_losses",
+        lambda now, batch, *rest: sizes.append(batch.tokens.numel()) or losses(now, batch, *rest),
     )
     policy._split = partial(policy._split, layout="packed")
     policy.warm_up(NOW)

@@ -147,7 +147,7 @@ def test_no_micro_batch_makes_the_host_wait(case: str, half: FsdpOptions, langua
         weight, part = torch.ones(len(batch.targets), device=half.device), experience.select(batch.indices)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            (weight * policy._token_losses(batch, part, weight, NOW, MetricAccumulator())).sum().backward()
+            (weight * policy._token_losses(NOW, batch, part, weight, MetricAccumulator())).sum().backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -30,7 +30,6 @@ from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.optimizer import Optimizer
 from tinyzero_trainer.training.policy import Policy
-from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, num_mini_batches=2, weight_decay=0.1, max_grad_norm=0.05)
 SMALL = 30
@@ -51,7 +50,8 @@ def gradients(policy: Policy, experience: TrainingBatch, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(policy._optimizer, "gather_gradients", gather)
     monkeypatch.setattr(policy._optimizer, "step", lambda *_, **__: None)
-    policy._update_mini_batch(experience, NOW, MetricAccumulator())
+    policy._settings = replace(policy._settings, num_mini_batches=1)
+    policy.update(experience, NOW)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +22,6 @@ from tinyzero_trainer.training.micro_batches import MicroBatch, in_batch_order, 
 from tinyzero_trainer.training.optimizer import save_tensors
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils import jagged
 
 WEIGHTS, OPTIMIZER = "critic", "critic_optimizer"
 """In a checkpoint: files, or with several ranks directories."""
@@ -83,28 +83,20 @@ class Critic(Learner):
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
         """As many passes and mini-batches as the policy's; returns the metrics `critic/*`."""
+        weights_of = partial(token_weights, mode="token-mean", max_tokens=1)
         with on_device(self.model, changed=True), self._optimizer.on_device(changed=True):
-            metrics = self._updates(batch, self._update_mini_batch)
+            metrics = self._update(batch, self._own_settings.learning_rate, weights_of, self._token_losses)
         metrics.gather(self._ranks)
         return {"critic/lr": self._own_settings.learning_rate, **_metrics(metrics)}
 
-    def _update_mini_batch(self, mini_batch: TrainingBatch, metrics: MetricAccumulator) -> None:
-        self._start_mini_batch(mini_batch)
-        of_completions = token_weights(mini_batch.lengths, "token-mean", max_tokens=1)
-        weights = jagged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
-        for batch in self._micro_batches_of(mini_batch.rollouts):
-            part = mini_batch.select(batch.indices)
-            assert part.values is not None
-            assert part.returns is not None
-            columns = (part.values, part.returns, jagged.select(weights, mini_batch.lengths, batch.indices))
-            old, returns, weight = (to_device(column, batch.tokens.device) for column in columns)
-            values = self.model(batch)
-            loss, clipped = value_loss(values, old, returns, clip=self._own_settings.value_clip_range)
-            weight = torch.zeros_like(weight) if batch.is_padding else weight
-            self._backward(part, weight * loss, is_padding=batch.is_padding)
-            if not batch.is_padding:
-                metrics.extend(loss=loss, clipped=clipped.float(), values=old, returns=returns)
-        self._step(self._own_settings.learning_rate, metrics)
+    def _token_losses(self, batch: MicroBatch, part: TrainingBatch, _: Tensor, metrics: MetricAccumulator) -> Tensor:
+        """See `TokenLosses`."""
+        assert part.values is not None
+        assert part.returns is not None
+        old, returns = (to_device(column, batch.tokens.device) for column in (part.values, part.returns))
+        loss, clipped = value_loss(self.model(batch), old, returns, clip=self._own_settings.value_clip_range)
+        metrics.extend(loss=loss, clipped=clipped.float(), values=old, returns=returns)
+        return loss
 
     def save(self, directory: Path) -> None:
         """Write weights and moments."""

@@ -15,11 +15,15 @@ from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.diagnosis import Diagnosis, UpdateDiagnosis, nonfinite
 from tinyzero_trainer.training.logprobs import TokenModel
-from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches
+from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches, to_device
 from tinyzero_trainer.training.optimizer import Optimizer, full_norms
 from tinyzero_trainer.training.packing import choose_layout, shares_prompts
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.utils import jagged
+
+TokenLosses = Callable[[MicroBatch, TrainingBatch, Tensor, MetricAccumulator], Tensor]
+"""From a micro-batch, its rows of the batch, and the weight of each token, which only metrics need: [tokens] losses."""
 
 
 class Learner:
@@ -40,7 +44,6 @@ class Learner:
             layout=choose_layout(model, optimizer.packing, name=language_model.name),
             share_prompts=shares_prompts(model),
         )
-        self._losses: list[Tensor] = []  # of the present mini-batch's micro-batches, [] each
         self._diagnosis: Diagnosis | None = None
         self._freezes = device_of(model).type == "cuda"  # after its first update
 
@@ -50,13 +53,24 @@ class Learner:
         """This rank's micro-batches; `ranks` = None: divided over those of the model."""
         return self._split(rollouts, token_budget=self.micro_batch_tokens, ranks=ranks or self._ranks)
 
-    def _updates(
-        self, batch: TrainingBatch, update: Callable[[TrainingBatch, MetricAccumulator], None]
+    def _update(
+        self,
+        batch: TrainingBatch,
+        learning_rate: float,
+        weights_of: Callable[[Tensor], Tensor],
+        losses_of: TokenLosses,
     ) -> MetricAccumulator:
-        """Call `update` with each mini-batch; the metrics of all, of this rank."""
+        """`update_epochs` passes over a batch, each of `num_mini_batches` updates; the metrics of this rank.
+
+        Args:
+            weights_of: from the lengths of a mini-batch's completions the weight of each one's tokens.
+            losses_of: [tokens] losses of a micro-batch.
+        """
         metrics = MetricAccumulator()
+        # Not train(): dropout would blur what is compared with log-probabilities and values from before the update.
+        self._computes.eval()
         for mini_batch in batch.mini_batches(self._settings.num_mini_batches, self._settings.update_epochs):
-            update(mini_batch, metrics)
+            self._update_mini_batch(mini_batch, learning_rate, weights_of, losses_of, metrics)
         self._optimizer.end()
         if self._freezes:
             # Else each full collection scans a million objects of PyTorch's compiler: half a second, every few seconds.
@@ -65,31 +79,40 @@ class Learner:
             self._freezes = False
         return metrics
 
-    def _start_mini_batch(self, mini_batch: TrainingBatch) -> None:
-        # Not train(): dropout would blur what is compared with log-probabilities and values from before the update.
-        self._computes.eval()
+    def _update_mini_batch(
+        self,
+        mini_batch: TrainingBatch,
+        learning_rate: float,
+        weights_of: Callable[[Tensor], Tensor],
+        losses_of: TokenLosses,
+        metrics: MetricAccumulator,
+    ) -> None:
+        # Over the whole mini-batch: however it is split, the gradients add up to the same.
+        weights = jagged.repeat_to_tokens(weights_of(mini_batch.lengths), mini_batch.lengths)  # [tokens]
         tokens = sum(len(one.prompt.token_ids) + len(one.generation.token_ids) for one in mini_batch.rollouts)
         self._optimizer.start(accumulates=tokens > self.micro_batch_tokens * self._ranks.world_size)
-        self._losses = []
         if self._diagnosis is not None:
             self._diagnosis.updates.append(UpdateDiagnosis())
-
-    def _micro_batches_of(self, rollouts: Sequence[Rollout]) -> Iterator[MicroBatch]:
-        """This rank's micro-batches, whose gradients add up."""
-        # The norms of a diagnosis are of gradients that are reduced.
-        following: Iterator[MicroBatch | None] = chain(self._micro_batches(rollouts), [None])
+        total = list[Tensor]()  # the loss of each micro-batch, []
+        following: Iterator[MicroBatch | None] = chain(self._micro_batches(mini_batch.rollouts), [None])
         for batch, after in pairwise(following):
             assert batch is not None
+            # The norms of a diagnosis are of gradients that are reduced.
             set_gradient_sync(self._computes, last=after is None or self._diagnosis is not None)
-            yield batch
-
-    def _backward(self, part: TrainingBatch, losses: Tensor, *, is_padding: bool) -> None:
-        """Add the gradient of a micro-batch, with the [tokens] weighted losses of these completions."""
-        loss = losses.sum()
-        loss.backward()
-        self._losses.append(loss.detach())
-        if self._diagnosis is not None:
-            self._diagnosis.add(part, losses.detach(), self._optimizer.gradient_norms(), is_padding=is_padding)
+            part = mini_batch.select(batch.indices)
+            weight = jagged.select(weights, mini_batch.lengths, batch.indices)
+            weight = to_device(torch.zeros_like(weight) if batch.is_padding else weight, batch.tokens.device)
+            counted = MetricAccumulator() if batch.is_padding else metrics
+            losses = weight * losses_of(batch, part, weight, counted)
+            loss = losses.sum()
+            loss.backward()
+            total.append(loss.detach())
+            if self._diagnosis is not None:
+                norms = self._optimizer.gradient_norms()
+                self._diagnosis.add(part, losses.detach(), norms, is_padding=batch.is_padding)
+        norm = self._optimizer.gather_gradients(torch.stack(total).sum())
+        self._optimizer.step(learning_rate, norm)
+        metrics.end_mini_batch(norm)
 
     def diagnose(self) -> None:
         """Record the updates of the next step, for `diagnosis`."""
@@ -98,13 +121,8 @@ class Learner:
         self._diagnosis = Diagnosis(len(norms), nonfinite(norms))
 
     def diagnosis(self) -> Diagnosis:
-        """Of the updates since `diagnose`, also of one that was the last before an UpdateError."""
+        """What the updates since `diagnose` did, also one that was the last before an UpdateError."""
         assert self._diagnosis is not None
         found, self._diagnosis = self._diagnosis, None
         found.gather(self._ranks)
         return found
-
-    def _step(self, learning_rate: float, metrics: MetricAccumulator) -> None:
-        norm = self._optimizer.gather_gradients(torch.stack(self._losses).sum())
-        self._optimizer.step(learning_rate, norm)
-        metrics.end_mini_batch(norm)

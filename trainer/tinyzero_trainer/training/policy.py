@@ -25,7 +25,6 @@ from tinyzero_trainer.training.micro_batches import MicroBatch, fill_budget, in_
 from tinyzero_trainer.training.objective import policy_objective
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
-from tinyzero_trainer.utils import jagged
 
 OPTIMIZER = "optimizer"
 """In a checkpoint: a file, or with several ranks a directory."""
@@ -101,8 +100,10 @@ class Policy(Learner):
         single_update = self._settings.num_mini_batches == self._settings.update_epochs == 1
         assert batch.old_logprobs is not None or single_update
         batch = replace(batch, indices=())  # those of its parts are in itself
+        weights_of = partial(token_weights, mode=self._algorithm.loss_aggregation, max_tokens=self._max_tokens)
+        losses_of = partial(self._token_losses, settings)
         with self._updating(changed=True):
-            metrics = self._updates(batch, lambda part, metrics: self._update_mini_batch(part, settings, metrics))
+            metrics = self._update(batch, settings.learning_rate, weights_of, losses_of)
         metrics.gather(self._ranks)
         self._entropies = _entropies(metrics, batch.lengths)
         return {"actor/lr": settings.learning_rate, **_metrics(metrics)}
@@ -140,30 +141,14 @@ class Policy(Learner):
                 for batch in self._micro_batches(rollouts, ranks=DataParallelGroup(sequence_group=group)):
                     part = whole.select(batch.indices)
                     weight = torch.zeros(int(part.lengths.sum()), device=batch.tokens.device)
-                    loss = self._token_losses(batch, part, weight, settings, MetricAccumulator())
+                    loss = self._token_losses(settings, batch, part, weight, MetricAccumulator())
                     (weight * loss).sum().backward()
             self._optimizer.zero_grad()
 
-    def _update_mini_batch(self, mini_batch: TrainingBatch, settings: StepSettings, metrics: MetricAccumulator) -> None:
-        self._start_mini_batch(mini_batch)
-        # Over the whole mini-batch: however it is split, the gradients add up to the same.
-        of_completions = token_weights(
-            mini_batch.lengths, self._algorithm.loss_aggregation, max_tokens=self._max_tokens
-        )
-        weights = jagged.repeat_to_tokens(of_completions, mini_batch.lengths)  # [tokens]
-        for batch in self._micro_batches_of(mini_batch.rollouts):
-            weight = jagged.select(weights, mini_batch.lengths, batch.indices)
-            weight = to_device(torch.zeros_like(weight) if batch.is_padding else weight, batch.tokens.device)
-            counted = MetricAccumulator() if batch.is_padding else metrics
-            part = mini_batch.select(batch.indices)
-            loss = self._token_losses(batch, part, weight, settings, counted)
-            self._backward(part, weight * loss, is_padding=batch.is_padding)
-        self._step(settings.learning_rate, metrics)
-
     def _token_losses(
-        self, batch: MicroBatch, part: TrainingBatch, weight: Tensor, settings: StepSettings, metrics: MetricAccumulator
+        self, settings: StepSettings, batch: MicroBatch, part: TrainingBatch, weight: Tensor, metrics: MetricAccumulator
     ) -> Tensor:
-        """[tokens] loss of a micro-batch; its `weight` [tokens] is only for the metrics."""
+        """See `TokenLosses`."""
         algorithm = self._algorithm
         on_batch_device = partial(to_device, device=batch.tokens.device)
         statistics: TokenStatistics = self.model(
