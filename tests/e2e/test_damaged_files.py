@@ -55,23 +55,24 @@ def write(path: Path, rows: list) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_a_source_that_is_no_text_is_none(tmp_path):
-    pq.write_table(
-        pa.Table.from_pylist([row | {"data_source": [1]} for row in scored_rows()]), tmp_path / "rows.parquet"
-    )
-    read_format("rows")(tmp_path)
-
-
-def test_extra_info_that_is_no_table_is_none(tmp_path):
-    write(tmp_path / "rows.jsonl", [row | {"extra_info": 7} for row in scored_rows(4)])
-    read_examples(tmp_path)
-
-
-@pytest.mark.parametrize("values", [(1, [2]), (10**400, 1), ("x", 0.5)], ids=["mixed", "large", "text"])
-def test_values_of_tokens_that_are_none_are_left_out_of_a_page(values, tmp_path):
-    rows = scored_rows()
-    write(tmp_path / "rows.jsonl", [row | {"logprobs": values[place % 2]} for place, row in enumerate(rows)])
-    read_scored(tmp_path)
+@pytest.mark.parametrize(
+    ("read", "change"),
+    [
+        (read_examples, {"extra_info": 7}),
+        (read_data, {"extra_info": {"difficulty": 10**400}}),
+        (read_scored, {"parts": {"task": 10**400}}),
+        (read_format("rows"), {"data_source": [1]}),
+        *((read_scored, {"logprobs": values}) for values in ([1, [2]], [10**400, 1], ["x", 0.5])),
+    ],
+    ids=["no table", "a difficulty", "a part", "no text", "tokens: mixed", "large", "text"],
+)
+def test_a_value_that_is_none_of_its_kind_is_left_out(read, change, tmp_path):
+    rows = [row | change for row in scored_rows()]
+    for place, row in enumerate(rows):
+        if "logprobs" in change:
+            row["logprobs"] = change["logprobs"][place % 2]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read(tmp_path)
 
 
 def test_columns_of_another_type_than_in_the_first_file_are_left_out(tmp_path):
@@ -157,16 +158,6 @@ def test_a_model_whose_config_lacks_a_size_is_refused_before_it_is_built(tmp_pat
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("it is built"))
     with pytest.raises(ModelError, match=r"config\.json has no 'hidden_size'"):
         load_model(str(model), torch.device("cpu"))
-
-
-def test_a_difficulty_that_no_float_can_hold_is_none(tmp_path):
-    write(tmp_path / "rows.jsonl", [row | {"extra_info": {"difficulty": 10**400}} for row in scored_rows()])
-    read_data(tmp_path)
-
-
-def test_a_part_that_no_float_can_hold_is_unknown(tmp_path):
-    write(tmp_path / "rows.jsonl", [row | {"parts": {"task": 10**400}} for row in scored_rows()])
-    read_scored(tmp_path)
 
 
 @pytest.mark.parametrize("column", ["completion", "ground_truth"])
@@ -259,14 +250,8 @@ def test_code_of_a_model_directory_is_not_run(settings, is_loaded, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     model = shutil.copytree(TINY_MODEL, tmp_path / "model")
     code = f"open({str(tmp_path / 'escaped')!r}, 'w')\nclass Own: pass\n"
-    for name in (
-        "own",
-        "modeling_own",
-        "configuration_own",
-        "tokenization_own",
-        "generate",
-        "custom_generate/generate",
-    ):
+    names = ("own", "modeling_own", "configuration_own", "tokenization_own", "generate", "custom_generate/generate")
+    for name in names:
         (model / f"{name}.py").parent.mkdir(exist_ok=True)
         (model / f"{name}.py").write_text(code)
     (model / "config.json").write_text(json.dumps(json.loads((model / "config.json").read_text()) | settings))

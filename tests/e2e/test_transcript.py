@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.e2e.transcript import HOME, Shell, TranscriptError, normalise, run_document
+from tests.e2e.transcript import Shell, TranscriptError, normalise, run_document
 
 
 @pytest.fixture
@@ -43,20 +43,6 @@ def test_another_output_is_found_and_written(shell):
 def test_a_block_that_is_wrong_is_found(shell, document, message):
     with pytest.raises(TranscriptError, match=message):
         run_document(document, shell)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        console("$ echo 3 rows in 1.2 s", "3 rows in 9.9 s"),
-        console("$ echo a", "a", "$ echo b >&2; exit 3", "b", rest=" exit=3"),
-        console("$ echo a \\", "    b", "a b"),
-        console("$ touch here; ls", "here", "$ pwd", HOME),
-    ],
-    ids=["output that varies", "expected failure", "continued command", "one directory"],
-)
-def test_a_document_that_holds_stays_as_it_is(shell, document):
-    assert run_document(document, shell, compare=False) == run_document(document, shell) == document
 
 
 @pytest.mark.parametrize(

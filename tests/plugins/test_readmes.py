@@ -169,67 +169,11 @@ def test_a_ground_truth_of_the_wrong_type_is_an_error_and_not_a_wrong_answer(nam
 
 
 PIECES = [
-    *("<answer>", "</answer>", "<think>", "</think>", "\\boxed{", "\\boxed", "\\frac{", "\\text{", "\\left(", "{", "}"),
-    *(
-        "#",
-        "####",
-        "#### ",
-        "\n",
-        "\r\n",
-        "\t",
-        " ",
-        "$",
-        "$$",
-        "**",
-        "*",
-        "`",
-        "(",
-        ")",
-        "[",
-        "]",
-        "\\",
-        "<",
-        "</",
-        "<|",
-    ),
-    *(
-        "|>",
-        "<|a",
-        "</s>",
-        "<pad>",
-        "1",
-        "12,345",
-        "9",
-        "0.",
-        "1/",
-        "e9",
-        "10^",
-        "x",
-        "=",
-        "+",
-        "-",
-        "/",
-        "~",
-        "%",
-        "a",
-    ),
-    *(
-        "apples ",
-        "answer ",
-        "Natalia ",
-        "is ",
-        "not ",
-        "and ",
-        "per ",
-        "n't",
-        "é",
-        "½",
-        "²",
-        "\x00",
-        "\u202e",
-        "\ud800",
-    ),
-]
+    "<answer>", "</answer>", "<think>", "</think>", "\\boxed{", "\\boxed", "\\frac{", "\\text{", "\\left(",
+    *"{}#$*`()[]\\<", "####", "#### ", "\n", "\r\n", "\t", " ", "$$", "**", "</", "<|", "|>", "<|a", "</s>", "<pad>",
+    *"19xax=+-/~%", "12,345", "0.", "1/", "e9", "10^", "apples ", "answer ", "Natalia ", "is ", "not ", "and ",
+    "per ", "n't", *"é½²", "\x00", "\u202e", "\ud800",
+]  # fmt: skip
 MEGABYTES = 10**7
 
 
@@ -239,16 +183,16 @@ def hostile(random, depth=3):
         return random.choice(PIECES)
     parts = [hostile(random, depth - 1) for _ in range(random.randint(1, 3))]
     count = random.choice([2, 120, 30_000, MEGABYTES])
+
+    def repeated(text, count):
+        return (text * min(count, MEGABYTES // len(text) + 1))[:MEGABYTES]
+
     match random.randrange(3):
         case 0:
             return repeated("".join(parts), count)
         case 1:
             return repeated(parts[0], count // 2) + random.choice(PIECES) + repeated(parts[-1], count // 2)
     return "".join(parts)[:MEGABYTES]
-
-
-def repeated(text, count):
-    return (text * min(count, MEGABYTES // len(text) + 1))[:MEGABYTES]
 
 
 def time_of(name, text):

@@ -14,21 +14,11 @@ from tinyzero_gsm8k.second_opinion import is_right
 from tinyzero_sdk.text import last_answer, strip_special_tokens
 
 LISTS = [
-    *(words.NAMES, words.MONTHS, words.THINGS, words.UNITS, words.MODIFIERS, words.ABBREVIATIONS, words.LETTERS),
-    *(
-        words.SINGULARS,
-        words.MASSES,
-        words.RECIPIENTS,
-        words.STATES,
-        words.PLACES,
-        words.SAYING,
-        words.VERBS,
-        words.RESULTS,
-        words.CURRENCIES,
-        words.NEGATIVE,
-    ),
-    *(words.MULTIPLIERS, {"more", "fewer", "old", "than", "him", "them", "second", "Celsius", "Fahrenheit"}),
-]
+    words.NAMES, words.MONTHS, words.THINGS, words.UNITS, words.MODIFIERS, words.ABBREVIATIONS, words.LETTERS,
+    words.PLACES, words.SINGULARS, words.MASSES, words.RECIPIENTS, words.STATES, words.SAYING, words.VERBS,
+    words.RESULTS, words.NEGATIVE, words.CURRENCIES, words.MULTIPLIERS, {"more", "fewer", "old", "than", "him",
+    "them", "second", "Celsius", "Fahrenheit"},
+]  # fmt: skip
 KNOWN = {word.lower() for known in LISTS for word in known}
 UNKNOWN = (
     st.from_regex(r"[A-Z][a-z]{1,12}|[A-Z]{2,8}|[a-z]{2,12}|[А-Я][а-я]{1,8}|[Α-Ω][α-ω]{1,8}", fullmatch=True)
@@ -37,20 +27,12 @@ UNKNOWN = (
     )
 ).filter(lambda word: word.lower() not in KNOWN)
 SENTENCES = [
-    *("{} 42", "{}: 42", "{} is 42", "{} has 42", "{} be 42", "{} = 42", "The {} is 42", "She {} 42", "So {} 42"),
-    *("{} answer: 42", "{}'s total is 42", "$42 {}", "42 {}", "42 in {}", "$42 in {}", "42 for {}", "42 apples {}"),
-    *(
-        "42 of {}",
-        "42 {} people",
-        "42, {}",
-        "42 apples and {}",
-        "42 at the {}",
-        "42 more than {}",
-        "42 per {}",
-        "42/{}",
-    ),
-    *("In {} she has 42", "42{}", "42. {}", "{}, 42", "42 is {}", "42 is the {}", "**{}** 42", "42 ({})", "{} $42"),
-]
+    "{} 42", "{}: 42", "{} is 42", "{} has 42", "{} be 42", "{} = 42", "The {} is 42", "She {} 42", "So {} 42",
+    "{} $42", "{} answer: 42", "{}'s total is 42", "$42 {}", "42 {}", "42 in {}", "$42 in {}", "42 for {}",
+    "42 apples {}", "42{}", "42 of {}", "42 {} people", "42, {}", "42 apples and {}", "42 at the {}",
+    "42 more than {}", "42 per {}", "42/{}", "In {} she has 42", "42. {}", "{}, 42", "42 is {}", "42 is the {}",
+    "**{}** 42", "42 ({})",
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -153,21 +135,8 @@ def test_a_time_of_day_is_malformed(hour, half):
 
 MEASURES = sorted(
     words.ABBREVIATIONS
-    | {
-        "dollars",
-        "miles",
-        "apples",
-        "m",
-        "g",
-        "L",
-        "people",
-        "feet",
-        "square feet",
-        "square km",
-        "sq ft",
-        "sq. m",
-        "cups of flour",
-    }
+    | {"dollars", "miles", "apples", "m", "g", "L", "people", "feet", "square feet", "square km", "sq ft", "sq. m"}
+    | {"cups of flour"}
 )
 RATES = sorted(
     words.ABBREVIATIONS
@@ -253,22 +222,20 @@ def test_a_heading_behind_the_answer_is_none(mark, title, rest):
     assert last_answer(f"So it is.\n#### 42\n\n#### {mark}{title}{rest}\n20 + 22 = 42") == "42"
 
 
-@given(
-    st.sampled_from(sorted(words.MASSES)),
-    st.sampled_from(
-        ["42 cups of {}", "42 {} boxes", "$42 per cup of {}", "42 boxes of {} per day", "She buys 42 bags of {}"]
+FRAMES = [
+    (
+        words.MASSES,
+        ["42 cups of {}", "42 {} boxes", "$42 per cup of {}", "42 boxes of {} per day", "She buys 42 bags of {}"],
     ),
-)
-def test_what_has_no_plural_is_counted_in_something(mass, sentence):
-    assert read_number(sentence.format(mass)) == 42
+    (words.PLACES, ["42 apples in the {}", "42 people at the {}", "42 eggs in a {}"]),
+    ({"Natalia", "Tom", "José", "Kwame"}, ["{} has 42 clips", "{}'s total is $42", "{}: 42", "42 more than {}"]),
+]
 
 
-@given(
-    st.sampled_from(sorted(words.PLACES)),
-    st.sampled_from(["42 apples in the {}", "42 people at the {}", "42 eggs in a {}"]),
-)
-def test_things_may_be_somewhere(place, sentence):
-    assert read_number(sentence.format(place)) == 42
+@given(st.data())
+def test_a_number_is_counted_in_something_stands_somewhere_or_is_somebody_s(data):
+    known, sentences = data.draw(st.sampled_from(FRAMES))
+    assert read_number(data.draw(st.sampled_from(sentences)).format(data.draw(st.sampled_from(sorted(known))))) == 42
 
 
 @given(st.sampled_from(["Tom", "him", "them", "me", "Natalia"]), st.sampled_from(sorted(words.GIVING)))
@@ -283,9 +250,3 @@ def test_a_recipient_may_stand_before_the_number(who, verb):
         f"{who} 42",
     ):
         assert read_number(text) is None
-
-
-@pytest.mark.parametrize("name", ["Natalia", "Tom", "José", "Kwame"])
-def test_names_of_people_may_own_a_number(name):
-    for text in (f"{name} has 42 clips", f"{name}'s total is $42", f"{name}: 42", f"42 more than {name}"):
-        assert read_number(text) == 42
