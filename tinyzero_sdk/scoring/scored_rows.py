@@ -16,7 +16,7 @@ from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.column_hash import hash_array
 from tinyzero_sdk.data.files import BadRow, Block, read_blocks
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.records import REASONS, SCORER_FAILURES, Json
+from tinyzero_sdk.records import REASONS, Json
 from tinyzero_sdk.scoring.groups import PROMPT_COLUMNS
 from tinyzero_sdk.scoring.outputs import (
     LENGTH_COLUMNS,
@@ -207,7 +207,7 @@ def _arrays(block: Block, key: str, problems: dict[str, int], tasks: dict[str | 
     finished = as_flags(column(block, "finished"), size)
     reasons = _texts(column(block, "reason"), size)
     return {
-        **_parts(column(block, PARTS), reasons),
+        **_parts(column(block, PARTS)),
         "number": np.array(block.numbers),
         "problem": np.array(indices, np.int64),
         "correct": as_flags(column(block, "correct"), size) == 1,
@@ -221,14 +221,13 @@ def _arrays(block: Block, key: str, problems: dict[str, int], tasks: dict[str | 
     }
 
 
-def _parts(cells: Cells | None, reasons: Sequence[str | None]) -> dict[str, np.ndarray]:
-    """Each part of the reward: 0 where a row has others alone, unknown where it has none or the scorer failed."""
+def _parts(cells: Cells | None) -> dict[str, np.ndarray]:
+    """Each part of the reward: 0 where a row does not have it, as where the scorer failed."""
     if not has_values(cells):
         return {}
     every = [read_parts(cell) for cell in (to_list(cells) if isinstance(cells, pa.Array) else cells or ())]
-    known = np.array([reason not in SCORER_FAILURES for reason in reasons])
     return {
-        f"part {name}": np.where(known, as_numbers([parts.get(name, 0.0) for parts in every], len(every)), np.nan)
+        f"part {name}": as_numbers([parts.get(name, 0.0) for parts in every], len(every))
         for name in dict.fromkeys(name for parts in every for name in parts)
     }
 

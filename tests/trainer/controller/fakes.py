@@ -35,7 +35,7 @@ def fake_workers(
     teacher: Any = None,
 ) -> Any:
     """What a step and its parts use of `Workers`."""
-    task = SimpleNamespace(difficulties=lambda items: [0.0] * len(items))
+    task = SimpleNamespace(difficulties=lambda items: [0.0] * len(items), is_async=False)
     return SimpleNamespace(
         policy=policy,
         engine=engine,

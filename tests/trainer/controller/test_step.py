@@ -187,12 +187,12 @@ def test_parts_of_scores_are_averaged_over_all_completions(take) -> None:
     }
 
 
-def test_what_the_scorer_failed_on_is_in_no_mean(take) -> None:
-    """Of the other three the parts and the advantages: 0 is more than a wrong answer gets."""
+def test_what_the_scorer_failed_on_is_in_no_advantage(take) -> None:
+    """Those of the other three are without it: 0 is more than a wrong answer gets."""
     failed = Score(0.0, False, "error", masked=True)
     scores = [Score(-1.0, False, "wrong", parts={"length": 3.0}), Score(-1.0, False, "wrong"), failed, SCORES[3]]
     policy, _, metrics, _ = take(scores)
-    assert metrics["reward/part/length"] == 1.0
+    assert metrics["reward/part/length"] == 0.75
     assert [rollout.advantage for rollout in policy.rollouts] == [0.0, 0.0, None, 0.0]
 
 

@@ -5,7 +5,7 @@ was sampled. With `rollout.max_async_level` the groups of a batch come from in_f
 itself, the next batch is collected during the update.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 
@@ -145,8 +145,6 @@ class RolloutCollector:
         """
         config, group_size = self.config, self.config.rollout.group_size
         count, refills = config.data.prompts_per_step, config.data.max_refill_rounds
-        tasks = self.workers.tasks if config.algorithm.needs("parts") else {}
-        parts = {name: (*task.task.info.parts,) for name, task in tasks.items()}
         rollouts: list[Rollout] = []
         kept: list[Rollout] = []
         for attempt in range(1 + refills):
@@ -161,7 +159,7 @@ class RolloutCollector:
             scored = self._score(generated, group_size)
             self._timer.record("reward")
             rollouts += scored
-            kept += _informative(scored, group_size, parts) if refills else scored
+            kept += self._informative(scored) if refills else scored
             if len(kept) == count * group_size:
                 break
         if not kept:
@@ -172,6 +170,21 @@ class RolloutCollector:
             )
             kept = rollouts[: count * group_size]
         return rollouts, kept
+
+    def _informative(self, rollouts: list[Rollout]) -> list[Rollout]:
+        """The groups whose unmasked completions differ in the task's own score, before shaping.
+
+        Where the estimator compares the parts of scores, they may also differ in one of these.
+        """
+        by_part, group_size = self.config.algorithm.needs("parts"), self.config.rollout.group_size
+
+        def own(rollout: Rollout) -> tuple[float, ...]:
+            parts = self.workers.tasks[rollout.prompt.task].task.info.parts if by_part else ()
+            return rollout.score.unshaped, *(rollout.score.parts.get(name, 0.0) for name in parts)
+
+        groups = [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
+        differing = (group for group in groups if len({own(each) for each in group if not each.score.masked}) > 1)
+        return [rollout for group in differing for rollout in group]
 
     def greedy_rewards(self, kept: list[Rollout], stop: Stop) -> list[float]:
         """The score of each prompt's greedy completion, at full length, under the weights that sampled."""
@@ -203,15 +216,14 @@ class RolloutCollector:
             return groups.take(count, step, params, report)
 
     def _score(self, generated: list[tuple[Prompt, Generation]], group_size: int) -> list[Rollout]:
-        workers, limit = self.workers, self.config.reward.max_failure_rate
-        tokenizer, pools = workers.language_model.tokenizer, workers.pools
+        workers = self.workers
         with workers.display.activity("scoring completions"):
             return score(
                 generated,
-                tokenizer,
-                pools,
+                workers.language_model.tokenizer,
+                workers.pools,
                 group_size=group_size,
-                max_failure_rate=limit,
+                max_failure_rate=self.config.reward.max_failure_rate,
                 on_failure=self._report_failure,
             )
 
@@ -219,19 +231,3 @@ class RolloutCollector:
         if task not in self._failed:  # the metrics count the others
             self._failed.add(task)
             self.workers.display.warn(message)
-
-
-def _informative(rollouts: list[Rollout], group_size: int, parts: Mapping[str, Sequence[str]]) -> list[Rollout]:
-    """The groups whose unmasked completions differ in the task's own score, before shaping, or in `parts` of it."""
-    groups = [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
-    return [
-        rollout
-        for group in groups
-        if len({_own(each, parts) for each in group if not each.score.masked}) > 1
-        for rollout in group
-    ]
-
-
-def _own(rollout: Rollout, parts: Mapping[str, Sequence[str]]) -> tuple[float, ...]:
-    score = rollout.score
-    return score.unshaped, *(score.parts.get(name, 0.0) for name in parts.get(rollout.prompt.task, ()))

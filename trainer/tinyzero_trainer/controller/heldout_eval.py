@@ -6,7 +6,6 @@ from time import perf_counter
 import numpy as np
 
 from tinyzero_sdk.console import plural
-from tinyzero_sdk.records import SCORER_FAILURES
 from tinyzero_sdk.scoring.learning_signal import LearningSignal
 from tinyzero_sdk.scoring.statistics import pass_at_k
 from tinyzero_sdk.seeds import derive_seed
@@ -17,7 +16,7 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.tasks import RunTask
 from tinyzero_trainer.monitoring.metrics_log import greedy_key, held_out_key, pass_at_key, size_key
 from tinyzero_trainer.rewards.reward_pool import RewardPool
-from tinyzero_trainer.rewards.score import score
+from tinyzero_trainer.rewards.score import counted, counts, score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.generation import generate
 from tinyzero_trainer.types import Prompt, Rollout
@@ -44,7 +43,7 @@ class HeldOutEvaluation:
             progress.phase("sampling held-out problems")
         self.prompts = {name: task.prompts.held_out(count) for name, task in tasks.items()}
         self._pools = {name: task.pool for name, task in tasks.items()}
-        self._asynchronous = {name for name, task in tasks.items() if task.task.is_async}
+        self._tasks = {name: task.task for name, task in tasks.items()}
         for name, prompts in self.prompts.items():
             if len(prompts) < count:
                 found = plural(len(prompts), "held-out problem")
@@ -93,15 +92,15 @@ class HeldOutEvaluation:
             seed = derive_seed("evaluation", self.config.run.seed)
             rollouts = evaluate(self.workers, self._pools, prompts, count, params, seed=seed, stop=self.stop)
             self.rollouts.append(("greedy" if temperature == 0 else "sampled", rollouts))
-            counted = np.full(len(rollouts), fill_value=True)
-            if name in self._asynchronous:  # what it asks may fail, which says nothing of the model
-                counted = np.array([rollout.score.reason not in SCORER_FAILURES for rollout in rollouts])
-                metrics[f"val-aux/{name}/error_frac"] = 1 - float(counted.mean())
+            known = np.array([counts(rollout, self._tasks) for rollout in rollouts])
+            if self._tasks[name].is_async:
+                metrics[f"val-aux/{name}/error_frac"] = 1 - float(known.mean())
             correct = np.array([rollout.score.correct for rollout in rollouts])
-            metrics[key] = float(correct[counted if counted.any() else ~counted].mean())
+            metrics[key] = float(correct[known if known.any() else ~known].mean())
             if temperature:
-                metrics |= pass_at_metrics(name, correct, counted, config.pass_at)
-                metrics |= {f"val-aux/{name}/part/{part}": mean for part, mean in part_means(rollouts).items()}
+                metrics |= pass_at_metrics(name, correct, known, config.pass_at)
+                parts = part_means(counted(rollouts, self._tasks))
+                metrics |= {f"val-aux/{name}/part/{part}": mean for part, mean in parts.items()}
                 signal = signals[name] = learning_signal(rollouts, count)
                 metrics[f"val-aux/{name}/no_answer_frac"] = signal.no_answer_frac
                 metrics[f"val-aux/{name}/truncated_frac"] = signal.truncated_frac or 0.0

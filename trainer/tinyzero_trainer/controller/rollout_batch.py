@@ -82,25 +82,17 @@ def rollouts_from_json(text: bytes) -> list[Rollout]:
 
 def _columns(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """Each prompt once, however many completions it has, and floats to the last bit."""
-    dumped: list[dict[str, Any]] = _ROLLOUTS.dump_python(list(rollouts))
-    prompts = {id(rollout.prompt): values["prompt"] for rollout, values in zip(rollouts, dumped, strict=True)}
+    prompts = {id(rollout.prompt): rollout.prompt for rollout in rollouts}
     places = {key: place for place, key in enumerate(prompts)}
-    return {
-        "prompts": list(prompts.values()),
-        "asked": [places[id(rollout.prompt)] for rollout in rollouts],
-        "rollouts": [values["generation"] for values in dumped],
-        "texts": [values["text"] for values in dumped],
-        "scores": [values["score"] for values in dumped],
-    }
+    dumped = _ROLLOUTS.dump_python(list(rollouts), exclude={"__all__": {"prompt", "advantage", "entropies"}})
+    for rollout, values in zip(rollouts, dumped, strict=True):
+        values["prompt"] = places[id(rollout.prompt)]
+    return {"prompts": _PROMPTS.dump_python(list(prompts.values())), "rollouts": dumped}
 
 
 def _rollouts(values: dict[str, Any]) -> list[dict[str, Any]]:
     prompts = _PROMPTS.validate_python(values.pop("prompts"))
-    columns = (values.pop(name) for name in ("asked", "rollouts", "texts", "scores"))
-    return [
-        {"prompt": prompts[place], "generation": generation, "text": text, "score": score}
-        for place, generation, text, score in zip(*columns, strict=True)
-    ]
+    return [{**rollout, "prompt": prompts[rollout["prompt"]]} for rollout in values.pop("rollouts")]
 
 
 def _dumped(values: dict[str, Any]) -> bytes:

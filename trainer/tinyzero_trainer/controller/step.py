@@ -2,7 +2,6 @@
 
 import math
 from array import array
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from tinyzero_trainer.controller.step_metrics import batch_metrics, staleness_me
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.monitoring.performance import (
-    GpuMemoryUsage,
     StepTimer,
     memory_metrics,
     peak_flops,
@@ -62,10 +60,11 @@ class TrainingStep:
         assert workers.policy is not None
         self.config, self.workers, self.policy, self.state = config, workers, workers.policy, state
         self.stop, self.signal = stop, signal
+        self.tasks = {name: task.task for name, task in workers.tasks.items()}
         self.skipped = SkippedUpdates(RunDirectory(Path(config.run.output)), workers.display.warn)
         self.collector = RolloutCollector(config, workers, state, stop, prefetched, in_flight)
         self._timer = StepTimer()  # of the present step
-        self.estimate_advantages = find_estimator(config.algorithm.advantage_estimator)
+        self._estimate_advantages = find_estimator(config.algorithm.advantage_estimator)
         self.last, self.policy_intact, self._warned = config.run.steps, True, False
 
     @property
@@ -125,54 +124,60 @@ class TrainingStep:
 
     def learn(self, collected: RolloutBatch, settings: StepSettings) -> tuple[TrainingBatch, dict[str, float]]:
         """From scored completions to updated weights; the batch with all its columns, and the update's metrics."""
-        algorithm, greedy = self.config.algorithm, collected.greedy_rewards
-        rollouts, group_size, none_counts = collected.kept, self.config.rollout.group_size, "all completions are masked"
+        display, batch = self.workers.display, self.batch_of(collected)
+        with (
+            display.activity("computing log-probabilities"),
+            catch_out_of_memory("log-probabilities and values were computed"),
+        ):
+            metrics = self.add_logprobs(batch, settings)
+            self.add_penalties_and_values(batch, settings)
+        self.add_advantages(batch)
+        self._timer.record("adv")
+        with display.activity("updating the weights"), catch_out_of_memory("the weights were updated"):
+            updated = self.skipped.watch(
+                collected.step, lambda: self.update(batch, settings, collected.step), lambda: to_json(collected)
+            )
+        return batch, metrics | updated
+
+    def batch_of(self, collected: RolloutBatch) -> TrainingBatch:
+        """The completions that are trained on, with what the estimator needs of their scores."""
+        algorithm, rollouts, greedy = self.config.algorithm, collected.kept, collected.greedy_rewards
+        group_size, none_counts = self.config.rollout.group_size, "all completions are masked"
         if algorithm.estimator.only_correct:
             rollouts = mask_rejected(rollouts, group_size, algorithm.max_accepted)
             none_counts = "no completion is right"
         if all(rollout.score.masked for rollout in rollouts):
             self.workers.display.log(f"step {collected.step:,}: {none_counts}, so it trains nothing")
-        batch = TrainingBatch.of(
+        return TrainingBatch.of(
             rollouts,
             group_size,
             greedy_rewards=None if greedy is None else torch.tensor(greedy),
             gamma=algorithm.gamma,
             gae_lambda=algorithm.gae_lambda,
-            **(self.reward_parts(rollouts) if algorithm.needs("parts") else {}),
+            **(part_columns(rollouts, self.tasks) if algorithm.needs("parts") else {}),
         )
-        computing = self.workers.display.activity("computing log-probabilities")
-        with computing, catch_out_of_memory("log-probabilities and values were computed"):
-            metrics = self.add_logprobs(batch, settings)
-            self.add_penalties_and_values(batch, settings)
-        self.add_advantages(batch)
-        self._timer.record("adv")
-        updating = self.workers.display.activity("updating the weights")
-        with updating, catch_out_of_memory("the weights were updated"):
-            updated = self.skipped.watch(
-                collected.step, lambda: self.update(batch, settings, collected.step), lambda: to_json(collected)
-            )
-        return batch, metrics | updated
 
     def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
         """Old log-probabilities, and with a correction the importance weights; returns the correction's metrics."""
         source, correction = self.config.old_logprobs_source, self.config.rollout_correction
         if source == "engine":
             batch.old_logprobs = batch.engine_logprobs
-        elif source == "policy":
-            batch.old_logprobs = self.policy.logprobs(batch.rollouts, settings.temperature)
-            self._timer.record("old_log_prob")
-            if correction.corrects:
-                assert batch.engine_logprobs is not None
-                batch.is_weights, metrics = importance_weights(
-                    batch.old_logprobs,
-                    batch.engine_logprobs,
-                    batch.lengths,
-                    level=correction.is_level,
-                    threshold=correction.is_threshold,
-                    bounds=correction.rejection_bounds,
-                )
-                return metrics
-        return {}
+        if source != "policy":
+            return {}
+        batch.old_logprobs = self.policy.logprobs(batch.rollouts, settings.temperature)
+        self._timer.record("old_log_prob")
+        if not correction.corrects:
+            return {}
+        assert batch.engine_logprobs is not None
+        batch.is_weights, metrics = importance_weights(
+            batch.old_logprobs,
+            batch.engine_logprobs,
+            batch.lengths,
+            level=correction.is_level,
+            threshold=correction.is_threshold,
+            bounds=correction.rejection_bounds,
+        )
+        return metrics
 
     def add_penalties_and_values(self, batch: TrainingBatch, settings: StepSettings) -> None:
         """KL penalties, with `algorithm.kl_placement=reward`, the teacher's log-probabilities, the critic's values."""
@@ -189,13 +194,9 @@ class TrainingStep:
             batch.values = self.workers.critic.values(batch.rollouts)
             self._timer.record("values")
 
-    def reward_parts(self, rollouts: Sequence[Rollout]) -> dict[str, torch.Tensor]:
-        """The parts of the rewards and their weights, as columns of a batch."""
-        return part_columns(rollouts, {name: task.task for name, task in self.workers.tasks.items()})
-
     def add_advantages(self, batch: TrainingBatch) -> None:
         """The advantages; with a critic they are whitened after the returns are taken from them."""
-        batch.advantages = self.estimate_advantages(batch)
+        batch.advantages = self._estimate_advantages(batch)
         if batch.values is not None:
             batch.returns = batch.advantages + batch.values
             batch.advantages = whiten(batch.advantages, batch.token_mask())
@@ -244,22 +245,24 @@ class TrainingStep:
     ) -> dict[str, float]:
         """The step's metrics other than those of the update."""
         config, gpus = self.config, self.policy.gpu_memory()
-        tasks = {name: task.task for name, task in self.workers.tasks.items()}
         ranks = self.policy.world_size // config.parallel.sequence_parallel
-        metrics = batch_metrics(tasks, collected.rollouts, batch, ranks) | collected.curriculum_metrics
+        metrics = batch_metrics(self.tasks, collected.rollouts, batch, ranks) | collected.curriculum_metrics
         if config.rollout.max_async_level:
             metrics |= staleness_metrics(batch.rollouts, collected)
             if ENGINE_DIVERGENCE in updated:
                 metrics["staleness/kl"] = updated[ENGINE_DIVERGENCE]
                 self.warn_of_staleness(metrics["staleness/kl"])
         if config.length_control.mode == "adaptive":
-            metrics["length_control/max_tokens"] = float(collected.max_tokens)
             after = collected.length_control
             averages = {"mean_success_length": after.correct_length, "success_rate": after.success_rate}
+            averages["max_tokens"] = float(collected.max_tokens)
             metrics |= {f"length_control/{name}": value for name, value in averages.items() if value is not None}
         seconds = {**collected.seconds, **self._timer.stop()}
         metrics |= timing_metrics(seconds, collected.rollouts, batch.rollouts) | memory_metrics(gpus)
-        return metrics | self.utilization(seconds, batch.rollouts, gpus)
+        if peak := peak_flops(gpus):
+            tokens = config.optimizer.update_epochs * trained_tokens(batch.rollouts)
+            metrics |= utilization(seconds, tokens, parameters=self.trained_parameters(), peak=peak)
+        return metrics
 
     def warn_of_staleness(self, kl: float) -> None:
         """Warn once where the policy moves so far between sampling and training that it may unlearn."""
@@ -271,33 +274,24 @@ class TrainingStep:
                 "lower level"
             )
 
-    def utilization(
-        self, seconds: dict[str, float], kept: Sequence[Rollout], gpus: Sequence[GpuMemoryUsage]
-    ) -> dict[str, float]:
-        """Model FLOPs utilization of the updates; nothing on the CPU and on GPUs of unknown peak."""
-        peak, policy, critic = peak_flops(gpus), self.workers.language_model, self.workers.critic
-        if peak is None:
-            return {}
-        # With an adapter the gradients of the other weights are not computed: 6 FLOPs a parameter would be too many.
+    def trained_parameters(self) -> dict[str, int]:
+        """The parameters of each model, if all are trained: for an adapter 6 FLOPs a parameter would be too many."""
+        policy, critic = self.workers.language_model, self.workers.critic
         parameters = {} if policy.adapter is not None else {"actor": policy.parameters}
-        if critic is not None:
-            parameters["critic"] = critic.parameters
-        tokens = self.config.optimizer.update_epochs * trained_tokens(kept)
-        return utilization(seconds, tokens, parameters=parameters, peak=peak)
+        return parameters if critic is None else parameters | {"critic": critic.parameters}
 
 
 def with_training_values(collected: RolloutBatch, batch: TrainingBatch) -> list[Rollout]:
     """All completions of a step, those that counted in its loss with their advantages and entropies."""
     assert batch.advantages is not None
+    lengths = batch.lengths.tolist()
     advantages = (jagged.sums(batch.advantages, batch.lengths) / batch.lengths).tolist()
-    entropies: list[array[float] | None] = [None] * len(advantages)
-    if batch.entropies is not None:
-        entropies = [array("f", part.numpy().tobytes()) for part in batch.entropies.split(batch.lengths.tolist())]
+    entropies = [None] * len(lengths) if batch.entropies is None else batch.entropies.split(lengths)
     trained = {
-        id(rollout): replace(rollout, advantage=advantage, entropies=of_tokens)
-        for rollout, used, advantage, of_tokens in zip(
-            collected.kept, batch.rollouts, advantages, entropies, strict=True
+        id(rollout): replace(
+            rollout, advantage=advantage, entropies=None if part is None else array("f", part.numpy().tobytes())
         )
+        for rollout, used, advantage, part in zip(collected.kept, batch.rollouts, advantages, entropies, strict=True)
         if not used.score.masked
     }
     return [trained.get(id(rollout), rollout) for rollout in collected.rollouts]

@@ -2,17 +2,19 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import compress
 from statistics import fmean
 
 import torch
 
 from tinyzero_sdk import ItemColumns, Task
-from tinyzero_sdk.records import SCORER_FAILURES, Reason
+from tinyzero_sdk.records import Reason
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
 from tinyzero_trainer.controller.signal_monitor import learning_signal
 from tinyzero_trainer.monitoring.metrics_log import ACCURACY, TRUNCATED, ZERO_STD, task_key
+from tinyzero_trainer.rewards.score import counted, counts
 from tinyzero_trainer.training.seqlen_balancing import seqlen_metrics
 from tinyzero_trainer.types import Rollout
 
@@ -30,37 +32,36 @@ def batch_metrics(
         batch: those that are trained on, with advantages; `critic/rewards` is over these alone, KL penalties deducted.
         ranks: data-parallel ranks.
     """
-    group_size = batch.group_size
-    lengths = [len(sample.generation.token_ids) for sample in samples]
-    prompts = [len(sample.prompt.token_ids) for sample in samples]
-    reasons = [sample.score.reason for sample in samples]
-    values = [sample.score.value for sample in samples]
-    scores = torch.tensor(values).view(-1, group_size)
+    group_size, reasons = batch.group_size, [sample.score.reason for sample in samples]
+    scores = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
     zero_std = scores.amax(dim=1) == scores.amin(dim=1)
+    known = counted(samples, tasks)
+    rewards = batch.group_rewards().flatten().tolist()
+    known_rewards = list(compress(rewards, [counts(rollout, tasks) for rollout in batch.rollouts]))
     assert batch.advantages is not None
     mask = batch.token_mask()
     advantages = (batch.advantages if mask is None else batch.advantages[mask]).double()  # those in the loss
-    distilled = batch.teacher_logprobs is not None and len(advantages)
-    return {
-        **_mean_max_min("critic/score", values),
-        **_mean_max_min("critic/rewards", batch.group_rewards().flatten().tolist()),
-        **{
-            f"critic/advantages/{name}": getattr(advantages, name)().item()
-            for name in (("mean", "max", "min") if len(advantages) else ())
-        },
-        **({"teacher/reverse_kl": -advantages.mean().item()} if distilled else {}),
-        **_mean_max_min("response_length", lengths),
-        **_mean_max_min("prompt_length", prompts),
+    metrics = {
+        **_mean_max_min("critic/score", [sample.score.value for sample in known]),
+        **_mean_max_min("critic/rewards", known_rewards or rewards),
+        **_mean_max_min("response_length", [len(sample.generation.token_ids) for sample in samples]),
+        **_mean_max_min("prompt_length", [len(sample.prompt.token_ids) for sample in samples]),
         **seqlen_metrics([_length(sample) for sample in samples], ranks),
         "response_length/clip_ratio": fmean(not sample.generation.finished for sample in samples),
-        **({ZERO_STD: zero_std.float().mean().item()} if group_size > 1 else {}),
         "group/sampled": len(samples) / group_size,
         "group/kept": len(batch.lengths) / group_size,
         **{f"reward/{reason}_frac": reasons.count(reason) / len(reasons) for reason in FAILURES},
-        **{f"reward/part/{name}": mean for name, mean in part_means(samples).items()},
-        **_completions(samples),
+        **{f"reward/part/{name}": mean for name, mean in part_means(known).items()},
+        **_completions(samples, known),
         **_by_task(tasks, samples, group_size),
     }
+    if len(advantages):
+        metrics |= {f"critic/advantages/{name}": getattr(advantages, name)().item() for name in ("mean", "max", "min")}
+        if batch.teacher_logprobs is not None:
+            metrics["teacher/reverse_kl"] = -advantages.mean().item()
+    if group_size > 1:
+        metrics[ZERO_STD] = zero_std.float().mean().item()
+    return metrics
 
 
 def staleness_metrics(samples: Sequence[Rollout], batch: RolloutBatch) -> dict[str, float]:
@@ -103,49 +104,47 @@ def _length(sample: Rollout) -> int:
     return len(sample.prompt.token_ids) + len(sample.generation.token_ids)
 
 
-def _completions(samples: Sequence[Rollout]) -> dict[str, float]:
-    finished = [sample.score.correct for sample in samples if sample.generation.finished]
-    truncated = [sample.score.correct for sample in samples if not sample.generation.finished]
+def _completions(samples: Sequence[Rollout], known: Sequence[Rollout]) -> dict[str, float]:
     metrics = {
-        ACCURACY: fmean(sample.score.correct for sample in samples),
-        "completion/finished_frac": len(finished) / len(samples),
-        TRUNCATED: len(truncated) / len(samples),
+        ACCURACY: fmean(sample.score.correct for sample in known),
+        "completion/finished_frac": fmean(sample.generation.finished for sample in samples),
+        TRUNCATED: fmean(not sample.generation.finished for sample in samples),
     }
     means: dict[str, Sequence[float]] = {
-        "acc_finished": finished,
-        "acc_truncated": truncated,
+        "acc_finished": [sample.score.correct for sample in known if sample.generation.finished],
+        "acc_truncated": [sample.score.correct for sample in known if not sample.generation.finished],
         "correct_length_mean": [len(sample.generation.token_ids) for sample in samples if sample.score.correct],
     }
     return metrics | {f"completion/{name}": fmean(values) for name, values in means.items() if values}
 
 
 def part_means(samples: Sequence[Rollout]) -> dict[str, float]:
-    """Mean of each part of the scores that are known; a completion without it counts as 0."""
+    """Mean of each part of the scores; a completion without it counts as 0."""
     sums: dict[str, float] = defaultdict(float)
-    known = [sample.score.parts for sample in samples if sample.score.reason not in SCORER_FAILURES]
-    for parts in known:
-        for name, value in parts.items():
+    for sample in samples:
+        for name, value in sample.score.parts.items():
             sums[name] += value
-    return {name: total / len(known) for name, total in sums.items()}
+    return {name: total / len(samples) for name, total in sums.items()}
 
 
 def _by_task(tasks: Mapping[str, Task], samples: Sequence[Rollout], group_size: int) -> dict[str, float]:
     """Accuracy by difficulty, and with several tasks the size, accuracy, score and learning signal of each."""
     if len(tasks) == 1:
         (task,) = tasks.values()
-        return _by_difficulty(task, samples, "train/acc_by_difficulty")
+        return _by_difficulty(task, counted(samples, tasks), "train/acc_by_difficulty")
     metrics = {}
     for name, task in tasks.items():
         own = [sample for sample in samples if sample.prompt.task == name]
         metrics[task_key(name, "prompts")] = float(len(own) // group_size)
         if own:
-            metrics[task_key(name, "acc")] = fmean(sample.score.correct for sample in own)
-            metrics[task_key(name, "score")] = fmean(sample.score.value for sample in own)
-            metrics |= {task_key(name, f"part/{part}"): mean for part, mean in part_means(own).items()}
+            known = counted(own, tasks)
+            metrics[task_key(name, "acc")] = fmean(sample.score.correct for sample in known)
+            metrics[task_key(name, "score")] = fmean(sample.score.value for sample in known)
+            metrics |= {task_key(name, f"part/{part}"): mean for part, mean in part_means(known).items()}
             signal = learning_signal(own, group_size)
             fractions = {part: getattr(signal, part) for part in ("no_answer_frac", "truncated_frac", "zero_std_frac")}
             metrics |= {task_key(name, part): value for part, value in fractions.items() if value is not None}
-        metrics |= _by_difficulty(task, own, f"train/acc_by_difficulty/{name}")
+            metrics |= _by_difficulty(task, known, f"train/acc_by_difficulty/{name}")
     return metrics
 
 
@@ -161,6 +160,5 @@ def _by_difficulty(task: Task, samples: Sequence[Rollout], prefix: str) -> dict[
     return {f"{prefix}/{level}": fmean(levels[level]) for level in sorted(levels)}
 
 
-def _mean_max_min(name: str, values: Iterable[float]) -> dict[str, float]:
-    values = list(values)
+def _mean_max_min(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}/mean": fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}

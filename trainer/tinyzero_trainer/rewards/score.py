@@ -5,12 +5,26 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from tinyzero_sdk import Completion
+from tinyzero_sdk import Completion, Task
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import SCORER_FAILURES
 from tinyzero_trainer.data.tokenization import decode_texts
 from tinyzero_trainer.rewards.reward_pool import RewardPool
 from tinyzero_trainer.types import Generation, Prompt, Rollout
+
+
+def counts(rollout: Rollout, tasks: Mapping[str, Task]) -> bool:
+    """Whether a completion counts in accuracies and mean scores: all do but those whose asynchronous scorer failed.
+
+    That a judge cannot be reached says nothing of a completion. One on which the task's own code fails counts as wrong
+    and scores 0, as in scored files, though nothing is learnt from it.
+    """
+    return rollout.score.reason not in SCORER_FAILURES or not tasks[rollout.prompt.task].is_async
+
+
+def counted(rollouts: Sequence[Rollout], tasks: Mapping[str, Task]) -> Sequence[Rollout]:
+    """The rollouts that count; all if none does."""
+    return [rollout for rollout in rollouts if counts(rollout, tasks)] or rollouts
 
 
 def score(
@@ -50,13 +64,13 @@ def score(
             causes = [f"{late:,} took longer than reward.timeout"] if late else []
             causes += [pool.first_error.splitlines()[-1][:500]] if pool.first_error else []
             cause = f" ({'; '.join(causes) or 'its process ended'})"
-            what = f"the scorer of task {name!r} failed on {failed} of {len(scores)} completions{cause}"
+            failure = f"the scorer of task {name!r} failed on {failed} of {len(scores)} completions{cause}"
             limit = f"reward.max_failure_rate={max_failure_rate:g}"
             if failed > max_failure_rate * len(scores):
-                raise BrokenTaskError(f"{what}; expected at most {limit}: fix the task, or raise reward.timeout")
-            on_failure(name, f"{what}, which are left out of training; the run stops above {limit}")
-        for index, found in zip(indices, scores, strict=True):
-            masked = found.masked or found.reason in SCORER_FAILURES
-            final = found if found.masked == masked else replace(found, masked=masked)
-            rollouts[index] = Rollout(*generated[index], texts[index], final)
+                raise BrokenTaskError(f"{failure}; expected at most {limit}: fix the task, or raise reward.timeout")
+            on_failure(name, f"{failure}, which are left out of training; the run stops above {limit}")
+        for index, result in zip(indices, scores, strict=True):
+            if result.reason in SCORER_FAILURES:
+                result = replace(result, masked=True)
+            rollouts[index] = Rollout(*generated[index], texts[index], result)
     return [rollouts[index] for index in range(len(generated))]
