@@ -1,4 +1,4 @@
-"""A custom policy loss: found by its file or module, trained like a built-in one, its errors one line."""
+"""A user's own loss or estimator: found by its file or module, trained like a built-in one, its errors one line."""
 
 import copy
 from dataclasses import replace
@@ -8,13 +8,18 @@ import pytest
 import torch
 
 from tests.trainer.configurations import call
+from tests.trainer.runs import lines, short_run
 from tests.trainer.samples import build_policy, ragged_samples, with_advantages
 from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.settings import merge
+from tinyzero_trainer.algorithms.advantages import find_estimator
+from tinyzero_trainer.algorithms.kinds import Estimator
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.algorithms.user_functions import load_function
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.config.compose import make_config
+from tinyzero_trainer.config.compose import compose, make_config
+from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.executors.local import build as local
 
 OWN = '''
@@ -53,6 +58,38 @@ def infinite(logprobs, given):
 
 not_a_function = 3
 '''
+OWN_ESTIMATORS = """
+import torch
+
+from tinyzero_trainer.algorithms.kinds import Estimator
+from tinyzero_trainer.utils import jagged
+
+
+@Estimator(needs={"greedy"}, settings={"algorithm.gamma"})
+def above_greedy(batch):
+    baseline = batch.greedy_rewards.repeat_interleave(batch.group_size)
+    return jagged.repeat_to_tokens((batch.rewards - baseline) * batch.gamma, batch.lengths)
+
+
+def undeclared(batch):
+    return jagged.repeat_to_tokens(batch.rewards - batch.greedy_rewards.repeat_interleave(2), batch.lengths)
+
+
+def plain(batch):
+    return jagged.repeat_to_tokens(batch.rewards * batch.gae_lambda, batch.lengths)
+
+
+def by_completion(batch):
+    return batch.rewards
+
+
+def number(batch):
+    return 1.0
+
+
+def infinite(batch):
+    return jagged.repeat_to_tokens(batch.rewards / 0, batch.lengths)
+"""
 
 
 @pytest.fixture
@@ -60,6 +97,13 @@ def own(tmp_path: Path) -> Path:
     """A user's file of losses."""
     (tmp_path / "own_losses.py").write_text(OWN)
     return tmp_path / "own_losses.py"
+
+
+@pytest.fixture
+def estimators(tmp_path: Path) -> Path:
+    """A user's file of estimators."""
+    (tmp_path / "own_estimators.py").write_text(OWN_ESTIMATORS)
+    return tmp_path / "own_estimators.py"
 
 
 def weights_after_update(language_model, policy_loss: str) -> torch.Tensor:
@@ -144,3 +188,49 @@ def test_the_command_refuses_it_before_a_model_is_loaded(
     assert error.splitlines()[-1].startswith("error: algorithm.policy_loss")
     assert message in error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("nonesuch", "own_estimators.py has no function 'nonesuch'"),
+        ("undeclared", "failed on a few synthetic tokens: AttributeError(\"'NoneType' object has no"),
+        ("by_completion", "returned the shape (4,), expected one advantage for each of 7 tokens"),
+        ("number", "returned float, expected a tensor"),
+        ("infinite", "is not finite on a few synthetic tokens"),
+    ],
+)
+def test_a_function_that_is_no_estimator_is_one_line(estimators: Path, function: str, message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        find_estimator(f"{estimators}:{function}")
+    assert str(caught.value).startswith(f"algorithm.advantage_estimator={estimators}:{function}")
+    assert message in str(caught.value)
+
+
+def test_what_an_estimator_says_it_needs_holds_for_its_settings(estimators: Path) -> None:
+    declared, plain = (
+        {"algorithm": {"advantage_estimator": f"{estimators}:{name}"}} for name in ("above_greedy", "plain")
+    )
+    algorithm = compose(merge(declared, {"algorithm": {"gamma": 0.9}}), {}, needs_task=False).config.algorithm
+    assert algorithm.needs("greedy")
+    assert not algorithm.needs("critic")
+    with pytest.raises(SettingsError, match=r"algorithm\.gae_lambda=0\.9 has no effect: algorithm.adv"):
+        compose(merge(declared, {"algorithm": {"gae_lambda": 0.9}}), {}, needs_task=False)
+    assert compose(merge(plain, {"algorithm": {"gae_lambda": 0.9}}), {}, needs_task=False).config.algorithm.estimator
+    with pytest.raises(ValueError, match=r"an estimator cannot need \['greedyness'\]; known: critic, teacher, greedy"):
+        Estimator(needs={"greedyness"})  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_custom_estimator_trains_as_a_built_in_one(
+    estimators: Path, warm_model: Path, toy_task: str, tmp_path: Path
+) -> None:
+    """ReMax without discount is the reward above the greedy completion's."""
+    runs = {}
+    for name in ("remax", f"{estimators}:above_greedy"):
+        directory = tmp_path / name[:5].replace("/", "_")
+        settings = {"run__task": toy_task, "run__steps": 1, "task__limit": 5}
+        train(short_run(warm_model, directory, **settings, algorithm__advantage_estimator=name))
+        runs[name] = {key: value for key, value in lines(directory)[1].items() if key.startswith(("actor/", "critic/"))}
+    built_in, own = runs.values()
+    assert own == built_in
