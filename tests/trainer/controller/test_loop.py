@@ -2,27 +2,22 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 import sys
-import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 import tinyzero_trainer
-from tests.trainer import preloaded
 from tests.trainer.controller.test_damaged_checkpoints import seal
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
-from tinyzero_sdk.settings import build, merge, read_toml, to_mapping
+from tinyzero_sdk.settings import build, merge, read_toml
 from tinyzero_trainer.advisor import auto
 from tinyzero_trainer.advisor.limits import refuse_model
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
@@ -34,7 +29,7 @@ from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.result import Change, TrainResult
 from tinyzero_trainer.controller.step import TrainingStep
-from tinyzero_trainer.errors import VllmError, WorkerDiedError
+from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog
@@ -193,34 +188,6 @@ def test_a_signal_saves_what_is_done_and_the_run_resumes_from_there(
     assert stopped.value.exit_code == 128 + number
     fault_row.check(str(stopped.value))
     assert latest_step(run) == saved
-    assert lines(train(run, resume=True).output) == lines(whole.output)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("owner", "name", "call", "intact"),
-    [
-        (collecting, "score", 4, True),
-        (collecting, "score", 4, False),
-        (Policy, "export", 2, False),  # the save that the signal asks for
-    ],
-)
-def test_what_dies_once_a_signal_has_asked_to_stop_leaves_its_exit_code_and_how_to_resume(
-    owner, name, call, intact, config, whole, monkeypatch
-):
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise WorkerDiedError("policy rank 1 of 2", "hangs", policy_intact=intact)
-
-    run, terminate = config(), partial(os.kill, os.getpid(), signal.SIGTERM)
-    message = rf"with an error: policy rank 1 of 2 hangs; step {3 if intact else 2} is saved; resume with: .*--resume$"
-    with (
-        on_call(monkeypatch, Policy, "update", 3 if name == "export" else 9, terminate),
-        on_call(monkeypatch, owner, name, call, die),
-        pytest.raises(Stopped, match=message) as stopped,
-    ):
-        train(run)
-    assert stopped.value.exit_code == 128 + signal.SIGTERM
     assert lines(train(run, resume=True).output) == lines(whole.output)
 
 
@@ -531,36 +498,3 @@ def test_micro_batches_and_workers_do_not_change_what_is_learnt(config, whole):
 def test_completions_that_the_model_was_not_made_for_stop_the_run(config):
     with pytest.raises(ModelError, match=r"rollout\.max_completion_tokens=64 exceed the 64 tokens"):
         train(config(rollout__max_completion_tokens=64))
-
-
-def train_or_resume(values: dict[str, Any]) -> None:
-    """In a process of its own."""
-    torch.set_num_threads(1)
-    run = build(TrainConfig, values)
-    train(run, resume=Path(run.run.output, "config.toml").exists())
-
-
-@pytest.mark.nightly(reason="takes a minute; kills in each phase are tested with exceptions each time")
-def test_sigkill_at_random_times_changes_nothing(config: Configure, whole: TrainResult) -> None:
-    run = config("killed", checkpoint__every=1)
-    metrics = Path(run.run.output) / "metrics.jsonl"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preloaded.__name__])
-
-    def seen() -> int | None:
-        return metrics.stat().st_mtime_ns if metrics.exists() else None
-
-    for attempt in range(12):
-        before, started = seen(), time.monotonic()
-        child = context.Process(target=train_or_resume, args=(to_mapping(run),))
-        child.start()
-        while child.is_alive() and seen() == before and time.monotonic() - started < 60:
-            time.sleep(0.01)
-        child.join(timeout=0.1 * 2**attempt)  # ever later, so that each phase is hit and the last attempt gets through
-        child.kill()
-        child.join()
-        if child.exitcode == 0:
-            break
-        assert child.exitcode == -signal.SIGKILL
-    assert attempt >= 2, "it was killed several times"
-    assert lines(run.run.output) == lines(whole.output)

@@ -4,7 +4,6 @@ What is slow to import (torch above all) is imported inside functions, after the
 """
 
 import shlex
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ import typer
 
 from tinyzero_sdk.cli.task_options import AllowUnsafe
 from tinyzero_sdk.console import stderr
-from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.cli import options, start
 
 if TYPE_CHECKING:
@@ -91,11 +89,10 @@ def _run(
     *,
     resume: bool,
 ) -> None:
-    from tinyzero_sdk.settings import flatten, get, merge
+    from tinyzero_sdk.settings import flatten
     from tinyzero_trainer.advisor.limits import refuse_model
     from tinyzero_trainer.api import resolve
     from tinyzero_trainer.config.compose import gather
-    from tinyzero_trainer.config.resume import resume_config
     from tinyzero_trainer.config.sft import SftConfig, model_defaults
     from tinyzero_trainer.models.new_model import new_spec
 
@@ -103,15 +100,9 @@ def _run(
     with options.exit_by_signal():
         defaults: Mapping[str, Any] = {}
         if resume:
-            if output is None:
-                raise SettingsError("--resume needs --output, the directory of the run to resume")
-            resolved = resume_config(output, settings, SftConfig)
+            resolved = start.resumed(output, settings, SftConfig)
         else:
-            if not get(settings, "run.output"):
-                names = "+".join(Path(name).name for name in settings.get("tasks", ())) or "data"
-                path = f"runs/sft-{names}-{time.strftime('%Y-%m-%d-%H%M%S')}"
-                settings = merge(settings, {"run": {"output": path}})
-            settings = start.with_checkpoints(settings)
+            settings = start.with_checkpoints(start.with_output(settings, "sft-", other="data"))
             resolved, defaults = compose(settings), model_defaults(settings)
         config, spec = resolved.workers_config, None
         if resolved.model.path is None:

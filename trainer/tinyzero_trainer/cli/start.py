@@ -1,21 +1,24 @@
 """What `train` and `sft` do before a run: checks that need no model, a warning of memory, and the import of torch."""
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinyzero_sdk.console import stderr, warn
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.startup import import_errors_in_one_line, set_torch_environment, without_collector
 
 if TYPE_CHECKING:
     from tinyzero_sdk import Task
-    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.config import SftConfig, TrainConfig
     from tinyzero_trainer.models.spec import ModelSpec
     from tinyzero_trainer.monitoring.progress import Progress
+
+C = TypeVar("C", "TrainConfig", "SftConfig")
 
 
 def check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> Mapping[str, "Task"]:
@@ -47,6 +50,25 @@ def with_checkpoints(settings: Mapping[str, Any]) -> dict[str, Any]:
     named = {name: text(settings, f"model.{name}") for name in ("path", "teacher")}
     models = {name: newest_model(model) for name, model in named.items() if model}
     return merge(settings, {"model": models} if models else {})
+
+
+def with_output(settings: Mapping[str, Any], prefix: str = "", other: str = "") -> dict[str, Any]:
+    """The settings with a run directory named after the tasks, or `other`, and the time, if they name none."""
+    from tinyzero_sdk.settings import get, merge
+
+    if get(settings, "run.output"):
+        return dict(settings)
+    names = "+".join(Path(name).name for name in settings.get("tasks", ())) or other
+    return merge(settings, {"run": {"output": f"runs/{prefix}{names}-{time.strftime('%Y-%m-%d-%H%M%S')}"}})
+
+
+def resumed(output: Path | None, settings: Mapping[str, Any], cls: type[C]) -> C:
+    """The configuration of the run in `output`, with the settings that --resume may change."""
+    from tinyzero_trainer.config.resume import resume_config
+
+    if output is None:
+        raise SettingsError("--resume needs --output, the directory of the run to resume")
+    return resume_config(output, settings, cls)
 
 
 def print_origin(origin: str, settings: Mapping[str, Any]) -> None:

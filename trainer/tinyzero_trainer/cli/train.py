@@ -3,7 +3,6 @@
 What is slow to import (torch above all) is imported inside functions, after the settings have been checked.
 """
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +44,6 @@ def train(
     from tinyzero_trainer.api import resolve
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather, is_of_run
-    from tinyzero_trainer.config.resume import resume_config
 
     task, overrides = options.with_named(task, overrides)
     flags = options.flag_settings(task, gpus, address)
@@ -55,12 +53,10 @@ def train(
     with options.exit_by_signal():
         composition, is_planned = None, False
         if resume:
-            if output is None:
-                raise SettingsError("--resume needs --output, the directory of the run to resume")
-            resolved = resume_config(output, settings)
+            resolved = start.resumed(output, settings, TrainConfig)
         else:
             settings, is_planned = _with_model(start.with_checkpoints(settings))
-            composition = compose(_with_output(settings))
+            composition = compose(start.with_output(settings))
             resolved = composition.config
         typed = gather(TrainConfig, flags, overrides) if is_of_run(config) else settings
         tasks = _check(resolved, typed, resume=resume)
@@ -117,16 +113,6 @@ def _check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> 
         check_place("algorithm.policy_loss", config.algorithm.policy_loss)
     refuse_model(config, resume=resume)
     return start.check(config, typed, resume=resume)
-
-
-def _with_output(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides with a run directory named after the tasks and the time, if they name none."""
-    from tinyzero_sdk.settings import get, merge
-
-    if get(overrides, "run.output"):
-        return dict(overrides)
-    titles = "+".join(Path(name).name for name in overrides.get("tasks", ()))
-    return merge(overrides, {"run": {"output": f"runs/{titles}-{time.strftime('%Y-%m-%d-%H%M%S')}"}})
 
 
 def _announce(config: "TrainConfig", composition: "Composition | None") -> None:
