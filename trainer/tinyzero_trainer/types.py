@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tinyzero_sdk import Item, Score
 
 EXAMPLE = Score(1.0, True)
-"""Of what supervised fine-tuning learns from, whether it is right or not; recognised by identity."""
+"""The score of an example of supervised fine-tuning, whether it is right or not; recognised by identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Generation:
     log-probabilities, which make no object of a number before it is used."""
 
     logprobs: Sequence[float] | None
-    """Of each token, as the engine has it (temperature applied, but neither top-p nor top-k); None = not asked for."""
+    """log π of each token as the engine has it (temperature applied, but neither top-p nor top-k); None = not asked."""
 
     finished: bool
     """False if the token limit cut it off, or if it is still under way."""
@@ -62,4 +62,4 @@ class Rollout:
     """Mean over its tokens; None unless it was trained on."""
 
     entropies: Sequence[float] | None = None
-    """Of the policy where each token was sampled, as the update computed them; None unless it was trained on."""
+    """The policy's entropy at each token, as the update computed it; None unless it was trained on."""

@@ -124,8 +124,9 @@ class RunDirectory:
         text = f"# Resolved configuration of this run; `tinyzero {command} --help` explains every key.\n"
         packages = ("tinyzero-trainer", "tinyzero-sdk", "torch", "transformers")
         versions = {name: version(name) for name in packages} | {"Python": platform.python_version()}
-        for what, found in (("Versions", versions), ("Tasks", tasks or {})):
-            text += f"# {what}: {', '.join(f'{name} {number}' for name, number in found.items())}\n" if found else ""
+        for title, numbers in (("Versions", versions), ("Tasks", tasks or {})):
+            listed = ", ".join(f"{name} {number}" for name, number in numbers.items())
+            text += f"# {title}: {listed}\n" if numbers else ""
         text += tomli_w.dumps(to_mapping(config))
         aside = self.config.with_name("config.toml.tmp")
         with errors_in_one_line(self.config):

@@ -50,7 +50,7 @@ class RunStatus:
     """The last whose metrics are written; None = not even step 0."""
 
     steps: int | None
-    """Of the whole run; None where its configuration gives seconds, or cannot be read."""
+    """Steps of the whole run; None where its configuration gives seconds, or cannot be read."""
 
     accuracy: Mapping[str, tuple[float, float]]
     """First and last held-out accuracy on each task."""
@@ -59,10 +59,10 @@ class RunStatus:
     """The step of the last one."""
 
     false_positive_rate: Mapping[str, float]
-    """Of the audit's last samples, by task; the name of the only one is empty."""
+    """By task, the fraction of the rewarded that the audit's last samples find wrong; a single task has no name."""
 
     alarms: int
-    """Of the audit."""
+    """Alarms of the audit."""
 
     checkpoints: tuple[int, ...]
     bytes: Mapping[str, int]
@@ -240,7 +240,7 @@ def _row(line: bytes) -> dict[str, Any]:
 
 
 def _bytes(path: Path) -> int:
-    """Of a file, or of all files in a directory; what another process deletes meanwhile counts nothing."""
+    """Size of a file, or of all files in a directory; what another process deletes meanwhile counts nothing."""
     with suppress(OSError):
         if path.is_symlink() or not path.is_dir():
             return path.lstat().st_size

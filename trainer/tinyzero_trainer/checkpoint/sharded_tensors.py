@@ -65,19 +65,21 @@ def check_sharded(directory: Path, expected: Mapping[str, Kind]) -> None:
         if not any(directory.glob("*.safetensors")):
             raise DamagedCheckpointError(f"{directory.with_suffix('.safetensors')} is missing")
         try:
-            found = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
+            contents = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
         except OSError:
             raise
         except Exception as error:  # the border to torch: broken files raise anything there
             raise DamagedCheckpointError(f"{directory} cannot be read ({first_line(error)})") from error
-    tensors = {name: tensor for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
-    _require(directory, {name: (tuple(one.size), one.properties.dtype) for name, one in tensors.items()}, expected)
+    tensors = {name: tensor for name, tensor in contents.items() if isinstance(tensor, TensorStorageMetadata)}
+    _require(
+        directory, {name: (tuple(tensor.size), tensor.properties.dtype) for name, tensor in tensors.items()}, expected
+    )
 
 
-def _require(path: Path, found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None:
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            has, needs = (_describe(kinds.get(name)) for kinds in (found, expected))
+def _require(path: Path, present: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None:
+    for name in sorted(present.keys() | expected.keys()):
+        if present.get(name) != expected.get(name):
+            has, needs = (_describe(kinds.get(name)) for kinds in (present, expected))
             raise DamagedCheckpointError(f"{path} does not fit the model: of {name} it has {has}, expected {needs}")
 
 

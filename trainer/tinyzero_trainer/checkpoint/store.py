@@ -69,7 +69,7 @@ class _Manifest:
     meta: dict[str, Any]
     files: dict[str, _File]
     sha256: StrictStr
-    """Of all the rest."""
+    """Hash of all other fields."""
 
 
 _MANIFEST = TypeAdapter(_Manifest)
@@ -82,7 +82,7 @@ class Checkpoint:
     step: int
     path: Path
     meta: Mapping[str, Json]
-    """As given to `save`: configuration, versions, world size, …"""
+    """What `save` was called with: configuration, versions, world size, …"""
 
     skipped: tuple[str, ...] = ()
     """One line for each newer checkpoint that is damaged: which and why."""

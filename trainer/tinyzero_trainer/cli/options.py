@@ -20,7 +20,7 @@ def complete_word(ctx: typer.Context, incomplete: str) -> list[str]:
     from tinyzero_trainer.config import SftConfig, TrainConfig
 
     fields = describe(SftConfig if ctx.info_name in ("sft", "warmstart") else TrainConfig)
-    return [*complete_task(incomplete), *(f"{one.key}=" for one in fields if one.key.startswith(incomplete))]
+    return [*complete_task(incomplete), *(f"{field.key}=" for field in fields if field.key.startswith(incomplete))]
 
 
 def complete_recipe(incomplete: str) -> list[str]:

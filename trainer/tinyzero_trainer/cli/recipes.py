@@ -29,20 +29,20 @@ def recipes(
             _one(name, json)
         case ["diff", left, right]:
             _diff(left, right, json)
-        case given:
-            raise SettingsError(f"got {' '.join(given)!r} after recipes; expected nothing, NAME, or diff NAME NAME")
+        case words:
+            raise SettingsError(f"got {' '.join(words)!r} after recipes; expected nothing, NAME, or diff NAME NAME")
 
 
 def _list(as_json: bool) -> None:
     from tinyzero_trainer.config.recipes import find_recipe, recipe_names
 
-    found = [find_recipe(name) for name in recipe_names()]
+    known = [find_recipe(name) for name in recipe_names()]
     if as_json:
-        print_json([{"name": one.name, "about": one.about, "source": one.source} for one in found])
+        print_json([{"name": recipe.name, "about": recipe.about, "source": recipe.source} for recipe in known])
         return
     table = _table("recipe", "", no_wrap=True)
-    for one in found:
-        table.add_row(f"[cyan]{one.name}[/]", Text.assemble(one.about, (f"\n{one.source}", "dim")))
+    for recipe in known:
+        table.add_row(f"[cyan]{recipe.name}[/]", Text.assemble(recipe.about, (f"\n{recipe.source}", "dim")))
     stdout.print(table)
     stdout.print("\nto see one: tinyzero recipes NAME; to train with it: tinyzero train --recipe NAME", style="dim")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tinyzero_trainer.training.diagnosis import Diagnosis
 
 PREFIX = "tinyzero-replay-"
-"""Of the directory with a run's copy."""
+"""How the directory with a run's copy is named."""
 
 MOST_SHOWN = 5
 """Completions, groups of parameters, and metrics that differ; --json has all."""
@@ -118,10 +118,10 @@ def _replay(path: Path, step: int, overrides: list[str], directory: Path) -> "Re
 
 
 def _as_json(diagnosis: "Diagnosis") -> dict[str, Any]:
-    found = asdict(diagnosis)
-    for values, update in zip(found["updates"], diagnosis.updates, strict=True):
+    fields = asdict(diagnosis)
+    for values, update in zip(fields["updates"], diagnosis.updates, strict=True):
         values |= {"grad_norm": update.grad_norm, "skipped": update.skipped}
-    return found
+    return fields
 
 
 def _line(text: str, style: str = "", *, soft_wrap: bool = False) -> None:
@@ -185,13 +185,13 @@ def _show_model(name: str, diagnosis: "Diagnosis") -> None:
 
 def _show_first(diagnosis: "Diagnosis") -> None:
     """Show the first micro-batch with something that is not finite, if there is one."""
-    found = (
+    candidates = (
         (number, place, each)
         for number, update in enumerate(diagnosis.updates, 1)
         for place, each in enumerate(update.micro_batches, 1)
         if each.nonfinite or each.parameters
     )
-    for number, place, each in islice(found, 1):
+    for number, place, each in islice(candidates, 1):
         where, count = f"update {number}, micro-batch {place}", len(each.nonfinite)
         if count:
             _line(f"not finite first: {plural(count, 'completion')} of {each.completions:,} in {where}", "red")

@@ -65,9 +65,9 @@ def runs(
         for path in paths:
             _send(path)
         return
-    found = {run.resolve(): run for path in paths or [Path()] for run in run_status.find_runs(path)}
+    by_place = {run.resolve(): run for path in paths or [Path()] for run in run_status.find_runs(path)}
     statuses = list["RunStatus"]()
-    for run in found.values():
+    for run in by_place.values():
         with suppress(FileNotFoundError):  # deleted since it was found
             statuses.append(run_status.status_of(run))
     statuses.sort(key=lambda run: run.changed, reverse=True)

@@ -77,9 +77,9 @@ class SftRunConfig:
 
     def __post_init__(self) -> None:
         check_device(self.device)
-        given = [f"run.{name}={value:g}" for name in ("steps", "epochs", "seconds") if (value := getattr(self, name))]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} both say how long to train; leave out all but one")
+        lengths = [f"run.{name}={value:g}" for name in ("steps", "epochs", "seconds") if (value := getattr(self, name))]
+        if len(lengths) > 1:
+            raise ValueError(f"{' and '.join(lengths)} both say how long to train; leave out all but one")
 
 
 _OF_FILES = Needs("data.path", "data.path=none takes the examples that the tasks make")
@@ -151,7 +151,7 @@ class SftRolloutConfig:
     """How completions are generated to measure accuracy."""
 
     engine: Engine = "torch"
-    """See `tinyzero train`."""
+    """Rollout engine of the evaluation, as in `tinyzero train`."""
 
     max_completion_tokens: PositiveInt = 256
     """Longest completion, in tokens."""
@@ -311,17 +311,17 @@ WARM_START: dict[str, Any] = {
 """The preset of `tinyzero warmstart`: a new decoder, which learns faster than a pretrained one may."""
 
 STEPS_AND_BATCH = {"cpu": (1000, 32), "gpu": (3000, 256)}
-"""Of a warm start. On the CPU time is proportional to the examples, and a small model learns by steps."""
+"""For a warm start. On the CPU time is proportional to the examples, and a small model learns by steps."""
 
 
 def warm_start(overrides: Mapping[str, Any]) -> SftConfig:
     """The configuration of a warm start; errors as of `compose_sft`."""
     device = get(overrides, "run.device") or "auto"
     steps, batch_size = STEPS_AND_BATCH["gpu" if isinstance(device, str) and nvml.sees_gpu(device) else "cpu"]
-    given = get(overrides, "run.steps")
+    requested = get(overrides, "run.steps")
     by_device = {
         "run": {} if get(overrides, "run.seconds") or get(overrides, "run.epochs") else {"steps": steps},
         "data": {"batch_size": batch_size},
-        "optimizer": {"warmup_steps": min(100, (given if isinstance(given, int) else steps) // 10)},
+        "optimizer": {"warmup_steps": min(100, (requested if isinstance(requested, int) else steps) // 10)},
     }
     return compose_sft(merge(merge(WARM_START, by_device), overrides))

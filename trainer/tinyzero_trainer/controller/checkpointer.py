@@ -69,8 +69,8 @@ def newest_checkpoint(
             meta = _META.validate_python(checkpoint.meta)
         directory = checkpoint.path / STATE_DIRECTORY
         state = TrainerState.load(directory)
-        of_tasks = {} if isinstance(config, SftConfig) else config.tasks
-        if state.step != checkpoint.step or (state.step and of_tasks.keys() - state.progress.keys()):
+        streams = () if isinstance(config, SftConfig) else config.tasks.keys()
+        if state.step != checkpoint.step or (state.step and not state.progress.keys() >= set(streams)):
             raise store.DamagedCheckpointError(f"{directory / STATE_FILE} is not of this step and these tasks")
         ahead = load_batch(directory / BATCH_FILE), load_in_flight(directory / IN_FLIGHT_FILE)
         return SavedRun(checkpoint, meta, state, *ahead)

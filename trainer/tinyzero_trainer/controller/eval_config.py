@@ -51,7 +51,7 @@ EVALUATION_KEYS = (
 
 
 class LocalModels:
-    """See `tinyzero_sdk.evaluation.protocol.LocalModels`."""
+    """Models on this machine, for `tinyzero eval`: the protocol is `tinyzero_sdk.evaluation.protocol.LocalModels`."""
 
     def plan(self, request: EvaluationRequest) -> EvaluationPlan:
         """How to evaluate a transformers model, or the tiny one that comes with the trainer."""

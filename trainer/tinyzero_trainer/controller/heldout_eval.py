@@ -37,7 +37,7 @@ class HeldOutEvaluation:
         """`tasks` are those of the workers, and others to evaluate on."""
         self.config, self.workers, self.stop, self.signal = config, workers, stop, signal
         self.rollouts = list[tuple[str, list[Rollout]]]()
-        """Of the last evaluation: `sampled` or `greedy`, and the completions."""
+        """The completions of the last evaluation, each with its decoding: `sampled` or `greedy`."""
         progress, count = workers.display, config.eval.num_problems
         if tasks:
             progress.phase("sampling held-out problems")
@@ -46,8 +46,7 @@ class HeldOutEvaluation:
         self._tasks = {name: task.task for name, task in tasks.items()}
         for name, prompts in self.prompts.items():
             if len(prompts) < count:
-                found = plural(len(prompts), "held-out problem")
-                progress.log(f"{name} has only {found}; all of them are used")
+                progress.log(f"{name} has only {plural(len(prompts), 'held-out problem')}; all of them are used")
 
     def is_due(self, step: int, *, last: int) -> bool:
         """Whether `step` is 0, the last or an `eval.every`-th one."""
@@ -66,8 +65,8 @@ class HeldOutEvaluation:
         if greedy := {name: metrics[key] for name in self.prompts if (key := greedy_key(name)) in metrics}:
             self.workers.display.held_out(step, greedy, of="accuracy, greedily,")
         for k in self.config.eval.pass_at:
-            found = {name: metrics[pass_at_key(name, k, samples)] for name in self.prompts}
-            self.workers.display.held_out(step, found, of=f"pass@{k}")
+            estimates = {name: metrics[pass_at_key(name, k, samples)] for name in self.prompts}
+            self.workers.display.held_out(step, estimates, of=f"pass@{k}")
         if self.signal is not None and step in (0, last):
             for name in self.workers.tasks:
                 signal = signals[name]
@@ -77,7 +76,7 @@ class HeldOutEvaluation:
     def _evaluate_task(self, name: str, signals: dict[str, LearningSignal], *, thorough: bool) -> dict[str, float]:
         config = self.config.eval
         prompts = self.prompts[name] if thorough else self.prompts[name][: config.num_problems_during]
-        of_task = "" if len(self.prompts) == 1 else f" of {name}"
+        suffix = "" if len(self.prompts) == 1 else f" of {name}"
         modes = {held_out_key(name, config.samples): config.temperature}
         if thorough and config.greedy:
             modes[greedy_key(name)] = 0.0
@@ -86,7 +85,7 @@ class HeldOutEvaluation:
             how = "greedily" if temperature == 0 else f"sampled at temperature {temperature:g}"
             count = config.samples if temperature else 1
             unit = "problems" if count == 1 else "completions"
-            self.workers.display.phase(f"evaluating on held-out problems{of_task}, {how}", count * len(prompts), unit)
+            self.workers.display.phase(f"evaluating on held-out problems{suffix}, {how}", count * len(prompts), unit)
             params = SamplingParams(self.config.rollout.max_completion_tokens, temperature)
             # The same seed each time: two evaluations differ by the policy, not by the sampling.
             seed = derive_seed("evaluation", self.config.run.seed)

@@ -35,7 +35,7 @@ class Admitted:
     prompt: Prompt
 
     version: int
-    """Of the weights when it was admitted; no token of it is older."""
+    """The weights' version when it was admitted; no token of it is older."""
 
     group: Group
     """As far as it is sampled."""

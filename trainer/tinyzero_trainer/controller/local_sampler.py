@@ -47,7 +47,7 @@ class LocalSampler:
         self.settings: Mapping[str, Json] = {"max_num_seqs": max_num_seqs}
 
     def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:
-        """See `Sampler`.
+        """Sample what is missing of each problem, a group of problems at a time.
 
         Raises:
             ModelError: a prompt and the longest completion do not fit into the model's context.

@@ -36,7 +36,7 @@ class Replayed:
     """Why it ended early: too many updates in a row were skipped."""
 
     models: Mapping[str, Diagnosis]
-    """Of policy and critic."""
+    """What the updates of policy and critic did."""
 
     metrics: Mapping[str, float | None]
     """All but those that depend on the clock; empty if it ended early."""
@@ -85,16 +85,16 @@ def replay(run: Path, step: int, session: Session, training_step: Step, rows: li
                 if kept.exists():
                     training_step.repeat(kept)
             try:
-                rollouts, found = training_step.take(state.step + 1)
+                rollouts, row = training_step.take(state.step + 1)
             except UpdateError as skipped:
                 if state.step < step - 1:
                     raise
                 error = str(skipped)
             else:
                 state.step += 1
-                found |= state.add_totals(rollouts, found["timing_s/step"])
-                workers.display.step(state.step, found)
-                metrics = _of_step(found)
+                row |= state.add_totals(rollouts, row["timing_s/step"])
+                workers.display.step(state.step, row)
+                metrics = _of_step(row)
                 if training_step.failure is not None:
                     raise training_step.failure
         models = {name: learner.diagnosis() for name, learner in learners.items()}

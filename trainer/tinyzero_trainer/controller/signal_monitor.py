@@ -83,6 +83,6 @@ class SignalMonitor:
             bool(model.tokenizer.chat_template),
             model.context - max(len(prompt.token_ids) for prompt in prompts),
         )
-        of_task = f"{name}: " if len(self.workers.tasks) > 1 else ""
-        self._headlines[name] = of_task + headline(signal, tokens)
-        self.workers.display.warn(of_task + warning(signal, situation))
+        prefix = f"{name}: " if len(self.workers.tasks) > 1 else ""
+        self._headlines[name] = prefix + headline(signal, tokens)
+        self.workers.display.warn(prefix + warning(signal, situation))

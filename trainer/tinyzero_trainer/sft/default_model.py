@@ -59,11 +59,11 @@ class DefaultModel:
         if self.directory.is_dir():
             return f"no --model: using the small model made here before, {self.directory}"
         tasks = " and ".join(spec.name for spec in self.recipe.task_specs)
-        given = self.config.default_model
+        length = self.config.default_model
         how_long = (
-            f"{given.steps:,} steps on the GPU (default_model.steps)"
-            if given.seconds is None
-            else f"{given.seconds:g} s on the GPU (default_model.seconds)"
+            f"{length.steps:,} steps on the GPU (default_model.steps)"
+            if length.seconds is None
+            else f"{length.seconds:g} s on the GPU (default_model.seconds)"
         )
         return (
             f"no --model: fine-tuning a small model on examples of {tasks} first, for "
@@ -112,7 +112,7 @@ class DefaultModel:
 
 
 def make_once(directory: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` write the directory to the path that it is given, unless it exists or another process makes it.
+    """Have `make` write the directory to a path, unless it exists or another process makes it.
 
     It is moved into place when it is complete; if `make` raises or writes nothing, nothing is left.
     """
@@ -185,15 +185,15 @@ def plan(overrides: Mapping[str, Any]) -> DefaultModel | None:
     return DefaultModel(overrides, config, recipe, Path(cache).expanduser().absolute() / f"{names}-{key}")
 
 
-def _prompt_template(name: str, task: Task, given: str | None) -> str:
+def _prompt_template(name: str, task: Task, requested: str | None) -> str:
     item = next(task.dataset("train", 1))
     if task.demonstrate(item, 0) is None:
         raise SettingsError(
             f"task {name!r} has no demonstrations to make a small model from; give --model DIR, or model.path="
             f"{TINY_NAME} for the tiny one that comes with the trainer"
         )
-    if given is None:
+    if requested is None:
         with suppress(TinyZeroError):  # it has no such template
             if isinstance(task.make_prompt(item, TEMPLATES[0]), str):
                 return TEMPLATES[0]
-    return given or TEMPLATES[1]
+    return requested or TEMPLATES[1]

@@ -76,8 +76,8 @@ class Encoder:
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         # One call for all: a tokenizer's cost is per call, not per text.
-        found: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
-        return found
+        ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        return ids
 
 
 class ExampleSource(ABC):
@@ -105,15 +105,15 @@ class ExampleSource(ABC):
         """The next `count` examples without those that are too long, but at least one."""
         first = self._sampled
         self._sampled += count
-        found = self.fitting(self.examples(range(first, self._sampled)))
-        if not found:
-            found = self.fitting(self.examples(range(self._sampled, self._sampled + _ENOUGH)))[:1]
-        if not found:
+        batch = self.fitting(self.examples(range(first, self._sampled)))
+        if not batch:
+            batch = self.fitting(self.examples(range(self._sampled, self._sampled + _ENOUGH)))[:1]
+        if not batch:
             raise TinyZeroError(
                 f"all of {count + _ENOUGH} examples of {self.what} are longer than {self.max_length} tokens; raise "
                 "data.max_length, or give a model with a longer context"
             )
-        return found
+        return batch
 
     def fitting(self, examples: Iterable[Rollout]) -> list[Rollout]:
         """Those that are not too long."""

@@ -77,10 +77,10 @@ class ExampleFile:
             DataError: a row is no example, it is of a held-out problem, or there is no example.
         """
         self._arguments = (path, config, tasks)
-        of_run = sorted(Path(path).expanduser().glob("completions/train_*.parquet"))
+        kept_by_run = sorted(Path(path).expanduser().glob("completions/train_*.parquet"))
         self.path, self._tasks, self._learned, self._hook = path, tasks, learned, config.data.hook
-        self._of_run = bool(of_run)
-        self._rows = Rows(of_run) if of_run else open_rows(path, ("train",) if learned else HELD_OUT)
+        self._of_run = bool(kept_by_run)
+        self._rows = Rows(kept_by_run) if kept_by_run else open_rows(path, ("train",) if learned else HELD_OUT)
         self.asks_tasks = False  # whether a task makes a completion
         self._chats = dict[tuple[str, ...], tuple[int, int]]()  # by the roles in a prompt: the first such example
         self._wrong = 0  # completions that are wrong, or were cut off
@@ -157,15 +157,15 @@ class ExampleFile:
 
     def read(self, places: np.ndarray, template: str) -> list[Example]:
         """The examples at these places, complete; tasks make the prompts of their problems, by the template."""
-        found = []
+        examples = []
         for (index, turn), row in zip(places.tolist(), self._rows.take(places[:, 0]), strict=True):
             example = self._examples(index, row)[turn]
             if example.task is not None and example.item is not None:
                 example = example._replace(prompt=self._tasks[example.task].make_prompt(example.item, template))
                 if example.completion is None:
                     example = example._replace(completion=self._completion(index, example.task, example.item))
-            found.append(example)
-        return found
+            examples.append(example)
+        return examples
 
     def _completion(self, index: int, task: str, item: Item) -> str:
         """What the task writes for a row's problem."""
@@ -264,7 +264,7 @@ class ExampleFile:
                     return _spoken([*before, *after], [*prompt, *completion], len(before))
                 if len(after) > 1:
                     raise DataError("the completion has several messages, and the prompt is text; expected messages")
-                return [Example(before, one.completion) for one in _spoken(after, completion, 0)]
+                return [Example(before, example.completion) for example in _spoken(after, completion, 0)]
             task = self._task_of(row) if completion is None else None
             if task is not None and (problem := self._own_problem(row, task)) is not None:
                 return [Example("", None, task, problem)]
@@ -312,20 +312,20 @@ class ExampleFile:
 
     @cached_property
     def _held_out_keys(self) -> dict[str, set[str]]:
-        """Of the tasks whose data are divided already."""
+        """Keys of the held-out problems of each task whose data are divided already."""
         own = {name: task for name, task in self._tasks.items() if task.has_own_splits}
         return {name: set(map(task.item_key, self._test_problems(task, None))) for name, task in own.items()}
 
     @cached_property
     def _held_out_prompts(self) -> set[str]:
         """What is asked in the problems by which accuracy is measured, by a task's templates and in its own columns."""
-        found = set[str]()
+        prompts = set[str]()
         for task in self._tasks.values():
             for item in self._test_problems(task, None if task.has_own_splits else self._eval_problems):
-                found.update(_text(prompt).strip() for prompt in task.templates(item).values())
+                prompts.update(_text(prompt).strip() for prompt in task.templates(item).values())
                 columns = (value.strip() for value in item.data.values() if isinstance(value, str))
-                found.update(text for text in columns if len(text) >= TELLING)
-        return found
+                prompts.update(text for text in columns if len(text) >= TELLING)
+        return prompts
 
     def _test_problems(self, task: Task, most: int | None) -> Iterator[Item]:
         """The first problems of the test split, or all."""
@@ -347,9 +347,10 @@ class FileExamples(ExampleSource):
     def examples(self, numbers: Sequence[int]) -> list[Rollout]:
         places = [self._place(*divmod(number, len(self._file.places))) for number in numbers]
         places = [place for place in places if tuple(place) not in self._too_long]
-        found = self._encoded(self._file, np.array(places, np.int64).reshape(-1, 2))
-        self._too_long.update(tuple(place) for place, one in zip(places, found, strict=True) if not self.fits(one))
-        return found
+        examples = self._encoded(self._file, np.array(places, np.int64).reshape(-1, 2))
+        pairs = zip(places, examples, strict=True)
+        self._too_long.update(tuple(place) for place, example in pairs if not self.fits(example))
+        return examples
 
     def held_out(self, count: int) -> list[Rollout]:
         file, places = self._file.held_out
@@ -363,15 +364,15 @@ class FileExamples(ExampleSource):
         return place
 
     def _encoded(self, file: ExampleFile, places: np.ndarray) -> list[Rollout]:
-        found = file.read(places, self._template)
+        examples = file.read(places, self._template)
         if not self._encoder.tokenizer.chat_template:
-            found = [example._replace(prompt=_unwrapped(example.prompt)) for example in found]
+            examples = [example._replace(prompt=_unwrapped(example.prompt)) for example in examples]
         prompts = []
-        for place, example in zip(places.tolist(), found, strict=True):
+        for place, example in zip(places.tolist(), examples, strict=True):
             with file.naming(place):
                 prompts.append(self._encoder.prompt(example.prompt, example.item, example.task or ""))
-        chat = [not isinstance(example.prompt, str) for example in found]
-        return self._encoder.examples(prompts, [example.completion or "" for example in found], chat)
+        chat = [not isinstance(example.prompt, str) for example in examples]
+        return self._encoder.examples(prompts, [example.completion or "" for example in examples], chat)
 
 
 def _problem(row: Row) -> Item:
@@ -400,15 +401,15 @@ def _messages(value: Any) -> list[Message]:
 
 def _spoken(turns: list[Message], columns: Sequence[Mapping[str, Any]], first: int) -> list[Example]:
     """Each text of the assistant from the message `first` on; `columns` has all that is known of the messages."""
-    found = [
+    examples = [
         Example(turns[:place], turn["content"])
         for place, turn in enumerate(turns)
         # It may be empty, as before a tool's answer; a weight of 0 says that it is not to be learned.
         if place >= first and turn["role"] == "assistant" and turn["content"] and columns[place].get("weight") != 0
     ]
-    if not found:
+    if not examples:
         raise DataError("no message of the assistant with text follows another")
-    return found
+    return examples
 
 
 def _unwrapped(prompt: str | list[Message]) -> str | list[Message]:

@@ -116,7 +116,7 @@ def accuracy_of(examples: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict[
             continue
         score = tasks[task].score_completion(example.text, item.ground_truth)
         right.setdefault(task, []).append(score.correct)
-    return {task: fmean(of_task) for task, of_task in right.items()}
+    return {task: fmean(verdicts) for task, verdicts in right.items()}
 
 
 def loss_of(policy: PolicyWorker, examples: Sequence[Rollout]) -> float:
