@@ -52,7 +52,10 @@ def fine_tune(
     tasks: Mapping[str, Task] | None = None,
     progress: "Progress | None" = None,
 ) -> "TrainResult":
-    """Fine-tune a model on examples: what `tinyzero sft` does; arguments and errors as of `train`."""
+    """Fine-tune a model on examples of tasks or of `data.path`: what `tinyzero sft` does.
+
+    Arguments and errors are those of `train`.
+    """
     from tinyzero_trainer.models.new_model import new_spec
     from tinyzero_trainer.monitoring.progress import Progress
     from tinyzero_trainer.sft.train import fine_tune

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.faults import Faults
 from tests.trainer.configurations import call
 from tests.trainer.runs import Configure, lines, short_run
-from tinyzero_trainer.cli.replay import _temporary_directory
 from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.rollout_batch import from_json
@@ -212,25 +210,3 @@ def test_what_cannot_be_taken_again_ends_in_one_line(configure, warm_model, tmp_
         code, out, error = call(capsys, "replay", *words)
         assert (code, out) == (2, "")
         assert error.splitlines()[-1].startswith(expected.strip()), error
-
-
-@pytest.mark.fault(
-    "replay",
-    "`tinyzero replay` is killed",
-    made="a directory such as it leaves in /tmp lies beside that of one that is at work",
-    seen="",
-    kept="the run, which is only read; the next replay deletes what is left, links and no files of the run",
-    code=137,
-)
-def test_what_killed_replays_have_left_is_deleted_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault_row: Faults
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with _temporary_directory() as in_use:
-        (tmp_path / "tinyzero-replay-killed").mkdir()
-        (tmp_path / "tinyzero-replay-killed/checkpoints").symlink_to(tmp_path / "elsewhere")
-        (tmp_path / "elsewhere").mkdir()
-        with _temporary_directory() as directory:
-            assert {*tmp_path.iterdir()} == {in_use, directory, tmp_path / "elsewhere"}
-    assert [*tmp_path.iterdir()] == [tmp_path / "elsewhere"]
-    fault_row.check("", 137)

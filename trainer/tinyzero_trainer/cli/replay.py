@@ -1,15 +1,12 @@
 """`tinyzero replay`: a step of a run again, alone, with what its updates did."""
 
-import fcntl
-import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,9 +20,6 @@ from tinyzero_trainer.cli import options, start
 if TYPE_CHECKING:
     from tinyzero_trainer.controller.replay import Replayed
     from tinyzero_trainer.training.diagnosis import Diagnosis
-
-PREFIX = "tinyzero-replay-"
-"""How the directory with a run's copy is named."""
 
 MOST_SHOWN = 5
 """Completions, groups of parameters, and metrics that differ; --json has all."""
@@ -48,8 +42,8 @@ def replay(
     It starts from the newest checkpoint before the step, or from the start of the run, and takes the steps in between.
     On the CPU the metrics are those of the run, to the last bit. Exit code 1: they differ.
     """
-    with options.exit_by_signal(), _temporary_directory() as directory, _naming(run, str(directory)):
-        replayed = _replay(run, step, overrides or [], directory)
+    with options.exit_by_signal(), TemporaryDirectory(prefix="tinyzero-replay-") as copy, _naming(run, copy):
+        replayed = _replay(run, step, overrides or [], Path(copy))
     if json:
         models = {name: _as_json(diagnosis) for name, diagnosis in replayed.models.items()}
         print_json({**asdict(replayed), "run": str(run), "models": models, "differing": replayed.differing})
@@ -57,27 +51,6 @@ def replay(
         _show(replayed)
     if replayed.differing:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _temporary_directory() -> Iterator[Path]:
-    """A directory that is locked as long as it is in use; deletes those that killed replays have left."""
-    for left in Path(gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError), _locked(left):
-            shutil.rmtree(left)
-    with TemporaryDirectory(prefix=PREFIX) as directory, _locked(Path(directory)):
-        yield Path(directory)
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory, which ends with the process; an OSError if another one has it."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -31,8 +31,12 @@ def ending(session: Session, step: Step) -> Iterator[None]:
     """
     stop = session.stop
     try:
-        with _saving(session, step):
+        try:
             yield
+        except Exception as error:
+            _save_if_intact(session, step, error)
+            raise
+        _save_at_last(session, step)
     except StopRequested:
         assert stop.signal is not None
         raise Interrupted(stop.signal, session.state.step, resume_command(session.recorded)) from None
@@ -45,21 +49,14 @@ def ending(session: Session, step: Step) -> Iterator[None]:
         raise Stopped(stop.signal, f"with an error: {error}") from error
 
 
-@contextmanager
-def _saving(session: Session, step: Step) -> Iterator[None]:
-    try:
-        yield
-    except StopRequested:
+def _save_if_intact(session: Session, step: Step, error: Exception) -> None:
+    """Save the last whole step, unless the error says that the policy is lost; before the first, only for a signal."""
+    if isinstance(error, StopRequested):
         session.save(step)
-        raise
-    except TinyZeroError as error:
-        if error.policy_intact and step.policy_intact and session.state.step:  # before the first there is nothing new
-            session.save(step)
-        raise
-    except Exception:
+    elif not isinstance(error, TinyZeroError):
         session.workers.check()  # what has died there is the reason of whatever was raised
-        raise
-    _save_at_last(session, step)
+    elif error.policy_intact and step.policy_intact and session.state.step:
+        session.save(step)
 
 
 def _save_at_last(session: Session, step: Step) -> None:

@@ -28,18 +28,9 @@ def train(
     tasks: Mapping[str, Task] | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Train a model on a task, or several, by reinforcement learning.
+    """Train by a resolved configuration; arguments and errors are those of `tinyzero_trainer.train`, which resolves it.
 
-    Args:
-        config: with `tasks` and `run.output`; what is still `auto` in it takes a default that suits the CPU
-            (`tinyzero_trainer.train` chooses it for a GPU).
-        resume: continue from the newest intact checkpoint in `run.output`.
-        tasks: of the run, if they are loaded already.
-        progress: shows the phases.
-
-    Raises:
-        Interrupted: a signal ended the run; a checkpoint was saved.
-        TinyZeroError: anything else a user can cause.
+    What is still `auto` in it takes a default that suits the CPU.
     """
     with open_training(config, resume=resume, tasks=tasks, progress=progress) as (session, step, evaluation):
         audited = {name: task.task for name, task in session.workers.tasks.items()}

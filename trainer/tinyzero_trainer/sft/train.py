@@ -49,18 +49,7 @@ def fine_tune(
     tasks: Mapping[str, Task] | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Fine-tune a model on examples.
-
-    Args:
-        config: with `run.output`, and tasks or `data.path`.
-        resume: continue from the newest intact checkpoint in `run.output`.
-        tasks: of the run, if they are loaded already.
-        progress: shows the phases.
-
-    Raises:
-        Interrupted: a signal ended the run; a checkpoint was saved.
-        TinyZeroError: anything else a user can cause.
-    """
+    """Fine-tune by a resolved configuration; arguments and errors are those of `tinyzero_trainer.fine_tune`."""
     with open_fine_tuning(config, resume=resume, tasks=tasks, progress=progress) as (session, step, evaluation):
         return take_steps(session, step, evaluation)
 
