@@ -24,7 +24,7 @@ from benchmarks.commands import run, wait_until_idle, watch_gpu_memory
 from benchmarks.common import TINYZERO, fixed_workload, last_of_each, print_machine, print_table
 from benchmarks.shapes import write_model
 from benchmarks.training import metrics_of
-from tinyzero_trainer.advisor import constants
+from tinyzero_trainer.distributed.sizes import CONTEXT
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 
@@ -103,7 +103,7 @@ def memory_held(left: int | None) -> Iterator[None]:
     if left is None or driver is None or not driver.gpus:
         yield
         return
-    size = driver.gpus[0].memory - left - constants.CONTEXT  # the last for the process that holds it
+    size = driver.gpus[0].memory - left - CONTEXT  # the last for the process that holds it
     command = [sys.executable, "-c", HOLD, str(size)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

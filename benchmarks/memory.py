@@ -26,7 +26,7 @@ from benchmarks.common import TINYZERO, fixed_workload, last_of_each, print_mach
 from benchmarks.shapes import write_model
 from benchmarks.training import mean_timings, metrics_of
 from tinyzero_sdk.settings import format_value
-from tinyzero_trainer.advisor import constants
+from tinyzero_trainer.distributed.sizes import CONTEXT
 from tinyzero_trainer.hardware.gpu import GIB
 
 PROMPT_TOKENS, NEW_TOKENS = 256, 1024
@@ -169,7 +169,7 @@ def limit_gpu_memory(memory: int) -> None:
         return max(0, free - (total - memory)), memory
 
     torch.cuda.mem_get_info = limited  # type: ignore[assignment]
-    torch.cuda.set_per_process_memory_fraction((memory - constants.CONTEXT) / whole)
+    torch.cuda.set_per_process_memory_fraction((memory - CONTEXT) / whole)
 
 
 def by_phase(marks: Sequence[Mapping[str, Any]], memory: MemoryReadings) -> dict[str, dict[str, int]]:

@@ -35,10 +35,10 @@ from benchmarks.cluster.step import (
 )
 from benchmarks.common import last_of_each, print_machine, print_table, table, with_content
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.advisor.constants import MARGIN
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import gather, make_config
 from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.distributed.sizes import MARGIN
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.models.hub import find_spec

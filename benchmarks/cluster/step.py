@@ -16,14 +16,15 @@ from benchmarks.cluster.generation import Engines, Lengths
 from benchmarks.cluster.host import FROM_ENGINES, TO_RANKS, host_seconds
 from benchmarks.cluster.network import Cluster, Group, Traffic, broadcast
 from tinyzero_trainer.advisor import constants
-from tinyzero_trainer.advisor.memory import predict_memory
-from tinyzero_trainer.advisor.speed import decoding_step, predict_speed, reading, tokens_read
-from tinyzero_trainer.advisor.workload import number_bytes, workload_of
+from tinyzero_trainer.advisor.memory import predict_memory, predictions_of
+from tinyzero_trainer.advisor.speed import predict_speed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.distributed.sizes import CONTEXT, MARGIN, SLACK
+from tinyzero_trainer.distributed.workload import number_bytes, workload_of
 from tinyzero_trainer.hardware.gpu import GIB
+from tinyzero_trainer.kinds import find_engine
 from tinyzero_trainer.models.spec import ModelSpec
-from tinyzero_trainer.rollout.vllm.sizes import MAX_SEQUENCES
 
 Sharding = Literal["full", "hybrid", "hybrid, reduced once"]
 """`full` = over all ranks; `hybrid` = within a node, with gradients reduced across nodes after each micro-batch, or
@@ -146,20 +147,20 @@ def engines_of(run: Run, *, alone: bool = False) -> Engines:
     spec, config, several = run.spec, run.config, run.config.vllm.tensor_parallel
     gpu = run.cluster.gpu
     together = replace(gpu, bandwidth=several * gpu.bandwidth, tflops=several * gpu.tflops)
-    group = Group(run.cluster, 1, several)
+    group, engine = Group(run.cluster, 1, several), predictions_of(config)
 
     def step(sequences: int, length: float) -> float:
-        read = tokens_read(spec, config, run.prompt, length - run.prompt, config.rollout.group_size)
-        seconds = decoding_step(spec, config, together, sequences, read)
+        read = engine.tokens_read(spec, run.prompt, length - run.prompt, config.rollout.group_size)
+        seconds: float = engine.step_seconds(spec, config, together, sequences, read)
         if several > 1:  # each layer reduces the outputs of attention and of the MLP
             seconds += 2 * spec.layers * group.all_reduce(number_bytes(config) * sequences * spec.hidden).seconds
         return seconds
 
     count = run.cluster.size // several
     completions = workload_of(config, run.prompt).completions
-    wanted = min(-(-completions // count), MAX_SEQUENCES if config.rollout.engine == "vllm" else 2**31)
-    limit = (1 - constants.MARGIN) * gpu.memory * GIB
-    prefill = reading(spec, config, together, run.prompt) / config.rollout.group_size
+    wanted = min(-(-completions // count), find_engine(config.rollout.engine).max_sequences or 2**31)
+    limit = (1 - MARGIN) * gpu.memory * GIB
+    prefill = engine.prefill_seconds(spec, config, together, run.prompt) / config.rollout.group_size
     slots = slots_for(spec, config, run.prompt, math.inf if alone else run.shards.size, wanted, limit)
     return Engines(count, slots, run.refills, step, run.prompt, prefill)
 
@@ -267,7 +268,7 @@ def phase_bytes(spec: ModelSpec, config: TrainConfig, prompt: int, shards: float
         slots: sequences that an engine generates at a time.
     """
     memory = predict_memory(spec, with_settings(config, {"rollout.max_num_seqs": slots}), prompt)
-    contexts = constants.CONTEXT * (1 if shards == 1 else 2)
+    contexts = CONTEXT * (1 if shards == 1 else 2)
     found = {}
     for phase in memory.phases:
         held = 0.0
@@ -280,7 +281,7 @@ def phase_bytes(spec: ModelSpec, config: TrainConfig, prompt: int, shards: float
                 held += number_bytes(config) * (spec.embeddings + constants.LAYERS_GATHERED * spec.layer)
             else:
                 held += item.size
-        found[phase.name] = int(held * (1 + constants.SLACK)) + contexts
+        found[phase.name] = int(held * (1 + SLACK)) + contexts
     return found
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tinyzero_sdk import Task
-from tinyzero_trainer.advisor.auto import left_open, resolve_auto
+from tinyzero_trainer.advisor.auto import resolve_auto
 from tinyzero_trainer.advisor.engine_choice import resolve_engine
-from tinyzero_trainer.advisor.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.config import SftConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -84,16 +83,7 @@ def resolve(
         report(line)
     if check is not None:
         check(config)
-    config, line = resolve_auto(config, spec, gpu_elsewhere(config) if left_open(config) else None)
+    config, line = resolve_auto(config, spec)
     if line:
         report(line)
     return config
-
-
-def gpu_elsewhere(config: TrainConfig) -> TargetGpu | None:
-    """A GPU of the Ray that the run is sent to, where this machine has none; otherwise None."""
-    if config.ray.address is None or not config.ray.gpus or present_gpu("auto") is not None:
-        return None
-    from tinyzero_trainer.executors.ray.cluster import gpu_there
-
-    return gpu_there(config.ray)

@@ -4,7 +4,7 @@ The record `KIND` of a kind is in the file kind.py of a folder named after it, s
 kind is one new folder. Configuration, checks and predictions ask the record.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -31,6 +31,9 @@ class EngineKind:
     extras: tuple[str, str] = ("", "")
     """Extras of tinyzero-trainer that install them: for a GPU, and without one."""
 
+    predictions: str = ""
+    """Module that predicts its memory and speed, and settles what is left to it; see rollout/vllm/predictions.py."""
+
     require_installed: Callable[[], object] = lambda: None
     """Raises a TinyZeroError if a package that the engine needs is missing or too old."""
 
@@ -42,6 +45,15 @@ class EngineKind:
 
     max_async_level: int | None = 0
     """Highest `rollout.max_async_level`; None = any, since completions go on while the weights change."""
+
+    continuous: bool = False
+    """Whether completions go on across updates, so that those of several batches are under way at a time."""
+
+    max_sequences: int | None = None
+    """Sequences generated at a time on a GPU where `rollout.max_num_seqs` is not set; None = all."""
+
+    reserves: bool = False
+    """Whether it reserves memory for all its sequences when it starts."""
 
     async_needs_own_gpus: bool = False
     """Whether it samples during an update on GPUs of its own only."""
@@ -80,6 +92,15 @@ class ExecutorKind:
 
     prepare: Callable[[Any, int], Callable[[], None] | None] = lambda *_: None
     """What can be started while PyTorch is imported, for so many tasks; None = nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """What a rollout engine holds of a GPU, in bytes by reason."""
+
+    awake: Mapping[str, int]
+    asleep: Mapping[str, int]
+    separate_process: bool = False
 
 
 @cache

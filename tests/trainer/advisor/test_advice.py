@@ -23,8 +23,8 @@ from tests.trainer.advisor.planned import (
 )
 from tests.trainer.configurations import call
 from tinyzero_sdk.settings import flatten, parse_overrides
-from tinyzero_trainer.advisor import advice, auto
-from tinyzero_trainer.advisor.fit import settle, usable
+from tinyzero_trainer.advisor import advice, target_gpu
+from tinyzero_trainer.advisor.fit import settle
 from tinyzero_trainer.advisor.memory import predict_memory
 from tinyzero_trainer.advisor.plan import make_plan
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
@@ -33,6 +33,7 @@ from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.metadata import resumable
 from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.utils.oom import OutOfMemoryError
@@ -51,7 +52,7 @@ def oom_line(config: TrainConfig, phase: str, reason: str = "") -> str:
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A machine with one GPU, which a test may make smaller."""
     gpu = SimpleNamespace(target=RTX_4090)
-    for module in (advice, auto):
+    for module in (advice, target_gpu):
         monkeypatch.setattr(module, "present_gpu", lambda device: None if device == "cpu" else gpu.target)
     return gpu
 
@@ -132,17 +133,6 @@ def test_there_is_no_warning_of_a_model_that_cannot_be_found() -> None:
     assert advice.after_out_of_memory(unknown, [advice.LOADING]) == "memory.cpu_offload=idle"
 
 
-def test_a_broken_driver_stops_no_run_and_a_fault_of_the_estimate_is_not_hidden(monkeypatch, small_gpu) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(advice, "make_plan", fail)
-    with pytest.raises(ZeroDivisionError):
-        advice.warning(config_of(*GRPO_1024))
-    monkeypatch.setattr(advice, "present_gpu", fail)
-    assert advice.warning(config_of(*GRPO_1024)) is None
-
-
 def test_out_of_memory_names_the_next_setting_of_that_phase(small_gpu: SimpleNamespace) -> None:
     small_gpu.target = TargetGpu("NVIDIA H200", 140 * GIB, None)  # where it was planned to fit
     config = config_of("rollout.max_completion_tokens=1024", "rollout.max_num_seqs=256")
@@ -162,9 +152,6 @@ def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_gpu
     words = advice.after_out_of_memory(config, ["update_actor"])
     assert words == advice.as_overrides(make_plan(SPECS["Qwen/Qwen2.5-3B"], config, 24 * GIB).changes)
     assert "memory.cpu_offload=always" in words
-    line = oom_line(config, "the weights were updated", "Tried to allocate 4.64 GiB")
-    assert words in line
-    assert "\n" not in line
 
 
 @pytest.mark.usefixtures("small_gpu")
@@ -189,7 +176,7 @@ def test_what_is_advised_lowers_what_was_held_where_memory_ran_out(phase: str, a
 @pytest.mark.slow
 def test_where_no_settings_fit_the_line_says_what_would(small_gpu: SimpleNamespace) -> None:
     small_gpu.target = TargetGpu("a small GPU", 8 * GIB, None)
-    config = config_of(*GRPO, "run.output=nowhere", model=SEVEN_B)
+    config = config_of(*GRPO, "run.output=nowhere", "optimizer.micro_batch_tokens=512", model=SEVEN_B)
     for phase in oom_advice.PHASES:
         line = oom_line(config, phase)
         assert line.endswith("; no settings were found that help: take a smaller model or a GPU with more memory")

@@ -32,12 +32,10 @@ from tests.trainer.advisor.planned import (
 )
 from tinyzero_sdk.settings import flatten
 from tinyzero_trainer.advisor import constants
-from tinyzero_trainer.advisor.engine_memory import engine_of
-from tinyzero_trainer.advisor.fit import predict_within, settle, usable
-from tinyzero_trainer.advisor.memory import Part, _Step, host_bytes, predict_memory
+from tinyzero_trainer.advisor.fit import predict_within, settle
+from tinyzero_trainer.advisor.memory import Part, _Step, host_bytes, predict_memory, predictions_of
 from tinyzero_trainer.advisor.plan import make_plan
 from tinyzero_trainer.advisor.speed import predict_speed
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.config.run import COMPILED_FROM, compiles
 from tinyzero_trainer.config.settings import with_settings
@@ -45,6 +43,8 @@ from tinyzero_trainer.distributed import fsdp as sharding
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
 from tinyzero_trainer.distributed.parallel_dims import SINGLE_PROCESS
+from tinyzero_trainer.distributed.sizes import CONTEXT, usable
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models import fused_logprobs as head
 from tinyzero_trainer.models.loading import LanguageModel
@@ -264,7 +264,9 @@ def test_an_mlp_in_float8_keeps_less(model: str, named: list[str] | None, kept: 
 
 def moments_of_update(spec: ModelSpec, config: TrainConfig, prompt_tokens: int) -> list[list[Part]]:
     work = workload_of(config, prompt_tokens)
-    return _Step(spec, config, work, engine_of(spec, config, work), SINGLE_PROCESS)._update("policy")
+    return _Step(spec, config, work, predictions_of(config).memory(spec, config, work), SINGLE_PROCESS)._update(
+        "policy"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -422,5 +424,5 @@ def test_memory_of_the_own_models_run_as_measured(longest: int, measured: float)
     measured_with |= {"memory.recompute_logits": False, "memory.activation_checkpointing": False}
     config = with_settings(TrainConfig(), dict(flatten(own_model.SETTINGS)) | measured_with)
     memory = predict_within(OWN, config, 130 * GIB, 24)
-    held = memory.peak - constants.CONTEXT - {part.what: part.size for part in memory.worst.parts}["allocator"]
+    held = memory.peak - CONTEXT - {part.what: part.size for part in memory.worst.parts}["allocator"]
     assert held == pytest.approx(measured * GIB, rel=0.02)  # perf/max_memory_allocated_gb

@@ -10,11 +10,11 @@ import torch
 
 from tests.trainer.advisor.planned import config_of
 from tests.trainer.processes import on_ranks
-from tinyzero_trainer.advisor.constants import SLACK
 from tinyzero_trainer.advisor.memory import predict_memory
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.config import NewModelConfig, TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
+from tinyzero_trainer.distributed.sizes import SLACK
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import from_parts, save_model

@@ -22,23 +22,26 @@ from tests.trainer.advisor.planned import (
     on,
     target_of,
 )
-from tinyzero_trainer.advisor import constants, plan
-from tinyzero_trainer.advisor.engine_memory import needed_by_vllm
-from tinyzero_trainer.advisor.fit import predict_within, settle, usable
+from tinyzero_trainer.advisor import plan
+from tinyzero_trainer.advisor.auto import MEMORY_SETTINGS
+from tinyzero_trainer.advisor.fit import predict_within, settle
 from tinyzero_trainer.advisor.memory import host_bytes, predict_memory
 from tinyzero_trainer.advisor.plan import WORTHWHILE, Plan, candidate_changes, make_plan
 from tinyzero_trainer.advisor.speed import predict_speed
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
+from tinyzero_trainer.distributed.sizes import MARGIN, usable
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
+from tinyzero_trainer.rollout.vllm.predictions import needed
 from tinyzero_trainer.rollout.vllm.sizes import GB
 
 RTX_4090 = gpu_of("RTX 4090")
+ENGINE_DECIDES = [key for key, trade in MEMORY_SETTINGS.items() if trade.chosen_by == "engine"]
 LARGER, VLLM = "Qwen/Qwen2.5-1.5B", "rollout.engine=vllm"
 
 
@@ -75,7 +78,7 @@ def test_nothing_is_proposed_that_is_not_needed(name: str, values: dict[str, Any
     spec, config = SPECS[name], with_settings(TrainConfig(), values)
     found = make_plan(spec, config, gib * GIB)
     made = {change.key: change.value for change in found.changes}
-    for key in made.keys() - {*plan.ENGINE_DECIDES, "optimizer.learning_rate"} if found.fits else ():
+    for key in made.keys() - {*ENGINE_DECIDES, "optimizer.learning_rate"} if found.fits else ():
         others = {other: value for other, value in made.items() if other != key and not other.startswith("vllm")}
         without = settle(spec, with_settings(config, others), found.limit)
         if predict_memory(spec, without).peak <= found.limit:
@@ -197,7 +200,7 @@ def test_who_is_generated_in_more_rounds(size: int, words: str) -> None:
     weights = SPECS[HALF_B].parameters * (18 if size > 256 else 6)
     config = with_settings(config, {"memory.cpu_offload": "none" if size > 256 else "idle"})
     limit = int(weights + (7 if size > 256 else 3.5) * GIB)
-    found = make_plan(SPECS[HALF_B], config, int(limit / (1 - constants.MARGIN)))
+    found = make_plan(SPECS[HALF_B], config, int(limit / (1 - MARGIN)))
     [costs] = [change.trade_off for change in found.chosen if change.key == "rollout.max_num_seqs"]
     assert costs.startswith(words)
 
@@ -237,7 +240,7 @@ def test_what_vllm_is_given_never_decides_whether_something_fits(
     given_ = with_settings(open_, {"vllm.gpu_memory_gb": size})
     left_out, found = (make_plan(spec, config, gib * GIB) for config in (open_, given_))
     assert found.fits or not left_out.fits
-    least = needed_by_vllm(spec, found.config, workload_of(found.config), sequences=1)
+    least = needed(spec, found.config, workload_of(found.config), sequences=1)
     assert found.config.vllm.gpu_memory_gb != "auto"
     assert not found.fits or found.config.vllm.gpu_memory_gb * GB + GB / 100 >= least
 

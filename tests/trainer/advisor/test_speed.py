@@ -25,16 +25,16 @@ from tests.trainer.advisor.planned import (
 )
 from tinyzero_trainer.advisor.communication import Interconnect
 from tinyzero_trainer.advisor.engine_choice import EngineSpeed, read_speeds
-from tinyzero_trainer.advisor.engine_memory import engine_of
-from tinyzero_trainer.advisor.memory import predict_memory
-from tinyzero_trainer.advisor.speed import COLLECTING, decoding_step, predict_speed
-from tinyzero_trainer.advisor.workload import workload_of
+from tinyzero_trainer.advisor.memory import predict_memory, predictions_of
+from tinyzero_trainer.advisor.speed import COLLECTING, predict_speed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, known_gpus
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
 from tinyzero_trainer.rollout.torch import sizes as torch_sizes
+from tinyzero_trainer.rollout.torch.predictions import step_seconds
 from tinyzero_trainer.rollout.torch.sizes import sampling_bytes
 
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 26, "vocab_size": 262_144}
@@ -114,7 +114,7 @@ def test_greedy_completions_of_remax_are_generated_too(engine: str, toy_model: L
     assert 0 < seconds["gen_greedy"] < seconds["gen"] == predict_speed(spec, plain, H200).seconds["gen"]
     if engine == "torch":
         many = with_settings(remax, {"rollout.group_size": 1})  # as many as those that are drawn
-        step = engine_of(spec, many, workload_of(many)).awake["decoding"]
+        step = predictions_of(many).memory(spec, many, workload_of(many)).awake["decoding"]
         assert step == 32 * (sampling_bytes(2, by_kernel=False, greedy=True) * spec.vocabulary + 16 * spec.mlp)
 
 
@@ -125,19 +125,19 @@ def test_no_step_is_promised_to_be_as_fast_as_with_graphs(
 ) -> None:
     config = config_of(f"model.dtype={'float32' if number == 4 else 'bfloat16'}")
     with_graphs, without = (
-        decoding_step(replace(SPECS[name], graphs=graphs), config, gpu, sequences, length) for graphs in (True, False)
+        step_seconds(replace(SPECS[name], graphs=graphs), config, gpu, sequences, length) for graphs in (True, False)
     )
-    longer = decoding_step(replace(SPECS[name], graphs=False), config, gpu, sequences, length + 100)
+    longer = step_seconds(replace(SPECS[name], graphs=False), config, gpu, sequences, length + 100)
     assert with_graphs < without <= longer
 
 
 def test_with_few_sequences_the_host_is_what_takes_long() -> None:
     spec, config = replace(SPECS[HALF_B], graphs=False), config_of(*GRPO)
-    few = decoding_step(spec, config, H200, 8, 500)
+    few = step_seconds(spec, config, H200, 8, 500)
     assert few == torch_sizes.PLAIN_STEP_SECONDS + 24 * torch_sizes.PLAIN_LAYER_SECONDS
-    assert decoding_step(spec, config, H200, 1024, 1000) > few  # copying the cache is
-    assert decoding_step(replace(spec, kv_heads=14), config, H200, 1024, 1000) != pytest.approx(few)
-    graphs = decoding_step(SPECS[HALF_B], config, H200, 8, 500)
+    assert step_seconds(spec, config, H200, 1024, 1000) > few  # copying the cache is
+    assert step_seconds(replace(spec, kv_heads=14), config, H200, 1024, 1000) != pytest.approx(few)
+    graphs = step_seconds(SPECS[HALF_B], config, H200, 8, 500)
     assert few > 10 * graphs
 
 
@@ -273,6 +273,6 @@ def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int
             decoder.step(drawn)
         torch.cuda.synchronize()
         seconds = (time.perf_counter() - started) / 20
-    planned = decoding_step(spec_from_config("gemma", GEMMA, parameters), config_of(), kind, sequences, length)
+    planned = step_seconds(spec_from_config("gemma", GEMMA, parameters), config_of(), kind, sequences, length)
     print(f"{sequences} sequences of {length}: {1e3 * seconds:.1f} ms a step, planned {1e3 * planned:.1f} ms")
     assert 0.4 < planned / seconds < 2.5

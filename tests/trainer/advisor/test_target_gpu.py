@@ -12,12 +12,12 @@ from tests.trainer.advisor.planned import GRPO, HALF_B, SPECS, TYPED, config_of,
 from tests.trainer.configurations import call
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.advisor import target_gpu as target
-from tinyzero_trainer.advisor.fit import usable
 from tinyzero_trainer.advisor.speed import predict_speed
 from tinyzero_trainer.advisor.target_gpu import choose_target, on_gpu, present_gpu, read_size
 from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.fsdp import compute_dtype
+from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec, has_bfloat16, known_gpus
 from tinyzero_trainer.models.loading import LanguageModel
@@ -171,6 +171,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], memory
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (memory, memory))
     return torch.device("cuda")
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.trainer.advisor.planned import GRPO, HALF_B, SPECS, config_of, on
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.advisor.memory import predict_memory
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.vllm.engine_args import sequences_at_a_time
 from tinyzero_trainer.training import policy
@@ -85,7 +85,7 @@ def test_rows_have_as_many_tokens_as_are_made(
     rollouts = [Rollout(asked, generation, "", score) for asked in prompts for _ in range(size)]
     batch = TrainingBatch.of(rollouts, size, advantages=torch.zeros(len(rollouts) * new))
     split = partial(micro_batches, token_budget=budget, pad_id=0, device=torch.device("cpu"), layout="packed")
-    updates = batch.mini_batches(OptimizerConfig(num_mini_batches=parts))
+    updates = batch.mini_batches(parts, 1)
     made = [one for update in updates for one in split(update.rollouts, share_prompts=shares)]
     values = {
         "optimizer.micro_batch_tokens": budget,

@@ -10,13 +10,13 @@ from tests.trainer.configurations import call, changed
 from tests.trainer.runs import Configure, short_run
 from tinyzero_sdk.settings import build, merge, parse_overrides, to_mapping
 from tinyzero_trainer.advisor import advice as plan_advice
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.cli.oom_advice import advice_for, advise_on_out_of_memory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed import fsdp
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.executors.local import build as local
 from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import KvCacheError
@@ -50,7 +50,7 @@ def configure(warm_model: Path, toy_task: str, tmp_path: Path) -> Configure:
         "eval__num_problems": 4,
         "checkpoint__every": 1,
     }
-    return lambda **changes: short_run(warm_model, tmp_path / "run", **settings, **changes)
+    return lambda **changes: short_run(warm_model, tmp_path / "run", **settings | changes)
 
 
 @pytest.mark.slow

@@ -12,9 +12,10 @@ from benchmarks.common import last_of_each
 from tests.trainer.advisor.planned import GRPO, HALF_B, PUBLISHED, SPECS, TYPED, config_of
 from tests.trainer.configurations import call
 from tinyzero_trainer.advisor import target_gpu as target
-from tinyzero_trainer.advisor.fit import predict_within, usable
+from tinyzero_trainer.advisor.fit import predict_within
 from tinyzero_trainer.cli import plan_report
 from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
 from tinyzero_trainer.rollout.vllm.sizes import GB
 

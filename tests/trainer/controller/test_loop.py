@@ -18,7 +18,7 @@ from tests.trainer.controller.test_damaged_checkpoints import seal
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, merge, read_toml
-from tinyzero_trainer.advisor import auto
+from tinyzero_trainer.advisor import target_gpu
 from tinyzero_trainer.advisor.limits import refuse_model
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.checkpoint import store
@@ -80,7 +80,7 @@ def test_what_a_run_chooses_is_told_and_recorded(
     assert "auto: rollout.engine=torch (no GPU is used)" in capsys.readouterr().err
     assert read_toml(plain / "config.toml")["rollout"]["engine"] == "torch"
     assert read_toml(plain / "config.toml")["optimizer"]["micro_batch_tokens"] == "auto"
-    monkeypatch.setattr(auto, "present_gpu", lambda _: TargetGpu("a GPU", 24 * GIB, None))
+    monkeypatch.setattr(target_gpu, "present_gpu", lambda _: TargetGpu("a GPU", 24 * GIB, None))
     chosen = tinyzero_trainer.train(config("chosen", **left)).output
     saved = read_toml(chosen / "config.toml")
     assert saved["memory"] == {

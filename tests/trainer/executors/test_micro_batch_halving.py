@@ -9,8 +9,8 @@ import torch
 
 from tests.faults import Faults
 from tests.trainer.runs import Configure, short_run
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.executors.micro_batch_halving import halve_until_it_fits
 from tinyzero_trainer.training.build import build_trained_models
 from tinyzero_trainer.training.logprobs import PolicyModel

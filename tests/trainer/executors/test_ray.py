@@ -30,7 +30,7 @@ from tests.trainer.doctor.machines import facts_of
 from tests.trainer.processes import in_own_process
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.settings import merge, to_mapping
-from tinyzero_trainer import api
+from tinyzero_trainer.advisor import target_gpu
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.config import RayConfig, SftConfig, TrainConfig
 from tinyzero_trainer.config.sft import compose_sft
@@ -167,11 +167,11 @@ def fine_tuning_on_two_nodes(folder: Path) -> None:
 def gpus_there(ray: RayConfig) -> list[TargetGpu | None]:
     """A GPU as the nodes describe it: without a driver, with one, and where this machine has one itself."""
     config, gpu = on(config_of(), 1, ray__address=ray.address), target_of("H200")
-    without = room.gpu_there(ray)
-    room.present_gpu = lambda device: gpu if device == "cuda" else None
-    with_one = api.gpu_elsewhere(config)
-    api.present_gpu = lambda device: target_of("T4")
-    return [without, with_one, api.gpu_elsewhere(config)]
+    without = target_gpu.gpu_of_run(config)
+    target_gpu.present_gpu = lambda device: gpu if device == "cuda" else None
+    with_one = target_gpu.gpu_of_run(config)
+    target_gpu.present_gpu = lambda device: target_of("T4")
+    return [without, with_one, target_gpu.gpu_of_run(config)]
 
 
 @pytest.fixture(scope="module")

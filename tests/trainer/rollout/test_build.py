@@ -20,7 +20,6 @@ def test_a_run_gets_the_graph_engine_with_its_settings_or_a_line_that_says_why_n
     asked = dict[str, Any]()
     for module in ("rollout.build", "rollout.torch.build"):
         monkeypatch.setattr(f"tinyzero_trainer.{module}.device_of", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(build, "_keeps_memory", lambda *_: True)
     monkeypatch.setattr(build, "GraphEngine", lambda *_, **given: asked.update(given))
     in_fp8 = {"rollout__engine": "torch", "rollout__quantization": "fp8", "model__dtype": "bfloat16"}
     for changes, products, cache in ((in_fp8, True, False), ({"rollout__kv_cache_dtype": "fp8"}, False, True)):

@@ -120,7 +120,6 @@ def test_with_groups_in_flight_an_engine_on_a_gpu_leaves_the_update_what_it_has_
     )
     monkeypatch.setattr(torch_build, "device_of", lambda model: torch.device("cuda"))
     monkeypatch.setattr(torch_build, "GraphEngine", lambda *_, **options: made.append(options))
-    monkeypatch.setattr(torch_build, "_keeps_memory", lambda *_: False)
     monkeypatch.setattr(
         torch_build.FreeMemory, "of", lambda device: torch_build.FreeMemory(unused=30, reusable=70, margin=5)
     )

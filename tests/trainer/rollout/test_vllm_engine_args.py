@@ -108,6 +108,7 @@ def test_the_configuration_becomes_vllms_arguments(toy_model: LanguageModel) -> 
 def test_the_gpus_memory_is_shared_as_planned(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = type("Gpu", (), {"total_memory": 24 * 2**30, "major": 9, "minor": 0})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (gpu.total_memory, gpu.total_memory))
     cuda = torch.device("cuda")
     for changes, sleep in [({}, False), ({"vllm__sleep_mode": True, "vllm__gpu_memory_gb": 6.0}, True)]:
         config = changed(BASE | {"run": {"task": "countdown", "device": "cuda"}}, changes)

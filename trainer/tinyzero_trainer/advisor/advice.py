@@ -1,25 +1,26 @@
 """What `train` says about memory: before anything is loaded, and after memory has run out."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import format_value
-from tinyzero_trainer.advisor.engine_memory import needed_by_vllm
-from tinyzero_trainer.advisor.fit import LEAST_SEQUENCES, settle
-from tinyzero_trainer.advisor.memory import Phase, host_bytes, predict_memory
-from tinyzero_trainer.advisor.plan import ENGINE_DECIDES, Change, Plan, candidate_changes, make_plan
+from tinyzero_trainer.advisor.auto import MEMORY_SETTINGS
+from tinyzero_trainer.advisor.fit import settle
+from tinyzero_trainer.advisor.memory import Phase, host_bytes, predict_memory, predictions_of
+from tinyzero_trainer.advisor.plan import Change, Plan, candidate_changes, make_plan
 from tinyzero_trainer.advisor.target_gpu import TargetGpu, on_gpu, present_gpu
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.metadata import resumable
 from tinyzero_trainer.config.settings import Settings, setting, with_settings
 from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu import GIB
+from tinyzero_trainer.kinds import find_engine
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import WELL_KNOWN, ModelSpec
+from tinyzero_trainer.rollout.sizes import LEAST_SEQUENCES
 from tinyzero_trainer.rollout.vllm.sizes import GB
-from tinyzero_trainer.utils.bounds import given
 
 LAST_RESORT = "take a smaller model or a GPU with more memory"
 
@@ -33,9 +34,7 @@ def warning(config: TrainConfig, spec: ModelSpec | None = None) -> str | None:
 
     None if it fits, or if the model or the GPU cannot be found: loading says what is wrong with them.
     """
-    target = None
-    with suppress(Exception):  # the driver may be broken in any way
-        target = present_gpu(device_of(config))
+    target = present_gpu(device_of(config))
     if target is None or (spec := spec or _find(config)) is None:
         return None
     return warning_for(spec, config, target)
@@ -47,7 +46,7 @@ def warning_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu) -> str 
     plan = make_plan(spec, config, target.free, gpu=target.spec, host=target.host)
     fix = f"give {as_overrides(plan.changes)}" if plan.fits else f"no settings were found that fit: {LAST_RESORT}"
     if plan.shortfall:
-        if plan.fits and not {change.key for change in plan.changes} - set(ENGINE_DECIDES):
+        if plan.fits and all(_engine_decides(change.key) for change in plan.changes):
             fix = f"leave it out, or {fix}"
         return f"{shortfall_message(config, plan)}; {fix}"
     worst = plan.requested.worst
@@ -96,7 +95,8 @@ def after_out_of_memory(
                 return as_overrides(plan.changes)
             if not plan.fits and not resumed:
                 return ""
-    for change in _candidates(spec, present):
+    less = predictions_of(present).less_memory(spec, present, workload_of(present))
+    for change in (*less, *candidate_changes(present)):
         changes_something = any(setting(config, key) != value for key, value in change.items())
         if changes_something and allowed(change) and _lowers(spec, present, change, phases):
             return " ".join(f"{key}={format_value(value)}" for key, value in change.items())
@@ -157,14 +157,8 @@ def as_overrides(changes: Iterable[Change]) -> str:
     return " ".join(f"{change.key}={format_value(change.value)}" for change in changes)
 
 
-def _candidates(spec: ModelSpec, config: TrainConfig) -> Iterator[Settings]:
-    """`candidate_changes`, and less memory for vLLM."""
-    size = given(config.vllm.gpu_memory_gb)
-    if config.rollout.engine == "vllm" and size is not None:
-        less = int(80 * size) / 100
-        if less * GB >= needed_by_vllm(spec, config, workload_of(config), sequences=LEAST_SEQUENCES):
-            yield {"vllm.gpu_memory_gb": less}
-    yield from candidate_changes(config)
+def _engine_decides(key: str) -> bool:
+    return key in MEMORY_SETTINGS and MEMORY_SETTINGS[key].chosen_by == "engine"
 
 
 def _lowers(spec: ModelSpec, config: TrainConfig, settings: Settings, phases: Collection[str]) -> bool:
@@ -176,7 +170,7 @@ def _lowers(spec: ModelSpec, config: TrainConfig, settings: Settings, phases: Co
 
 def _held(spec: ModelSpec, config: TrainConfig, phases: Collection[str]) -> int:
     """Bytes of the worst of some phases; of the update if the step has none of them, and of all if none is given."""
-    if FEW_SEQUENCES in phases or ("update_weights" in phases and config.rollout.engine == "torch"):
+    if FEW_SEQUENCES in phases or ("update_weights" in phases and not find_engine(config.rollout.engine).reserves):
         # Weights are loaded before there is a cache; and where not even a few sequences fit, fewer do not help.
         config = with_settings(config, {"rollout.max_num_seqs": LEAST_SEQUENCES})
     memory = predict_memory(spec, config)

@@ -3,40 +3,33 @@
 None of them changes the loss. What changes it, or what the user gave, is for plan.py to propose.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import log2
 
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.advisor import constants
-from tinyzero_trainer.advisor.fit import LEAST_SEQUENCES, LEAST_TOKENS, engine_keeps, predict_within, settle, usable
+from tinyzero_trainer.advisor.fit import LEAST_TOKENS, engine_keeps, predict_within, settle
 from tinyzero_trainer.advisor.memory import Memory, host_bytes, predict_memory
 from tinyzero_trainer.advisor.speed import launching_seconds, predict_speed
-from tinyzero_trainer.advisor.target_gpu import TargetGpu, on_gpu, present_gpu
-from tinyzero_trainer.advisor.workload import workload_of
+from tinyzero_trainer.advisor.target_gpu import TargetGpu, gpu_of_run, on_gpu
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.metadata import memory_settings, reason_without_effect
 from tinyzero_trainer.config.optimizer import MICRO_BATCH_TOKENS
-from tinyzero_trainer.config.run import Offload
-from tinyzero_trainer.config.settings import setting, with_settings
-from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims
-from tinyzero_trainer.errors import first_line
+from tinyzero_trainer.config.settings import replaced, setting, with_settings
+from tinyzero_trainer.distributed.parallel_dims import planned_dims
+from tinyzero_trainer.distributed.sizes import usable
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
+from tinyzero_trainer.kinds import find_engine
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.rollout.sizes import LEAST_SEQUENCES
 
-AUTO_KEYS = (
-    "optimizer.micro_batch_tokens",
-    "memory.activation_checkpointing",
-    "memory.recompute_logits",
-    "memory.cpu_offload",
-    "rollout.max_num_seqs",
-    "vllm.gpu_memory_gb",
-    "vllm.sleep_mode",
-    "memory.reshard_after_forward",
-)
+MEMORY_SETTINGS = memory_settings(TrainConfig)
 MOST_TOKENS = 131_072  # of a micro-batch: no gain was measured beyond
 NEGLIGIBLE = 1.01  # factor in the time of a step for which nothing is offloaded or recomputed
 
@@ -55,40 +48,37 @@ def resolve_auto(
 ) -> tuple[TrainConfig, str]:
     """The configuration with values for `auto`, and a line that reports them.
 
-    Unchanged, with an empty line, where all has values, on the CPU, and where there is no such GPU or model; unchanged,
-    with the reason, where driver or model are broken.
+    Unchanged, with an empty line, where all has values, on the CPU, and where there is no such GPU or model.
 
     Args:
         spec: of a model that does not exist yet; None = the configuration's.
-        target: the GPU; None = this machine's.
+        target: the GPU; None = the run's.
+
+    Raises:
+        RayError: see `gpu_of_run`.
     """
-    if not left_open(config):
+    open_keys = left_open(config)
+    target = target or (gpu_of_run(config) if open_keys else None)
+    if target is None:
         return config, ""
     try:
-        target = target or present_gpu(device_of(config))
-        if target is None:
-            return config, ""
         spec = spec or find_spec(config.model.path)
-        found = choose(spec, on_gpu(config, target), usable(target.free), target.spec, host=target.host)
-        values = {key: setting(found.config, key) for key in left_open(config)}
-        values = {key: value for key, value in values.items() if value != "auto"}  # those with an effect
-        if not values:
-            return config, ""
-        words = " ".join(f"{key}={format_value(value)}" for key, value in values.items())
-        peak, memory = found.memory.peak / GIB, target.memory / GIB
-        return with_settings(config, values), f"auto: {words} (about {peak:.1f} of {memory:.1f} GiB, {target.name})"
-    except TinyZeroError:
-        return config, ""  # loading the model says what is wrong with it
-    except Exception as error:  # the driver and the model's files may be broken in any way
-        keys = " and ".join(left_open(config))
-        return config, f"auto: nothing could be chosen ({first_line(error)}), so defaults stand for {keys}"
+    except SettingsError:  # loading the model says what is wrong with it
+        return config, ""
+    choice = choose(spec, on_gpu(config, target), usable(target.free), target.spec, host=target.host)
+    values = {key: setting(choice.config, key) for key in open_keys}
+    values = {key: value for key, value in values.items() if value != "auto"}  # those with an effect
+    if not values:
+        return config, ""
+    words = " ".join(f"{key}={format_value(value)}" for key, value in values.items())
+    peak, memory = choice.memory.peak / GIB, target.memory / GIB
+    return with_settings(config, values), f"auto: {words} (about {peak:.1f} of {memory:.1f} GiB, {target.name})"
 
 
 def left_open(config: TrainConfig) -> list[str]:
-    """The settings that are left to the run."""
-    several = config.run.kind.own_processes
-    keys = [key for key in AUTO_KEYS if several or key != "memory.reshard_after_forward"]
-    return [key for key in keys if setting(config, key) == "auto"]
+    """The settings that are left to the run and have an effect."""
+    keys = (key for key in MEMORY_SETTINGS if setting(config, key) == "auto")
+    return [key for key in keys if reason_without_effect(config, key) is None]
 
 
 def choose(
@@ -110,6 +100,7 @@ def choose(
     """
     gpu = gpu or find_gpu_spec(constants.COMMON_GPU)
     assert gpu is not None
+    reserves = find_engine(config.rollout.engine).reserves
 
     def evaluated(candidate: TrainConfig) -> Choice:
         settled = settle(spec, candidate, limit, prompt_tokens)
@@ -127,14 +118,15 @@ def choose(
         """With the number of sequences at a time where all fit, and an engine and ranks that keep what fits."""
         work, settled = workload_of(found.config, prompt_tokens), found.config
         if settled.rollout.max_num_seqs == "auto":
-            count = work.max_num_seqs if settled.rollout.engine == "vllm" else work.at_a_time
+            count = work.max_num_seqs if reserves else work.at_a_time
             settled = replace(settled, rollout=replace(settled.rollout, max_num_seqs=count))
-        if settled.memory.reshard_after_forward == "auto" and planned_dims(settled).world_size > 1:
-            keeping = replace(settled, memory=replace(settled.memory, reshard_after_forward=False))
-            # The engine before the ranks: to build it anew takes longer than to gather the weights.
-            of_engine = [engine_keeps(spec, each, limit, prompt_tokens) for each in (settled, keeping)]
-            fits = predict_within(spec, keeping, limit, prompt_tokens).peak <= limit and len({*of_engine}) == 1
-            settled = replace(settled, memory=replace(settled.memory, reshard_after_forward=not fits))
+        for key in left_open(settled) if planned_dims(settled).world_size > 1 else ():
+            if (trade := MEMORY_SETTINGS[key]).chosen_by == "ranks":
+                keeping = replaced(settled, {key: trade.options[0].value})
+                # The engine before the ranks: to build it anew takes longer than to gather the weights.
+                of_engine = {engine_keeps(spec, each, limit, prompt_tokens) for each in (settled, keeping)}
+                fits = predict_within(spec, keeping, limit, prompt_tokens).peak <= limit and len(of_engine) == 1
+                settled = keeping if fits else replaced(settled, {key: trade.options[-1].value})
         return Choice(settled, predict_within(spec, settled, limit, prompt_tokens), found.seconds)
 
     candidates, tried = list(_candidates(spec, config, host)), list[Choice]()
@@ -150,9 +142,9 @@ def choose(
         best = completed(next(one for one in fitting if one.seconds <= enough))
     else:
         best = completed(leanest)
-    if config.rollout.engine != "vllm" or config.rollout.max_num_seqs != "auto":
+    if not reserves or config.rollout.max_num_seqs != "auto":
         return best
-    # vLLM reserves memory for the logits of each, so with fewer the rest may fit better.
+    # Of fewer sequences the logits, for which memory is reserved, take less, so the rest may fit better.
     count = workload_of(best.config, prompt_tokens).max_num_seqs
     while (count := count // 2) >= LEAST_SEQUENCES:
         rollout = replace(config.rollout, max_num_seqs=count)
@@ -164,21 +156,19 @@ def choose(
 
 def _candidates(spec: ModelSpec, config: TrainConfig, host: int | None) -> Iterator[TrainConfig]:
     """What the open settings may be, in order of preference; what the rollout engine decides stays open."""
-    memory, optimizer = config.memory, config.optimizer
-    offloads: Sequence[Offload] = ("none", "idle", "always") if memory.cpu_offload == "auto" else [memory.cpu_offload]
-    recomputed = (False, True) if memory.activation_checkpointing == "auto" else (memory.activation_checkpointing,)
-    logits = (False, True) if memory.recompute_logits == "auto" else (memory.recompute_logits,)
-    sizes: Sequence[int] = [optimizer.token_budget]
-    if optimizer.micro_batch_tokens == "auto":
+    trades = {
+        key: MEMORY_SETTINGS[key].options for key in left_open(config) if MEMORY_SETTINGS[key].chosen_by == "plan"
+    }
+    sizes = [config.optimizer.token_budget]
+    if trades.pop("optimizer.micro_batch_tokens", None):
         powers = [1 << power for power in range(LEAST_TOKENS.bit_length() - 1, MOST_TOKENS.bit_length())]
         sizes = sorted(powers, key=lambda size: abs(log2(size / MICRO_BATCH_TOKENS)))
-    for offload, checkpointing, again, size in product(offloads, recomputed, logits, sizes):
-        if memory.recompute_logits == "auto" and not again and offload != "none":
+    keys = sorted(trades, key=lambda key: -trades[key][-1].rank)
+    values = ([option.value for option in trades[key]] for key in keys)
+    for *chosen, size in product(*values, sizes):
+        settings = dict(zip(keys, chosen, strict=True))
+        candidate = replaced(config, {**settings, "optimizer.micro_batch_tokens": size})
+        if settings.get("memory.recompute_logits") is False and candidate.memory.offload is not None:
             continue  # nothing is offloaded to keep them
-        candidate = replace(
-            config,
-            memory=replace(memory, activation_checkpointing=checkpointing, recompute_logits=again, cpu_offload=offload),
-            optimizer=replace(optimizer, micro_batch_tokens=size),
-        )
-        if offload == memory.cpu_offload or host is None or host_bytes(spec, candidate) <= host:
+        if config.memory.cpu_offload != "auto" or host is None or host_bytes(spec, candidate) <= host:
             yield candidate

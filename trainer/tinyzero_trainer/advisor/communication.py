@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import gcd
 
 from tinyzero_trainer.advisor import constants
-from tinyzero_trainer.advisor.workload import Workload, number_bytes
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import ParallelDims
+from tinyzero_trainer.distributed.workload import Workload, number_bytes
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
 

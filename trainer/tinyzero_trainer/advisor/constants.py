@@ -4,21 +4,12 @@ Nothing else in this package is fitted. Assumed numbers say so. Numbers of the c
 code, in files named sizes.py.
 """
 
-from tinyzero_trainer.hardware.gpu import MIB
-
 # ---- memory ----------------------------------------------------------------------------------------------------------
-
-CONTEXT = 560 * MIB  # a process's CUDA context with its loaded kernels and cuBLAS' workspace
-SLACK = 0.08  # fragmentation: what the allocator holds beyond what a process has allocated, as a fraction of that
-MARGIN = 0.1  # fraction of a GPU that a plan leaves free: the error that a prediction may have
-NCCL = 512 * MIB  # a process's communicators with other GPUs; assumed
 
 MASTER_BYTES = 4  # a trained weight, its gradient, and each of AdamW's two moments: float32
 FROZEN_BYTES = 4  # a weight below an adapter, or of a head that is not trained; a reference has the compute dtype
 
-LAYERS_GATHERED = (
-    2  # layers whose weights are gathered in the compute dtype at a time: one computed, the next prefetched
-)
+LAYERS_GATHERED = 2  # whose weights are gathered in the compute dtype at a time: one computed, the next prefetched
 LAYERS_ARRIVING = 1  # more between several ranks: an all-gather brings a layer into a buffer, from which it is copied
 LAYERS_REDUCED = 1  # whose gradients are reduced at a time between several ranks, in the compute dtype and in float32
 
@@ -27,10 +18,8 @@ LAYERS_REDUCED = 1  # whose gradients are reduced at a time between several rank
 HIDDEN_EAGER, MLP_EAGER = 16, 8
 HIDDEN_COMPILED, MLP_COMPILED = 8, 6  # a compiled layer recomputes the cheap parts
 MLP_FLOAT8 = 4  # with model.float8 it keeps gate and up alone
-HIDDEN_FORWARD, MLP_FORWARD = 14, 6  # without gradient
 LAYER_BACKWARD = 1.0  # gradients of a layer's activations that exist at a time, as a fraction of what the layer keeps
 
-PROMPT_TOKENS = 256  # of a prompt without --prompt-tokens
 COMMON_GPU = "RTX 4090"  # compares the speed of settings where the GPU's own is not known
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -38,8 +27,6 @@ COMMON_GPU = "RTX 4090"  # compares the speed of settings where the GPU's own is
 UPDATE_SHARE = 0.43  # fraction of a GPU's peak FLOP/s that a large model's update reaches, by 6 · parameters · tokens
 HALF_SHARE_AT = 55e6  # parameters of a model that reaches half of that
 FLOAT8_UPDATE = 0.86  # the time of an update with model.float8, relative to one in bfloat16; at 0.5B
-
-DECODING_SHARE = 0.8  # fraction of a GPU's peak FLOP/s that decoding reaches, with any engine
 
 PASS_LAYER = 1.5e-3
 """Seconds on the host for a layer in a forward pass over a micro-batch; a backward pass takes twice that. From steps at
@@ -63,5 +50,4 @@ RING_BASE, LINK_HOP = 8.4e-6, 3.4e-6
 """Seconds that a ring takes whatever its size, at its start and for each hop within a node, as NCCL itself estimates:
 https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc."""
 
-PIECES = 8  # of a rank's share of a mini-batch: about the largest piece of a group; see training/micro_batches.py
 TENSORS_OF_A_LAYER = 12  # as in Qwen2: four of attention with three biases, three of the MLP, two norms

@@ -14,10 +14,10 @@ from typing import Literal
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.advisor.target_gpu import present_gpu
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.config import TrainConfig, VllmConfig
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.parallel_dims import device_of
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.models.hub import architecture, find_spec
 from tinyzero_trainer.models.spec import ModelSpec

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, directory_of, is_path
 from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims, refuse_uneven
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu import lacks_fp8
 from tinyzero_trainer.models.hub import config_of, refuse_unreachable
 from tinyzero_trainer.models.spec import ModelSpec, context_error, context_in, refuse_encoder, refuse_quantised
@@ -23,7 +23,7 @@ def refuse_impossible(spec: ModelSpec, config: TrainConfig, prompt_tokens: int |
         ParallelError, SettingsError: says what to change.
     """
     takes = config.vllm.tensor_parallel
-    if config.rollout.engine == "vllm" and not config.run.kind.own_processes and takes > visible:
+    if not config.run.kind.own_processes and takes > visible and takes > 1:
         there = "the plan is for one" if visible <= 1 else f"this machine has {visible}"
         raise SettingsError(
             f"vllm.tensor_parallel={takes} takes {takes} GPUs, and {there}; give --gpus {takes}, or leave it out"

@@ -5,18 +5,23 @@ Phases are named as their times in the metrics (`timing_s/*`).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from math import gcd
-from typing import Literal
+from typing import Any, Literal
 
 from tinyzero_trainer.advisor import constants
-from tinyzero_trainer.advisor.engine_memory import Engine, engine_of
-from tinyzero_trainer.advisor.workload import Workload, mlp_in_float8, number_bytes, teacher_of, workload_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.run import compiles
 from tinyzero_trainer.distributed.parallel_dims import GpuRole, ParallelDims, planned_dims
-from tinyzero_trainer.models.sizes import HEAD_ELEMENTS, KEPT_ELEMENTS
+from tinyzero_trainer.distributed.sizes import CONTEXT, NCCL, SLACK
+from tinyzero_trainer.distributed.workload import Workload, number_bytes, workload_of
+from tinyzero_trainer.kinds import EngineMemory, find_engine
+from tinyzero_trainer.models.hub import find_spec
+from tinyzero_trainer.models.sizes import HEAD_ELEMENTS, HIDDEN_FORWARD, KEPT_ELEMENTS, MLP_FORWARD
 from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.rollout.sizes import WEIGHT_BUCKET
+from tinyzero_trainer.training.sizes import FLOAT8_LARGE
 
 Role = Literal["policy", "critic", "reference", "teacher", "rollout", "process"]
 ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "teacher", "rollout", "process")
@@ -77,18 +82,23 @@ def predict_memory(
 
     Args:
         prompt_tokens: see `workload_of`.
-        keeps: see `engine_of`.
+        keeps: whether an engine that keeps its memory during the update where that fits does so.
         gpu: a rank's or a dedicated engine's; None = in each phase the one that holds more.
     """
     dims, work = planned_dims(config), workload_of(config, prompt_tokens)
     found = list[Phase]()
     if gpu != "engine":
-        engine = engine_of(spec, config, work, keeps=keeps) if dims.colocated else None
+        engine = predictions_of(config).memory(spec, config, work, keeps=keeps) if dims.colocated else None
         found += _Step(spec, config, work, engine, dims).phases()
     if gpu == "engine" or (gpu is None and not dims.colocated):
-        found += _engine_phases(spec, config, engine_of(spec, config, work, keeps=True))
+        found += _engine_phases(spec, config, predictions_of(config).memory(spec, config, work, keeps=True))
     names = dict.fromkeys(phase.name for phase in found)
     return Memory(tuple(max((one for one in found if one.name == name), key=lambda one: one.total) for name in names))
+
+
+def predictions_of(config: TrainConfig) -> Any:
+    """The module that predicts the memory and the speed of the configuration's rollout engine."""
+    return import_module(find_engine(config.rollout.engine).predictions)
 
 
 def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:
@@ -114,14 +124,17 @@ def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:
     return -(-held * dims.dp_replicate // nodes)
 
 
-def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iterator[Phase]:
+def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: EngineMemory) -> Iterator[Phase]:
     """The phases on a dedicated engine's GPU, the first of several.
 
-    Its process keeps a copy of the model to receive new weights; the engine without CUDA graphs computes with it.
+    Its process keeps a copy of the model to receive new weights, unless the engine computes with that itself.
     """
     number = number_bytes(config)
-    twice = config.rollout.engine == "vllm" or spec.graphs
-    copy = [Part("rollout", "copy of the model", number * spec.parameters if twice else 0)]
+    copy = [
+        Part(
+            "rollout", "copy of the model", number * spec.parameters if predictions_of(config).copies_model(spec) else 0
+        )
+    ]
     awake = [Part("rollout", what, size) for what, size in engine.awake.items()]
     coming = [Part("rollout", "weight bucket", max(WEIGHT_BUCKET, number * spec.embedding))]
 
@@ -138,16 +151,32 @@ def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: Engine) -> Iter
 
 def _process(held: list[Part], *, several: bool) -> Iterator[Part]:
     """A process's overhead on top of what it holds."""
-    yield Part("process", "CUDA context", constants.CONTEXT)
-    yield Part("process", "NCCL", constants.NCCL if several else 0)
-    yield Part("process", "allocator", int(constants.SLACK * sum(part.size for part in held)))
+    yield Part("process", "CUDA context", CONTEXT)
+    yield Part("process", "NCCL", NCCL if several else 0)
+    yield Part("process", "allocator", int(SLACK * sum(part.size for part in held)))
+
+
+def teacher_of(config: TrainConfig) -> ModelSpec | None:
+    """The sizes of `model.teacher`; None = there is none."""
+    return None if config.model.teacher is None else _find_spec(config.model.teacher)
+
+
+_find_spec = cache(find_spec)
+
+
+def mlp_in_float8(spec: ModelSpec, config: TrainConfig) -> bool:
+    """Whether the products of the policy's MLPs are in float8, as `training.float8.use_float8` chooses them."""
+    named = config.model.float8_modules
+    if named is not None:
+        return {"gate_proj", "up_proj", "down_proj"} <= set(named)
+    return config.model.float8 is not None and spec.hidden * spec.mlp >= FLOAT8_LARGE
 
 
 class _Step:
     """The parts of each phase of a step."""
 
     def __init__(
-        self, spec: ModelSpec, config: TrainConfig, work: Workload, engine: Engine | None, dims: ParallelDims
+        self, spec: ModelSpec, config: TrainConfig, work: Workload, engine: EngineMemory | None, dims: ParallelDims
     ) -> None:
         self.spec, self.config, self.work, self.dims, self.engine = spec, config, work, dims, engine
         self.number, self.teacher = number_bytes(config), teacher_of(config)
@@ -249,7 +278,7 @@ class _Step:
 
     def _layer(self, role: Role) -> Part:
         """A layer's activations without gradient."""
-        layer = constants.HIDDEN_FORWARD * self.spec.hidden + constants.MLP_FORWARD * self.spec.mlp
+        layer = HIDDEN_FORWARD * self.spec.hidden + MLP_FORWARD * self.spec.mlp
         return Part(role, "activations of a layer", self.work.micro_batch * layer * self.number // 2)
 
     def _logits(self, role: Role, models: int = 1, *, kept: bool = False) -> Part:

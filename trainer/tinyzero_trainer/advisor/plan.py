@@ -6,51 +6,31 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from tinyzero_trainer.advisor.auto import choose, left_open
+from tinyzero_trainer.advisor.auto import MEMORY_SETTINGS, choose, left_open
 from tinyzero_trainer.advisor.constants import COMMON_GPU
-from tinyzero_trainer.advisor.engine_memory import sequences_in_vllm, shortfall_of_vllm
-from tinyzero_trainer.advisor.fit import LEAST_SEQUENCES, LEAST_TOKENS, usable
-from tinyzero_trainer.advisor.memory import Memory, host_bytes
-from tinyzero_trainer.advisor.workload import Workload, workload_of
+from tinyzero_trainer.advisor.fit import LEAST_TOKENS
+from tinyzero_trainer.advisor.memory import Memory, host_bytes, predictions_of
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.config.metadata import SMALLER
 from tinyzero_trainer.config.optimizer import MICRO_BATCH_TOKENS
 from tinyzero_trainer.config.settings import Settings, setting, with_settings
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
+from tinyzero_trainer.distributed.sizes import usable
+from tinyzero_trainer.distributed.workload import Workload, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
 from tinyzero_trainer.models.spec import ModelSpec
+from tinyzero_trainer.rollout.sizes import LEAST_SEQUENCES
 from tinyzero_trainer.utils.bounds import given
-
-ENGINE_DECIDES = ("vllm.gpu_memory_gb", "vllm.sleep_mode", "rollout.max_num_seqs")
-"""Settings that the rollout engine decides where they are left open."""
 
 LORA_RANK = 32
 LORA_RATE = 10  # factor by which an adapter's learning rate is larger
 WORTHWHILE = 1.05  # factor by which the step must get shorter to change a configuration that fits
 
-TRADE_OFFS = {
-    "vllm.gpu_memory_gb": "",
-    "vllm.sleep_mode": "",
-    "rollout.max_num_seqs": "completions are generated in more rounds",
-    "optimizer.micro_batch_tokens": "the update takes more passes, each a little less efficient",
-    "parallel.dp_replicate": "weights are gathered, and gradients reduced, over all ranks",
-    "memory.cpu_offload": "",
-    "memory.activation_checkpointing": "the update computes a third more",
-    "memory.recompute_logits": "the update computes logits twice",
-    "memory.reshard_after_forward": "weights are gathered, and gradients reduced, for each micro-batch",
+ADAPTER = {
     "lora.rank": "small matrices are trained instead of all weights",
     "optimizer.learning_rate": "an adapter needs a larger one",
 }
-"""What each setting costs in exchange for memory."""
-
-TRADE_OFFS_OF_VALUE = {
-    ("vllm.sleep_mode", True): "its weights are reloaded in every step, in about a second",
-    ("vllm.sleep_mode", False): "it fits in memory together with the update",
-    ("memory.activation_checkpointing", False): "",
-    ("memory.recompute_logits", False): "",
-    ("memory.reshard_after_forward", False): "",
-    ("memory.cpu_offload", "idle"): "seconds a step: idle weights and optimiser state wait in host memory",
-    ("memory.cpu_offload", "always"): "a much slower update: weights travel in every pass, and the CPU updates them",
-}
+"""What an adapter changes, and what it costs in exchange for memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +111,8 @@ def make_plan(
     requested = ladder.tried({})
     assert requested is not None
     start = requested
-    shortfall = shortfall_of_vllm(spec, requested.config, workload_of(requested.config, prompt_tokens))
+    work = workload_of(requested.config, prompt_tokens)
+    shortfall = predictions_of(requested.config).shortfall(spec, requested.config, work)
     if shortfall:  # as if it had not been set
         start = ladder.tried({"vllm.gpu_memory_gb": "auto"}) or requested
     found = ladder.descend(start)
@@ -167,7 +148,7 @@ class _Ladder:
         size, asked = given(config.vllm.gpu_memory_gb), given(self.config.vllm.gpu_memory_gb)
         if "vllm.gpu_memory_gb" in settings and size is not None and asked is not None and size >= asked:
             work = workload_of(self.config, self.prompt_tokens)
-            if not shortfall_of_vllm(self.spec, self.config, work):
+            if not predictions_of(self.config).shortfall(self.spec, self.config, work):
                 return None  # no less than requested
         if "memory.cpu_offload" in settings and self.host is not None and host_bytes(self.spec, config) > self.host:
             return None
@@ -178,7 +159,7 @@ class _Ladder:
         candidates = candidate_changes(found.config, self.prompt_tokens)
         left = {"lora.rank", *left_open(self.config)}
         changes = [change for change in candidates if left.isdisjoint(change)]
-        if self.config.rollout.engine == "vllm" and self.config.vllm.gpu_memory_gb != "auto":
+        if self.config.vllm.gpu_memory_gb != "auto":
             changes.append({"vllm.gpu_memory_gb": "auto"})  # as much as fits
         yield from filter(None, (self.tried({**found.settings, **change}) for change in changes))
 
@@ -220,10 +201,11 @@ class _Ladder:
 
     def differences(self, config: TrainConfig) -> Iterator[Change]:
         """How a configuration differs from the requested one."""
-        for key, trade_off in TRADE_OFFS.items():
+        for key in (*MEMORY_SETTINGS, *ADAPTER):
             value, before = setting(config, key), setting(self.config, key)
             if value == before:
                 continue
+            trade_off = ADAPTER.get(key) or MEMORY_SETTINGS[key].cost(value)
             work, chunk = workload_of(config, self.prompt_tokens), planned_dims(config).largest_chunk
             of_engine = chunk(config.data.prompts_per_step) * config.rollout.group_size
             if key == "rollout.max_num_seqs" and value >= of_engine:
@@ -235,35 +217,31 @@ class _Ladder:
             if before == "auto" and key in free and value >= free[key]:
                 trade_off = ""
             if key == "vllm.gpu_memory_gb":
-                count = min(work.trained_at_a_time, sequences_in_vllm(self.spec, config, work))
+                count = predictions_of(config).sequences_at_a_time(self.spec, config, work)
                 trade_off = f"GB: enough for {count:,} of {work.trained_at_a_time:,} whole sequences at a time"
-            yield Change(key, value, before, TRADE_OFFS_OF_VALUE.get((key, value), trade_off))
+            yield Change(key, value, before, trade_off)
 
 
 def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
     """Settings that may take less memory, the cheapest first, for a configuration that `settle` has filled in."""
-    work, offload, on_gpu = workload_of(config, prompt_tokens), config.memory.offload, config.run.device != "cpu"
-    if config.rollout.engine == "vllm" and config.vllm.sleep_mode is False:
-        yield {"vllm.sleep_mode": True}
-    count = min(given(config.rollout.max_num_seqs) or work.at_a_time, work.at_a_time)
-    if count > (least := max(LEAST_SEQUENCES, config.rollout.group_size)):
-        yield {"rollout.max_num_seqs": max(count // 2, least)}
-    if config.memory.recompute_logits is False:
-        yield {"memory.recompute_logits": True}
-    if config.memory.reshard_after_forward is False:
-        yield {"memory.reshard_after_forward": True}
-    if (size := smaller_micro_batch(config, work)) is not None:
-        yield {"optimizer.micro_batch_tokens": size}
-    if config.parallel.dp_replicate > 1:
-        yield {"parallel.dp_replicate": 1}
-    if on_gpu and offload is None:
-        yield {"memory.cpu_offload": "idle"}
-    if config.memory.activation_checkpointing is not True:
-        yield {"memory.activation_checkpointing": True}
-    if on_gpu and offload != "always":
-        yield {"memory.cpu_offload": "always"}
+    work, changes = workload_of(config, prompt_tokens), list[tuple[int, str, object]]()
+    for key, trade in MEMORY_SETTINGS.items():
+        present = trade.place(setting(config, key))
+        changes += [(option.rank, key, option.value) for option in trade.options[present + 1 :]]
+    for _, key, value in sorted(changes, key=lambda change: change[0]):
+        if value is SMALLER:
+            value = SMALLER_NUMBERS[key](config, work)
+        if value is not None:
+            yield {key: value}
     if not config.lora.rank:
         yield _adapter(config)
+
+
+def fewer_sequences(config: TrainConfig, work: Workload) -> int | None:
+    """Half of rollout.max_num_seqs; None = that are too few."""
+    count = min(given(config.rollout.max_num_seqs) or work.at_a_time, work.at_a_time)
+    least = max(LEAST_SEQUENCES, config.rollout.group_size)
+    return max(count // 2, least) if count > least else None
 
 
 def smaller_micro_batch(config: TrainConfig, work: Workload) -> int | None:
@@ -271,6 +249,12 @@ def smaller_micro_batch(config: TrainConfig, work: Workload) -> int | None:
     budget = min(config.optimizer.token_budget, work.micro_batch)
     size = 1 << (budget - 1).bit_length() - 1
     return size if budget * work.sequence_parallel > work.sequence and size >= LEAST_TOKENS else None
+
+
+SMALLER_NUMBERS = {
+    "rollout.max_num_seqs": fewer_sequences,
+    "optimizer.micro_batch_tokens": smaller_micro_batch,
+}
 
 
 def _adapter(config: TrainConfig) -> Settings:

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 
 from tinyzero_trainer.advisor import constants
 from tinyzero_trainer.advisor.communication import Interconnect, Traffic
-from tinyzero_trainer.advisor.engine_memory import cache_number_bytes, sequences_in_vllm
-from tinyzero_trainer.advisor.workload import Workload, mlp_in_float8, number_bytes, teacher_of, workload_of
+from tinyzero_trainer.advisor.memory import mlp_in_float8, predictions_of, teacher_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
+from tinyzero_trainer.distributed.workload import Workload, number_bytes, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.models.spec import ModelSpec
-from tinyzero_trainer.rollout.torch import sizes as torch
-from tinyzero_trainer.rollout.vllm import sizes as vllm
 
 COLLECTING = ("gen", "reward", "gen_greedy")  # overlap with the update if engines with GPUs of their own sample on
 
@@ -83,9 +81,8 @@ def predict_speed(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, prompt_tok
     if mlp_in_float8(spec, config):
         whole *= constants.FLOAT8_UPDATE
     seconds["update_actor"] = whole + (work.epochs * forward if in_loss else 0)
-    sleeps = vllm.WAKE_SECONDS if config.rollout.engine == "vllm" and config.vllm.sleep_mode is True else 0.0
     copied = 10 * spec.parameters / (gpu.bandwidth * 1e9)
-    seconds["update_weights"] = sleeps + copied + traffic.new_weights()
+    seconds["update_weights"] = predictions_of(config).wake_seconds(config) + copied + traffic.new_weights()
     # An engine that shares a GPU with the update slows it down by about what it saves.
     overlaps = config.rollout.max_async_level > 0 and dims.dedicated_engines > 0
     return Speed(seconds, work.tokens, work.completions * work.completion, dims.gpus, overlaps)
@@ -123,51 +120,12 @@ def launching_seconds(spec: ModelSpec, work: Workload) -> float:
 def _generation(traffic: Traffic, gpu: GpuSpec, completions: int, prompts: int) -> float:
     """Seconds in which an engine generates its completions, in rounds of as many as it holds."""
     spec, config, work = traffic.spec, traffic.config, traffic.work
-    at_a_time = min(work.trained_at_a_time, completions)
-    if config.rollout.engine == "vllm":
-        at_a_time = min(at_a_time, sequences_in_vllm(spec, config, work))
+    engine = predictions_of(config)
+    at_a_time = min(engine.sequences_at_a_time(spec, config, work), completions)
     rounds = completions / at_a_time
-    length = tokens_read(spec, config, work.prompt, work.completion / 2, completions // prompts)
+    length = engine.tokens_read(spec, work.prompt, work.completion / 2, completions // prompts)
     gpus = config.vllm.tensor_parallel
     together = replace(gpu, bandwidth=gpus * gpu.bandwidth, tflops=gpus * gpu.tflops, float32=gpus * gpu.float32)
-    step = decoding_step(spec, config, together, at_a_time, length) + traffic.of_decoding(at_a_time)
-    return rounds * work.completion * step + reading(spec, config, together, prompts * work.prompt)
-
-
-def tokens_read(spec: ModelSpec, config: TrainConfig, prompt: int, generated: float, group_size: int) -> float:
-    """Tokens of a sequence whose keys and values a decoding step reads; `torch` reads a prompt once for its group."""
-    shared = config.rollout.engine == "torch" and spec.graphs
-    return prompt / (group_size if shared else 1) + generated
-
-
-def decoding_step(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences: int, length: float) -> float:
-    """Seconds in which the rollout engine generates one token of each sequence, for `tokens_read` in the mean."""
-    number, cache = number_bytes(config), spec.cache_numbers * cache_number_bytes(config)
-    token = 2 * spec.parameters / gpu.flops_in(number)
-    if config.rollout.engine == "vllm":
-        touched = number * spec.parameters + sequences * (length * cache + vllm.LOGIT_BYTES * spec.vocabulary)
-        read = touched / (gpu.bandwidth * 1e9 * vllm.BANDWIDTH_SHARE)
-        host = vllm.STEP_SECONDS + sequences * vllm.SEQUENCE_SECONDS
-        return host + max(read, sequences * token / constants.DECODING_SHARE)
-    length += torch.LEAST_TOKENS
-    logit = 3 * number  # written once and read twice
-    weight, products = (1, torch.FP8_PRODUCTS) if config.rollout.quantization else (number, 1.0)
-    length *= torch.FP8_CACHE if config.rollout.kv_cache_dtype else 1.0
-    if not spec.graphs:
-        cache *= torch.PLAIN_CACHE_PASSES + 2 * spec.repeated_heads
-        logit = torch.PLAIN_LOGIT_BYTES
-    touched = weight * spec.parameters + sequences * (length * cache + logit * spec.vocabulary)
-    read = touched / (gpu.bandwidth * 1e9 * torch.BANDWIDTH_SHARE)
-    host = torch.STEP_SECONDS + spec.layers * torch.LAYER_SECONDS
-    # Kernels run one after another, so the times of computing and of reading add up.
-    seconds = host + read + products * sequences * token / constants.DECODING_SHARE
-    if spec.graphs:
-        return seconds
-    return max(seconds, torch.PLAIN_STEP_SECONDS + spec.layers * torch.PLAIN_LAYER_SECONDS)  # host and GPU overlap
-
-
-def reading(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, tokens: int) -> float:
-    """Seconds in which the rollout engine reads prompts, each once for all completions; vLLM does so while decoding."""
-    if config.rollout.engine == "vllm":
-        return 0.0
-    return 2 * spec.parameters * tokens / (gpu.flops_in(number_bytes(config)) * constants.DECODING_SHARE)
+    step: float = engine.step_seconds(spec, config, together, at_a_time, length) + traffic.of_decoding(at_a_time)
+    reading: float = engine.prefill_seconds(spec, config, together, prompts * work.prompt)
+    return rounds * work.completion * step + reading

@@ -4,12 +4,14 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.advisor.cuda_devices import visible_gpus
 from tinyzero_trainer.advisor.host import host_memory
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.distributed.parallel_dims import device_of
 from tinyzero_trainer.hardware.gpu import GIB, Capability, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, has_bfloat16, known_gpus
 from tinyzero_trainer.hardware.nvml import nvidia_driver
@@ -84,6 +86,20 @@ def present_gpu(device: str) -> TargetGpu | None:
         return None
     here = _look(device)
     return here if isinstance(here, TargetGpu) else None
+
+
+def gpu_of_run(config: TrainConfig) -> TargetGpu | None:
+    """This machine's GPU for a run; where it has none, one of the Ray that the run is sent to.
+
+    Raises:
+        RayError: that Ray cannot be reached.
+    """
+    here = present_gpu(device_of(config))
+    if here is not None or config.ray.address is None or not config.ray.gpus:
+        return here
+    from tinyzero_trainer.executors.ray.cluster import ask_gpu_node
+
+    return ask_gpu_node(config.ray, partial(present_gpu, "cuda"))
 
 
 def _look(device: str) -> TargetGpu | str:

@@ -14,11 +14,11 @@ from tinyzero_trainer.advisor.advice import (
     fits_without_offload,
     without_advice,
 )
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import sealed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import KvCacheError
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
@@ -63,15 +63,11 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
         return _for_host(config, again)
     if half := _half_micro_batch(error, config):
         return f"{again} optimizer.micro_batch_tokens={half}"
-    too_few = isinstance(error, KvCacheError)
-    phases = (FEW_SEQUENCES,) if too_few else PHASES.get(error.phase, ())
-    with suppress(Exception):  # the driver, and the files it reads, may be broken in any way
-        if changes := after_out_of_memory(config, phases, resumed=resumed):
-            return f"{again} {changes}"
-        if not too_few:
-            return without_advice(config, phases, resumed=resumed)
+    phases = (FEW_SEQUENCES,) if isinstance(error, KvCacheError) else PHASES.get(error.phase, ())
+    if changes := after_out_of_memory(config, phases, resumed=resumed):
+        return f"{again} {changes}"
     if not isinstance(error, KvCacheError):
-        return LAST_RESORT
+        return without_advice(config, phases, resumed=resumed)
     if error.fitting:
         return f"{again} rollout.max_num_seqs={error.fitting}, which is slow, or {LAST_RESORT}"
     tokens = config.rollout.max_completion_tokens
@@ -96,7 +92,6 @@ def _for_host(config: TrainConfig, again: str) -> str:
     more = "end other programs, or take a smaller model or a machine with more memory"
     if config.memory.offload is None:
         return more
-    with suppress(Exception):  # as above
-        if fits_without_offload(config):
-            return f"{again} memory.cpu_offload=none, which keeps everything on the GPU, or {more}"
+    if fits_without_offload(config):
+        return f"{again} memory.cpu_offload=none, which keeps everything on the GPU, or {more}"
     return f"memory.cpu_offload={config.memory.offload} uses it, and the GPU has no room for everything: {more}"

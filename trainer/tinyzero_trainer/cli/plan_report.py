@@ -14,13 +14,13 @@ from tinyzero_trainer.advisor.advice import as_overrides, in_use_message, on_whi
 from tinyzero_trainer.advisor.communication import Interconnect
 from tinyzero_trainer.advisor.constants import GPUS_OF_A_NODE
 from tinyzero_trainer.advisor.fit import predict_within
-from tinyzero_trainer.advisor.memory import ROLES, Memory, host_bytes
+from tinyzero_trainer.advisor.memory import ROLES, Memory, host_bytes, predictions_of
 from tinyzero_trainer.advisor.plan import Change, Plan, make_plan
 from tinyzero_trainer.advisor.speed import Speed, predict_speed
 from tinyzero_trainer.advisor.target_gpu import TargetGpu, on_gpu
-from tinyzero_trainer.advisor.workload import Workload, workload_of
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import GpuRole, describe_dims, planned_dims
+from tinyzero_trainer.distributed.workload import Workload, workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec
 
@@ -194,11 +194,8 @@ def _summary(report: PlanReport) -> Iterator[str]:
     if (links := report.interconnect) is not None:
         reached, rated = links.reached / 1e9, links.rated / 1e9
         yield f"assumes that {links.kind} reaches {reached:.0f} of its {rated:.0f} GB/s each way"
-    if plan.config.rollout.engine == "torch" and not report.spec.graphs and not report.sft:
-        yield (
-            "rollout.engine=torch has no CUDA graphs for this architecture, so generating is slow; "
-            "rollout.engine=vllm is faster for it"
-        )
+    if not report.sft and (note := predictions_of(plan.config).note(report.spec)):
+        yield note
 
 
 def _phases(report: PlanReport, memory: Memory) -> RenderableType:

@@ -1,4 +1,5 @@
-"""What a setting says of itself in its field: whether --resume may change it, and what it needs to have an effect.
+"""What a setting says of itself in its field: whether --resume may change it, what it needs to have an effect, and what
+it costs to save memory by it.
 
     patience: Annotated[PositiveInt, RESUMABLE, Needs("group.switch", "group.switch=0 …")] = 20
 
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,46 @@ class ReadBy:
         return not {key, key.partition(".")[0]}.isdisjoint(attrgetter(self.kind)(config).settings)
 
 
+SMALLER = object()
+"""Stands for the next smaller number, which depends on the model and the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A value of a setting that trades speed for memory."""
+
+    value: object
+    cost: str = ""
+    """What it costs in exchange for memory; empty = nothing."""
+
+    rank: int = 0
+    """Its place among those of all settings in the order in which they are proposed: what costs least comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TradesMemory:
+    """The setting trades speed for GPU memory, and changes nothing else. Plans, `auto` and advice read it."""
+
+    options: tuple[Option, ...] = ()
+    """From the one that takes most memory to the one that takes least."""
+
+    unresolved: object = None
+    """The value that `auto` stands for where nothing is known to choose by."""
+
+    chosen_by: Literal["plan", "engine", "ranks"] = "plan"
+    """Who chooses a value for `auto`: the plan, the rollout engine, or the ranks by the memory that is left."""
+
+    def place(self, value: object) -> int:
+        """The index of a value among the options; -1 = it takes more memory than all of them."""
+        values = [option.value for option in self.options]
+        value = self.unresolved if value == "auto" else value
+        return values.index(value) if value in values else -1
+
+    def cost(self, value: object) -> str:
+        """What a value costs; that of the last option where numbers are meant."""
+        return self.options[self.place(value)].cost if self.options else ""
+
+
 ON_RAY = ReadBy("run.kind", "run.executor={run.executor!r} has no such setting; give --gpus N (0 = on the CPU)")
 
 
@@ -77,6 +118,12 @@ def metadata(cls: type) -> dict[str, tuple[Any, ...]]:
 def resumable(cls: type) -> frozenset[str]:
     """The settings of a configuration that --resume may change."""
     return frozenset(key for key, said in metadata(cls).items() if RESUMABLE in said)
+
+
+def memory_settings(cls: type) -> dict[str, TradesMemory]:
+    """The settings of a configuration that trade speed for memory, by their full names."""
+    trades = ((key, entry) for key, said in metadata(cls).items() for entry in said if isinstance(entry, TradesMemory))
+    return dict(trades)
 
 
 def reason_without_effect(config: Any, key: str) -> str | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from tinyzero_trainer.algorithms.schedules import Decay, decayed, warmed_up
-from tinyzero_trainer.config.metadata import RESUMABLE, Needs
+from tinyzero_trainer.config.metadata import RESUMABLE, SMALLER, Needs, Option, TradesMemory
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Layout = Literal["auto", "padded", "packed"]
@@ -68,7 +68,11 @@ class OptimizerConfig:
     update_epochs: PositiveInt = 1
     """Passes over each batch."""
 
-    micro_batch_tokens: Annotated[PositiveInt | Auto, RESUMABLE] = "auto"
+    micro_batch_tokens: Annotated[
+        PositiveInt | Auto,
+        RESUMABLE,
+        TradesMemory((Option(SMALLER, "the update takes more passes, each a little less efficient", rank=5),)),
+    ] = "auto"
     """Tokens (padding included) in one forward and backward pass; changes memory and speed, never the loss. `auto` =
     what suits the GPU and the model, and 16,384 where they are not known and on the CPU."""
 

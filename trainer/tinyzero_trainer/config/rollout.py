@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tinyzero_trainer.config.metadata import ON_RAY, RESUMABLE, Needs
+from tinyzero_trainer.config.metadata import ON_RAY, RESUMABLE, SMALLER, Needs, Option, TradesMemory
 from tinyzero_trainer.kinds import ENGINES, UNDECIDED, EngineKind, find_engine, kind_names
 from tinyzero_trainer.utils.bounds import (
     Auto,
@@ -138,7 +138,12 @@ class RolloutConfig:
     top_k: NonNegativeInt = 0
     """Sample from the k most probable tokens; 0 = all."""
 
-    max_num_seqs: Annotated[PositiveInt | Auto, NoneIs("auto"), RESUMABLE] = "auto"
+    max_num_seqs: Annotated[
+        PositiveInt | Auto,
+        NoneIs("auto"),
+        RESUMABLE,
+        TradesMemory((Option(SMALLER, "completions are generated in more rounds", rank=2),), chosen_by="engine"),
+    ] = "auto"
     """Sequences generated at a time, which bounds the memory of the KV cache; `auto` = as many as fit on a GPU, and 512
     on the CPU. Random numbers do not depend on it."""
 
@@ -214,7 +219,7 @@ _RESTARTS = Needs(
 class VllmConfig:
     """The rollout engine `vllm`."""
 
-    gpu_memory_gb: Annotated[PositiveFloat | Auto, NoneIs("auto"), RESUMABLE] = "auto"
+    gpu_memory_gb: Annotated[PositiveFloat | Auto, NoneIs("auto"), RESUMABLE, TradesMemory(chosen_by="engine")] = "auto"
     """GB of GPU memory for weights, KV cache and workspace; `auto` = what the update leaves."""
 
     sleep_mode: Annotated[
@@ -224,6 +229,14 @@ class VllmConfig:
         Needs(
             lambda c: not c.rollout.max_async_level,
             "with rollout.max_async_level={rollout.max_async_level} engines never sleep",
+        ),
+        TradesMemory(
+            (
+                Option(False, "it fits in memory together with the update"),
+                Option(True, "its weights are reloaded in every step, in about a second", rank=1),
+            ),
+            unresolved=True,
+            chosen_by="engine",
         ),
     ] = "auto"
     """Free its memory during the update and reload the weights afterwards; `auto` = where memory requires it."""

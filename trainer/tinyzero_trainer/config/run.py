@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from tinyzero_trainer.config.metadata import ON_RAY, RESUMABLE, Needs
+from tinyzero_trainer.config.metadata import ON_RAY, RESUMABLE, Needs, Option, TradesMemory
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, name_of, read_task_specs
 from tinyzero_trainer.kinds import EXECUTORS, ExecutorKind, find_executor, kind_names
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NoneIs, NonNegativeInt, PositiveFloat, PositiveInt
@@ -210,10 +210,18 @@ class MemoryConfig:
     `auto` = only where memory requires it.
     """
 
-    activation_checkpointing: Annotated[bool | Auto, RESUMABLE] = "auto"
+    activation_checkpointing: Annotated[
+        bool | Auto,
+        RESUMABLE,
+        TradesMemory((Option(False), Option(True, "the update computes a third more", rank=8)), unresolved=False),
+    ] = "auto"
     """Keep only each layer's input and recompute the rest in the backward pass: about a third more computation."""
 
-    recompute_logits: Annotated[bool | Auto, RESUMABLE] = "auto"
+    recompute_logits: Annotated[
+        bool | Auto,
+        RESUMABLE,
+        TradesMemory((Option(False), Option(True, "the update computes logits twice", rank=3)), unresolved=True),
+    ] = "auto"
     """Compute a micro-batch's logits again in the backward pass instead of keeping all of them (of 32,768 tokens and a
     vocabulary of 151,936 10 GB): 8% more computation at 0.5B, less for larger models. `auto` = false where that fits
     beside the rollout engine."""
@@ -226,11 +234,35 @@ class MemoryConfig:
             lambda c: c.run.device != "cpu" or c.memory.offload is None,
             "run.device='cpu' has no GPU whose memory it would save",
         ),
+        TradesMemory(
+            (
+                Option("none"),
+                Option("idle", "seconds a step: idle weights and optimiser state wait in host memory", rank=7),
+                Option(
+                    "always",
+                    "a much slower update: weights travel in every pass, and the CPU updates them",
+                    rank=9,
+                ),
+            ),
+            unresolved="none",
+        ),
     ] = "auto"
     """Keep weights and optimizer state in host memory: `idle` = while their model is not in use, `always` = throughout,
     copied to the GPU layer by layer and updated on the CPU; `none` = they stay on the GPU."""
 
-    reshard_after_forward: Annotated[bool | Auto, RESUMABLE, ON_RAY] = "auto"
+    reshard_after_forward: Annotated[
+        bool | Auto,
+        RESUMABLE,
+        ON_RAY,
+        TradesMemory(
+            (
+                Option(False),
+                Option(True, "weights are gathered, and gradients reduced, for each micro-batch", rank=4),
+            ),
+            unresolved=True,
+            chosen_by="ranks",
+        ),
+    ] = "auto"
     """Between several ranks, gather a layer's weights for each pass and reduce its gradients after each micro-batch.
     false = gather and reduce once a mini-batch, more than FSDP2's setting of this name does: it takes the memory of all
     weights and gradients. `auto` = false where that fits."""
@@ -249,7 +281,11 @@ class ParallelConfig:
     """Processes that policy, reference and critic are sharded over, and among which a batch is divided by tokens. none
     = one for each GPU without a dedicated engine; 1 without GPUs."""
 
-    dp_replicate: Annotated[PositiveInt, RESUMABLE] = 1
+    dp_replicate: Annotated[
+        PositiveInt,
+        RESUMABLE,
+        TradesMemory((Option(1, "weights are gathered, and gradients reduced, over all ranks", rank=6),)),
+    ] = 1
     """Groups of ranks that each hold the whole model, sharded over the group's ranks: one for each node where the
     network between nodes is slow. Divides the number of ranks; 1 = the model is sharded over all of them."""
 

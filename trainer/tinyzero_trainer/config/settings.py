@@ -18,14 +18,19 @@ def setting(config: TrainConfig, key: str) -> Any:
     return getattr(getattr(config, group), name)
 
 
+def replaced(config: TrainConfig, settings: Settings) -> TrainConfig:
+    """A configuration with some settings replaced; raises a ValueError if they contradict one another."""
+    groups = {name: replace(getattr(config, name), **values) for name, values in unflatten(settings).items()}
+    return replace(config, **groups)
+
+
 def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:
     """A configuration with some settings changed.
 
     Raises:
         ValueError: they contradict one another, or one has no effect.
     """
-    groups = {name: replace(getattr(config, name), **values) for name, values in unflatten(settings).items()}
-    changed = replace(config, **groups)
+    changed = replaced(config, settings)
     for key, value, reason in unused_settings(changed):
         if key in settings:
             raise ValueError(f"{key}={value!r} has no effect: {reason}")

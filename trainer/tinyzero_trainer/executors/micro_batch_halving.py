@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.utils.oom import OutOfMemoryError, catch_out_of_memory
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo, Link, Process
 
 T = TypeVar("T")
@@ -32,6 +33,8 @@ def nvidia_driver(timeout: float = SECONDS) -> Driver | None:
         return _within(timeout, _driver)
     except TimeoutError:
         return Driver(error=f"NVML: no answer within {timeout:g} s")
+    except Exception as error:  # NVML's binding may fail in any way where driver and library do not match
+        return Driver(error=f"NVML: {first_line(error)}")
 
 
 def _within(timeout: float, ask: Callable[[], T]) -> T:

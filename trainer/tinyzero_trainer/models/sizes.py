@@ -6,3 +6,7 @@ the entire head."""
 
 KEPT_ELEMENTS = 2**30
 """Logits of a chunk on a GPU, where the kernels need no memory beside them, if all are kept anyway."""
+
+HIDDEN_FORWARD, MLP_FORWARD = 14, 6
+"""Bytes of a layer in a forward pass without gradient, in bfloat16, for each token, per unit of the hidden size and of
+the MLP's."""

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from tinyzero_trainer.advisor.workload import workload_of
 from tinyzero_trainer.checkpoint.store import DamagedCheckpointError, damage_in_one_line
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.models.files import weight_files
 from tinyzero_trainer.models.hub import outline
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, require_same_tokens

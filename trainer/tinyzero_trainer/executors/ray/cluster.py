@@ -5,16 +5,17 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.advisor.target_gpu import TargetGpu, present_gpu
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.distributed.parallel_dims import Resources
 from tinyzero_trainer.executors.ray import watch
 from tinyzero_trainer.utils.signals import SIGNALS
+
+T = TypeVar("T")
 
 OBJECT_STORE_BYTES = 2**30
 """Of a Ray that is started for the run: it holds batches, never weights."""
@@ -98,8 +99,8 @@ def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
         _start(ray, config, bundles)  # a busy machine may need longer than the 30 s that Ray waits for its raylet
 
 
-def gpu_there(config: RayConfig) -> TargetGpu | None:
-    """A GPU of the Ray at an address, as its driver describes it; None if it has none, or none is free.
+def ask_gpu_node(config: RayConfig, ask: Callable[[], T]) -> T | None:
+    """What `ask` returns where the Ray at an address has a GPU; None if it has none, or none is free.
 
     Raises:
         RayError: see `placement_group`.
@@ -109,9 +110,9 @@ def gpu_there(config: RayConfig) -> TargetGpu | None:
     try:
         if not ray.cluster_resources().get("GPU"):
             return None
-        look = ray.remote(num_cpus=0, num_gpus=0.01)(present_gpu)
+        asked = ray.remote(num_cpus=0, num_gpus=0.01)(ask).remote()
         with suppress(ray.exceptions.GetTimeoutError):
-            return cast(TargetGpu | None, ray.get(look.remote("cuda"), timeout=RESOURCES_SECONDS))
+            return cast(T, ray.get(asked, timeout=RESOURCES_SECONDS))
         return None
     finally:
         ray.shutdown()

@@ -7,15 +7,11 @@ from typing import Any
 import torch
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.advisor.constants import CONTEXT
-from tinyzero_trainer.advisor.fit import engine_keeps, usable
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
-from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.hardware.gpu import lacks_fp8
 from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.models.spec import spec_from_config
 from tinyzero_trainer.rollout.engine import RolloutEngine
 from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.torch.cuda_graph.fp8_products import Fp8Weights
@@ -68,7 +64,7 @@ def build(
             fp8_cache=config.rollout.kv_cache_dtype == "fp8",
             fp8_products=config.rollout.quantization == "fp8",
             max_num_seqs=given(config.rollout.max_num_seqs),
-            keep_memory=ahead or _keeps_memory(config, language_model, device),
+            keep_memory=ahead or config.memory.offload is None,
             memory=(lambda: replace(FreeMemory.of(device), reusable=0)) if ahead else None,
             report=report,
         )
@@ -84,12 +80,3 @@ def build(
             "completions are generated slowly; rollout.engine=vllm is faster"
         )
     return TorchEngine(language_model, max_num_seqs=given(config.rollout.max_num_seqs) or FEW_SEQUENCES)
-
-
-def _keeps_memory(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> bool:
-    """What the plan says, so that a run takes what was planned; where too little is free, the engine sees by itself."""
-    model = language_model.model
-    spec = spec_from_config(language_model.name, model.config.to_dict(), model.num_parameters())
-    free, _ = torch.cuda.mem_get_info(device)
-    limit = usable(free + torch.cuda.memory_reserved(device) + CONTEXT)
-    return engine_keeps(spec, config, limit, gpu=planned_dims(config).generating)

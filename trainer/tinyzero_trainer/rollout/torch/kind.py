@@ -5,6 +5,8 @@ from tinyzero_trainer.kinds import EngineKind
 KIND = EngineKind(
     name="torch",
     build="tinyzero_trainer.rollout.torch.build",
+    predictions="tinyzero_trainer.rollout.torch.predictions",
     fp8=frozenset({"kv_cache_dtype", "quantization"}),
     max_async_level=None,
+    continuous=True,
 )

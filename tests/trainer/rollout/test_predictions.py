@@ -7,12 +7,13 @@ import torch
 
 from tests.trainer.advisor.planned import GRPO, HALF_B, SPECS, config_of, shape_like
 from tests.trainer.rollout.engines import reserve
-from tinyzero_trainer.advisor.engine_memory import engine_of, needed_by_vllm
-from tinyzero_trainer.advisor.workload import workload_of
+from tinyzero_trainer.advisor.memory import predictions_of
 from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
+from tinyzero_trainer.rollout.vllm.predictions import needed
 from tinyzero_trainer.rollout.weight_source import named_weights
 
 
@@ -45,7 +46,7 @@ def test_the_torch_engine_has_the_cache_and_the_weights_that_are_planned(
         *(f"rollout.{key}=fp8" for key in fp8),
         *GRPO,
     )
-    planned = engine_of(shape_like(model), config, workload_of(config, 40)).awake
+    planned = predictions_of(config).memory(shape_like(model), config, workload_of(config, 40)).awake
     engine = engine_for(toy_model, dtype, SamplingParams(new), 32, 8, fp8_cache=bool(fp8), fp8_products=bool(fp8))
     cache = [tensor for layer in engine._cache.layers for tensor in layer[:2]]  # without fp8's few scales
     assert planned["KV cache"] == sum(tensor.nbytes for tensor in cache)
@@ -72,13 +73,16 @@ def test_a_step_of_the_torch_engine_takes_what_it_reckons_with(
 ) -> None:
     config = config_of(*words, "rollout.max_completion_tokens=24", *GRPO)  # 256 completions
     spec, engine = shape_like(toy_model.model), engine_for(toy_model, torch.bfloat16, params, 32, 8)
-    planned = engine_of(spec, config, workload_of(config, 40)).awake["decoding"]
+    planned = predictions_of(config).memory(spec, config, workload_of(config, 40)).awake["decoding"]
     assert planned == 256 * (engine._sequence_bytes(64, 24) - engine._model.cache_bytes(64) - 12 * 24)
 
 
 def test_prompts_are_read_once_for_all_their_samples() -> None:
     config = config_of("eval.num_problems=8", *GRPO)
-    few, many = (engine_of(SPECS[HALF_B], config, workload_of(config, tokens)).awake for tokens in (100, 2000))
+    few, many = (
+        predictions_of(config).memory(SPECS[HALF_B], config, workload_of(config, tokens)).awake
+        for tokens in (100, 2000)
+    )
     assert few["prefill"] / many["prefill"] == pytest.approx(32 * 100 / 32_768)
 
 
@@ -88,18 +92,16 @@ def test_the_copies_of_one_layers_cache_are_counted() -> None:
     work = workload_of(config)
     cache = 2 * 64 * work.sequence * spec.cache_numbers
     assert spec.repeated_heads == 7
-    assert engine_of(spec, config, work).awake["KV cache"] == cache + 8 * cache // 24
+    assert predictions_of(config).memory(spec, config, work).awake["KV cache"] == cache + 8 * cache // 24
     alone = replace(spec, kv_heads=14)
     cache = 2 * 64 * work.sequence * alone.cache_numbers
-    assert engine_of(alone, config, work).awake["KV cache"] == cache + cache // 24
+    assert predictions_of(config).memory(alone, config, work).awake["KV cache"] == cache + cache // 24
 
 
 def test_vllm_has_weights_and_cache_in_the_type_that_is_computed_in() -> None:
     config, spec = config_of("rollout.engine=vllm", *GRPO), SPECS[HALF_B]
     work = workload_of(config, 100)
-    half, whole = (
-        needed_by_vllm(spec, with_settings(config, {"model.dtype": name}), work) for name in ("auto", "float32")
-    )
+    half, whole = (needed(spec, with_settings(config, {"model.dtype": name}), work) for name in ("auto", "float32"))
     assert whole - half == 2 * (spec.parameters + work.completions * (work.sequence + 16) * spec.cache_numbers)
 
 
@@ -109,7 +111,7 @@ def test_an_engine_on_several_gpus_has_a_share_of_weights_and_heads_on_each() ->
     sizes = []
     for gpus in (1, 2, 4):
         dims = with_settings(config, {"vllm.tensor_parallel": gpus})
-        sizes.append([needed_by_vllm(spec, dims, workload_of(dims), count) for count in (0, 64)])
+        sizes.append([needed(spec, dims, workload_of(dims), count) for count in (0, 64)])
     weights, caches = [one[0] for one in sizes], [one[1] - one[0] for one in sizes]
     assert [weights[0] - one for one in weights] == [0, spec.parameters, 3 * spec.parameters // 2]
     assert [caches[0] // one for one in caches] == [1, 2, 2]  # the fewest heads that a GPU can have are one

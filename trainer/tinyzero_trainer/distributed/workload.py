@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from tinyzero_trainer.advisor import constants
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
-from tinyzero_trainer.models.hub import find_spec
-from tinyzero_trainer.models.spec import ModelSpec
-from tinyzero_trainer.rollout.vllm import sizes as vllm
-from tinyzero_trainer.training.sizes import FLOAT8_LARGE
+from tinyzero_trainer.kinds import find_engine
 from tinyzero_trainer.utils.bounds import given
+
+PROMPT_TOKENS = 256
+"""Of a prompt, where nothing better is known."""
+
+PIECES = 8
+"""Of a rank's share of a mini-batch: about the largest piece of a group; see training/micro_batches.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Workload:
         ends = [-(-place * self.prompts // self.mini_batches) for place in range(self.mini_batches + 1)]
         for groups in (end - start for start, end in pairwise(ends)):
             completions = -(-groups * group_size // self.data_parallel)
-            parts = 1 if self.data_parallel == 1 else max(1, round(constants.PIECES * self.data_parallel / groups))
+            parts = 1 if self.data_parallel == 1 else max(1, round(PIECES * self.data_parallel / groups))
             yield _pack(completions, group_size, -(-group_size // parts), self.sequence, shared, budget)
 
 
@@ -108,13 +110,12 @@ def _pack(completions: int, group_size: int, piece: int, sequence: int, shared: 
 def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Workload:
     """What a step has to do; `prompt_tokens` = None is `PROMPT_TOKENS`, or data.max_prompt_tokens if that is less."""
     data, rollout, optimizer, dims = config.data, config.rollout, config.optimizer, planned_dims(config)
-    prompt = prompt_tokens or min(constants.PROMPT_TOKENS, data.max_prompt_tokens)
+    prompt = prompt_tokens or min(PROMPT_TOKENS, data.max_prompt_tokens)
     completions = data.prompts_per_step * rollout.group_size
-    groups = data.prompts_per_step * (1 + rollout.max_async_level if rollout.engine == "torch" else 1)
+    kind = find_engine(rollout.engine)
+    groups = data.prompts_per_step * (1 + rollout.max_async_level if kind.continuous else 1)
     all_sequences = max(groups * rollout.group_size, config.eval.num_problems)
-    most = given(rollout.max_num_seqs) or all_sequences
-    if rollout.engine == "vllm" and given(rollout.max_num_seqs) is None:
-        most = min(most, vllm.MAX_SEQUENCES)
+    most = given(rollout.max_num_seqs) or min(all_sequences, kind.max_sequences or all_sequences)
     sequence = prompt + rollout.max_completion_tokens
     per_mini_batch = -(-data.prompts_per_step // optimizer.num_mini_batches) * rollout.group_size
     shard, budget = -(-per_mini_batch // dims.data_parallel), optimizer.token_budget * dims.sequence_parallel
@@ -137,22 +138,11 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Worklo
     )
 
 
-def teacher_of(config: TrainConfig) -> ModelSpec | None:
-    """The sizes of `model.teacher`; None = there is none."""
-    return None if config.model.teacher is None else _find_spec(config.model.teacher)
-
-
-_find_spec = cache(find_spec)
-
-
-def mlp_in_float8(spec: ModelSpec, config: TrainConfig) -> bool:
-    """Whether the products of the policy's MLPs are in float8, as `training.float8.use_float8` chooses them."""
-    named = config.model.float8_modules
-    if named is not None:
-        return {"gate_proj", "up_proj", "down_proj"} <= set(named)
-    return config.model.float8 is not None and spec.hidden * spec.mlp >= FLOAT8_LARGE
-
-
 def number_bytes(config: TrainConfig) -> int:
-    """Bytes of a number in networks, caches and logits; `auto` counts as bfloat16, see `target_gpu.on_gpu`."""
+    """Bytes of a number in networks, caches and logits; `auto` counts as bfloat16, see `advisor.target_gpu.on_gpu`."""
     return 4 if config.model.dtype == "float32" else 2
+
+
+def cache_number_bytes(config: TrainConfig) -> int:
+    """Bytes of a number in the KV cache on a GPU."""
+    return 1 if config.rollout.kv_cache_dtype else number_bytes(config)
