@@ -24,7 +24,11 @@ RUNS = {
     "grpo, small GPU": ("1.5B", "RTX 4090", "data.prompts_per_step=32 algorithm.kl_coefficient=0.001"),
     "float32": ("0.5B", "T4", "model.dtype=float32 data.prompts_per_step=8"),
     "ppo, offloaded": ("0.5B", "L4", "algorithm.advantage_estimator=gae memory.cpu_offload=idle"),
-    "exact KL": ("1.5B", "A100", "algorithm.kl_coefficient=0.1 algorithm.kl_estimator=exact optimizer.num_mini_batches=2"),
+    "exact KL": (
+        "1.5B",
+        "A100",
+        "algorithm.kl_coefficient=0.1 algorithm.kl_estimator=exact optimizer.num_mini_batches=2",
+    ),
     "KL in the reward": (
         "0.5B",
         "H100",
