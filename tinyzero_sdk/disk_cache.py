@@ -28,8 +28,8 @@ CREATE TABLE IF NOT EXISTS spent (name TEXT PRIMARY KEY, calls INTEGER NOT NULL,
 
 def cache_folder() -> Path:
     """The folder that `TINYZERO_CACHE_DIR` names, or `tinyzero` in the user's own for caches."""
-    given, shared = os.environ.get(FOLDER_VARIABLE), os.environ.get("XDG_CACHE_HOME")
-    return Path(given).expanduser() if given else Path(shared or Path.home() / ".cache") / "tinyzero"
+    chosen, shared = os.environ.get(FOLDER_VARIABLE), os.environ.get("XDG_CACHE_HOME")
+    return Path(chosen).expanduser() if chosen else Path(shared or Path.home() / ".cache") / "tinyzero"
 
 
 def content_key(content: Json) -> str:

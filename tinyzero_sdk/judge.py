@@ -105,8 +105,8 @@ class Judge:
         self.rubric = dict(rubric)
         self.decisive = decisive or next(iter(rubric))
         self._pass_mark, self._instructions, self._most_characters = pass_mark, instructions, most_characters
-        self._given: dict[str, str | int | None] = {"model": model, "base_url": base_url, "api_key": api_key}
-        self._given |= {"max_calls": max_calls, "max_tokens": max_tokens}
+        self._arguments: dict[str, str | int | None] = {"model": model, "base_url": base_url, "api_key": api_key}
+        self._arguments |= {"max_calls": max_calls, "max_tokens": max_tokens}
         self._max_completion_tokens, self._timeout = max_completion_tokens, timeout
         self._parameters: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
         if extra_body:
@@ -262,15 +262,15 @@ class Judge:
         return f"{self._setting('model')} at {self._setting('base_url')}"
 
     def _setting(self, name: str) -> str:
-        given = self._given[name]
-        return os.environ.get(f"TINYZERO_JUDGE_{name.upper()}", "") if given is None else str(given)
+        value = self._arguments[name]
+        return os.environ.get(f"TINYZERO_JUDGE_{name.upper()}", "") if value is None else str(value)
 
     def _budget(self, name: str) -> int | None:
-        given = self._setting(name)
+        value = self._setting(name)
         try:
-            return int(given) if given else None
+            return int(value) if value else None
         except ValueError:
-            raise SettingsError(f"TINYZERO_JUDGE_{name.upper()}={given}: expected a whole number") from None
+            raise SettingsError(f"TINYZERO_JUDGE_{name.upper()}={value}: expected a whole number") from None
 
 
 def _defused(text: str) -> str:

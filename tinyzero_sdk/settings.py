@@ -269,12 +269,12 @@ def get(values: Mapping[str, Any], key: str) -> Any:
         >>> get({"run": {"seed": 1}}, "run.seed"), get({"run": {"seed": 1}}, "run.seed.x")
         (1, None)
     """
-    found: Any = values
+    node: Any = values
     for part in key.split("."):
-        if not isinstance(found, Mapping):
+        if not isinstance(node, Mapping):
             return None
-        found = found.get(part)
-    return found
+        node = node.get(part)
+    return node
 
 
 def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:

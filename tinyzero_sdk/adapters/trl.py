@@ -62,8 +62,8 @@ class RewardFunction(Scorer):
             )
         counts = [None] * len(completions) if completion_ids is None else list(map(len, completion_ids))
         texts = map(text_of, completions)
-        given = [Completion(text, count) for text, count in zip(texts, counts, strict=True)]
-        scores = self.score(given, [plain(truth) for truth in ground_truth])
+        batch = [Completion(text, count) for text, count in zip(texts, counts, strict=True)]
+        scores = self.score(batch, [plain(truth) for truth in ground_truth])
         if log_metric is not None and scores:
             log_metric(f"{self.task.name}/accuracy", sum(score.correct for score in scores) / len(scores))
         return [score.value for score in scores]

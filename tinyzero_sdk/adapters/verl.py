@@ -114,8 +114,6 @@ def _check_others(names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
         if name in _OF_VERL:
             continue
-        if name == "time_limit" and "timeout" in known:  # its name in 0.1
-            raise SettingsError("reward_kwargs.time_limit is now reward_kwargs.timeout; write that instead")
         if hint := did_you_mean(name, known).strip():
             raise SettingsError(f"no key {name!r} in reward_kwargs; {hint}")
         warnings.warn(f"the key {name!r} has no effect on the reward; known: {', '.join(known)}", stacklevel=3)

@@ -276,16 +276,18 @@ def _try_to_read(task: Task, request: BuildRequest, start: int, size: int) -> Pr
 
 def read_columns(task: Task, request: BuildRequest, start: int, size: int) -> ProblemColumns:
     """The problems among the candidates start … start + size - 1, with their prompts."""
-    found = read_candidates(task, request.split, start, size, seed=request.seed, test_fraction=request.test_fraction)
-    items, columns = found.items, found.columns
+    candidates = read_candidates(
+        task, request.split, start, size, seed=request.seed, test_fraction=request.test_fraction
+    )
+    items, columns = candidates.items, candidates.columns
     difficulties = np.asarray(task.difficulties(items if columns is None else columns), dtype=np.float64)
     if difficulties.shape != (len(items),) or not np.isfinite(difficulties).all():
         raise BrokenTaskError(f"task {task.name!r}: `difficulties` did not return a finite number for each item")
     return ProblemColumns(
-        found.keys,
-        found.positions,
-        found.end,
-        found.is_last,
+        candidates.keys,
+        candidates.positions,
+        candidates.end,
+        candidates.is_last,
         prompts=_prompt_array([as_messages(task.make_prompt(item, request.template)) for item in items]),
         difficulties=difficulties,
         ground_truth=[plain(item.ground_truth) for item in items] if columns is None else columns.ground_truth,

@@ -36,7 +36,7 @@ class Finding:
     kind: Kind
     completion: str
     ground_truth: Json
-    """Of a problem that the task made, or of a variant that it solves itself."""
+    """It belongs to a problem that the task generated, or to a variant that the task solves."""
 
     answer: str | None
     score: float
@@ -56,7 +56,7 @@ class Finding:
         return size_of(self.completion, self.ground_truth)
 
     def to_case(self) -> Case | None:
-        """As a case labelled by the oracle; None if the oracle has no result."""
+        """The finding as a case labelled by the oracle; None if the oracle has no result."""
         if self.right is None:
             return None
         traits = f" ({' '.join(self.traits)})" if self.traits else ""

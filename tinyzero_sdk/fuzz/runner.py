@@ -96,7 +96,7 @@ def fuzz(
         while (left := started + seconds - time.monotonic()) > 0:
             run.step(min(_TICK_SECONDS, left))
             report.seconds = time.monotonic() - started
-            report.findings = list(run.found)
+            report.findings = list(run.findings)
             on_progress(report)
             if run.has_enough and run.is_settled:
                 break
@@ -106,7 +106,7 @@ def fuzz(
     finally:
         run.close()
     report.seconds = time.monotonic() - started
-    report.findings = list(run.found)
+    report.findings = list(run.findings)
     return report
 
 
@@ -125,7 +125,7 @@ class _Searcher:
 class _FuzzRun:
     def __init__(self, task: Task, settings: SearchSettings, timeout: float, workers: int) -> None:
         self.report = FuzzReport()
-        self.found = FindingSet()
+        self.findings = FindingSet()
         self._supervisor = Supervisor(task)
         self._settings = settings
         self._timeout = timeout
@@ -145,7 +145,7 @@ class _FuzzRun:
     @property
     def has_enough(self) -> bool:
         """Whether as many findings as requested are there."""
-        return self._settings.stop_after is not None and len(self.found) >= self._settings.stop_after
+        return self._settings.stop_after is not None and len(self.findings) >= self._settings.stop_after
 
     def close(self) -> None:
         """End all processes; suspects that were not confirmed are dropped."""
@@ -170,7 +170,7 @@ class _FuzzRun:
     def _keep_unsettled(self, worker: _Searcher) -> None:
         """Keep the finding that a worker could not shrink, as it is."""
         if worker.unsettled is not None:
-            self.found.add(worker.unsettled)
+            self.findings.add(worker.unsettled)
 
     def step(self, patience: float) -> None:
         """Receive messages, and replace workers that ended or hang."""
@@ -186,7 +186,7 @@ class _FuzzRun:
         if self._confirmation is None:
             if self._suspects:
                 suspect = self._suspects.pop(0)
-                if self.found.lacks(suspect):
+                if self.findings.lacks(suspect):
                     self._confirmation = Confirmation(
                         self._supervisor, suspect, self._timeout, self._settings.memory_limit
                     )
@@ -194,7 +194,7 @@ class _FuzzRun:
         is_confirmed = self._confirmation.look()
         if is_confirmed is not None:
             if is_confirmed:
-                self.found.add(self._confirmation.suspect)
+                self.findings.add(self._confirmation.suspect)
             self._confirmation.close()
             self._confirmation = None
 
@@ -202,7 +202,7 @@ class _FuzzRun:
         settings = replace(
             self._settings,
             seed=derive_seed("worker", self._settings.seed, number, generation) >> 33,
-            known=tuple((finding.kind, frozenset(finding.traits)) for finding in self.found),
+            known=tuple((finding.kind, frozenset(finding.traits)) for finding in self.findings),
             # Once: a completion that hangs must not end every worker that follows.
             corpus=() if number or generation else self._settings.corpus,
             avoided=tuple(traits for traits, count in self._slow.items() if count > 1 and traits),
@@ -225,7 +225,7 @@ class _FuzzRun:
             self.report.lines = max(self.report.lines, message.lines)
             worker.unsettled = message.unsettled
             for finding in message.findings:
-                self.found.add(finding)
+                self.findings.add(finding)
 
     def _retire(self, worker: _Searcher) -> None:
         """End a worker, blame its attempt, and start another."""

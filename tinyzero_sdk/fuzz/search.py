@@ -105,7 +105,7 @@ class _FuzzSearch:
         self.settings = settings
         self.rng = random.Random(derive_seed("fuzz", settings.seed))
         self.coverage = Coverage(task)
-        self.found = FindingSet()
+        self.findings = FindingSet()
         self.known = set(settings.known)
         self._connection = connection
         self._timer = timer
@@ -265,9 +265,9 @@ class _FuzzSearch:
 
     def _is_noted(self, finding: Finding) -> bool:
         traits = frozenset(finding.traits)
-        if self.found.is_known(finding.kind, traits) or (finding.kind, traits) in self.known:
+        if self.findings.is_known(finding.kind, traits) or (finding.kind, traits) in self.known:
             return True
-        return self.found.is_full(finding.kind)
+        return self.findings.is_full(finding.kind)
 
     def _note(self, item: FuzzItem, attempt: Attempt, fault: ScoringFault) -> None:
         finding = make_finding(attempt, item.truth, fault, self.usual)
@@ -277,9 +277,9 @@ class _FuzzSearch:
         self._progress.unsettled = finding
         self._report(now=True)  # before shrinking, which the worker may not survive
         smaller = self._reducer.reduce(finding, attempt, item, self._pool)
-        self.found.add(smaller)
+        self.findings.add(smaller)
         self._progress.findings.append(smaller)
-        if self.settings.stop_after is not None and len(self.found) >= self.settings.stop_after:
+        if self.settings.stop_after is not None and len(self.findings) >= self.settings.stop_after:
             self._report(now=True)
             self._timer.stop()
             self._connection.recv()  # waits until the parent ends the process
@@ -349,9 +349,9 @@ class Reducer:
         for wrong in ("0", "1", item.stock.numbers[0]):
             if self.differential.is_right(wrong, item.short.with_answer(wrong), item.truth):
                 continue
-            found = self._try(present(how, item.short, item.gold, wrong), item.truth, best)
-            if found is not None and found.size < best.size:
-                best = found
+            smaller = self._try(present(how, item.short, item.gold, wrong), item.truth, best)
+            if smaller is not None and smaller.size < best.size:
+                best = smaller
         return best
 
     def _try(self, attempt: Attempt, truth: Json, wanted: Finding) -> Finding | None:
@@ -360,5 +360,5 @@ class Reducer:
         _, fault = self.differential.compare(attempt, truth)
         if fault is None or fault.kind != wanted.kind:
             return None
-        found = make_finding(attempt, truth, fault, self.usual)
-        return found if set(found.traits) <= set(wanted.traits) else None
+        finding = make_finding(attempt, truth, fault, self.usual)
+        return finding if set(finding.traits) <= set(wanted.traits) else None

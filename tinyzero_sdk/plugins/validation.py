@@ -40,11 +40,11 @@ def register(manager: pluggy.PluginManager, plugin: object, name: str | None = N
     except pluggy.PluginValidationError as error:
         for hook, caller in vars(manager.hook).items():
             passed = caller.spec.argnames if caller.spec else ()
-            for given in _required_arguments(plugin, hook) if caller.spec else ():
-                if given not in passed:
-                    hint = did_you_mean(given, passed)
+            for argument in _required_arguments(plugin, hook) if caller.spec else ():
+                if argument not in passed:
+                    hint = did_you_mean(argument, passed)
                     known = f"its arguments are {', '.join(passed)}" if passed else "it has none"
-                    raise BrokenTaskError(f"{hook} has no argument {given!r}; {hint}{known}") from error
+                    raise BrokenTaskError(f"{hook} has no argument {argument!r}; {hint}{known}") from error
         raise BrokenTaskError(" ".join(str(error).split())) from error
 
 

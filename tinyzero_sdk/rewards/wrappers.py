@@ -62,12 +62,12 @@ def make_wrapper(spec: str) -> object:
     name, text = _split(spec)
     make = _find(name)
     if isinstance(make, type) and is_dataclass(make):
-        given = _parse_settings(spec, text)
-        check_keys(make, given, prefix=f"{name}.")
-        if missing := [setting for setting in _required(make) if setting not in given]:
+        settings = _parse_settings(spec, text)
+        check_keys(make, settings, prefix=f"{name}.")
+        if missing := [setting for setting in _required(make) if setting not in settings]:
             hint = "; in a run it is rollout.max_completion_tokens" if missing == ["limit"] else ""
             raise SettingsError(f"the score wrapper {name!r} needs {', '.join(missing)}: {name}({missing[0]}=…){hint}")
-        return build(make, given, prefix=f"{name}.")
+        return build(make, settings, prefix=f"{name}.")
     if text.strip():
         raise SettingsError(f"the score wrapper {name!r} has no settings, got {text}")
     return make()
@@ -127,8 +127,8 @@ def _split(spec: str) -> tuple[str, str]:
 
 
 def _required(make: type) -> list[str]:
-    found = fields(make) if is_dataclass(make) else ()
-    return [field.name for field in found if field.default is MISSING and field.default_factory is MISSING]
+    settings = fields(make) if is_dataclass(make) else ()
+    return [field.name for field in settings if field.default is MISSING and field.default_factory is MISSING]
 
 
 def _parse_settings(spec: str, text: str) -> dict[str, Any]:

@@ -285,8 +285,8 @@ class _Job:
 
     def without(self, start: int, stop: int) -> list["_Job"]:
         """The remaining jobs without the answers `start` to `stop` - 1."""
-        found = replace(self, careful=False)
-        parts = (replace(found, stop=start), replace(found, start=stop))
+        job = replace(self, careful=False)
+        parts = (replace(job, stop=start), replace(job, start=stop))
         return [part for part in parts if part.start < part.stop]
 
 

@@ -37,10 +37,10 @@ class Node:
     """What it is made of: terms, factors, base and exponent, or arguments."""
 
     name: str = ""
-    """Of a symbol, a constant or a function."""
+    """Name of a symbol, a constant or a function."""
 
     value: Fraction | None = None
-    """Of a number."""
+    """Value of a number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,15 +64,15 @@ def tokenize(text: str) -> list[Token]:
         match = _TOKEN.match(text, place)
         if match is None:
             raise ExpressionError(f"{text[place : place + 12]!r} is no part of an expression")
-        kind, found = match.lastgroup, match[match.lastgroup or 0]
-        if kind == "number" and "," in found and depth:  # in brackets a comma separates: (1,200) is a pair
-            found = found.partition(",")[0]
-            place += len(found)
+        kind, piece = match.lastgroup, match[match.lastgroup or 0]
+        if kind == "number" and "," in piece and depth:  # in brackets a comma separates: (1,200) is a pair
+            piece = piece.partition(",")[0]
+            place += len(piece)
         else:
             place = match.end()
-        depth += found in ("(", "[", "{", "\\{") and kind == "operator"
-        depth -= found in (")", "]", "}", "\\}") and kind == "operator"
-        tokens += _read(kind or "", found)
+        depth += piece in ("(", "[", "{", "\\{") and kind == "operator"
+        depth -= piece in (")", "]", "}", "\\}") and kind == "operator"
+        tokens += _read(kind or "", piece)
     return tokens
 
 
@@ -85,30 +85,30 @@ def _undress(text: str) -> str:
     return text
 
 
-def _read(kind: str, found: str) -> list[Token]:
+def _read(kind: str, text: str) -> list[Token]:
     if kind == "space":
         return []
     if kind == "number":
-        digits = found.replace(",", "")
+        digits = text.replace(",", "")
         if len(digits) > MAX_DIGITS:
             raise ExpressionError(f"a number of {len(digits)} digits; at most {MAX_DIGITS} are read")
         return [Token("number", digits)]
     if kind == "operator":
-        found = _CHARACTERS.get(found, found)
-        if found in ("π", "∞"):
-            return [Token("constant", "pi" if found == "π" else "infinity")]
-        if found == "√":
+        text = _CHARACTERS.get(text, text)
+        if text in ("π", "∞"):
+            return [Token("constant", "pi" if text == "π" else "infinity")]
+        if text == "√":
             return [Token("function", "sqrt")]
-        return [Token("letter" if found in GREEK.values() else "operator", found)]
+        return [Token("letter" if text in GREEK.values() else "operator", text)]
     if kind == "command":
-        found = {"dfrac": "frac", "tfrac": "frac"}.get(found, found)
-        if found in _IGNORED:
+        text = {"dfrac": "frac", "tfrac": "frac"}.get(text, text)
+        if text in _IGNORED:
             return []
-        if found in _COMMANDS:
-            return [Token("operator", _COMMANDS[found])]
-        if found in _STRUCTURES:
-            return [Token("structure", found)]
-    return _name(found, is_command=kind == "command")
+        if text in _COMMANDS:
+            return [Token("operator", _COMMANDS[text])]
+        if text in _STRUCTURES:
+            return [Token("structure", text)]
+    return _name(text, is_command=kind == "command")
 
 
 def _name(name: str, *, is_command: bool) -> list[Token]:

@@ -14,7 +14,7 @@ from tinyzero_sdk.tasks.score_guard import ScoreGuard
 
 
 class GroupGuard(ScoreGuard):
-    """See `ScoreGuard`; a completion by itself is a group of one."""
+    """A score guard that also compares the answers of a group; a completion by itself is a group of one."""
 
     def __init__(self, *settings: Any, score_group: Callable[[list[str], Json, list[Score]], Any]) -> None:
         super().__init__(*settings)
@@ -48,9 +48,7 @@ class GroupGuard(ScoreGuard):
         answered = [score for score in scores if score.answer is not None]
         try:
             compared = iter(self.compare_answers(ground_truth, answered) if answered else [])
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # see `score_completion`
+        except BaseException as error:  # as in `_judge`
             failure = self._failure(error)
             self.error_count += sum(score.reason != "error" for score in scores) - 1  # others are counted already
             return [failure] * len(scores)

@@ -102,7 +102,7 @@ def import_package(init: Path, version: str) -> ModuleType:
 
 def neighbours_of(file: Path, code: bytes) -> dict[str, Path]:
     """The modules in the folder of a task file that it imports, themselves or through one another, by name."""
-    found: dict[str, Path] = {}
+    modules: dict[str, Path] = {}
     waiting = [code]
     while waiting:
         try:
@@ -113,12 +113,12 @@ def neighbours_of(file: Path, code: bytes) -> dict[str, Path]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]
-            for name in {name.partition(".")[0] for name in names} - found.keys() - sys.stdlib_module_names:
+            for name in {name.partition(".")[0] for name in names} - modules.keys() - sys.stdlib_module_names:
                 module = file.parent / f"{name}.py"
                 if module.is_file() and module != file:
-                    found[name] = module
+                    modules[name] = module
                     waiting.append(module.read_bytes())
-    return found
+    return modules
 
 
 @contextmanager

@@ -92,8 +92,6 @@ class ScoreGuard:
                 ):
                     return score, answer
             return self._check(result), answer
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # a scorer may raise anything, SystemExit and RecursionError included
             return self._failure(error), None
 
@@ -111,8 +109,6 @@ class ScoreGuard:
                 if score.answer is not None and not isinstance(score.answer, str):
                     raise self._refusal("answer=", score.answer, "str or None")
                 return score
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:  # as above: wrappers are plugins too
                 return self._failure(error)
 
@@ -214,6 +210,9 @@ class ScoreGuard:
         )
 
     def _failure(self, error: BaseException) -> Score:
+        """The score where a task has raised, which is counted; Ctrl-C is none of its errors, and passes."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error
         self.error_count += 1
         if self.first_error is None:
             # As text: the exception itself keeps the scorer's frames alive and may not pickle.

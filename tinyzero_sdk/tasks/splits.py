@@ -29,10 +29,10 @@ class CandidateSource(Protocol):
     has_own_splits: bool
 
     def generate(self, split: Split, size: int, *, seed: int = 0, start: int = 0) -> ItemColumns | list[Item]:
-        """See `Task.generate`."""
+        """Candidates start … start + size - 1; fewer where the task ends."""
 
     def item_key(self, item: Item) -> str:
-        """See `Task.item_key`."""
+        """The item's canonical key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ def read_candidates(
     task: CandidateSource, split: Split, start: int, size: int, *, seed: int, test_fraction: float
 ) -> Candidates:
     """The candidates start … start + size - 1 that belong to `split` by the hash of their key."""
-    given = task.generate(split, size, seed=seed, start=start)
-    items = list(islice(given, size))
+    generated = task.generate(split, size, seed=seed, start=start)
+    items = list(islice(generated, size))
     first: dict[str, int] = {}
     for row, item in enumerate(items):
         key = task.item_key(item)
@@ -70,7 +70,7 @@ def read_candidates(
         items=[items[row] for row in rows],
         keys=list(first),
         positions=[start + row for row in rows],
-        columns=given.take(rows) if isinstance(given, ItemColumns) else None,
+        columns=generated.take(rows) if isinstance(generated, ItemColumns) else None,
         end=start + len(items),
         is_last=len(items) < size,
     )
@@ -98,7 +98,7 @@ class SplitFilter:
     """Drops repeated keys in candidate order, and raises when a task has no new problems left."""
 
     def __init__(self, task: CandidateSource, split: Split, *, size: int | None, test_fraction: float) -> None:
-        """As `iterate_split`."""
+        """Take the arguments of `iterate_split`."""
         self._task_name = task.name
         self._is_divided = task.has_own_splits
         self._split = split
@@ -131,13 +131,13 @@ class SplitFilter:
             raise self._exhausted(f"the last {repeats:,} candidates were all repeats{of_other}")
 
     def _exhausted(self, why: str) -> ExhaustedError:
-        found, requested = len(self._seen), "more" if self._size is None else f"{self._size:,}"
+        count, requested = len(self._seen), "more" if self._size is None else f"{self._size:,}"
         flag = "--size" if self._split == "train" else "--test-size"
-        fixes = [f"request fewer (`tinyzero data` with {flag} {found}, or {flag} all)"]
+        fixes = [f"request fewer (`tinyzero data` with {flag} {count}, or {flag} all)"]
         if not self._is_divided:
             fixes += ["change the test fraction", "widen the task's options (task.KEY=VALUE)"]
         return ExhaustedError(
-            f"task {self._task_name} has only {found:,} different {self._split} problems, {requested} were requested "
+            f"task {self._task_name} has only {count:,} different {self._split} problems, {requested} were requested "
             f"({why}); {', or '.join(fixes)}"
         )
 
@@ -181,7 +181,7 @@ def _problems(
 ) -> Iterator[Item]:
     start, count = 0, min(_FIRST_BLOCK, block)
     while True:
-        found = read_candidates(task, split, start, count, seed=seed, test_fraction=test_fraction)
-        for row in split_filter.admit(found.keys, found.positions, found.end, found.is_last):
-            yield found.items[row]
-        start, count = found.end, min(2 * count, block)
+        candidates = read_candidates(task, split, start, count, seed=seed, test_fraction=test_fraction)
+        for row in split_filter.admit(candidates.keys, candidates.positions, candidates.end, candidates.is_last):
+            yield candidates.items[row]
+        start, count = candidates.end, min(2 * count, block)

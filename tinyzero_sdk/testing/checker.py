@@ -63,7 +63,7 @@ class Checker(ClosesOnExit):
     def __init__(
         self, task: Task, *, examples: int | None = None, seed: int = 0, cases: Sequence[Case] | None = None
     ) -> None:
-        """As `check_task`."""
+        """Take the arguments of `check_task`."""
         if examples is None:
             examples = ASYNC_EXAMPLES if task.is_async else DEFAULT_EXAMPLES
         if examples < 1 or seed < 0:
@@ -154,6 +154,6 @@ def local_cases_path(task: Task) -> Path:
 
 def known_cases(task: Task, *more: Path) -> list[Case]:
     """The cases that a task ships, those in the current directory, and those of other files; each file once."""
-    found = [path for path in (cases_path(task), local_cases_path(task)) if path.is_file()]
-    paths = {path.resolve(): path for path in (*found, *more)}
+    own = [path for path in (cases_path(task), local_cases_path(task)) if path.is_file()]
+    paths = {path.resolve(): path for path in (*own, *more)}
     return [case for path in paths.values() for case in read_cases(path)]

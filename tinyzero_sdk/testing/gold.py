@@ -47,7 +47,7 @@ class Gold:
     item: Item
     before: str
     answer: str
-    """As `extract_answer` finds it."""
+    """What `extract_answer` finds in the completion."""
 
     after: str
 
@@ -78,14 +78,14 @@ def find_gold(task: Task, item: Item) -> Gold | None:
     if completion is None:
         return None
     answer = task.extract_answer(completion)
-    before, found, after = completion.rpartition(answer) if answer else ("", "", "")
-    if not found:
+    before, inside, after = completion.rpartition(answer) if answer else ("", "", "")
+    if not inside:
         raise BrokenTaskError(
             f"task {task.name!r}: extract_answer found {answer!r} in the gold completion {completion!r}; "
             "expected a part of that text, so that the answer can be cut out of it; "
             "return the answer as the completion spells it, and normalize it in `score`"
         )
-    return Gold(item, before, found, after)
+    return Gold(item, before, inside, after)
 
 
 def golds(task: Task, count: int, *, seed: int = 0) -> Iterator[Gold]:

@@ -109,10 +109,10 @@ class Sandbox(ClosesOnExit):
 
     def candidates(self, split: Split, size: int, *, seed: int, start: int) -> list[str]:
         try:
-            made: list[str] = self._ask("candidates", split, size, seed, start)
+            items: list[str] = self._ask("candidates", split, size, seed, start)
         except _Lost:
             raise BrokenTaskError(f"task {self._supervisor.task_name!r}: generate_dataset ended its process") from None
-        return made
+        return items
 
     def solve(self, item: Item) -> Gold | None:
         """The gold completion of an item that the task did not make; None if it fails, hangs or dies."""
@@ -128,9 +128,9 @@ class Sandbox(ClosesOnExit):
         """Look for completions on which scorer and oracle disagree; returns how many were tried, and those."""
         until = time.monotonic() + seconds
         done, tried = 0, 0
-        found: list[TestCompletion] = []
+        differences: list[TestCompletion] = []
         is_ready = False
-        while done < count and len(found) < ENOUGH and (left := until - time.monotonic()) > 0:
+        while done < count and len(differences) < ENOUGH and (left := until - time.monotonic()) > 0:
             try:
                 if not is_ready:
                     self._ask("prepare_bulk_search", list(golds), seed)
@@ -141,10 +141,10 @@ class Sandbox(ClosesOnExit):
                 tried += max(0, loss.index - done)
                 done = max(done, loss.index) + 1
                 continue
-            found += differing
+            differences += differing
             tried += reached - done
             done = reached
-        return tried, found
+        return tried, differences
 
     def _ask(self, *request: Any) -> Any:
         worker = self._worker or self._start()

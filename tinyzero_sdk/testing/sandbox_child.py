@@ -47,7 +47,7 @@ class Outcome:
     correct: bool = False
     reason: str = "error"
     answer: str | None = None
-    """As extracted; of a long one, its start and a hash."""
+    """The answer that the task extracted; if it is long, its start and a hash."""
 
     refused: str = ""
     """Why the SDK refuses what a hook returned."""
@@ -295,7 +295,7 @@ class _SandboxServer:
             The number of the first sample not tested, and the samples on which scorer and oracle disagree.
         """
         assert self._bulk_search is not None
-        found = []
+        differing = []
         until = time.monotonic() + seconds
         for number in range(start, stop):
             if number % 64 == 0 and time.monotonic() > until:
@@ -313,13 +313,13 @@ class _SandboxServer:
             if isinstance(result.get("answer"), str) and (correct or number % 16 == 0):
                 right = self._call_oracle(result["answer"], truth, number).get("oracle")
                 if right is not None and right != correct:
-                    found.append(gold.sample(text))
-                    if len(found) >= ENOUGH:
+                    differing.append(gold.sample(text))
+                    if len(differing) >= ENOUGH:
                         stop = number + 1
                         break
         self._timer.stop()
         self.output.take()
-        return stop, found
+        return stop, differing
 
 
 class _BulkSearch:

@@ -66,10 +66,10 @@ def find_completion(
     )
     try:
         with nothing_stored():
-            found: T = find(strategy, condition, settings=quiet, random=Random(seed))
+            example: T = find(strategy, condition, settings=quiet, random=Random(seed))
     except NoSuchExample:
         return None
-    return found
+    return example
 
 
 @st.composite

@@ -52,7 +52,7 @@ class TaskUnderTest(ClosesOnExit):
     """A task and what is known of it; as a context manager it ends its processes with the block."""
 
     def __init__(self, task: Task, *, seed: int = 0, examples: int = 200, cases: Sequence[Case] = ()) -> None:
-        """As `check_task`."""
+        """Take the arguments of `check_task`."""
         self.task = task
         self.seed = seed
         self.examples = examples
@@ -238,29 +238,29 @@ class TaskUnderTest(ClosesOnExit):
     def search(self, prop: Property) -> Failure | None:
         """The smallest counterexample found to a property of completions."""
         search = CounterexampleSearch(self, prop)
-        found = search.shortest(prop.completions(self)) if prop.completions else None
-        if found is None and prop.strategy is not None:
-            found = search.draw(prop.strategy)
-        return None if found is None else self.reduced(prop, found)
+        failing = search.shortest(prop.completions(self)) if prop.completions else None
+        if failing is None and prop.strategy is not None:
+            failing = search.draw(prop.strategy)
+        return None if failing is None else self.reduced(prop, failing)
 
-    def reduced(self, prop: Property, found: TestCompletion) -> Failure:
+    def reduced(self, prop: Property, failing: TestCompletion) -> Failure:
         """The failure of a completion, cut down as far as the property and the time allow."""
         search = CounterexampleSearch(self, prop)
-        failure = search.test(found)
+        failure = search.test(failing)
         if failure is None:
             got = "the completion failed when it was tested first, and passes when it is tested again"
-            return Failure(got, "the same score each time; see the check deterministic", found)
-        if prop.any_text and len(found.completion) <= LONG:
+            return Failure(got, "the same score each time; see the check deterministic", failing)
+        if prop.any_text and len(failing.completion) <= LONG:
             until = time.monotonic() + SHRINK_SECONDS
             text = minimize(
-                found.completion,
-                lambda text: search.test(TestCompletion(text, found.ground_truth)) is not None,
+                failing.completion,
+                lambda text: search.test(TestCompletion(text, failing.ground_truth)) is not None,
                 is_over=lambda: time.monotonic() > until,
             )
-            if text != found.completion:
-                found = TestCompletion(text, found.ground_truth)
-                failure = search.test(found) or failure
-        return replace(failure, sample=found)
+            if text != failing.completion:
+                failing = TestCompletion(text, failing.ground_truth)
+                failure = search.test(failing) or failure
+        return replace(failure, sample=failing)
 
     def draw(self, make: Callable[[Any], Any], use: Callable[[list[TestCompletion]], bool]) -> None:
         """Hand the completions that hypothesis draws from a strategy to `use`, in chunks, until it returns True."""
@@ -307,11 +307,11 @@ class TaskUnderTest(ClosesOnExit):
         if not self.golds:
             return self.presentations
         common = self.full_presentations
-        found = list(common)
+        golds = list(common)
         most = min(_BULK_ITEMS, len(common) + self.examples * _BULK_ITEMS_FACTOR)
         until = time.monotonic() + _BULK_ITEM_SECONDS
         for number, item in enumerate(self._odd_items()):
-            if len(found) >= most or time.monotonic() > until:
+            if len(golds) >= most or time.monotonic() > until:
                 break
             gold = self.sandbox.solve(item)
             if gold is None:  # the task cannot solve what it did not make
@@ -319,10 +319,10 @@ class TaskUnderTest(ClosesOnExit):
             gold = replace(common[0], item=item, answer=gold.answer)
             [outcome] = self.sandbox.observe([gold.sample(gold.completion)], oracle=True)
             if outcome.correct and outcome.oracle:
-                found.append(gold)
-            elif number > 100 and len(found) < len(common) + 5:
+                golds.append(gold)
+            elif number > 100 and len(golds) < len(common) + 5:
                 break  # ground truths of this task cannot be varied
-        return found
+        return golds
 
     def _odd_items(self) -> Iterator[Item]:
         choose = Random(self.seed).randrange
@@ -352,7 +352,7 @@ class TaskUnderTest(ClosesOnExit):
                 for place, sandbox in enumerate(sandboxes)
             ]
             results = [job.result() for job in jobs]
-        return sum(tried for tried, _ in results), [sample for _, found in results for sample in found]
+        return sum(tried for tried, _ in results), [sample for _, samples in results for sample in samples]
 
 
 class CounterexampleSearch:
@@ -391,7 +391,7 @@ class CounterexampleSearch:
             yield self._known[key]
 
     def shortest(self, samples: Iterable[TestCompletion]) -> TestCompletion | None:
-        """Of those that fail, the one with the shortest completion."""
+        """The shortest of the completions that fail."""
         failing = []
         for chunk in _chunks(samples):
             for sample, failure in zip(chunk, self._test_all(chunk), strict=False):

@@ -13,10 +13,10 @@ from tinyzero_sdk.data.rows import as_messages, item_to_row, row_to_item
 from tinyzero_sdk.errors import BrokenTaskError, DataError, TinyZeroError
 from tinyzero_sdk.records import Item, Json, Split
 from tinyzero_sdk.records_arrow import ItemColumns
+from tinyzero_sdk.tasks.task import TEMPLATES
 from tinyzero_sdk.testing.completions import near_miss
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.properties.messages import describe, short
-from tinyzero_sdk.testing.properties.reward_hacking import TEMPLATES
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
 from tinyzero_sdk.testing.sandbox_child import show_item
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest

@@ -35,17 +35,17 @@ def _search(
                 known[key] = None if time.monotonic() > until else test(subject, group)
             return known[key]
 
-        found = find_completion(
+        group = find_completion(
             strategies.group(subject.presentations),
             lambda group: failure_of(group) is not None,
             examples=subject.examples,
             seed=subject.seed,
             shrink=True,
         )
-        if found is None or (failure := failure_of(found)) is None:
+        if group is None or (failure := failure_of(group)) is None:
             return None
-        texts = ", ".join(short(sample.completion) for sample in found)
-        return replace(failure, got=f"{failure.got}: completions {texts}, ground truth {found[0].key[1]}")
+        texts = ", ".join(short(sample.completion) for sample in group)
+        return replace(failure, got=f"{failure.got}: completions {texts}, ground truth {group[0].key[1]}")
 
     return examine
 

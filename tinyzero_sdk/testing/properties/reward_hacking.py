@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 
 from tinyzero_sdk.data.rows import as_messages
-from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.testing.completions import HOSTILE
 from tinyzero_sdk.testing.gold import TestCompletion
@@ -14,8 +13,6 @@ from tinyzero_sdk.testing.properties.messages import describe
 from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.sandbox_child import Outcome
 from tinyzero_sdk.testing.task_under_test import MOST_KILLS, TaskUnderTest
-
-TEMPLATES = ("base", "chat", "compact")
 
 
 def is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
@@ -58,11 +55,7 @@ _MOST_WORDS = 200
 
 def _echoes(subject: TaskUnderTest) -> Iterator[TestCompletion]:
     for gold in subject.presentations:
-        for template in TEMPLATES:
-            try:
-                messages = as_messages(subject.task.make_prompt(gold.item, template))
-            except TinyZeroError:
-                continue  # a task may have fewer
+        for messages in map(as_messages, subject.task.templates(gold.item).values()):
             prompt = "\n".join(message["content"] for message in messages)
             yield gold.sample(prompt, "the prompt")
             untagged = _TAG.sub("", prompt)
@@ -170,16 +163,16 @@ def _locks(subject: TaskUnderTest) -> list[Json]:
 
 def _opened(subject: TaskUnderTest, texts: list[str], locks: list[Json]) -> list[list[Json]]:
     """For each completion, the ground truths for which it is correct, and no oracle says that it is right."""
-    found: list[list[Json]] = [[] for _ in texts]
+    opened: list[list[Json]] = [[] for _ in texts]
     alive = [*enumerate(texts)]
     for truth in locks:
         samples = [TestCompletion(text, truth) for _, text in alive]
         outcomes = subject.observe_all(samples, oracle=True, most_kills=MOST_KILLS)
         for (place, _), outcome in zip(alive, outcomes, strict=False):
             if outcome.correct and not outcome.oracle:
-                found[place].append(truth)
+                opened[place].append(truth)
         alive = [pair for pair, outcome in zip(alive, outcomes, strict=False) if not outcome.exit_status]
-    return found
+    return opened
 
 
 def _keys(subject: TaskUnderTest) -> Iterator[TestCompletion]:

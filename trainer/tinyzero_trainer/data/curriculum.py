@@ -81,7 +81,7 @@ def updated_rates(
     seen: dict[int, list[bool]] = {}
     for bucket, correct in results:
         seen.setdefault(bucket, []).append(correct)
-    rates = {bucket: fmean(found) for bucket, found in seen.items()}
+    rates = {bucket: fmean(outcomes) for bucket, outcomes in seen.items()}
     return tuple(ema(average, rates.get(bucket), config.ema_decay) for bucket, average in enumerate(pass_rates))
 
 

@@ -50,7 +50,7 @@ class StreamState:
     pass_rates: PassRates = (None,)
 
     data_version: str | None = None
-    """As `Task.data_version`."""
+    """`Task.data_version` when the stream began."""
 
 
 class PromptSource:
@@ -109,13 +109,13 @@ class PromptSource:
 
     def _items(self, split: Split, seed: int, most: int | None, start: int = 0) -> Iterator[Item]:
         """Different problems of a split: `most` or all of them, and at least one."""
-        found = start > 0
+        has_some = start > 0
         try:
             for item in self.task.dataset(split, most, seed=seed, test_fraction=self._test_fraction, start=start):
-                found = True
+                has_some = True
                 yield item
         except DataError:
-            if not found:
+            if not has_some:
                 raise
 
 
@@ -183,8 +183,8 @@ class PromptStream(Iterator[Prompt]):
         items = list(islice(self._source.epoch(self._seed, 0), SAMPLE))
         difficulties = [self._source.task.difficulty(item) for item in items]
         edges = bucket_edges(difficulties, self._curriculum.buckets, task=self._source.name)
-        found = Counter(bucket_of(difficulty, edges) for difficulty in difficulties)
-        return edges, [found[bucket] for bucket in range(len(edges) + 1)]
+        sizes = Counter(bucket_of(difficulty, edges) for difficulty in difficulties)
+        return edges, [sizes[bucket] for bucket in range(len(edges) + 1)]
 
     def _sort_again(self) -> None:
         """Sort what was read of this epoch into buckets again, and skip what was handed out."""

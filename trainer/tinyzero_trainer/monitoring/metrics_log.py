@@ -38,8 +38,8 @@ def held_out_key(task: str, samples: int = 1) -> str:
 
 def held_out_accuracies(row: Mapping[str, Any]) -> dict[str, float]:
     """That metric by task, in a line of the file; a resumed run may have another number of samples from there on."""
-    found = ((_HELD_OUT.fullmatch(name), value) for name, value in row.items() if name.startswith("val-core/"))
-    return {match[1]: value for match, value in found if match and isinstance(value, float)}
+    matches = ((_HELD_OUT.fullmatch(name), value) for name, value in row.items() if name.startswith("val-core/"))
+    return {match[1]: value for match, value in matches if match and isinstance(value, float)}
 
 
 _HELD_OUT = re.compile(r"val-core/(.+)/acc/mean@\d+")
@@ -67,8 +67,8 @@ def task_key(task: str, what: str) -> str:
 
 def false_positive_rates(row: Mapping[str, Any]) -> dict[str, float]:
     """Fraction of the rewarded completions that the oracle calls wrong, by task; a run's only task has the name ""."""
-    found = ((_FALSE_POSITIVES.fullmatch(name), value) for name, value in row.items() if name.startswith("audit/"))
-    return {match[1] or "": value for match, value in found if match and isinstance(value, float)}
+    matches = ((_FALSE_POSITIVES.fullmatch(name), value) for name, value in row.items() if name.startswith("audit/"))
+    return {match[1] or "": value for match, value in matches if match and isinstance(value, float)}
 
 
 def audit_alarms(row: Mapping[str, Any]) -> int:

@@ -45,7 +45,7 @@ class GpuMemoryUsage:
 
 
 def memory_usage(device: torch.device) -> GpuMemoryUsage | None:
-    """Of this process; None on the CPU."""
+    """Memory of this process's GPU; None on the CPU."""
     if device.type != "cuda":
         return None
     allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
@@ -75,7 +75,7 @@ class StepTimer:
     def __init__(self) -> None:
         self._started = self._last = perf_counter()
         self.seconds: dict[str, float] = {}
-        """Of all phases so far."""
+        """Seconds of each phase so far, by name."""
 
     def record(self, name: str) -> None:
         """Charge the time since the last record to `name`."""

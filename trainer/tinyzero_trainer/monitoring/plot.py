@@ -113,10 +113,10 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 def _held_out(rows: Sequence[dict[str, Any]], task: str) -> Sequence[tuple[int, float, float | None]]:
     """(step, accuracy, its standard error if known)."""
     sizes = dict(series(rows, size_key(task)))
-    found = ((row["step"], held_out_accuracies(row).get(task)) for row in rows)
+    accuracies = ((row["step"], held_out_accuracies(row).get(task)) for row in rows)
     return [
         (step, accuracy, (accuracy * (1 - accuracy) / sizes[step]) ** 0.5 if step in sizes else None)
-        for step, accuracy in found
+        for step, accuracy in accuracies
         if accuracy is not None
     ]
 

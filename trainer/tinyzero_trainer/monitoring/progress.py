@@ -171,11 +171,11 @@ def _signal(metrics: Mapping[str, Any]) -> str:
     shown = {NO_ANSWER: "no answer", TRUNCATED: "cut off", ZERO_STD: "zero-variance groups"}
     if metrics.get(FALSE_POSITIVES):
         shown[FALSE_POSITIVES] = "false rewards"
-    found = ((name, metrics.get(key)) for key, name in shown.items())
-    return "  ".join(f"{name} {percent(value)}" for name, value in found if value is not None)
+    values = ((name, metrics.get(key)) for key, name in shown.items())
+    return "  ".join(f"{name} {percent(value)}" for name, value in values if value is not None)
 
 
 def _accuracy_by_task(metrics: Mapping[str, Any]) -> str:
     """Training accuracy on each task; empty where there is only one."""
-    found = ((ACCURACY_OF_TASK.fullmatch(name), value) for name, value in metrics.items())
-    return "  ".join(f"{match[1]} {percent(value)}" for match, value in found if match and value is not None)
+    matches = ((ACCURACY_OF_TASK.fullmatch(name), value) for name, value in metrics.items())
+    return "  ".join(f"{match[1]} {percent(value)}" for match, value in matches if match and value is not None)
