@@ -107,16 +107,7 @@ def build_workers(
         display.record_startup("engine")
         display.end_phase()
         try:
-            yield Workers(
-                run,
-                language_model,
-                remote,
-                policy,
-                critic,
-                teacher,
-                display,
-                check_servers,
-            )
+            yield Workers(run, language_model, remote, policy, critic, teacher, display, check_servers)
         finally:
             pool.kill_hung()
             remote.close()
@@ -306,8 +297,7 @@ class ActorPool:
         """
         ray = import_ray()
         for actor in before:
-            with suppress(Exception):  # it may have ended
-                ray.kill(self._actors[actor.name].handle)
+            ray.kill(self._actors[actor.name].handle)
         after = [self._add(actor.name, self._starts[actor.name](), trains=actor.trains) for actor in before]
         started = [actor.process for actor in after]
         _, missing = ray.wait(started, num_returns=len(started), timeout=RESTART_SECONDS)

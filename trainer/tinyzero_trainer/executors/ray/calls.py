@@ -59,15 +59,18 @@ def gather(
             pending = [reference for reference in pending if reference not in hung]
         for reference in [*done, *hung]:
             actor = actors[reference]
-            try:
-                if reference in hung:
-                    raise _died(actor, HANGS.format(kill_process(ray, actor), hung[reference]), policy_intact)
-                results[reference] = _result(ray, reference, actor, policy_intact)
-            except returned as error:
-                results[reference] = error
-            except ray.exceptions.RayTaskError as error:
-                failed.append((actor, error))
+            if reference in hung:
+                end = HANGS.format(kill_process(ray, actor), hung[reference])
+                outcome: Any = WorkerDiedError(actor.name, end, policy_intact=policy_intact and not actor.trains)
+            else:
+                outcome = _outcome(ray, reference, actor, policy_intact)
+            if isinstance(outcome, ray.exceptions.RayTaskError):
+                failed.append((actor, outcome))
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            elif isinstance(outcome, TinyZeroError) and not isinstance(outcome, returned):
+                raise outcome
+            else:
+                results[reference] = outcome
         if meanwhile is not None:
             meanwhile()
     if failed:
@@ -79,18 +82,15 @@ def gather(
     return [results[reference] for _, reference in calls]
 
 
-def _result(ray: Any, reference: Any, actor: ActorHandle, policy_intact: bool) -> Any:
+def _outcome(ray: Any, reference: Any, actor: ActorHandle, policy_intact: bool) -> Any:
+    """The result of a call that is done, or the error in its place."""
     try:
         return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
+    except ray.exceptions.RayError as error:
+        if not isinstance(error, ray.exceptions.RayTaskError):
+            end = describe_death(ray, actor, error)
+            return WorkerDiedError(actor.name, end, policy_intact=policy_intact and not actor.trains)
         if isinstance(error.cause, EngineDiedError):
             error.cause.worker = actor.name
-        if isinstance(error.cause, TinyZeroError):
-            raise error.cause from None  # Ray's own error is of the cause's type too, but has a message of many lines
-        raise
-    except ray.exceptions.RayError as error:
-        raise _died(actor, describe_death(ray, actor, error), policy_intact) from error
-
-
-def _died(actor: ActorHandle, end: str, policy_intact: bool) -> WorkerDiedError:
-    return WorkerDiedError(actor.name, end, policy_intact=policy_intact and not actor.trains)
+        # Ray's own error is of the cause's type too, but has a message of many lines.
+        return error.cause if isinstance(error.cause, TinyZeroError) else error

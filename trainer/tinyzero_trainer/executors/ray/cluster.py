@@ -5,8 +5,9 @@ import os
 import re
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -46,7 +47,7 @@ def import_ray() -> Any:
 
 @contextmanager
 def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator[Any]:
-    """A placement group with these bundles; at the end it is removed, and Ray shut down if it was started here.
+    """A placement group with these bundles; at the end this process leaves Ray, which removes it.
 
     Raises:
         RayError: Ray cannot be reached or started, or has too few free resources.
@@ -72,12 +73,9 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
             more = f"; `tinyzero doctor --address {config.address}` shows what is free where" if config.address else ""
             raise RayError(f"Ray has too few free resources: the run needs {text}, and {there} are free{more}")
         yield group
-        with suppress(Exception):  # Ray itself may have ended, after the run
-            ray.util.remove_placement_group(group)
-    except TinyZeroError:
-        raise
-    except Exception:
-        watch.check_servers()  # what has died is the reason of whatever Ray raises
+    except Exception as error:
+        if not isinstance(error, TinyZeroError):
+            watch.check_servers()  # what has died is the reason of whatever Ray raises
         raise
     finally:
         watch.shut_down(ray)
@@ -111,9 +109,8 @@ def ask_gpu_node(config: RayConfig, ask: Callable[[], T]) -> T | None:
         if not ray.cluster_resources().get("GPU"):
             return None
         asked = ray.remote(num_cpus=0, num_gpus=0.01)(ask).remote()
-        with suppress(ray.exceptions.GetTimeoutError):
-            return cast(T, ray.get(asked, timeout=RESOURCES_SECONDS))
-        return None
+        done, _ = ray.wait([asked], timeout=RESOURCES_SECONDS)
+        return cast(T, ray.get(asked)) if done else None
     finally:
         ray.shutdown()
 
@@ -128,8 +125,8 @@ def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
         _connect(ray, config, bundles)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
-        for number, handler in handlers.items():
-            with suppress(ValueError):  # outside the main thread, where Ray installs none either
+        if threading.current_thread() is threading.main_thread():  # Ray installs none in others
+            for number, handler in handlers.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 

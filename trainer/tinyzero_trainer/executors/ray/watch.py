@@ -82,20 +82,20 @@ def place_of(ray: Any, actor: ActorHandle) -> Any:
 
 
 def run_on(ray: Any, node: str, function: Any, *args: Any) -> Any:
-    """The result of a function in another process of Ray on a node."""
+    """The result of a function in another process of Ray on a node; None if the node is gone, and Ray with it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
-    return ray.get(task.remote(*args), timeout=TASK_SECONDS)
+    with suppress(ray.exceptions.RayError):
+        task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        return ray.get(task.remote(*args), timeout=TASK_SECONDS)
 
 
 def kill_process(ray: Any, actor: ActorHandle) -> str:
     """Kill the process of an actor that hangs, which Ray would ask to exit; returns it for a message, if known."""
     if (place := place_of(ray, actor)) is None:
         return ""
-    with suppress(ray.exceptions.RayError):  # its machine is gone, and Ray with it
-        run_on(ray, place[1], lambda: os.kill(place[0], signal.SIGKILL))
+    run_on(ray, place[1], lambda: os.kill(place[0], signal.SIGKILL))
     return f"(process {place[0]}) "
 
 
@@ -109,9 +109,7 @@ def describe_death(ray: Any, actor: ActorHandle, error: Exception) -> str:
         return f"{name}was killed by Ray, since its machine ran out of memory; {HOST_ADVICE}"
     if place is None:
         return "has died"
-    cause, last_line = None, "its log cannot be read"
-    with suppress(ray.exceptions.RayError):  # its machine is gone, and Ray with it
-        cause, last_line = run_on(ray, place[1], find_reason, place[0])
+    cause, last_line = run_on(ray, place[1], find_reason, place[0]) or (None, "its log cannot be read")
     if cause is None:
         code, by = re.search(r"exit code (\d+)", text), re.search(r"receives a (SIG\w+)", text)
         silent = "it was killed from outside, or exited at once"
