@@ -31,7 +31,7 @@ ALGORITHMS, TRAINING, REWARDS = (f"trainer/tinyzero_trainer/{name}" for name in 
 SCORING, TASKS = "tinyzero_sdk/scoring", "tinyzero_sdk/tasks"
 TESTS = {
     ALGORITHMS: ("tests/trainer/algorithms", "tests/trainer/training", "tests/trainer/controller"),
-    TRAINING: ("tests/trainer/training", "tests/trainer/sft"),
+    TRAINING: ("tests/trainer/training", "tests/trainer/distributed/test_ranks.py", "tests/trainer/sft"),
     REWARDS: ("tests/trainer/rewards",),
     SCORING: ("tests/sdk/scoring", "tests/sdk/evaluation"),
     TASKS: ("tests/sdk/tasks", "tests/sdk/data"),
@@ -111,8 +111,11 @@ MUTANTS = [
         ("ratio/p95: the 95% quantile", "round(0.95 * len(ratios)) - 1", "round(0.95 * len(ratios)) - 2"),
     ),
     *in_file(
-        f"{TRAINING}/critic.py",
+        f"{TRAINING}/learner.py",
         ("padding weighs nothing", "torch.zeros_like(weight) if batch.is_padding else weight", "weight"),
+    ),
+    *in_file(
+        f"{TRAINING}/critic.py",
         ("explained variance: of the difference", "(returns - values).var(", "(returns + values).var("),
     ),
     *in_file(

@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.trainer.distributed.sharded import CASES, CPU, NOW, PLAIN, make_polic
 from tests.trainer.processes import on_ranks
 from tests.trainer.samples import ragged_samples
 from tinyzero_trainer.algorithms.batch import TrainingBatch
+from tinyzero_trainer.algorithms.losses import token_weights
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.distributed.dtensor import as_dtensor, full_tensor, local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, process_group
@@ -30,6 +32,7 @@ from tinyzero_trainer.training.build import _load
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.optimizer import Optimizer
 from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 OPTIMIZER = OptimizerConfig(micro_batch_tokens=80, num_mini_batches=2, weight_decay=0.1, max_grad_norm=0.05)
 SMALL = 30
@@ -50,14 +53,13 @@ def gradients(policy: Policy, experience: TrainingBatch, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(policy._optimizer, "gather_gradients", gather)
     monkeypatch.setattr(policy._optimizer, "step", lambda *_, **__: None)
-    policy._settings = replace(policy._settings, num_mini_batches=1)
-    policy.update(experience, NOW)
+    weights_of = partial(token_weights, mode=policy._algorithm.loss_aggregation, max_tokens=policy._max_tokens)
+    losses_of = partial(policy._token_losses, NOW)
+    policy._update_mini_batch(experience, NOW.learning_rate, weights_of, losses_of, MetricAccumulator())
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
-@pytest.mark.parametrize("count", [2, 3, 20])
+@pytest.mark.parametrize(("count", "aggregation"), [(3, "seq-mean-token-mean"), (20, "token-mean")])
 def test_the_gradients_of_the_ranks_add_up_to_those_of_one(
     count: int, aggregation: str, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,6 @@ def test_a_batch_of_masked_completions_changes_nothing(toy_model: LanguageModel)
     assert not critic.values(samples).any()
 
 
-@pytest.mark.slow
 def test_an_update_descends_the_clipped_loss_averaged_over_all_tokens(toy_model: LanguageModel) -> None:
     """Gradient and metrics against PPO's value loss, one completion and token at a time, in float64."""
     generator, samples, clip = torch.Generator().manual_seed(0), ragged_samples(toy_model), 0.1

@@ -15,8 +15,9 @@ from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.micro_batches import completion_lengths
-from tinyzero_trainer.training.optimizer import UpdateError
-from tinyzero_trainer.training.policy import Policy
+from tinyzero_trainer.training.optimizer import Optimizer, UpdateError
+from tinyzero_trainer.training.policy import Policy, _metrics
+from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5] * 3
 NOW = StepSettings(learning_rate=1e-3, temperature=1.0, kl_coefficient=0.1)
@@ -132,6 +133,26 @@ def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is(toy_model: 
     assert "actor/grad_norm" not in metrics
     after = (toy_model.model.state_dict(), policy._optimizer._adamw.state_dict()["state"])
     torch.testing.assert_close(after, (before[0], before[1]["state"]), rtol=0, atol=0)
+
+
+def test_the_95th_percentile_of_ratios_is_the_nearest_rank() -> None:
+    metrics, ratios = MetricAccumulator(), torch.randperm(40) + 1.0
+    metrics.extend(ratio=ratios, log_ratio=ratios.log())
+    metrics.end_mini_batch(torch.tensor(1.0))
+    assert _metrics(metrics)["actor/ratio/p95"] == 38
+
+
+def test_biases_and_norms_do_not_decay() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.requires_grad_(True)
+    torch.nn.init.ones_(model.weight)
+    torch.nn.init.ones_(model.bias)
+    optimizer = Optimizer(model, OptimizerConfig(weight_decay=0.5))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(0.1, optimizer.gather_gradients(torch.zeros(())))
+    assert model.weight.tolist() == [[pytest.approx(0.95)] * 2] * 2
+    assert model.bias.tolist() == [1, 1]
 
 
 def test_a_batch_of_masked_completions_changes_nothing(toy_model: LanguageModel) -> None:
