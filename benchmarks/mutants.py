@@ -129,7 +129,7 @@ MUTANTS = [
     ),
     *in_file(
         f"{TRAINING}/micro_batches.py",
-        ("the prompt's last token predicts the first", "(self.lengths) + 1)", "(self.lengths))"),
+        ("the prompt's last token predicts the first", "self.completions - 1, self", "self.completions, self"),
     ),
     *in_file(
         f"{REWARDS}/score.py",

@@ -241,29 +241,35 @@ class _Sequences:
         counts, places = np.array(shared).T
         return cls(tokens, starts, lengths, sizes[:, 1], counts, starts[places])
 
-    def places(self) -> np.ndarray:
-        """[tokens] in the own sequence, without what it shares."""
-        return np.arange(len(self.tokens)) - self.starts.repeat(self.lengths)
-
     def positions(self) -> np.ndarray:
         """[tokens] in prompt and completion."""
-        return self.places() + self.shared.repeat(self.lengths)
+        return ranges(self.shared, self.lengths)
 
     def keys(self) -> tuple[np.ndarray, np.ndarray]:
         """Places of what each sequence attends to, the shared tokens first, and [sequences] how many these are."""
-        lengths = self.shared + self.lengths
-        place = np.arange(lengths.sum()) - (lengths.cumsum() - lengths).repeat(lengths)
-        own = place - self.shared.repeat(lengths)
-        return np.where(own < 0, self.shared_starts.repeat(lengths) + place, self.starts.repeat(lengths) + own), lengths
+        starts, lengths = (
+            np.stack([first, second], axis=1).ravel()
+            for first, second in ((self.shared_starts, self.starts), (self.shared, self.lengths))
+        )
+        return ranges(starts, lengths), self.shared + self.lengths
 
     def predicts(self) -> np.ndarray:
-        """[tokens] whether the next token belongs to the completion."""
-        from_end = self.lengths.repeat(self.lengths) - self.places()  # 1 for the last token
-        return (from_end > 1) & (from_end <= self.completions.repeat(self.lengths) + 1)
+        """[completion tokens] the place before each, whose next token it is."""
+        return ranges(self.starts + self.lengths - self.completions - 1, self.completions)
 
     def targets(self) -> np.ndarray:
         """[completion tokens]"""
-        return self.tokens[np.flatnonzero(self.predicts()) + 1]
+        return self.tokens[self.predicts() + 1]
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Ranges of integers one after another.
+
+    Example:
+        >>> ranges(np.array([5, 0]), np.array([3, 2])).tolist()
+        [5, 6, 7, 0, 1]
+    """
+    return np.arange(lengths.sum()) + (starts - (lengths.cumsum() - lengths)).repeat(lengths)
 
 
 def _by_prompt(rollouts: Sequence[Rollout]) -> Iterator[tuple[tuple[int, ...], list[Rollout]]]:
@@ -309,7 +315,7 @@ def _pack(
     boundaries = np.append(sequences.starts, len(sequences.tokens))
     keys, key_lengths = sequences.keys()
     tokens, positions, longest = sequences.tokens, sequences.positions(), int(key_lengths.max())
-    predicts, targets, counts = np.flatnonzero(sequences.predicts()), sequences.targets(), ()
+    predicts, targets, counts = sequences.predicts(), sequences.targets(), ()
     # For slices of equal length, too; a sequence of its own, which no other sees.
     padding = -len(tokens) % (1 if group is None else group.size)
     if padding:

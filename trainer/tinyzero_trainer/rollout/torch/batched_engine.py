@@ -68,8 +68,7 @@ class BatchedEngine(RolloutEngine, ABC):
             self._leave_slots()
 
     def load_weights(self, version: int = 0) -> None:
-        """See `RolloutEngine`; sequences in slots go on, with the keys and values of their tokens so far."""
-        self._load()
+        """After the subclass has taken over the weights: what is sampled from now on has this version."""
         self.version = version
         self._scheduler.mark(version)
 
@@ -113,7 +112,7 @@ class BatchedEngine(RolloutEngine, ABC):
         if slots:
             kept = scheduler.leave(slots, self._read)
             if scheduler.running:
-                self._keep(torch.tensor([request.slot for request in scheduler.running]), torch.tensor(kept))
+                self._work_on(torch.tensor([request.slot for request in scheduler.running]), torch.tensor(kept))
         return len(slots)
 
     def _starts_anew(self, scheduler: Scheduler) -> bool:
@@ -142,10 +141,6 @@ class BatchedEngine(RolloutEngine, ABC):
         return self._state.read(requests, logprobs=self._params.logprobs)
 
     @abstractmethod
-    def _load(self) -> None:
-        """Take over the policy's current weights."""
-
-    @abstractmethod
     def _session(self) -> AbstractContextManager[None]:
         """The context in which the model runs."""
 
@@ -153,12 +148,11 @@ class BatchedEngine(RolloutEngine, ABC):
     def _reserve(self, scheduler: Scheduler) -> int:
         """Allocate `_state` and other buffers for what waits, while nothing is running; the number of slots."""
 
-    @abstractmethod
     def _has_room(self, scheduler: Scheduler) -> bool:
         """Whether the buffers are large enough for the sequences that wait."""
+        return True
 
-    @abstractmethod
-    def _leave_slots(self) -> None:
+    def _leave_slots(self) -> None:  # buffers may stay
         """Nothing is in a slot any more."""
 
     @abstractmethod
@@ -166,16 +160,12 @@ class BatchedEngine(RolloutEngine, ABC):
         """Read contexts into slots (on the CPU), slot i the context `rows[i]`, and sample a token of each slot."""
 
     @abstractmethod
-    def _work_on(self, running: Tensor) -> None:
-        """After a prefill: let the next steps work on these slots [n], the new ones last."""
+    def _work_on(self, running: Tensor, kept: Tensor | None = None) -> None:
+        """Let the next steps work on these slots [n]: the new ones are last, or `kept` [n] are their former places."""
 
     @abstractmethod
     def _finished(self) -> tuple[Tensor, int] | None:
         """`BatchState.finished` on the CPU, and after how many steps it was so; None = not known at present."""
-
-    @abstractmethod
-    def _keep(self, running: Tensor, kept: Tensor) -> None:
-        """Drop finished sequences; `running` [n] are the slots of the others, `kept` [n] their former places."""
 
     @abstractmethod
     def _step(self, index: int) -> None:

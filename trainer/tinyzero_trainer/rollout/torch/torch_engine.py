@@ -44,10 +44,8 @@ class TorchEngine(BatchedEngine):
 
     def load_weights(self, version: int = 0) -> None:
         self._suspend()
-        super().load_weights(version)
-
-    def _load(self) -> None:
         self._decoder.load_weights()
+        super().load_weights(version)
 
     def sleep(self) -> None:
         """Nothing to free: no memory is kept between two calls."""
@@ -72,9 +70,6 @@ class TorchEngine(BatchedEngine):
         self._state = BatchState(slots, longest, self._eos_ids, self._device)
         return slots
 
-    def _has_room(self, scheduler: Scheduler) -> bool:
-        return True  # they enter new buffers
-
     def _leave_slots(self) -> None:
         self._decoder.end()
 
@@ -87,16 +82,14 @@ class TorchEngine(BatchedEngine):
         logits = self._decoder.start(*tensors, torch.tensor(rows, device=self._device).bincount())
         self._state.sample(logits, self._rows, self._params)
 
-    def _work_on(self, running: Tensor) -> None:
+    def _work_on(self, running: Tensor, kept: Tensor | None = None) -> None:
         self._rows = len(running)
         self._state.set_rows(running, self._rows)
+        if kept is not None:
+            self._decoder.keep(kept.to(self._device))
 
     def _finished(self) -> tuple[Tensor, int] | None:
         return self._state.finished.cpu(), self._steps
-
-    def _keep(self, running: Tensor, kept: Tensor) -> None:
-        self._work_on(running)
-        self._decoder.keep(kept.to(self._device))
 
     def _step(self, index: int) -> None:
         state, self._steps = self._state, index

@@ -129,8 +129,10 @@ class GraphEngine(BatchedEngine):
         self._reserved = False
         self._weights.load()
 
-    def _load(self) -> None:
+    def load_weights(self, version: int = 0) -> None:
+        """See `RolloutEngine`; sequences in slots go on, with the keys and values of their tokens so far."""
         self._weights.load()
+        super().load_weights(version)
 
     def sleep(self) -> None:
         """Keeps memory that nothing else needs."""
@@ -225,9 +227,6 @@ class GraphEngine(BatchedEngine):
         self._reserved = False
         self._runner.forget()
 
-    def _leave_slots(self) -> None:
-        """The buffers stay."""
-
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _prefill(self, contexts: Sequence[list[int]], rows: Sequence[int], slots: Tensor) -> None:
@@ -251,7 +250,7 @@ class GraphEngine(BatchedEngine):
             self._sample(state, logits, end - start, self._params)
             start = end
 
-    def _work_on(self, running: Tensor) -> None:
+    def _work_on(self, running: Tensor, kept: Tensor | None = None) -> None:
         """See `BatchedEngine`; prepares a step for their number if there is none."""
         state, params, rows, cache = self._state, self._params, self._padded(len(running)), self._cache
         # What is fixed in a graph; it reads the values of temperature and top-p.
@@ -269,9 +268,6 @@ class GraphEngine(BatchedEngine):
 
     def _finished(self) -> tuple[Tensor, int] | None:
         return None if self._check is None else (self._check(), self._checked)
-
-    def _keep(self, running: Tensor, kept: Tensor) -> None:
-        self._work_on(running)
 
     def _step(self, index: int) -> None:
         self._runner.run(self._key)
