@@ -20,7 +20,7 @@ from tinyzero_trainer.distributed.workload import Workload, workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec
 from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.rollout.sizes import LEAST_SEQUENCES
-from tinyzero_trainer.utils.bounds import given
+from tinyzero_trainer.utils.bounds import unless_auto
 
 LORA_RANK = 32
 LORA_RATE = 10  # factor by which an adapter's learning rate is larger
@@ -145,7 +145,7 @@ class _Ladder:
             return None
         found = choose(self.spec, changed, self.limit, self.gpu, self.prompt_tokens, host=self.host)
         config = found.config
-        size, asked = given(config.vllm.gpu_memory_gb), given(self.config.vllm.gpu_memory_gb)
+        size, asked = unless_auto(config.vllm.gpu_memory_gb), unless_auto(self.config.vllm.gpu_memory_gb)
         if "vllm.gpu_memory_gb" in settings and size is not None and asked is not None and size >= asked:
             work = workload_of(self.config, self.prompt_tokens)
             if not predictions_of(self.config).shortfall(self.spec, self.config, work):
@@ -239,7 +239,7 @@ def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> 
 
 def fewer_sequences(config: TrainConfig, work: Workload) -> int | None:
     """Half of rollout.max_num_seqs; None = that are too few."""
-    count = min(given(config.rollout.max_num_seqs) or work.at_a_time, work.at_a_time)
+    count = min(unless_auto(config.rollout.max_num_seqs) or work.at_a_time, work.at_a_time)
     least = max(LEAST_SEQUENCES, config.rollout.group_size)
     return max(count // 2, least) if count > least else None
 

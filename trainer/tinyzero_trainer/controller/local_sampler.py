@@ -16,7 +16,7 @@ from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.build import require_architecture, require_engine
 from tinyzero_trainer.rollout.generation import generate
 from tinyzero_trainer.rollout.torch.sizes import FEW_SEQUENCES
-from tinyzero_trainer.utils.bounds import given
+from tinyzero_trainer.utils.bounds import unless_auto
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
 
@@ -40,7 +40,7 @@ class LocalSampler:
         )
         self._params = SamplingParams(config.rollout.max_completion_tokens, request.temperature, request.top_p)
         self._samples, self._seed = request.samples, config.run.seed
-        max_num_seqs = given(config.rollout.max_num_seqs) or FEW_SEQUENCES
+        max_num_seqs = unless_auto(config.rollout.max_num_seqs) or FEW_SEQUENCES
         self._group_size = max(1, max_num_seqs // request.samples)
         self.template = self._prompts.template
         # A problem's completions depend on its seed and on which others are sampled with it.

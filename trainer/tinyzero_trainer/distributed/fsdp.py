@@ -42,18 +42,18 @@ class FsdpOptions:
 
     device: torch.device
     dtype: torch.dtype
-    """Of computing; trained weights are kept in float32."""
+    """Type that passes compute in; trained weights are kept in float32."""
 
     activation_checkpointing: bool = False
     compile: bool | None = None
-    """Compile each layer; None = see `config.run.compiles`."""
+    """Compile each layer; None = if `config.run.compiles` says so."""
 
     offload: Literal["idle", "always"] | None = None
     replicas: int = 1
     sequence_parallel: int = 1
     recompute_logits: bool = True
     reshard_after_forward: bool = True
-    """Of several ranks; False = weights are gathered, and gradients reduced, once a mini-batch."""
+    """With several ranks; False = weights are gathered, and gradients reduced, once a mini-batch."""
 
     @classmethod
     def of(cls, config: TrainConfig, device: torch.device) -> "FsdpOptions":

@@ -81,15 +81,15 @@ class DataParallelGroup:
             return dict(columns)
         sizes = self.all_gather({name: (column.dtype, len(column)) for name, column in columns.items()})
         dtypes = {name: dtype for shard in sizes for name, (dtype, _) in shard.items()}
-        found = {}
+        gathered = {}
         for name, dtype in dtypes.items():
             counts = [shard[name][1] if name in shard else 0 for shard in sizes]
             own = columns.get(name, torch.empty(0)).to(dtype)
             padded = torch.cat([own, own.new_zeros(max(counts) - len(own))])
             received = padded.new_empty((len(counts), len(padded)))
             all_gather_single(received.view(-1), padded, group=self.process_group)
-            found[name] = torch.cat([column[:count] for column, count in zip(received, counts, strict=True)])
-        return found
+            gathered[name] = torch.cat([column[:count] for column, count in zip(received, counts, strict=True)])
+        return gathered
 
 
 ALONE = DataParallelGroup()  # a model on one rank

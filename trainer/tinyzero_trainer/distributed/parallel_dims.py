@@ -42,7 +42,7 @@ class ParallelDims:
 
     chunks_per_engine: int = 1
     device: str = "cuda"
-    """Of all processes: `cpu` or `cuda`."""
+    """Device of all processes: `cpu` or `cuda`."""
 
     @property
     def dp_shard(self) -> int:
@@ -127,7 +127,7 @@ def parallel_dims(config: TrainConfig) -> ParallelDims:
     device, gpus, parallel = config.run.device, config.ray.gpus, config.parallel
     engines, engine_tp = config.rollout.num_engines, config.vllm.tensor_parallel
     ranks = gpus - engines * engine_tp if gpus else parallel.world_size or 1
-    each = f" of {engine_tp} GPUs each" if engine_tp > 1 else ""
+    size = f" of {engine_tp} GPUs each" if engine_tp > 1 else ""
     wrong = ""
     if not gpus and device not in ("auto", "cpu"):
         wrong = f"run.device={device}, but ray.gpus=0 is a run on the CPU; give --gpus N"
@@ -138,12 +138,12 @@ def parallel_dims(config: TrainConfig) -> ParallelDims:
         )
     elif ranks < 1:
         wrong = (
-            f"rollout.num_engines={engines}{each} leave no GPU of ray.gpus={gpus} to train on; raise ray.gpus, or "
+            f"rollout.num_engines={engines}{size} leave no GPU of ray.gpus={gpus} to train on; raise ray.gpus, or "
             "lower rollout.num_engines (0 = colocated engines)"
         )
     elif parallel.world_size not in (None, ranks):
         wrong = (
-            f"parallel.world_size={parallel.world_size}, but ray.gpus={gpus} with rollout.num_engines={engines}{each} "
+            f"parallel.world_size={parallel.world_size}, but ray.gpus={gpus} with rollout.num_engines={engines}{size} "
             f"is {ranks}: a rank for each GPU without a dedicated engine; leave parallel.world_size out, or with "
             f"--resume give parallel.world_size={ranks}"
         )

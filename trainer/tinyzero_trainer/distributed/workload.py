@@ -8,7 +8,7 @@ from itertools import pairwise
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.kinds import find_engine
-from tinyzero_trainer.utils.bounds import given
+from tinyzero_trainer.utils.bounds import unless_auto
 
 PROMPT_TOKENS = 256
 """Of a prompt, where nothing better is known."""
@@ -115,7 +115,7 @@ def workload_of(config: TrainConfig, prompt_tokens: int | None = None) -> Worklo
     kind = find_engine(rollout.engine)
     groups = data.prompts_per_step * (1 + rollout.max_async_level if kind.continuous else 1)
     all_sequences = max(groups * rollout.group_size, config.eval.num_problems)
-    most = given(rollout.max_num_seqs) or min(all_sequences, kind.max_sequences or all_sequences)
+    most = unless_auto(rollout.max_num_seqs) or min(all_sequences, kind.max_sequences or all_sequences)
     sequence = prompt + rollout.max_completion_tokens
     per_mini_batch = -(-data.prompts_per_step // optimizer.num_mini_batches) * rollout.group_size
     shard, budget = -(-per_mini_batch // dims.data_parallel), optimizer.token_budget * dims.sequence_parallel

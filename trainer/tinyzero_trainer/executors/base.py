@@ -30,7 +30,7 @@ class PolicyWorker(Protocol):
         """`optimizer.micro_batch_tokens`, or fewer where memory has run out."""
 
     def gpu_memory(self) -> list[GpuMemoryUsage]:
-        """Of each rank's GPU; empty on the CPU."""
+        """The memory in use on each rank's GPU; empty on the CPU."""
 
     def logprobs(self, samples: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log π of every sampled token under the current weights."""
@@ -42,7 +42,7 @@ class PolicyWorker(Protocol):
         """Train on a batch; metrics `actor/*`."""
 
     def entropies(self) -> Tensor | None:
-        """[tokens] of the last batch trained on: see `TrainingBatch.entropies`."""
+        """[tokens] entropies of the last batch trained on, as in `TrainingBatch.entropies`."""
 
     def export(self, directory: Path) -> None:
         """Write the model in transformers' format."""

@@ -18,7 +18,7 @@ Auto = Literal["auto"]
 """Left to the run; advisor/auto.py chooses a value where it knows model and GPU."""
 
 
-def given(value: T | Auto) -> T | None:
+def unless_auto(value: T | Auto) -> T | None:
     """A setting's value; None where it is left to the run."""
     return None if value == "auto" else value
 
@@ -32,5 +32,5 @@ class NoneIs:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic import BeforeValidator
 
-        given = BeforeValidator(lambda value: self.value if value is None else value)
-        return given.__get_pydantic_core_schema__(source, handler)
+        validator = BeforeValidator(lambda value: self.value if value is None else value)
+        return validator.__get_pydantic_core_schema__(source, handler)

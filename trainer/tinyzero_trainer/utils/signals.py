@@ -91,7 +91,7 @@ class StopFlag:
 
 
 _flags: list[StopFlag] = []
-"""Of the `catch_signals` that this process is in."""
+"""The flags of each `catch_signals` that this process is in."""
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def import_errors_in_one_line() -> Iterator[None]:
     except (ImportError, OSError) as error:  # OSError: a shared library cannot be loaded
         modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
         packages = [name.partition(".")[0] for name in (*modules, getattr(error, "name", None) or "")]
-        package = next((one for one in packages if one not in ("", "importlib", *_OWN)), None)
+        package = next((name for name in packages if name not in ("", "importlib", *_OWN)), None)
         if package is None:
             raise
         advice = "`tinyzero doctor` looks at the installation"

@@ -75,7 +75,7 @@ def build_workers(
 def build_local_engine(
     config: TrainConfig, language_model: LanguageModel, note: Callable[[str], None]
 ) -> RolloutEngine:
-    """See `build_engine`; an engine in a process of its own is restarted when it fails.
+    """Build the rollout engine; one in a process of its own is restarted when it fails.
 
     With `rollout.max_async_level` an engine with weights of its own samples on while the policy is trained.
     """

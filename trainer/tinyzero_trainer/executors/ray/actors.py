@@ -103,7 +103,7 @@ class EngineActor(BaseActor):
             self.weight_group = None
 
     def generate(self, batch: PromptBatch) -> Groups:
-        """See `RolloutEngine`.
+        """The engine's completions of a batch.
 
         Raises:
             BatchStopped: `stop` was called.
@@ -129,7 +129,7 @@ class EngineActor(BaseActor):
         self._stopped = True
 
     def submit(self, groups: Sequence[Group]) -> None:
-        """See `RolloutEngine`, as for the next two."""
+        """Let the engine sample these groups, too."""
         self.engine.submit(groups)
 
     def advance(self, params: SamplingParams) -> tuple[list[Group], int]:
@@ -191,7 +191,7 @@ class TrainerActor(EngineActor):
         return without_weights(self._models.language_model) if self._index == 0 else None
 
     def try_largest(self, micro_batch_tokens: int) -> None:
-        """See `TrainedModels`."""
+        """Run the largest micro-batch of at most so many tokens, as `TrainedModels.try_largest` does."""
         with catch_out_of_memory(""):
             self._models.try_largest(self._config, micro_batch_tokens)
 
@@ -281,7 +281,7 @@ class RolloutActor(EngineActor):
             for parameter in language_model.model.parameters():
                 parameter.data = parameter.data.float() if parameter.requires_grad else parameter.data
         trained = {name for name, _ in sent_weights(language_model.model)}
-        self._state = {name: one for name, one in language_model.model.state_dict().items() if name in trained}
+        self._state = {name: value for name, value in language_model.model.state_dict().items() if name in trained}
         self.engine = build_engine(self._config, language_model, notes.append, number=self._index)
         if self._config.rollout.max_async_level and not self.engine.concurrent:
             self.engine = BackgroundEngine(self.engine, self._device)
@@ -310,7 +310,7 @@ class _WeightlessModel(nn.Module):
         self._sizes = [(parameter.shape, parameter.requires_grad) for parameter in model.parameters()]
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Of the same shapes, on the meta device."""
+        """Parameters of the same shapes, on the meta device."""
         for shape, trained in self._sizes:
             yield nn.Parameter(torch.empty(shape, device="meta"), requires_grad=trained)
 

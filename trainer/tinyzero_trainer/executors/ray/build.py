@@ -100,7 +100,7 @@ def build_workers(
         remote = _connect_engines(config, pool, ranks, engines, display.log)
 
         def make_pool(reward: RewardConfig, task: Task) -> RemotePool:
-            """Of the next scorer: tasks come in the same order."""
+            """A pool of the next scorer: tasks come in the order in which scorers were started."""
             return _remote_pool(config, pool, next(scorers), reward, task, display.log)
 
         run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
@@ -121,7 +121,7 @@ def _remote_pool(
     task: Task,
     report: Callable[[str], None],
 ) -> RemotePool:
-    """The pool of a scorer, which is restarted if it dies, now too."""
+    """The pool of a scorer, which is started here and restarted whenever it dies."""
 
     def start(scorer: ActorHandle) -> ActorHandle:
         gather([(scorer, scorer.handle.start.remote(reward, task))], policy_intact=True)

@@ -19,7 +19,7 @@ from tinyzero_trainer.utils.signals import SIGNALS
 T = TypeVar("T")
 
 OBJECT_STORE_BYTES = 2**30
-"""Of a Ray that is started for the run: it holds batches, never weights."""
+"""Size of the object store of a Ray that is started for the run: it holds batches, never weights."""
 
 RESOURCES_SECONDS = 60.0
 """To wait for the resources of a shared cluster."""
@@ -57,10 +57,10 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
     ray = import_ray()
     try:
         # Counted without initializing CUDA.
-        if config.address is None and config.gpus > (here := torch.cuda.device_count()):
+        if config.address is None and config.gpus > (present := torch.cuda.device_count()):
             raise RayError(
-                f"ray.gpus={config.gpus}, but there are {here} GPUs on this machine; lower it, or name a Ray with more "
-                "by --address"
+                f"ray.gpus={config.gpus}, but there are {present} GPUs on this machine; lower it, or name a Ray with "
+                "more by --address"
             )
         start(config, bundles)
         watch.check_servers()
@@ -221,8 +221,8 @@ def in_one_line(text: str) -> str:
         'Failed to connect'
     """
     if "Version mismatch" in text:
-        there, _, here = text.partition("Version mismatch")[2].partition("This process")
-        versions = [", ".join(re.findall(r"(?:Ray|Python): [^\s,]+", part)).replace(":", "") for part in (there, here)]
+        theirs, _, ours = text.partition("Version mismatch")[2].partition("This process")
+        versions = [", ".join(re.findall(r"(?:Ray|Python): [^\s,]+", part)).replace(":", "") for part in (theirs, ours)]
         return f"{versions[0]} there, {versions[1]} here"
     line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
     return line.partition(". Ensure ")[0]  # what follows is a paragraph on tokens

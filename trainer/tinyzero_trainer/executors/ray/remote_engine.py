@@ -62,7 +62,7 @@ class RemoteEngine(RolloutEngine):
         with self._as_the_only_one():
             polls = [self._threads.submit(poll, stream) for stream in self._streams]
             wait(polls)  # also if one fails: none may use an engine after this
-            finished = sum(each.result() for each in polls)
+            finished = sum(poll.result() for poll in polls)
         on_progress(finished)
         complete, self._complete = self._complete, []
         return complete

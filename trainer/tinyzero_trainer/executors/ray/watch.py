@@ -31,7 +31,7 @@ _started = list[tuple[str, Any]]()  # Ray's processes that are children of this 
 
 
 def look_after(processes: Iterable[Any]) -> None:
-    """Of the Ray that this process has started, for `check_servers`."""
+    """Remember the processes of a Ray that this one has started, for `check_servers` and `shut_down`."""
     _started.extend((process.name(), process) for process in processes)
 
 

@@ -20,7 +20,7 @@ from tinyzero_trainer.rollout.torch.decoder import FusedDecoder
 from tinyzero_trainer.rollout.torch.sizes import FEW_SEQUENCES
 from tinyzero_trainer.rollout.torch.torch_engine import TorchEngine
 from tinyzero_trainer.rollout.weight_source import WeightSource
-from tinyzero_trainer.utils.bounds import given
+from tinyzero_trainer.utils.bounds import unless_auto
 
 
 def require(config: TrainConfig, device: torch.device) -> None:
@@ -63,7 +63,7 @@ def build(
             device=device,
             fp8_cache=config.rollout.kv_cache_dtype == "fp8",
             fp8_products=config.rollout.quantization == "fp8",
-            max_num_seqs=given(config.rollout.max_num_seqs),
+            max_num_seqs=unless_auto(config.rollout.max_num_seqs),
             keep_memory=ahead or config.memory.offload is None,
             memory=(lambda: replace(FreeMemory.of(device), reusable=0)) if ahead else None,
             report=report,
@@ -79,4 +79,4 @@ def build(
             f"rollout.engine=torch has no CUDA graphs for {type(model).__name__} as this model is set up, so "
             "completions are generated slowly; rollout.engine=vllm is faster"
         )
-    return TorchEngine(language_model, max_num_seqs=given(config.rollout.max_num_seqs) or FEW_SEQUENCES)
+    return TorchEngine(language_model, max_num_seqs=unless_auto(config.rollout.max_num_seqs) or FEW_SEQUENCES)

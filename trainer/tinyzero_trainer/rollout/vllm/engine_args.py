@@ -24,7 +24,7 @@ from tinyzero_trainer.rollout.vllm.log import LEVEL
 from tinyzero_trainer.rollout.vllm.parent_watchdog import TRAINER
 from tinyzero_trainer.rollout.vllm.predictions import memory, settle
 from tinyzero_trainer.rollout.vllm.sizes import GB, MAX_SEQUENCES
-from tinyzero_trainer.utils.bounds import given
+from tinyzero_trainer.utils.bounds import unless_auto
 from tinyzero_trainer.utils.vllm_version import implementations, require_vllm, runs
 
 GRAPHS_UP_TO = 512
@@ -107,7 +107,7 @@ def longest_sequence(config: TrainConfig, language_model: LanguageModel) -> int:
 
 def sequences_at_a_time(config: TrainConfig, device: torch.device) -> int:
     """How many vLLM may generate at a time; it takes fewer by itself if its cache is too small."""
-    if (most := given(config.rollout.max_num_seqs)) is not None:
+    if (most := unless_auto(config.rollout.max_num_seqs)) is not None:
         return most
     wanted = max(config.data.prompts_per_step * config.rollout.group_size, config.eval.num_problems)
     return min(wanted, MAX_SEQUENCES if device.type == "cuda" else MAX_SEQUENCES_ON_CPU)

@@ -14,7 +14,7 @@ from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.rollout.sizes import DECODING_SHARE, LEAST_SEQUENCES
 from tinyzero_trainer.rollout.vllm import sizes
 from tinyzero_trainer.rollout.vllm.sizes import GB
-from tinyzero_trainer.utils.bounds import given
+from tinyzero_trainer.utils.bounds import unless_auto
 
 
 def memory(spec: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bool = False) -> EngineMemory:
@@ -23,7 +23,7 @@ def memory(spec: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bool 
     process = {"CUDA context of its process": CONTEXT} if vllm.separate_process else {}
     if vllm.tensor_parallel > 1:
         process["NCCL of its process"] = NCCL
-    gigabytes = given(vllm.gpu_memory_gb)
+    gigabytes = unless_auto(vllm.gpu_memory_gb)
     size = needed(spec, config, work) if gigabytes is None else int(gigabytes * GB)
     graphs = sizes.BESIDE if vllm.cuda_graphs else sizes.BESIDE // 4
     awake = {"vllm.gpu_memory_gb": size, "beside it": graphs, **process}
@@ -78,14 +78,14 @@ def _gigabytes(size: float) -> float:
 
 def shortfall(spec: ModelSpec, config: TrainConfig, work: Workload) -> int:
     """vllm.gpu_memory_gb, in bytes, that the weights and one sequence need; 0 if no less is given."""
-    gigabytes, least = given(config.vllm.gpu_memory_gb), needed(spec, config, work, sequences=1)
+    gigabytes, least = unless_auto(config.vllm.gpu_memory_gb), needed(spec, config, work, sequences=1)
     # A proposed value is rounded down.
     return least if gigabytes is not None and gigabytes * GB + GB / 100 < least else 0
 
 
 def less_memory(spec: ModelSpec, config: TrainConfig, work: Workload) -> Iterator[Settings]:
     """Settings that leave it less memory than it is given."""
-    size = given(config.vllm.gpu_memory_gb)
+    size = unless_auto(config.vllm.gpu_memory_gb)
     if size is not None:
         less = int(80 * size) / 100
         if less * GB >= needed(spec, config, work, sequences=LEAST_SEQUENCES):
@@ -94,7 +94,7 @@ def less_memory(spec: ModelSpec, config: TrainConfig, work: Workload) -> Iterato
 
 def sequences_at_a_time(spec: ModelSpec, config: TrainConfig, work: Workload) -> int:
     """Sequences of the batch that are generated at a time: as many whole ones as the KV cache holds, at least 1."""
-    gigabytes = given(config.vllm.gpu_memory_gb)
+    gigabytes = unless_auto(config.vllm.gpu_memory_gb)
     if gigabytes is None:
         return work.trained_at_a_time
     left = gigabytes * GB - needed(spec, config, work, sequences=0)
