@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from tests.trainer.runs import Configure, assert_same_weights, killed, lines, on_call, short_run
-from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
@@ -26,7 +25,6 @@ from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE, GroupsInFlight, load_in_flight
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
-from tinyzero_trainer.errors import WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.rollout import TorchEngine
@@ -173,33 +171,3 @@ def test_an_engine_in_a_thread_samples_beside_the_update_and_a_killed_run_goes_o
     assert max(row["staleness/steps_max"] for row in rows[1:]) <= level
     if not refill:
         assert len(kept) in (4 * (level - 1), 4 * level), "the next batch is complete, and in a file of its own"
-
-
-@pytest.mark.slow
-def test_an_engine_that_dies_during_an_update_costs_no_step(configure, tmp_path, monkeypatch):
-    run = configure(tmp_path / "run", run__steps=3, rollout__max_async_level=1)
-    monkeypatch.setattr(session, "build_workers", in_a_thread)
-    updating, died, update, take = threading.Event(), threading.Event(), Policy.update, GroupsInFlight.take
-
-    def wait_for_death(*args: Any) -> Any:
-        updating.set()
-        assert died.wait(60)
-        return update(*args)
-
-    def die(self: GroupsInFlight, count: int, step: int, *args: Any) -> Any:
-        if step < 3:
-            return take(self, count, step, *args)
-        patch.setattr(Policy, "update", wait_for_death)
-        assert updating.wait(60)
-        died.set()
-        raise WorkerDiedError("the rollout engine", "has died", policy_intact=True)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(GroupsInFlight, "take", die)
-        with pytest.raises(TinyZeroError, match=r"the rollout engine has died; step 2 is saved; resume with: "):
-            train(run)
-    assert store.latest(tmp_path / "run/checkpoints").step == 2
-    train(run, resume=True)
-    rows = lines(run.run.output)
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    assert "val-core/toy_task/acc/mean@1" in rows[2]

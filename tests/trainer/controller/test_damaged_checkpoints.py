@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from tests.trainer.configurations import typed
 from tests.trainer.controller.test_checkpointer import batch_of
@@ -35,7 +33,6 @@ from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.monitoring.progress import Progress
 
 MANIFEST, STATE, BATCH = "manifest.json", f"{STATE_DIRECTORY}/state.json", f"{STATE_DIRECTORY}/next_batch.json"
-OPTIMIZER, CRITIC = (f"{STATE_DIRECTORY}/{name}.safetensors" for name in ("optimizer", "critic"))
 ODD: list[Any] = [None, True, -1, 0, 7, 0.5, 1e308, float("nan"), 10**400, "", "x", "\ud800", [], {}, [[]], {"x": 1}]
 
 
@@ -235,49 +232,6 @@ def run(warm_model: Path, toy_task: str, tmp_path_factory: pytest.TempPathFactor
     return config
 
 
-def tensors(file: str, change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    def act(path: Path) -> None:
-        found = load_file(path / file)
-        change(found)
-        save_file(found, path / file, metadata={"format": "pt"})
-        seal(path)
-
-    return act
-
-
-def rename(found: dict[str, torch.Tensor]) -> None:
-    found["x"] = found.pop(max(found))
-
-
-def reshape(found: dict[str, torch.Tensor]) -> None:
-    found[max(found)] = torch.zeros(1, 2, 3)
-
-
-def convert(found: dict[str, torch.Tensor]) -> None:
-    found[max(found)] = found[max(found)].double()
-
-
-TENSOR_FAULTS = {
-    "no optimizer": (removed(OPTIMIZER), r"optimizer\.safetensors is missing"),
-    "another optimizer": (
-        tensors(OPTIMIZER, rename),
-        r"optimizer\.safetensors does not fit the model: of step/model.*none",
-    ),
-    "another shape of moments": (tensors(OPTIMIZER, reshape), r"of step/model.norm.weight it has 1 × 2 × 3 float32"),
-    "another type of moments": (tensors(OPTIMIZER, convert), r"it has float64, expected float32"),
-    "another critic": (
-        tensors(CRITIC, rename),
-        r"critic\.safetensors does not fit the model: of head.weight it has none",
-    ),
-    "another model": (tensors("model.safetensors", rename), r"step_2 holds no model to go on with: .* is missing"),
-    "another type of weights": (
-        tensors("model.safetensors", convert),
-        r"model\.safetensors has .* as F64, expected F32",
-    ),
-    "no tokenizer": (removed("tokenizer.json"), "step_2 holds no model to go on with: its tokenizer is missing"),
-}
-
-
 def resumed_at(
     config: TrainConfig, damage: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
 ) -> tuple[int, str]:
@@ -292,15 +246,6 @@ def resumed_at(
         shutil.rmtree(output)
         whole.rename(output)
     return step, capsys.readouterr().err
-
-
-@pytest.mark.nightly(reason="each fault loads a model twice; one is resumed from to the end in test_loop.py each time")
-@pytest.mark.parametrize("name", TENSOR_FAULTS)
-def test_tensors_of_another_model_are_named_and_the_checkpoint_before_them_taken(name, run, capsys):
-    damage, message = TENSOR_FAULTS[name]
-    step, printed = resumed_at(run, damage, capsys)
-    assert re.search(message, printed.replace("\n", " "))
-    assert step == 1
 
 
 @pytest.mark.nightly(reason="each example loads a model once or twice")

@@ -443,23 +443,6 @@ def test_a_checkpoint_that_another_run_needs_is_kept(fault_row, config):
 
 
 @pytest.mark.slow
-def test_a_finished_run_can_be_lengthened(config, whole):
-    train(config("short", run__steps=2))
-    longer = config("short")
-    train(longer, resume=True)
-    assert [row["step"] for row in lines(longer.run.output)] == list(range(STEPS + 1))
-    assert lines(longer.run.output)[3:] == lines(whole.output)[3:]
-    assert "steps = 5" in (Path(longer.run.output) / "config.toml").read_text()
-
-
-@pytest.mark.slow
-def test_a_run_is_not_resumed_with_other_settings(config):
-    train(config(run__steps=2))
-    with pytest.raises(SettingsError, match=r"config\.toml has changed"):
-        train(config(run__steps=2, optimizer__learning_rate=2e-3), resume=True)
-
-
-@pytest.mark.slow
 @pytest.mark.fault(
     "metrics.jsonl",
     "metrics.jsonl is emptied, deleted or damaged, while the run goes on or before it is resumed",

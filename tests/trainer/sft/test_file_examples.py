@@ -105,16 +105,11 @@ def test_a_completion_of_several_messages_is_learned_turn_by_turn(read: Read) ->
     assert texts(read([{"prompt": "2+2=", "completion": messages[1:2]}])) == [("2+2=", "4")]
 
 
-def test_a_turn_of_weight_zero_is_not_learned(read: Read) -> None:
-    answers = [{"role": "assistant", "content": text, "weight": weight} for text, weight in (("no", 0), ("yes", 1))]
-    ((prompt, completion),) = texts(read([{"messages": [CHAT[1], answers[0], CHAT[1], answers[1]]}]))
+def test_a_turn_without_text_or_of_weight_zero_is_not_learned(read: Read) -> None:
+    turns = [("no", {"weight": 0}), ("", {}), ("yes", {"weight": 1})]
+    answers = [{"role": "assistant", "content": text, **weight} for text, weight in turns]
+    ((prompt, completion),) = texts(read([{"messages": [turn for answer in answers for turn in (CHAT[1], answer)]}]))
     assert ("no" in prompt, completion) == (True, "yes")
-
-
-def test_a_turn_without_text_is_not_learned(read: Read) -> None:
-    turns = [*CHAT, {"role": "assistant", "content": ""}, {"role": "tool", "content": "4"}]
-    ((_, completion),) = texts(read([{"messages": [*turns, {"role": "assistant", "content": "It is 4."}]}]))
-    assert completion == "It is 4."
 
 
 @pytest.mark.slow
