@@ -13,7 +13,6 @@ import fcntl
 import json
 import os
 import platform
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,7 +24,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.config import SftConfig, TrainConfig
-from tinyzero_trainer.config.resume import is_sft
+from tinyzero_trainer.config.resume import resume_command
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -106,8 +105,7 @@ class RunDirectory:
             if resume and not self.config.exists():
                 raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
             if not resume and any(checkpoint.sealed(self.checkpoints)):
-                command = "sft" if self.config.exists() and is_sft(read_toml(self.config)) else "train"
-                command = f"tinyzero {command} --output {shlex.quote(str(self.path))} --resume"
+                command = resume_command(read_toml(self.config) if self.config.exists() else {}, self.path)
                 raise RunDirectoryError(
                     f"{self.path} holds a run with checkpoints; resume with: {command} (or choose another --output)"
                 )

@@ -5,7 +5,6 @@ Listing writes nothing, and tolerates runs that are in progress, killed or made 
 
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from tinyzero_trainer.checkpoint.run_directory import (
     errors_in_one_line,
     is_locked,
 )
-from tinyzero_trainer.config.resume import is_sft
+from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.monitoring.metrics_log import (
     audit_alarms,
     false_positive_rates,
@@ -123,7 +122,6 @@ def status_of(path: Path) -> RunStatus:
         state = "unreadable"
     if is_locked(path / LOCK) or is_locked(run.metrics):
         state = "running"
-    command = f"tinyzero {'sft' if is_sft(config) else 'train'} --output {shlex.quote(str(path))} --resume"
     return RunStatus(
         path=path,
         state=state,
@@ -138,7 +136,7 @@ def status_of(path: Path) -> RunStatus:
         checkpoints=tuple(saved),
         bytes={entry.name: _bytes(entry) for entry in sorted(path.iterdir())},
         changed=changed,
-        resume=command if state in ("stopped", "aborted") else None,
+        resume=resume_command(config, path) if state in ("stopped", "aborted") else None,
         fault=fault,
     )
 

@@ -74,6 +74,12 @@ ModelOption = Annotated[
         show_default="the tiny model that comes with the trainer; on a GPU, one made for the task",
     ),
 ]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", metavar="DIR", help="Run directory.", show_default="runs/…-DATE-TIME")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Resume from the newest checkpoint in --output, with its config.toml.")
+]
 GpusOption = Annotated[
     int | None,
     typer.Option("--gpus", metavar="N", min=0, help="Train in several processes on N GPUs, with Ray; 0 = on the CPU."),

@@ -18,13 +18,6 @@ from tinyzero_trainer.cli import options, start
 if TYPE_CHECKING:
     from tinyzero_trainer.config import SftConfig
 
-OutputOption = Annotated[
-    Path | None, typer.Option("--output", metavar="DIR", help="Run directory.", show_default="runs/sft-…-DATE-TIME")
-]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Resume from the newest checkpoint in --output, with its config.toml.")
-]
-
 
 def sft(
     overrides: options.Overrides = None,
@@ -47,11 +40,11 @@ def sft(
             show_default="a new decoder with random weights",
         ),
     ] = None,
-    output: OutputOption = None,
+    output: options.OutputOption = None,
     config: options.ConfigOption = None,
     gpus: options.GpusOption = None,
     address: options.AddressOption = None,
-    resume: ResumeOption = False,
+    resume: options.ResumeOption = False,
     allow_unsafe_scorers: AllowUnsafe = False,
 ) -> None:
     """Fine-tune a language model on examples of a task, or of a file.
@@ -69,9 +62,9 @@ def sft(
 def warm_start(
     overrides: options.Overrides = None,
     task: options.TaskOptions = None,
-    output: OutputOption = None,
+    output: options.OutputOption = None,
     config: options.ConfigOption = None,
-    resume: ResumeOption = False,
+    resume: options.ResumeOption = False,
 ) -> None:
     """Train a small new model on a task's own examples: `tinyzero sft` with settings that suit one."""
     from tinyzero_trainer.config.sft import warm_start

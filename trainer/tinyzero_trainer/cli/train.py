@@ -4,10 +4,7 @@ What is slow to import (torch above all) is imported inside functions, after the
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.cli.task_options import AllowUnsafe, show_judge
 from tinyzero_sdk.console import stderr
@@ -23,18 +20,13 @@ if TYPE_CHECKING:
 def train(
     overrides: options.Overrides = None,
     task: options.TaskOptions = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="DIR", help="Run directory.", show_default="runs/TASK-DATE-TIME"),
-    ] = None,
+    output: options.OutputOption = None,
     recipe: options.RecipeOption = None,
     config: options.ConfigOption = None,
     model: options.ModelOption = None,
     gpus: options.GpusOption = None,
     address: options.AddressOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the newest checkpoint in --output, with its config.toml.")
-    ] = False,
+    resume: options.ResumeOption = False,
     allow_unsafe_scorers: AllowUnsafe = False,
 ) -> None:
     """Train a language model on a task by reinforcement learning.

@@ -23,10 +23,11 @@ def is_sft(content: Mapping[str, Any]) -> bool:
     return "new_model" in content
 
 
-def resume_command(config: TrainConfig | SftConfig) -> str:
-    """The command that resumes a run."""
-    command = "sft" if isinstance(config, SftConfig) else "train"
-    return f"tinyzero {command} --output {shlex.quote(config.run.output)} --resume"
+def resume_command(config: TrainConfig | SftConfig | Mapping[str, Any], output: str | Path | None = None) -> str:
+    """The command that resumes a run, by its configuration or by what is saved of it, and its directory."""
+    sft = is_sft(config) if isinstance(config, Mapping) else isinstance(config, SftConfig)
+    place = str(config.run.output if output is None and not isinstance(config, Mapping) else output)
+    return f"tinyzero {'sft' if sft else 'train'} --output {shlex.quote(place)} --resume"
 
 
 def resume_config(
@@ -54,8 +55,9 @@ def resume_config(
     if not content:
         raise SettingsError(f"{file} is empty, so what was learned from is unknown; restore it, or start another run")
     if is_sft(content) != (cls is SftConfig):
-        command = f"tinyzero {'train' if cls is SftConfig else 'sft'} --output {shlex.quote(str(directory))} --resume"
-        raise SettingsError(f"{directory} holds another kind of run; resume it with: {command}")
+        raise SettingsError(
+            f"{directory} holds another kind of run; resume it with: {resume_command(content, directory)}"
+        )
     saved = build(cls, content)
     if isinstance(saved, SftConfig) and (epochs := get(overrides, "run.epochs")) and saved.run.steps:
         raise SettingsError(
