@@ -207,21 +207,25 @@ def damage_in_one_line(file: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
-        if isinstance(error, OSError) and (error.errno is None or error.errno in _NOT_THERE):  # None: of a library
-            raise DamagedCheckpointError(f"{file}: {reason}") from error
-        if isinstance(error, OSError) or "start new thread" in reason:
-            raise CheckpointError(
-                f"cannot read {file}: {reason}; it may be intact, and nothing has been deleted: try again"
-            ) from error
-        raise DamagedCheckpointError(f"{file} cannot be read ({reason})") from error
-    except ValidationError as error:
+    except Exception as error:  # the border to files and libraries: damaged bytes end in anything
+        if isinstance(error, TinyZeroError | MemoryError):
+            raise
+        raise _error_of_reading(file, error) from error
+
+
+def _error_of_reading(file: Path, error: Exception) -> CheckpointError:
+    if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
-        raise DamagedCheckpointError(f"{file} is wrong at {place}: {first['msg']}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
-        raise DamagedCheckpointError(f"{file} cannot be read ({first_line(error)})") from error
+        return DamagedCheckpointError(f"{file} is wrong at {place}: {first['msg']}")
+    reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+    if isinstance(error, OSError) and (error.errno is None or error.errno in _NOT_THERE):  # None: of a library
+        return DamagedCheckpointError(f"{file}: {reason}")
+    if isinstance(error, OSError) or "start new thread" in reason:
+        return CheckpointError(
+            f"cannot read {file}: {reason}; it may be intact, and nothing has been deleted: try again"
+        )
+    return DamagedCheckpointError(f"{file} cannot be read ({reason})")
 
 
 def sealed(root: Path) -> Iterator[tuple[int, Path]]:
@@ -311,10 +315,8 @@ def _temporary_name(path: Path) -> Path:
 def _failure(final: Path, error: Exception, expected_bytes: int) -> str:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     need = f"{expected_bytes:,} bytes needed, " if expected_bytes else ""
-    try:
-        space = f"{need}{shutil.disk_usage(final.parent).free:,} free"
-    except OSError:
-        space = "the directory is gone"
+    is_there = final.parent.is_dir()
+    space = f"{need}{shutil.disk_usage(final.parent).free:,} free" if is_there else "the directory is gone"
     if os.strerror(errno.EFBIG) in reason:
         space = f"{need}`ulimit -f` limits the size of files"
     return f"cannot save {final}: {reason} ({space})"
