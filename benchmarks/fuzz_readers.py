@@ -43,7 +43,8 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.report.page import report as make_page
 from tinyzero_sdk.report.runs import open_run
 from tinyzero_sdk.scoring.compare import compare_files
-from tinyzero_sdk.scoring.outputs import accept_any, read_outputs
+from tinyzero_sdk.scoring.outputs import read_outputs
+from tinyzero_sdk.scoring.provenance import accept_any
 from tinyzero_sdk.scoring.readers import READERS as FORMATS
 from tinyzero_sdk.scoring.readers.inspect_logs import _content as entry_content
 from tinyzero_sdk.tasks.task import Task

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions
     from tinyzero_sdk.evaluation.protocol import EvaluationPlan, EvaluationResult, LocalModels
     from tinyzero_sdk.progress import Progress
+    from tinyzero_sdk.scoring.summary import Summary
 
 
 _ENDPOINT_ONLY = [
@@ -184,7 +185,7 @@ def evaluate(
     print_json(_as_json(result)) if json else _show(plan, result)
     _remark(plan, model, result)
     show_judge(plan.task)
-    if result.report is not None and not result.report.is_clean:
+    if not result.report.is_clean:
         show_faults(output or Path("the completions"), result.report)
         raise typer.Exit(1)
 
@@ -193,11 +194,12 @@ def _remark(plan: "EvaluationPlan", model: str | None, result: "EvaluationResult
     """Say on stderr what a reader of the result should know."""
     from tinyzero_sdk.evaluation.signal_advice import Situation, hint, warning
 
-    if result.problems < plan.size:
-        found = f"{plural(result.problems, 'problem')} in the {plan.split} split"
+    summary = result.summary
+    if summary.prompts < plan.size:
+        found = f"{plural(summary.prompts, 'problem')} in the {plan.split} split"
         stderr.print(Text(f"{plan.task.name} has only {found}; all of them were used"), soft_wrap=True)
     situation = Situation(plan.task, model, plan.max_tokens, template=result.template)
-    text = hint(result.signal) if result.signal.fault is None else f"warning: {warning(result.signal, situation)}"
+    text = hint(summary.signal) if summary.signal.fault is None else f"warning: {warning(summary.signal, situation)}"
     if text:
         stderr.print(Text(text, "yellow"), soft_wrap=True)
 
@@ -310,34 +312,45 @@ def _count(file: Path) -> int:
 
 
 def _as_json(result: "EvaluationResult") -> dict[str, Any]:
-    names = ("problems", "samples", "accuracy", "standard_error", "mean_score", "by_reason", "mean_length")
-    return {name: getattr(result, name) for name in (*names, "tokens_per_second", "summary")}
+    summary = result.summary
+    return {
+        "problems": summary.prompts,
+        "samples": result.samples,
+        **{name: getattr(summary, name) for name in ("accuracy", "standard_error", "mean_score")},
+        "by_reason": dict(sorted(result.report.reasons.items())),
+        "mean_length": _mean_tokens(summary),
+        "tokens_per_second": result.tokens_per_second,
+        "summary": summary.as_json(),
+    }
+
+
+def _mean_tokens(summary: "Summary") -> float | None:
+    return summary.mean_length if summary.length_unit == "tokens" else None
 
 
 def _show(plan: "EvaluationPlan", result: "EvaluationResult") -> None:
+    summary, length = result.summary, _mean_tokens(result.summary)
     how = "greedy" if plan.temperature == 0 else f"sampled at T={plan.temperature:g}"
     where = "held out" if plan.split == "test" else "of the training split"
-    parts = {} if result.report is None or result.report.summary is None else result.report.summary.parts
     signal = {
-        "no answer": result.signal.no_answer_frac,
-        "cut off": result.signal.truncated_frac,
-        "zero-variance groups": result.signal.zero_std_frac,
+        "no answer": summary.signal.no_answer_frac,
+        "cut off": summary.signal.truncated_frac,
+        "zero-variance groups": summary.signal.zero_std_frac,
     }
     rows = {
         "task": plan.task.name,
         "model": plan.model,
-        "problems": f"{result.problems:,} {where}, {plural(result.samples, 'sample')} each, {how}",
-        "accuracy": f"{percent(result.accuracy)} ± {percent(result.standard_error)} (one standard error)",
-        "mean score": f"{result.mean_score:.3f}",
-        "parts": " · ".join(f"{name} {mean:.4g}" for name, mean in parts.items()) or None,
-        "mean length": None if result.mean_length is None else f"{result.mean_length:,.1f} tokens",
-        "reasons": " · ".join(f"{reason} {rows:,}" for reason, rows in sorted(result.by_reason.items())),
+        "problems": f"{summary.prompts:,} {where}, {plural(result.samples, 'sample')} each, {how}",
+        "accuracy": f"{percent(summary.accuracy)} ± {percent(summary.standard_error)} (one standard error)",
+        "mean score": f"{summary.mean_score:.3f}",
+        "parts": " · ".join(f"{name} {mean:.4g}" for name, mean in summary.parts.items()) or None,
+        "mean length": None if length is None else f"{length:,.1f} tokens",
+        "reasons": " · ".join(f"{reason} {rows:,}" for reason, rows in sorted(result.report.reasons.items())),
         "signal": " · ".join(f"{name} {percent(part)}" for name, part in signal.items() if part is not None),
         "speed": None if result.tokens_per_second is None else f"{result.tokens_per_second:,.0f} tokens/s",
     }
     for name, value in rows.items():
         if value is not None:
             stdout.print(f"[bold]{name:<12}[/]{escape(value)}", soft_wrap=True)
-    if result.report is not None and result.report.summary is not None:
-        show_tables(result.report.summary)
-        show_left_out(result.report)
+    show_tables(summary)
+    show_left_out(result.report)

@@ -29,7 +29,7 @@ GroupBy = Annotated[
         "--by",
         metavar="COLUMN",
         help="Column that identifies a prompt, or a field of one as NAME.FIELD.",
-        show_default="extra_info.key, prompt, extra_info.index or ground_truth",
+        show_default="extra_info.key, problem, prompt, extra_info.index or ground_truth",
     ),
 ]
 Wrappers = Annotated[

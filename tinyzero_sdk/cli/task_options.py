@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from tinyzero_sdk.tasks.task import Task
 
 
+DATA_ENDINGS = (".jsonl", ".csv", ".parquet", ".eval")
+"""No task or option of one ends like this: the word is a further file, as where a shell expands `*.parquet`."""
+
+
 def complete_task(incomplete: str) -> list[str]:
     """Installed tasks, for the shell."""
     from tinyzero_sdk.tasks.registry import GROUP
@@ -65,8 +69,13 @@ def one_task(task: str | None, words: Sequence[str] | None) -> tuple[str, list[s
     """The task of a command that needs one, whether --task or a word names it, and the other words.
 
     Raises:
-        SettingsError: none is named, or several.
+        SettingsError: none is named, or several, or a word names a data file.
     """
+    if files := [word for word in words or () if "=" not in word and word.removesuffix(".gz").endswith(DATA_ENDINGS)]:
+        raise SettingsError(
+            f"got another file, {files[0]}; give one (JSON Lines of several: cat a.jsonl b.jsonl | tinyzero score -), "
+            "and the task as --task NAME"
+        )
     names, overrides = named_tasks(words)
     match [*filter(None, [task]), *names]:
         case [name]:

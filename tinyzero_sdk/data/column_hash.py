@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tinyzero_sdk.data.arrow import to_list
+from tinyzero_sdk.data.arrow import is_text, to_list
 from tinyzero_sdk.records import Json
 
 _HASH_OF_MINUS_ONE = -2  # Python's, and that of -2 too
@@ -28,6 +28,9 @@ def hash_array(array: pa.Array) -> np.ndarray:
         return _without_nulls(array, total)
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and len(array):
         return _without_nulls(array, _hash_lists(array))
+    if isinstance(kind, pa.JsonType) or is_text(kind):  # a prompt has many completions
+        distinct = getattr(array, "storage", array).dictionary_encode("encode")
+        return hash_values(to_list(distinct.dictionary.cast(kind)))[distinct.indices.to_numpy()]
     return hash_values(to_list(array))
 
 
@@ -48,10 +51,7 @@ def _without_nulls(array: pa.Array, hashes: np.ndarray) -> np.ndarray:
 
 def hash_values(values: Sequence[Json]) -> np.ndarray:
     """[n] uint64: equal for equal values of plain JSON (within one column, a number and its text are two)."""
-    try:
-        hashes = np.fromiter(map(hash, values), np.int64, len(values))
-    except TypeError:  # a list or a dict among them
-        hashes = np.fromiter(map(_hash, values), np.int64, len(values))
+    hashes = np.fromiter(map(_hash, values), np.int64, len(values))
     for place in np.flatnonzero(hashes == _HASH_OF_MINUS_ONE).tolist():
         if values[place] == -1:
             hashes[place] = 0x5EED
@@ -64,10 +64,7 @@ def hash_numbers(numbers: np.ndarray) -> np.ndarray:
 
 
 def _hash(value: Json) -> int:
-    try:
-        return hash(value)
-    except TypeError:  # a list or a dict
-        return hash(json.dumps(value, sort_keys=True, default=str))
+    return hash(json.dumps(value, sort_keys=True, default=str) if isinstance(value, list | dict) else value)
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:

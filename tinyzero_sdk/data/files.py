@@ -10,20 +10,20 @@ import glob
 import gzip
 import io
 import json
-import math
 import os
 import secrets
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Self, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tinyzero_sdk.data.arrow import Row, to_rows, without_views
+from tinyzero_sdk.console import finite
+from tinyzero_sdk.data.arrow import Row, without_views
+from tinyzero_sdk.data.table import BadRow, Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
 
@@ -43,41 +43,6 @@ _SMALL_PARQUET = 64 << 20
 _MAX_LINE = 64 << 20
 _GROUP_ROWS = 16384
 _GROUP_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that cannot be used."""
-
-    number: int
-    """Line of a text file or row of a Parquet file, from 1."""
-
-    problem: str
-
-
-@dataclass(slots=True)
-class Block:
-    """Some rows of a file, in order: of a JSON Lines or CSV file as `rows`, of a Parquet file as `table`."""
-
-    numbers: list[int]
-    """Line or row numbers, from 1."""
-
-    rows: list[Row]
-    table: pa.Table | None
-    bad: list[BadRow]
-    progress: float
-    """Fraction of the file read so far, 0 to 1."""
-
-    def drop(self, problems: Mapping[int, str]) -> None:
-        """Move the rows at these indices of the block to the bad ones."""
-        if not problems:
-            return
-        keep = [place for place in range(len(self.numbers)) if place not in problems]
-        bad = [BadRow(self.numbers[place], problem) for place, problem in problems.items()]
-        self.bad = sorted(self.bad + bad, key=lambda row: row.number)
-        self.numbers = [self.numbers[place] for place in keep]
-        self.rows = [self.rows[place] for place in keep] if self.rows else []
-        self.table = None if self.table is None else self.table.take(pa.array(keep, pa.int64()))
 
 
 def ending_of(path: Path) -> str:
@@ -104,7 +69,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     for block in read_blocks(path):
         if block.bad:
             raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].problem}")
-        yield from block.rows if block.table is None else to_rows(block.table)
+        yield from block.rows()
 
 
 def read_blocks(path: Path, columns: Sequence[str] | None = None) -> Iterator[Block]:
@@ -122,28 +87,28 @@ def read_blocks(path: Path, columns: Sequence[str] | None = None) -> Iterator[Bl
         raise DataError(f"cannot read {path}: not a regular file")
     try:
         yield from _read_parquet(path, columns) if path.suffix == ".parquet" else _read_text(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except (EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _read_text(path: Path) -> Iterator[Block]:
     """The rows of a JSON Lines or CSV file, which may be compressed."""
-    block, size = Block([], [], None, [], 0.0), 0
+    rows, size = list[Row](), 0
+    block = Block([], rows, [], 0.0)
     with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else nullcontext(raw) as file:
         length = max(1, os.fstat(raw.fileno()).st_size)
         for number, row, width in (_csv_records if ending_of(path) == ".csv" else _json_records)(cast(BinaryIO, file)):
             if isinstance(row, str):
                 block.bad.append(BadRow(number, row))
             elif row is not None:
-                block.rows.append(row)
+                rows.append(row)
                 block.numbers.append(number)
             size += width
-            if len(block.numbers) + len(block.bad) >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
+            if len(block) + len(block.bad) >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
                 block.progress = raw.tell() / length
                 yield block
-                block, size = Block([], [], None, [], 0.0), 0
+                rows, size = [], 0
+                block = Block([], rows, [], 0.0)
     block.progress = 1.0
     yield block
 
@@ -217,20 +182,25 @@ def parse_line(line: bytes) -> Row | None:
         row = _DECODER.decode(text)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8 at byte {error.start + 1} of the line") from error
-    except UnicodeEncodeError as error:
-        raise DataError("a lone surrogate (half a character)") from error
-    except json.JSONDecodeError as error:
-        column = min(error.pos, len(text.rstrip())) + 1  # json's own is of the next line where the line's end is wrong
-        raise DataError(f"not JSON: {error.msg.removesuffix(' at')} at column {column}") from error
-    except RecursionError as error:
-        raise DataError("nested too deeply") from error
-    except ValueError as error:  # an integer with thousands of digits
-        raise DataError(f"not readable: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(_fault(error)) from error
     if not isinstance(row, dict):
         raise DataError(f"{'null' if row is None else f'a {type(row).__name__}'}; expected a JSON object")
     return row
+
+
+def _fault(error: ValueError | RecursionError) -> str:
+    """What is wrong with a line."""
+    match error:
+        case UnicodeDecodeError():
+            return f"not UTF-8 at byte {error.start + 1} of the line"
+        case UnicodeEncodeError():
+            return "a lone surrogate (half a character)"
+        case json.JSONDecodeError():  # whose own column is of the next line where the line's end is wrong
+            return f"not JSON: {error.msg.removesuffix(' at')} at column {min(error.pos, len(error.doc.rstrip())) + 1}"
+        case RecursionError():
+            return "nested too deeply"
+    return f"not readable: {error}"  # an integer with thousands of digits
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> Row:
@@ -274,7 +244,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Block]:
             for batch in file.iter_batches(rows, columns=columns):
                 start, done = done, done + len(batch)
                 table = without_views(pa.Table.from_batches([batch]))
-                block = Block(list(range(start + 1, done + 1)), [], table, [], done / file.metadata.num_rows)
+                block = Block(list(range(start + 1, done + 1)), table, [], done / file.metadata.num_rows)
                 block.drop(invalid_rows(table))
                 yield block
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -286,18 +256,19 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Block]:
 
 def invalid_rows(table: pa.Table) -> dict[int, str]:
     """Problems of rows whose values do not fit their type, such as text that is not UTF-8, by index."""
+    if not _fault_of_values(table):
+        return {}
+    # Copies, since validation of a slice covers its whole buffers.
+    faults = {place: _fault_of_values(table.take([place])) for place in range(len(table))}
+    return {place: fault for place, fault in faults.items() if fault}
+
+
+def _fault_of_values(table: pa.Table) -> str:
     try:
         table.validate(full=True)
-    except pa.ArrowInvalid:
-        problems = {}
-        for place in range(len(table)):
-            try:
-                # A copy, since validation of a slice covers its whole buffers.
-                table.take([place]).validate(full=True)
-            except pa.ArrowInvalid as error:
-                problems[place] = " ".join(str(error).split())
-        return problems
-    return {}
+    except pa.ArrowInvalid as error:
+        return " ".join(str(error).split())
+    return ""
 
 
 @contextmanager
@@ -345,7 +316,7 @@ class JsonLinesWriter:
 
     def write(self, rows: Iterable[Row]) -> None:
         """Append rows; NaN and infinity, which JSON lacks, become null."""
-        self._file.writelines(_encode(row) + "\n" for row in rows)
+        self._file.writelines(as_json(row) + "\n" for row in rows)
 
     def __enter__(self) -> Self:
         return self
@@ -354,23 +325,15 @@ class JsonLinesWriter:
         self._file.close()
 
 
-_ENCODER = json.JSONEncoder(allow_nan=False)
+_ENCODER = json.JSONEncoder(allow_nan=False, default=str)
 
 
-def _encode(row: Row) -> str:
+def as_json(value: Json) -> str:
+    """A value as JSON, with null in place of NaN and infinity, which JSON lacks."""
     try:
-        return _ENCODER.encode(row)
+        return _ENCODER.encode(value)
     except ValueError:
-        return _ENCODER.encode(finite_only(row))
-
-
-def finite_only(value: Json) -> Json:
-    """A value with null in place of NaN and infinity, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: finite_only(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [finite_only(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return _ENCODER.encode(finite(value))
 
 
 def _has_empty_struct(kind: pa.DataType) -> bool:

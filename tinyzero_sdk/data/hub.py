@@ -93,10 +93,9 @@ def unreachable(endpoint: str) -> str | None:
         request = urllib.request.Request(f"{endpoint}/api/datasets", method="HEAD")
         with urllib.request.urlopen(request, timeout=_PATIENCE):
             return None
-    except (urllib.error.HTTPError, http.client.HTTPException):
-        return None  # "not found" and nonsense are answers, too
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLError):
-            return None  # something answers; the library has certificates of its own
+        # "Not found" and nonsense are answers, too; and for TLS the library has certificates of its own.
+        if isinstance(error, urllib.error.HTTPError | http.client.HTTPException) or isinstance(reason, ssl.SSLError):
+            return None
         return f"{endpoint}: {getattr(reason, 'strerror', None) or reason}"

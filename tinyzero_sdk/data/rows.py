@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.hookspecs import Message
-from tinyzero_sdk.records import Completion, Item, Json, Split
+from tinyzero_sdk.records import Item, Json, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,20 +126,6 @@ def row_to_item(row: Mapping[str, Any]) -> Item:
     """
     own = {name: plain(value) for name, value in row.items() if name not in (*ROW_COLUMNS, "ground_truth")}
     return Item(ground_truth_of(row), own)
-
-
-def completion_of(row: Mapping[str, Any]) -> Completion:
-    """The completion in a row of an outputs file.
-
-    Raises:
-        DataError: there is none, or it is not text.
-    """
-    text = row.get("completion")
-    if text is None:
-        raise DataError(NO_COMPLETION)
-    if not isinstance(text, str):
-        raise DataError(f"the completion is of type {type(text).__name__}; expected a string")
-    return Completion(text)
 
 
 def ground_truth_of(row: Mapping[str, Any]) -> Json:

@@ -181,11 +181,10 @@ def _map_copy(path: Path) -> pa.Table:
         else:
             writer = None
             for block in read_blocks(path):
-                assert block.table is not None
                 if block.bad:
                     raise DataError(f"{path}:{block.bad[0].number}: {block.bad[0].problem}")
-                writer = writer or pa.ipc.new_stream(file.name, block.table.schema)
-                writer.write_table(block.table)
+                writer = writer or pa.ipc.new_stream(file.name, block.data.schema)
+                writer.write_table(block.data)
             if writer is None:
                 return pa.table({})
             writer.close()

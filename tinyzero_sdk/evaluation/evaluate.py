@@ -6,7 +6,6 @@ The completions come from a `Sampler` of `protocol.py`; no model is loaded here.
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.files import check_ending
@@ -19,12 +18,9 @@ from tinyzero_sdk.evaluation.protocol import (
     EvaluationResult,
     Problem,
 )
-from tinyzero_sdk.evaluation.sample_log import SampleFile, missing
+from tinyzero_sdk.evaluation.sample_log import SampleFile
 from tinyzero_sdk.openai_client import SampledCompletion
 from tinyzero_sdk.records import Completion, Item
-
-if TYPE_CHECKING:
-    from tinyzero_sdk.scoring.score_file import ScoreReport
 
 _OWN_COLUMNS = ("completion", "token_count", "finished", "reasoning_content", "sample", "sampling")
 
@@ -45,6 +41,8 @@ def evaluate(
         SettingsError: the output is from an evaluation with other settings.
         DataError: the output cannot be written, or the task has no problem in the split.
     """
+    from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
+
     with TemporaryDirectory() as directory:
         target = output or Path(directory) / "completions.jsonl"
         check_ending(target)
@@ -52,10 +50,17 @@ def evaluate(
         ordered = target.with_name(f".{target.stem}.sampled.jsonl")
         try:
             tokens, seconds, template = _sample(plan, target.with_suffix(".jsonl"), ordered, observer)
-            report = _score(plan, ordered, target, observer, pass_at)
+            limits = (plan.workers, plan.timeout, plan.memory_limit_gb)
+            options = ScoringOptions(
+                *limits, pass_at=pass_at, greedy=plan.temperature == 0, on_progress=observer.scoring
+            )
+            report = score_file(plan.task, ordered, target, options)
         finally:
             ordered.unlink(missing_ok=True)
-        return _sum_up(plan, report, tokens, seconds, template)
+    if report.summary is None:
+        raise DataError("no completion could be scored, so there is nothing to summarize")
+    speed = tokens / (seconds + report.seconds) or None
+    return EvaluationResult(report, report.summary, plan.samples, speed, template)
 
 
 def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: EvaluationObserver) -> tuple[int, float, str]:
@@ -72,7 +77,12 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
                 f"task {plan.task.name} has its own column {taken[0]!r}, which an evaluation writes; rename it"
             )
         problems = [
-            Problem(index, item, plan.task.make_prompt(item, sampler.template), missing(file, index, plan.samples))
+            Problem(
+                index,
+                item,
+                plan.task.make_prompt(item, sampler.template),
+                missing=tuple(sample for sample in range(plan.samples) if (index, sample) not in file),
+            )
             for index, item in enumerate(items)
         ]
         total = len(problems) * plan.samples
@@ -117,35 +127,3 @@ def _problems(plan: EvaluationPlan) -> list[Item]:
         if not items:
             raise
     return items
-
-
-def _score(
-    plan: EvaluationPlan, source: Path, target: Path, observer: EvaluationObserver, pass_at: tuple[int, ...]
-) -> "ScoreReport":
-    from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
-
-    limits = (plan.workers, plan.timeout, plan.memory_limit_gb)
-    options = ScoringOptions(*limits, pass_at=pass_at, greedy=plan.temperature == 0, on_progress=observer.scoring)
-    return score_file(plan.task, source, target, options)
-
-
-def _sum_up(
-    plan: EvaluationPlan, report: "ScoreReport", tokens: int, seconds: float, template: str
-) -> EvaluationResult:
-    summary = report.summary
-    if summary is None:
-        raise DataError("no completion could be scored, so there is nothing to summarize")
-    return EvaluationResult(
-        problems=summary.prompts,
-        samples=plan.samples,
-        accuracy=summary.accuracy,
-        standard_error=summary.standard_error,
-        mean_score=summary.mean_score,
-        by_reason=dict(sorted(report.reasons.items())),
-        mean_length=summary.mean_length if summary.length_unit == "tokens" else None,
-        tokens_per_second=tokens / (seconds + report.seconds) or None,
-        signal=summary.signal,
-        template=template,
-        summary=summary.as_json(),
-        report=report,
-    )

@@ -5,7 +5,7 @@ The trainer and `openai_endpoint.py` provide samplers; `evaluate.py` runs them.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tinyzero_sdk.records import Completion, Item, Json, Split
@@ -14,8 +14,8 @@ from tinyzero_sdk.tasks.task import Task
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tinyzero_sdk.scoring.learning_signal import LearningSignal
     from tinyzero_sdk.scoring.score_file import ScoreReport
+    from tinyzero_sdk.scoring.summary import Summary
 
 EVALUATION_SEED = 0  # held-out problems are the same in every run and evaluation of a task, whatever their seeds
 DEFAULT_SIZE = 1024
@@ -120,32 +120,18 @@ class LocalModels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """The result of an evaluation: `samples` completions of each of `problems` problems."""
+    """The result of an evaluation."""
 
-    problems: int
+    report: "ScoreReport"
+    summary: "Summary"
     samples: int
-    accuracy: float
-    standard_error: float
-    """Standard error of the accuracy, over problems."""
-
-    mean_score: float
-    by_reason: Mapping[str, int]
-    mean_length: float | None
-    """Mean length of a completion in tokens; None where unknown."""
+    """Completions of each problem."""
 
     tokens_per_second: float | None
     """Tokens per second of this session; None where unknown, or nothing was sampled."""
 
-    signal: "LearningSignal"
-    """Completions without an answer, cut-off ones, and prompts without variance."""
-
     template: str
     """Prompt template of the problems."""
-
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    """The summary of `tinyzero score`, as JSON."""
-
-    report: "ScoreReport | None" = None
 
 
 class EvaluationObserver(Protocol):

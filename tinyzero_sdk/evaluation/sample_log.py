@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -16,7 +17,6 @@ from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.records import Json
 
 _SYNC_SECONDS = 2.0  # the most work that a failing machine loses; a failing process loses none
-_RENAMED = {"test_share": "test_fraction"}  # settings in files of version 0.1
 
 SampleId = tuple[int, int]
 """Index of the problem and of its completion, both from 0."""
@@ -39,24 +39,20 @@ class SampleFile:
         self.path = path
         self._settings = dict(settings)
         self._lines: dict[SampleId, tuple[int, int]] = {}  # start and length of each line
-        try:
-            path.touch()
-            self._file: BinaryIO = path.open("r+b")
-        except OSError as error:
-            raise DataError(f"cannot write {path}: {error.strerror}") from error
-        try:
+        with ExitStack() as on_failure:
             try:
+                path.touch()
+                self._file: BinaryIO = on_failure.enter_context(path.open("r+b"))
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
             except OSError as error:
-                raise SettingsError(
-                    f"another evaluation is writing to {path}; wait, or give another --output"
-                ) from error
+                if isinstance(error, BlockingIOError):
+                    text = f"another evaluation is writing to {path}; wait, or give another --output"
+                    raise SettingsError(text) from error
+                raise DataError(f"cannot write {path}: {error.strerror}") from error
             self._end = self._read()
             self._file.truncate(self._end)
             self._file.seek(self._end)
-        except BaseException:
-            self._file.close()
-            raise
+            on_failure.pop_all()
         self._synced = time.monotonic()
         self._is_synced = True
 
@@ -82,7 +78,6 @@ class SampleFile:
         index = info.get("index") if isinstance(info, dict) else None
         if not isinstance(settings, dict) or type(index) is not int or type(sample) is not int:
             raise DataError(f"{self.path}:{number} is not a row of an evaluation; give another --output")
-        settings = {_RENAMED.get(name, name): value for name, value in settings.items()}
         for name in [*self._settings, *settings]:
             old, new = settings.get(name), self._settings.get(name)
             if old != new:
@@ -142,11 +137,6 @@ class SampleFile:
                 self.path.unlink()  # nothing was sampled
         finally:
             self._file.close()
-
-
-def missing(file: SampleFile, index: int, samples: int) -> tuple[int, ...]:
-    """Indices of the completions of a problem that the file lacks."""
-    return tuple(sample for sample in range(samples) if (index, sample) not in file)
 
 
 def _format(value: Json) -> str:

@@ -4,7 +4,7 @@ The page computes the same for a report, which has no server; a test holds both 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,87 +12,56 @@ import pyarrow as pa
 
 from tinyzero_sdk.records import REASONS
 from tinyzero_sdk.report.completions import Completions
-from tinyzero_sdk.scoring.compare import differences, remark
+from tinyzero_sdk.scoring.compare import Side, codes_of, differences, mean_by_problem, measures, remark
 
 MOST_FLIPS = 100
 
 
 def compare(sides: list[tuple[Completions, Mapping[str, Any]]]) -> dict[str, Any]:
     """The differences from the first to the second of two selections, and the problems that changed."""
-    old, new = (_Side.of(completions, filters) for completions, filters in sides)
-    places = {problem: place for place, problem in enumerate(new.problems)}
-    shared = [(place, places[problem]) for place, problem in enumerate(old.problems) if problem in places]
-    if not shared:
+    known: dict[str | None, int] = {}
+    both = [_side(completions, filters, known) for completions, filters in sides]
+    common = np.logical_and.reduce([np.bincount(side.problems, minlength=len(known)) > 0 for side in both])
+    if not common.any():
         return {"problems": 0}
-    at = [np.array(own) for own in zip(*shared, strict=True)]
-    pairs = [(name, old.means[name][at[0]], new.means[name][at[1]]) for name in old.means]
-    known = [pair for pair in pairs if np.isfinite(pair[1] + pair[2]).any()]
-    occurring = [pair for pair in known if pair[0] not in REASONS or pair[1].any() or pair[2].any()]
-    rates = np.stack(pairs[0][1:], axis=1)  # [problems, 2] accuracy
+    old, new = (side.within(common) for side in both)
+    problems = [name for name, is_common in zip(known, common.tolist(), strict=True) if is_common]
+    pairs = [(name, old.mean(name), new.mean(name)) for name in old.columns]
+    pairs = [pair for pair in pairs if np.isfinite(pair[1] + pair[2]).any()]
+    occurring = [pair for pair in pairs if pair[0] not in REASONS or pair[1].any() or pair[2].any()]
+    rates = np.stack([old.mean("accuracy"), new.mean("accuracy")], axis=1)  # [problems, 2]
     change = rates[:, 1] - rates[:, 0]
 
     def flips(sign: int) -> dict[str, Any]:
         changed = int((sign * change > 0).sum())
         chosen = np.argsort(-sign * change, kind="stable")[: min(changed, MOST_FLIPS)]
         rows = [
-            completions.rows(side.first[own[chosen]])
-            for (completions, _), side, own in zip(sides, (old, new), at, strict=True)
+            completions.rows(side.numbers[side.first[chosen]])
+            for (completions, _), side in zip(sides, (old, new), strict=True)
         ]
-        listed = zip(chosen.tolist(), *rows, strict=True)
         first = [
-            {"problem": old.problems[at[0][place]], "rates": rates[place].tolist(), "rows": both}
-            for place, *both in listed
+            {"problem": problems[place], "rates": rates[place].tolist(), "rows": of_both}
+            for place, *of_both in zip(chosen.tolist(), *rows, strict=True)
         ]
         return {"total": changed, "first": first}
 
-    metrics = [asdict(one) for one in differences(occurring, resamples=0)]
-    found = {"problems": len(shared), "metrics": metrics, "better": flips(1), "worse": flips(-1)}
-    return {**found, "remark": remark(int((change != 0).sum()))}
+    return {
+        "problems": len(problems),
+        "metrics": [asdict(difference) for difference in differences(occurring, resamples=0)],
+        "better": flips(1),
+        "worse": flips(-1),
+        "remark": remark(int((change != 0).sum())),
+    }
 
 
-@dataclass(frozen=True)
-class _Side:
-    problems: list[str]
-    """In the order of their first completions."""
-
-    first: np.ndarray
-    """[problems] place of the first completion."""
-
-    means: dict[str, np.ndarray]
-    """[problems] by what is compared; NaN where unknown."""
-
-    @classmethod
-    def of(cls, completions: Completions, filters: Mapping[str, Any]) -> "_Side":
-        places = completions.select(filters)
-        places = places[np.asarray(completions.index["problem"].is_valid())[places]]
-        chosen = completions.index.take(pa.array(places))
-        column = chosen["problem"].combine_chunks()
-        codes, first, which = np.unique(column.indices.to_numpy(), return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        which = np.argsort(order)[which]
-        names = column.dictionary.to_pylist()
-
-        def mean(values: np.ndarray) -> np.ndarray:
-            present = np.isfinite(values)
-            counts = np.bincount(which[present], minlength=len(codes))
-            sums = np.bincount(which[present], values[present], len(codes))
-            return np.divide(sums, counts, out=np.full(len(codes), np.nan), where=counts > 0)
-
-        numbers = {
-            name: chosen[name].cast(pa.float64()).to_numpy() for name in ("correct", "score", "finished", "num_tokens")
-        }
-        greedily = dict[str, float]()
-        if filters.get("decoding") == ["sampled"]:
-            greedy = cls.of(completions, {**filters, "decoding": ["greedy"]})
-            greedily = dict(zip(greedy.problems, greedy.means["accuracy"].tolist(), strict=True))
-        reasons = np.array(chosen["reason"].cast(pa.string()).to_pylist(), object)
-        values: dict[str, np.ndarray] = {
-            "accuracy": np.nan_to_num(numbers["correct"]),
-            "mean score": numbers["score"],
-            "greedy accuracy": np.array([greedily.get(name, np.nan) for name in chosen["problem"].to_pylist()], float),
-            "cut off": 1 - numbers["finished"],
-            "tokens": numbers["num_tokens"],
-            **{reason: (reasons == reason).astype(float) for reason in REASONS},
-        }
-        found = {name: mean(column) for name, column in values.items()}
-        return cls([names[code] for code in codes[order].tolist()], places[first[order]], found)
+def _side(completions: Completions, filters: Mapping[str, Any], known: dict[str | None, int]) -> Side:
+    """A selection; new problems are added to those that are known."""
+    places = completions.select(filters)
+    places = places[np.asarray(completions.index["problem"].is_valid())[places]]
+    rows = completions.index.take(pa.array(places))
+    problems, values, greedily = codes_of(rows["problem"], known), measures(rows), np.full(len(places), np.nan)
+    if filters.get("decoding") == ["sampled"]:
+        greedy = _side(completions, {**filters, "decoding": ["greedy"]}, known)
+        greedily = mean_by_problem(greedy.problems, greedy.columns["accuracy"], len(known))[problems]
+    first = {name: values[name] for name in ("accuracy", "mean score")}
+    return Side(places, problems, {**first, "greedy accuracy": greedily, **values})

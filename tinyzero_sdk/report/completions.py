@@ -4,16 +4,13 @@ A file is Parquet as runs write it, or any scored file; rows without a score are
 Filters read the index; a search for text also reads the texts of the rows that all other filters leave, by row group.
 """
 
-import json
 import math
 import os
-import re
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,27 +21,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tinyzero_sdk.console import plural
-from tinyzero_sdk.data.arrow import to_rows
+from tinyzero_sdk.data.arrow import to_texts
 from tinyzero_sdk.data.files import open_for_arrow
+from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.records import REASONS
 from tinyzero_sdk.report.runs import name_of
-from tinyzero_sdk.scoring.outputs import as_numbers
-from tinyzero_sdk.scoring.scored_rows import SCORES, read_scored_blocks
+from tinyzero_sdk.scoring.scored_table import TEXT, read_scored_blocks, read_scored_table, sources, to_parts
 from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, interval_of_rate, named_ranges, pass_at_k
 
-_TEXT = pa.dictionary(pa.int32(), pa.string())
 INDEX = pa.schema(
     {
         "step": pa.int32(),
-        "split": _TEXT,
-        "decoding": _TEXT,
-        "task": _TEXT,
-        "problem": _TEXT,
+        "split": TEXT,
+        "decoding": TEXT,
+        "task": TEXT,
+        "problem": TEXT,
         "sample": pa.int32(),
         "difficulty": pa.float32(),
         "answer": pa.string(),
-        "reason": _TEXT,
+        "reason": TEXT,
         "score": pa.float32(),
         "correct": pa.bool_(),
         "finished": pa.bool_(),
@@ -52,14 +47,17 @@ INDEX = pa.schema(
         "advantage": pa.float32(),
     }
 )
-SOURCES = {  # where a column is in files of other commands: the first of these that the file has
-    "task": ("task", "data_source"),
-    "problem": ("problem", "extra_info.key", "extra_info.index", "prompt", "ground_truth"),
-    "difficulty": ("difficulty", "extra_info.difficulty"),
-    "num_tokens": ("num_tokens", "token_count", "tokens"),
-    "ground_truth": ("ground_truth", "reward_model.ground_truth"),
-}
-TEXTS = ("prompt", "completion", "ground_truth", "parts", "token_ends", "logprobs", "entropies")
+TEXTS = pa.schema(
+    {
+        "prompt": pa.string(),
+        "completion": pa.string(),
+        "ground_truth": pa.string(),
+        "parts": pa.map_(pa.string(), pa.float64()),
+        "token_ends": pa.list_(pa.int32()),
+        "logprobs": pa.list_(pa.float64()),
+        "entropies": pa.list_(pa.float64()),
+    }
+)
 SEARCHED = ("prompt", "completion")
 CHOICES = ("reason", "task", "split", "decoding")
 RANGES = ("step", "difficulty", "score")
@@ -92,36 +90,49 @@ class CompletionFile:
         answers = self.index["answer"].slice(start, self.groups[group])
         if self.metadata is None:
             return _contain([*self.texts(range(start, start + len(answers)), SEARCHED).columns, answers], text)
+        present = [name for name in SEARCHED if name in self.metadata.schema.to_arrow_schema().names]
         # All samples of a problem have one prompt.
-        with pq.ParquetFile(open_for_arrow(self.path), metadata=self.metadata, read_dictionary=["prompt"]) as file:
-            present = [name for name in SEARCHED if name in file.schema_arrow.names]
-            found, done = [np.empty(0, bool)], 0
+        repeated = [name for name in ("prompt",) if name in present]
+        found, done = [np.empty(0, bool)], 0
+        with pq.ParquetFile(open_for_arrow(self.path), metadata=self.metadata, read_dictionary=repeated) as file:
             for batch in file.iter_batches(_SEARCH_ROWS, row_groups=[group], columns=present, use_threads=False):
                 found.append(_contain([*batch.columns, answers.slice(done, len(batch))], text))
                 done += len(batch)
         return np.concatenate(found)
 
-    def texts(self, rows: Sequence[int], columns: Sequence[str] = TEXTS) -> pa.Table:
+    def texts(self, rows: Sequence[int], columns: Sequence[str] = TEXTS.names) -> pa.Table:
         """The long columns of these rows, in this order; of Parquet only the row groups with these rows are read."""
         if self.metadata is None:
-            every, _ = _scored_rows(self.path, *_version(self.path))
-            return pa.table(
-                {name: _array_or_nulls([_plain(name, _find(every[row], name)) for row in rows]) for name in columns}
-            )
-        with pq.ParquetFile(open_for_arrow(self.path), metadata=self.metadata) as file:
+            block = _scored_rows(self.path, *_version(self.path)).take(rows)
+        else:
             ends = np.cumsum(self.groups)
             groups = np.unique(np.searchsorted(ends, rows, side="right"))
             sizes = np.diff(ends, prepend=0)
             places = np.concatenate([np.arange(ends[group] - sizes[group], ends[group]) for group in groups])
-            wanted = sorted({path.split(".")[0] for name in columns for path in SOURCES.get(name, (name,))})
-            present = [name for name in wanted if name in file.schema_arrow.names]
+            wanted = {path.split(".")[0] for path in sources(columns)}
+            present = sorted(wanted & {*self.metadata.schema.to_arrow_schema().names})
             try:
-                table = file.read_row_groups(groups.tolist(), columns=present)
+                with pq.ParquetFile(open_for_arrow(self.path), metadata=self.metadata) as file:
+                    table = file.read_row_groups(groups.tolist(), columns=present)
                 table.validate(full=True)  # of texts that are not UTF-8
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"cannot read {self.path}: {error}") from error
-            table = table.take(np.searchsorted(places, rows))
-        return pa.table({name: _column(table, name) for name in columns})
+            block = Block([*rows], table.take(np.searchsorted(places, rows)), [], 1.0)
+        return pa.table({name: _shown(block, name) for name in columns})
+
+
+def _shown(block: Block, name: str) -> pa.Array:
+    """A long column of the type that `TEXTS` gives it; null where that does not fit."""
+    kind, values = TEXTS.field(name).type, block.first(name)
+    if pa.types.is_string(kind):
+        is_stored = isinstance(block.data, pa.Table) and isinstance(values.type, pa.JsonType)
+        return (values.storage if is_stored else to_texts(values)).cast(kind)
+    if pa.types.is_map(kind) and not pa.types.is_map(values.type):
+        return to_parts(block.cells(name))
+    try:
+        return pa.array(block.cells(name), kind) if isinstance(values.type, pa.JsonType) else values.cast(kind)
+    except (pa.ArrowException, OverflowError):
+        return pa.nulls(len(block), kind)
 
 
 @dataclass(frozen=True)
@@ -194,7 +205,7 @@ class Completions:
             f"{name_of(self.files[number].path.stem)}:{row}" for number, row in zip(numbers.tolist(), own, strict=True)
         ]
 
-    def texts_at(self, places: np.ndarray, columns: Sequence[str] = TEXTS) -> pa.Table:
+    def texts_at(self, places: np.ndarray, columns: Sequence[str] = TEXTS.names) -> pa.Table:
         """The long columns of the rows at these places, which are sorted."""
         ends = [*self._starts()[1:], len(self)]
         cuts = np.split(places, np.searchsorted(places, ends[:-1]))
@@ -203,14 +214,7 @@ class Completions:
             for file, own, start in zip(self.files, cuts, self._starts(), strict=True)
             if len(own)
         ]
-        try:
-            return pa.concat_tables(tables, promote_options="permissive")
-        except pa.ArrowException:  # files of other tools: what is not as in the first one is left out
-            schema = tables[0].schema
-            return pa.concat_tables(
-                pa.table([_cast_or_nulls(table[field.name], field.type) for field in schema], schema=schema)
-                for table in tables
-            )
+        return pa.concat_tables(tables)
 
     def texts(self, ids: Sequence[str]) -> list[dict[str, Any] | None]:
         """Index and long columns of the rows with these ids; None where there is none (any more)."""
@@ -223,8 +227,7 @@ class Completions:
                 continue
             file = self.files[stems[stem]]
             row = file.index.slice(int(own), 1).to_pylist()[0] | file.texts([int(own)]).to_pylist()[0]
-            parts = {part: value for part, value in dict(row["parts"] or ()).items() if value is not None}
-            found.append({**row, "parts": parts, "id": name})
+            found.append({**row, "parts": dict(row["parts"] or ()), "id": name})
         return found
 
     def facets(self) -> dict[str, Any]:
@@ -246,7 +249,7 @@ class Completions:
         chosen = chosen[np.argsort(which[chosen], kind="stable")]
         starts = np.unique(which[chosen], return_index=True)[1]
         columns = self.index.select(["step", "split", "decoding", "task", "correct", "reason"]).take(pa.array(chosen))
-        every_problem, finished = self._codes("problem"), self._numbers("finished")
+        every_problem, finished = self.problems(), self._numbers("finished")
         names, every_level = self._levels(codes.get("task", np.zeros(len(self))), mask)
         found = []
         for start, end in pairwise([*starts.tolist(), len(chosen)]):
@@ -271,7 +274,7 @@ class Completions:
 
     def _levels(self, tasks: np.ndarray, mask: np.ndarray) -> tuple[list[str], np.ndarray]:
         """Names of the ranges of difficulty, formed of a task's problems as in `tinyzero compare`; [n] which, or -1."""
-        problems, difficulty = self._codes("problem"), self._numbers("difficulty")
+        problems, difficulty = self.problems(), self._numbers("difficulty")
         names, levels = list[str](), np.full(len(self), -1)
         for task in np.unique(tasks[mask]):
             rows = np.flatnonzero(mask & (tasks == task))
@@ -285,6 +288,11 @@ class Completions:
         column = self.index[name].combine_chunks()
         codes = [code for code, value in enumerate(column.dictionary.to_pylist()) if value in set(values)]
         return np.isin(self._codes(name), codes)
+
+    def problems(self) -> np.ndarray:
+        """[n] a number for each problem; a row that has none stands for one of its own."""
+        codes = self._codes("problem")
+        return np.where(codes < 0, -1 - np.arange(len(self)), codes)
 
     def _codes(self, name: str) -> np.ndarray:
         """[n] a number for each different value of a column; -1 for none."""
@@ -328,28 +336,13 @@ class Completions:
         return self.searched[text]
 
 
-def _array_or_nulls(values: Sequence[Any]) -> pa.Array:
-    """A column of JSON values; nulls where they are of no one type."""
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError):
-        return pa.nulls(len(values))
-
-
-def _cast_or_nulls(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
-    try:
-        return column.cast(kind)
-    except pa.ArrowException:
-        return pa.nulls(len(column), kind)
-
-
 def _contain(columns: Sequence[pa.Array | pa.ChunkedArray], text: str) -> np.ndarray:
     """[n] whether any of the columns has a text, in any case."""
     found = np.zeros(len(columns[0]), bool)
     for column in columns:
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         values = column.dictionary if pa.types.is_dictionary(column.type) else column
-        hits = np.asarray(pc.match_substring(_texts(values), text, ignore_case=True).fill_null(False))
+        hits = np.asarray(pc.match_substring(to_texts(values), text, ignore_case=True).fill_null(False))
         if values is not column:
             codes = column.indices.fill_null(len(hits)).to_numpy()
             hits = np.append(hits, False)[codes]
@@ -384,108 +377,16 @@ def _version(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _read_file(path: Path, modified: int, size: int) -> CompletionFile:
-    metadata, columns = None, None
-    ignored: Mapping[str, int] = {}
-    if path.suffix == ".parquet":
-        metadata = pq.read_metadata(open_for_arrow(path))
-        names = metadata.schema.to_arrow_schema().names
-        wanted = {source.split(".")[0] for name in INDEX.names for source in _sources(name, names)[:1]}
-        table = pq.read_table(open_for_arrow(path), columns=sorted(wanted))
-        if _all_scored(table):
-            columns = {name: _column(table, name) for name in INDEX.names}
-    if columns is None:
-        metadata, (rows, ignored) = None, _scored_rows(path, modified, size)
-        columns = {name: pa.chunked_array([_json_column(rows, name)]) for name in INDEX.names}
-        step = re.fullmatch(r"step_(\d+)", path.stem)
-        if step and path.parent.name == "rollouts":  # of a run made before completions were Parquet
-            columns["step"] = pa.array([int(step[1])] * len(rows), pa.int32())
-            columns["split"] = pa.array(["train"] * len(rows))
-    index = pa.table([_cast(columns[field.name], field.type) for field in INDEX], schema=INDEX)
-    index.validate(full=True)  # of texts that are not UTF-8
-    return CompletionFile(path, index, metadata, ignored)
-
-
-def _all_scored(table: pa.Table) -> bool:
-    """As `read_scored_blocks` finds it of each row, but of whole columns."""
-    if not (len(table) and {*SCORES} <= {*table.column_names}):
-        return False
-    score, correct, reason = (table[name].combine_chunks() for name in SCORES)
-    is_number = pa.types.is_floating(score.type) or pa.types.is_integer(score.type)
-    if not (is_number and pa.types.is_boolean(correct.type)) or any(one.null_count for one in (score, correct, reason)):
-        return False
-    return bool(pc.all(pc.is_finite(score)).as_py()) and {*reason.unique().to_pylist()} <= {*REASONS}
-
-
-def _sources(name: str, present: Sequence[str]) -> list[str]:
-    return [path for path in SOURCES.get(name, (name,)) if path.split(".")[0] in present]
-
-
-def _column(table: pa.Table, name: str) -> pa.ChunkedArray | pa.Array:
-    """A column by our name, from the first source that has it."""
-    for path in _sources(name, table.column_names):
-        head, _, inner = path.partition(".")
-        column = table[head]
-        if inner:
-            if not pa.types.is_struct(column.type) or column.type.get_field_index(inner) < 0:
-                continue
-            column = pc.struct_field(column, inner)
-        return column
-    return pa.nulls(len(table))
-
-
-def _cast(column: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
-    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if kind == _TEXT:
-        column = column if pa.types.is_dictionary(column.type) else _texts(column)
-        return column.cast(_TEXT) if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    if pa.types.is_list(column.type) and pa.types.is_integer(kind):
-        column = pc.list_value_length(column)  # tokens
-    return _texts(column) if pa.types.is_string(kind) else column.cast(kind, safe=False)
-
-
-def _texts(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column as text; what is neither text nor a number as JSON."""
-    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if pa.types.is_nested(column.type):
-        return pa.array([None if value is None else json.dumps(value, default=str) for value in column.to_pylist()])
-    return column.cast(pa.string())
+    table = read_scored_table(path, INDEX)
+    metadata = pq.read_metadata(open_for_arrow(path)) if path.suffix == ".parquet" else None
+    if metadata and metadata.num_rows > len(table.numbers):
+        metadata = None
+    return CompletionFile(path, table.columns, metadata, table.ignored)
 
 
 @lru_cache(maxsize=8)
-def _scored_rows(path: Path, modified: int, size: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The rows with a score, and how many are left out, by what they lack."""
-    ignored = Counter[str]()
-    blocks = read_scored_blocks(path, ignored=ignored)
-    return [row for block in blocks for row in block.rows or (to_rows(block.table) if block.table else ())], ignored
-
-
-def _find(row: Mapping[str, Any], name: str) -> Any:
-    for path in SOURCES.get(name, (name,)):
-        value: Any = row
-        for part in path.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value is not None:
-            return value
-    return None
-
-
-def _plain(name: str, value: Any) -> Any:
-    """As a column can hold it: where the structure may differ from row to row, JSON."""
-    if name == "parts":
-        return value if isinstance(value, Mapping) else None
-    is_text = name in ("prompt", "completion", "ground_truth", "answer", "problem")
-    return json.dumps(value, ensure_ascii=False) if is_text and not isinstance(value, (str, type(None))) else value
-
-
-def _json_column(rows: Sequence[Mapping[str, Any]], name: str) -> pa.Array:
-    kind = INDEX.field(name).type
-    values: Iterator[Any] = (_find(row, name) for row in rows)
-    if kind in (_TEXT, pa.string()):
-        return pa.array([None if value is None else str(_plain(name, value)) for value in values], pa.string())
-    if kind == pa.bool_():
-        return pa.array([value if isinstance(value, bool) else None for value in values], kind)
-    numbers = as_numbers(list(values), len(rows))  # of a list of tokens its length
-    return pa.array(numbers, mask=np.isnan(numbers)).cast(kind, safe=False)
+def _scored_rows(path: Path, modified: int, size: int) -> Block:
+    return reduce(Block.joined, read_scored_blocks(path))
 
 
 def _accuracy(correct: np.ndarray, problems: np.ndarray) -> dict[str, Any]:

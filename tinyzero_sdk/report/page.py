@@ -134,8 +134,7 @@ def _sample(completions: Completions, most: int) -> np.ndarray:
     """The places of all completions, or of at most `most`: all those of evenly chosen problems."""
     if len(completions) <= most:
         return np.arange(len(completions))
-    problems = completions.index["problem"].combine_chunks().indices.fill_null(-1).to_numpy()
-    _, which, sizes = np.unique(problems, return_inverse=True, return_counts=True)
+    _, which, sizes = np.unique(completions.problems(), return_inverse=True, return_counts=True)
     order = np.random.default_rng(0).permutation(len(sizes))
     chosen = order[np.cumsum(sizes[order]) <= most]
     return np.flatnonzero(np.isin(which, chosen))
@@ -149,13 +148,13 @@ def _blocks(name: str, completions: Completions, places: np.ndarray) -> Iterator
     columns = {column: _encoded(index[column].combine_chunks()) for column in index.column_names}
     yield {"run": name, "first": None}, _packed(columns | {"id": completions.ids(places)})
     left = _TOKEN_VALUES
-    names: tuple[str, ...] = TEXTS
+    names: Sequence[str] = TEXTS.names
     for first in range(0, len(places), _BLOCK_ROWS):
         table = completions.texts_at(places[first : first + _BLOCK_ROWS], names)
-        if names == TEXTS and pa.types.is_list(table["token_ends"].type):
+        if names == TEXTS.names:
             left -= pc.sum(pc.list_value_length(table["token_ends"])).as_py() or 0
-            names = TEXTS if left >= 0 else tuple(text for text in TEXTS if text not in _PER_TOKEN)
-        about = {"run": name, "first": first, "tokens": names == TEXTS}
+            names = TEXTS.names if left >= 0 else [text for text in TEXTS.names if text not in _PER_TOKEN]
+        about = {"run": name, "first": first, "tokens": names == TEXTS.names}
         yield about, _packed({column: _encoded(table[column]) for column in names})
 
 

@@ -4,7 +4,6 @@ Tolerant, since the run may be in progress, killed, resumed or made by an older 
 """
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tinyzero_sdk.console import plural
+from tinyzero_sdk.data.arrow import to_float
 from tinyzero_sdk.data.files import ENDINGS
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.scoring.statistics import wilson
@@ -56,10 +56,8 @@ class Run:
     """What of metrics and configuration cannot be read."""
 
     def completion_files(self) -> list[Path]:
-        """Its files of completions, in a fixed order; those of old runs where there are no others."""
-        if not self.is_run:
-            return [self.path]
-        return sorted(self.path.glob("completions/*.parquet")) or sorted(self.path.glob("rollouts/step_*.jsonl"))
+        """Its files of completions, in a fixed order."""
+        return sorted(self.path.glob("completions/*.parquet")) if self.is_run else [self.path]
 
 
 def open_run(path: Path, name: str = "") -> Run:
@@ -104,7 +102,7 @@ def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
     lines = f"{plural(unreadable, 'line')} of {METRICS} unreadable" if unreadable else ""
     steps = [row["step"] for row in rows]
     names = sorted(set().union(*rows) - {"step"})
-    values = {key: np.array([_number(row.get(key)) for row in rows]) for key in names}
+    values = {key: np.array([to_float(row.get(key)) for row in rows]) for key in names}
     shown = _evenly(len(steps))
     curves = {key: _curve(np.array(steps), column) for key, column in values.items()}
     bands = {}
@@ -172,13 +170,6 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value) if isinstance(value, (int, float)) else math.nan
-    except OverflowError:
-        return math.nan
 
 
 def _short(value: float) -> float:

@@ -26,10 +26,14 @@ from tinyzero_sdk.report.runs import CONFIG, METRICS, Run, modified, name_of, op
 
 POLL_SECONDS = 3.0
 _DEPTH = 4  # of the directories searched for runs
-_INSIDE_RUN = {"checkpoints", "completions", "rollouts"}
+_INSIDE_RUN = {"checkpoints", "completions"}
 _MOST_ROWS = 50_000
 _SEARCH_SECONDS = 0.2  # of one request; the page asks again, and shows what has been found so far
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)  # a forwarded port may be any other
+
+
+_FAULTS = (DataError, OSError, KeyError, ValueError, ArithmeticError, AttributeError, RecursionError, TypeError)
+"""What a request that the page does not send may raise."""
 
 
 class Library:
@@ -158,9 +162,9 @@ def make_server(root: Path, port: int) -> ThreadingHTTPServer:
                 return self._send(200, "text/html", page)
             try:
                 answer = library.answer(address.path, parse_qs(address.query, keep_blank_values=True))
-            except (DataError, OSError, KeyError) as error:
-                return self._send(404, "text/plain", str(error))
-            except (ValueError, ArithmeticError, AttributeError, RecursionError, TypeError) as error:
+            except _FAULTS as error:
+                if isinstance(error, DataError | OSError | KeyError):
+                    return self._send(404, "text/plain", str(error))
                 return self._send(400, "text/plain", f"not a request of this page: {error}")
             return self._send(200, "application/json", as_json(answer))
 

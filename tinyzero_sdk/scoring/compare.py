@@ -4,20 +4,26 @@ Every number is a mean over problems, each of which counts once, whatever the nu
 the mean of the problems' own differences: what makes a problem hard is common to both sides, and cancels.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from tinyzero_sdk.console import plural
+from tinyzero_sdk.data.arrow import as_text, to_list
+from tinyzero_sdk.data.column_hash import hash_array
+from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS, Json
+from tinyzero_sdk.scoring.outputs import PARTS
+from tinyzero_sdk.scoring.provenance import Provenance
 from tinyzero_sdk.scoring.readers.runs import first_and_last
 from tinyzero_sdk.scoring.score_file import MAX_LISTED
-from tinyzero_sdk.scoring.scored_rows import ScoredRows, find_key, read_scored_rows
+from tinyzero_sdk.scoring.scored_table import TEXT, find_common_column, read_scored_table
 from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean, named_ranges, pass_at_k
 from tinyzero_sdk.scoring.summary import MOST_DRAWN, usual_k
 
@@ -149,8 +155,8 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
     options = options or CompareOptions()
     if len(paths) == 1:
         paths = first_and_last(paths[0])
-    key = options.key or find_key(paths)
-    keys: dict[str, int] = {}
+    key = options.key or find_common_column(paths)
+    keys: dict[str | None, int] = {}
     tasks: dict[str | None, int] = {}
 
     def part(start: float, end: float, place: int, places: int) -> Callable[[float], object]:
@@ -158,10 +164,8 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
         return lambda fraction: options.on_progress(start + (end - start) * (place + fraction) / places)
 
     read = 0.5 if options.resamples else 1.0
-    files = [
-        read_scored_rows(path, key, keys, tasks, part(0.0, read, place, len(paths))) for place, path in enumerate(paths)
-    ]
-    texts = list(keys)
+    files = [_read(path, key, keys, tasks, part(0.0, read, place, len(paths))) for place, path in enumerate(paths)]
+    texts = [str(key) for key in keys]
     if all(len(np.unique(rows.columns["task"])) > 1 for rows in files):
         texts = _tell_tasks_apart(files, texts, [str(name) for name in tasks])
     has = [np.bincount(rows.problems, minlength=len(texts)) > 0 for rows in files]
@@ -172,7 +176,7 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
             f"the files have no problem in common by {key}, such as {example[0]!r} and {example[1]!r}; compare files "
             "of one task and split, or name another column with --by"
         )
-    sides = [_Side(rows, common) for rows in files]
+    sides = [rows.within(common) for rows in files]
     texts = [texts[index] for index in np.flatnonzero(common).tolist()]
     return ComparisonReport(
         problems=len(texts),
@@ -195,7 +199,166 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
     )
 
 
-def _tell_tasks_apart(files: Sequence[ScoredRows], texts: Sequence[str], tasks: Sequence[str]) -> list[str]:
+@dataclass(frozen=True)
+class Side:
+    """The n rows of a file that have a problem, of G problems."""
+
+    numbers: np.ndarray
+    """[n] line or row number."""
+
+    problems: np.ndarray
+    """[n] index of the problem."""
+
+    columns: dict[str, np.ndarray]
+    """[n] each: `task` (index into those of all files), what `measures` gives, `difficulty`, `greedy accuracy` (of the
+    problem) and `part NAME` of each part of the reward, NaN where unknown."""
+
+    path: Path = Path()
+    settings: dict[str, list[Json]] = field(default_factory=dict)
+    """What the rows depend on, by column, with all its values: the scorer, its options, the sampling."""
+
+    ignored: dict[str, int] = field(default_factory=dict)
+    """Rows of the file that are not among these, by what they lack."""
+
+    def within(self, chosen: np.ndarray) -> "Side":
+        """The rows of the chosen problems, which are numbered anew."""
+        keep = chosen[self.problems]
+        columns = {name: values[keep] for name, values in self.columns.items()}
+        problems = (np.cumsum(chosen) - 1)[self.problems[keep]]
+        return replace(self, numbers=self.numbers[keep], problems=problems, columns=columns)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """[G] completions."""
+        return np.bincount(self.problems)
+
+    @cached_property
+    def solved(self) -> np.ndarray:
+        """[G] right completions."""
+        return np.bincount(self.problems, self.columns["accuracy"]).astype(np.int64)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """[G] place of each problem's first row."""
+        return np.unique(self.problems, return_index=True)[1]
+
+    def mean(self, name: str) -> np.ndarray:
+        """[G] mean of each problem's rows with a known value of a column; NaN without any."""
+        return mean_by_problem(self.problems, self.columns[name], len(self.sizes))
+
+    def pass_at(self, k: int) -> np.ndarray:
+        """[G] pass@k of the problems with k completions, or NaN."""
+        enough = self.sizes >= k
+        rates = np.full(len(enough), np.nan)
+        rates[enough] = pass_at_k(self.solved[enough], self.sizes[enough], k)
+        return rates
+
+
+_SCHEMA = pa.schema(
+    dict.fromkeys(("problem", "task", "reason"), TEXT)
+    | {name: pa.bool_() for name in ("correct", "finished")}
+    | {name: pa.float64() for name in ("score", "difficulty", "num_tokens", "greedy_accuracy")}
+    | {PARTS: pa.map_(pa.string(), pa.float64())}
+)
+_SETTINGS = (
+    *Provenance._fields,
+    *("data_source", "extra_info.task_version", "extra_info.split", "sampling", "evaluation"),
+)
+
+
+def _read(
+    path: Path,
+    key: str,
+    problems: dict[str | None, int],
+    tasks: dict[str | None, int],
+    on_progress: Callable[[float], object],
+) -> Side:
+    """The scored rows of a file; new problems and tasks are added to those that are known, by their text."""
+    settings = dict[str, tuple[str, Json]]()
+    table = read_scored_table(
+        path,
+        _SCHEMA,
+        problems_by=key,
+        others=_SETTINGS,
+        visit=lambda block: _add_settings(block, settings),
+        on_progress=on_progress,
+    )
+    has_problem = table.columns["problem"].is_valid().to_numpy()
+    ignored = table.ignored | ({f"without {key}": int((~has_problem).sum())} if not has_problem.all() else {})
+    if not has_problem.any():
+        raise DataError(f"{path} has no row with {key}, which should identify its problems; name a column with --by")
+    rows = table.columns.filter(pa.array(has_problem))
+    columns = measures(rows) | {
+        "task": codes_of(rows["task"], tasks),
+        "difficulty": _floats(rows, "difficulty"),
+        "greedy accuracy": _floats(rows, "greedy_accuracy"),
+        **_parts(rows),
+    }
+    codes = codes_of(rows["problem"], problems)
+    return Side(table.numbers[has_problem], codes, columns, path, _by_name(settings.values()), ignored)
+
+
+def codes_of(column: pa.ChunkedArray, known: dict[str | None, int]) -> np.ndarray:
+    """[n] the number of each text among the known ones, to which new ones are added."""
+    column = column.combine_chunks()
+    texts = column.dictionary.to_pylist()
+    occurring = [*texts, *([None] if column.null_count else [])]
+    codes = np.array([known.setdefault(text, len(known)) for text in occurring], np.int64)
+    return codes[column.indices.fill_null(len(texts)).to_numpy()]
+
+
+def measures(columns: pa.Table) -> dict[str, np.ndarray]:
+    """[n] what is compared of scored rows, by name; NaN where unknown."""
+    reasons = columns["reason"].combine_chunks()
+    names, codes = np.array(reasons.dictionary.to_pylist(), object), reasons.indices.to_numpy()
+    return {
+        "accuracy": np.nan_to_num(_floats(columns, "correct")),
+        "mean score": _floats(columns, "score"),
+        "cut off": 1 - _floats(columns, "finished"),
+        "tokens": _floats(columns, "num_tokens"),
+        **{reason: (names == reason)[codes].astype(float) for reason in REASONS},
+    }
+
+
+def _floats(columns: pa.Table, name: str) -> np.ndarray:
+    return columns[name].cast(pa.float64()).to_numpy()
+
+
+def _parts(rows: pa.Table) -> dict[str, np.ndarray]:
+    """[n] each part of the reward: 0 where a row does not have it, as where the scorer failed."""
+    every = [dict(parts or ()) for parts in rows[PARTS].to_pylist()]
+    return {
+        f"part {name}": np.array([parts.get(name, 0.0) for parts in every])
+        for name in dict.fromkeys(name for parts in every for name in parts)
+    }
+
+
+def _add_settings(block: Block, seen: dict[str, tuple[str, Json]]) -> None:
+    """Collect the different values of the columns with settings, by their text."""
+    for name in _SETTINGS:
+        values = block.column(name)
+        firsts = np.sort(np.unique(hash_array(values), return_index=True)[1])
+        for value in to_list(values.take(pa.array(firsts))):
+            if value is not None:
+                seen.setdefault(f"{name} {as_text(value)}", (name, value))
+
+
+def _by_name(seen: Iterable[tuple[str, Json]]) -> dict[str, list[Json]]:
+    """The values of each setting; an object has a setting for each of its entries."""
+    settings: dict[str, list[Json]] = {}
+    waiting = list(seen)
+    while waiting:
+        name, value = waiting.pop(0)
+        if name == "task_options" and isinstance(value, str):
+            value = Provenance("", "", value, "").options()
+        if isinstance(value, dict):
+            waiting += [(f"{name}.{inner}", entry) for inner, entry in value.items()]
+        elif value not in settings.setdefault(name, []):
+            settings[name].append(value)
+    return {name: sorted(values, key=as_text) for name, values in settings.items()}
+
+
+def _tell_tasks_apart(files: Sequence[Side], texts: Sequence[str], tasks: Sequence[str]) -> list[str]:
     """Make the problems of different tasks different ones, though they may have one key; their texts.
 
     Only where all files have several tasks: one of them alone may have another name elsewhere.
@@ -205,32 +368,12 @@ def _tell_tasks_apart(files: Sequence[ScoredRows], texts: Sequence[str], tasks: 
     return [f"{task}: {text}" for text in texts for task in tasks]
 
 
-class _Side:
-    """The rows of one file on the G problems that all files have."""
-
-    def __init__(self, rows: ScoredRows, common: np.ndarray) -> None:
-        keep = common[rows.problems]
-        self.file = str(rows.path)
-        self.problems = (np.cumsum(common) - 1)[rows.problems[keep]]
-        self.columns = {name: values[keep] for name, values in rows.columns.items()}
-        self.sizes = np.bincount(self.problems)
-        self.solved = np.bincount(self.problems, rows.correct[keep]).astype(np.int64)
-        first = np.unique(self.problems, return_index=True)[1]
-        self.first_rows, self.tasks = rows.numbers[keep][first], self.columns["task"][first]
-
-    def mean(self, values: np.ndarray) -> np.ndarray:
-        """[G] mean of each problem's rows with a known value; NaN without any."""
-        known = np.isfinite(values)
-        counts = np.bincount(self.problems[known], minlength=len(self.sizes))
-        sums = np.bincount(self.problems[known], values[known], len(self.sizes))
-        return np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
-
-    def pass_at(self, k: int) -> np.ndarray:
-        """[G] pass@k of the problems with k completions, or NaN."""
-        enough = self.sizes >= k
-        rates = np.full(len(enough), np.nan)
-        rates[enough] = pass_at_k(self.solved[enough], self.sizes[enough], k)
-        return rates
+def mean_by_problem(problems: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """[count] mean of each problem's rows with a known value; NaN without any."""
+    known = np.isfinite(values)
+    counts = np.bincount(problems[known], minlength=count)
+    sums = np.bincount(problems[known], values[known], count)
+    return np.divide(sums, counts, out=np.full(count, np.nan), where=counts > 0)
 
 
 Pair = tuple[str, np.ndarray, np.ndarray]
@@ -268,32 +411,30 @@ def remark(changed: int) -> str | None:
 
 
 def _compare(
-    baseline: _Side, other: _Side, texts: Sequence[str], tasks: Sequence[str | None], options: CompareOptions
+    baseline: Side, other: Side, texts: Sequence[str], tasks: Sequence[str | None], options: CompareOptions
 ) -> Comparison:
-    def both(of: Callable[[_Side], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def both(of: Callable[[Side], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         return of(baseline), of(other)
 
     rates = both(lambda side: side.solved / side.sizes)
-    pairs = {"mean score": both(lambda side: side.mean(side.columns["score"]))}
+    pairs = {"mean score": both(partial(Side.mean, name="mean score"))}
     for k in _values_of_k(baseline, other, options.pass_at):
-        pairs[f"pass@{k}"] = both(partial(_Side.pass_at, k=k))
+        pairs[f"pass@{k}"] = both(partial(Side.pass_at, k=k))
     parts = [name for name in baseline.columns if name.startswith("part ") and name in other.columns]
     for name in (*parts, "greedy accuracy", "cut off", "tokens"):
-        pair = both(lambda side, name=name: side.mean(side.columns[name]))  # type: ignore[misc]
+        pair = both(partial(Side.mean, name=name))
         if np.isfinite(pair[0] + pair[1]).any():
             pairs[name] = pair
-    reasons = {
-        reason: both(lambda side, code=code: side.mean(side.columns["reason"] == code))  # type: ignore[misc]
-        for code, reason in enumerate(REASONS)
-    }
-    of_tasks = [(str(tasks[task]), baseline.tasks == task) for task in np.unique(baseline.tasks).tolist()]
+    reasons = {reason: both(partial(Side.mean, name=reason)) for reason in REASONS}
+    levels = baseline.mean("difficulty")
+    levels = np.where(np.isfinite(levels), levels, other.mean("difficulty"))
+    task_of = baseline.columns["task"][baseline.first]
+    of_tasks = [(str(tasks[task]), task_of == task) for task in np.unique(task_of).tolist()]
     groups: dict[str, list[Pair]] = {
         "accuracy": [("accuracy", *rates)],
         "metrics": [(name, *pair) for name, pair in pairs.items()],
         "by_reason": [(name, *pair) for name, pair in reasons.items() if pair[0].any() or pair[1].any()],
-        "by_difficulty": [
-            (name, rates[0][chosen], rates[1][chosen]) for name, chosen in _difficulties(baseline, other)
-        ],
+        "by_difficulty": [(name, rates[0][chosen], rates[1][chosen]) for name, chosen in named_ranges(levels)],
         "by_task": [(name, rates[0][of], rates[1][of]) for name, of in of_tasks] if len(of_tasks) > 1 else [],
     }
     pairs_of_all = [pair for group in groups.values() for pair in group]
@@ -301,7 +442,7 @@ def _compare(
     found = {name: list(islice(every, len(group))) for name, group in groups.items()}
     gain = rates[1] - rates[0]
     return Comparison(
-        file=other.file,
+        file=str(other.path),
         accuracy=found["accuracy"][0],
         metrics=found["metrics"],
         by_reason=found["by_reason"],
@@ -316,34 +457,30 @@ def _compare(
     )
 
 
-def _values_of_k(baseline: _Side, other: _Side, pass_at: Sequence[int]) -> Sequence[int]:
+def _values_of_k(baseline: Side, other: Side, pass_at: Sequence[int]) -> Sequence[int]:
     """Those requested, or the usual ones above 1."""
     most = min(int(np.minimum(baseline.sizes, other.sizes).max()), MOST_DRAWN)
     if max(pass_at, default=1) > most:
         raise DataError(
-            f"no problem has {max(pass_at):,} completions in both {baseline.file} and {other.file}, as pass@"
+            f"no problem has {max(pass_at):,} completions in both {baseline.path} and {other.path}, as pass@"
             f"{max(pass_at)} needs; at most {most:,} are possible"
         )
     return pass_at or usual_k(most)[1:]
 
 
-def _changes(baseline: _Side, other: _Side, texts: Sequence[str], gain: np.ndarray) -> list[ProblemChange]:
+def _changes(baseline: Side, other: Side, texts: Sequence[str], gain: np.ndarray) -> list[ProblemChange]:
     """The problems with the largest gain above 0."""
 
-    def pair(name: str, place: int) -> tuple[int, int]:
-        return int(getattr(baseline, name)[place]), int(getattr(other, name)[place])
-
     places = np.argsort(-gain, kind="stable")[: min(int((gain > 0).sum()), MAX_LISTED)].tolist()
-    return [
-        ProblemChange(texts[place], *(pair(name, place) for name in ("solved", "sizes", "first_rows")))
-        for place in places
+    pairs = [
+        list(zip(*[values[places].tolist() for values in both], strict=True))
+        for both in (
+            (baseline.solved, other.solved),
+            (baseline.sizes, other.sizes),
+            (baseline.numbers[baseline.first], other.numbers[other.first]),
+        )
     ]
-
-
-def _difficulties(baseline: _Side, other: _Side) -> list[tuple[str, np.ndarray]]:
-    """At most five ranges of difficulty, each with the [G] problems in it."""
-    values = baseline.mean(baseline.columns["difficulty"])
-    return named_ranges(np.where(np.isfinite(values), values, other.mean(other.columns["difficulty"])))
+    return [ProblemChange(texts[place], *of_place) for place, *of_place in zip(places, *pairs, strict=True)]
 
 
 def differing(files: Sequence[Mapping[str, list[Json]]]) -> dict[str, list[list[Json] | None]]:

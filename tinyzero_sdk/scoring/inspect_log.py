@@ -18,14 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from tinyzero_sdk.data.arrow import Row, to_rows
-from tinyzero_sdk.data.files import check_ending, finite_only, replacing
+from tinyzero_sdk.data.arrow import Row, to_texts
+from tinyzero_sdk.data.files import as_json, check_ending, replacing
 from tinyzero_sdk.data.rows import find_ground_truth, is_prompt
+from tinyzero_sdk.data.table import ALIASES
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.outputs import LENGTH_COLUMNS, Provenance
+from tinyzero_sdk.scoring.groups import find_problem_column, problem_column
+from tinyzero_sdk.scoring.provenance import Provenance
 from tinyzero_sdk.scoring.readers.inspect_logs import EXPORTED
 from tinyzero_sdk.scoring.readers.runs import run_and_step
-from tinyzero_sdk.scoring.scored_rows import read_scored_blocks
+from tinyzero_sdk.scoring.scored_table import read_scored_blocks
 
 LOG_ENDINGS = (".eval", ".json")
 SCHEMA = 2
@@ -36,7 +38,7 @@ _KEPT = (
 )
 """Columns that a sample holds as they are, so that scoring and comparing read them back."""
 
-COLUMNS = (*_KEPT, "prompt", "completion", "tokens", "score", "correct", "reason", "answer", "parts")
+COLUMNS = (*_KEPT, "prompt", "problem", "completion", "tokens", "score", "correct", "reason", "answer", "parts")
 """What is read of a row, where it has that: no log-probabilities, which are most of a run's file."""
 
 SUMMARY_CHARACTERS = 1024  # of a text in the list of samples, which a viewer loads at once
@@ -66,7 +68,7 @@ def export(
         DataError: a completion has no score, or a file cannot be read or written.
     """
     check_ending(target, LOG_ENDINGS)
-    tasks = sorted({_task(row) for row, _ in _read(source, _TASK)})
+    tasks = sorted({_task(row) for row, *_ in _read(source, _TASK)})
     names = [re.sub(r"[^\w.-]+", "-", task) for task in tasks]
     several = [target.with_name(f"{target.stem}-{name}{target.suffix}") for name in names]
     logs = {task: _Log(source, path) for task, path in zip(tasks, several if len(tasks) > 1 else [target], strict=True)}
@@ -75,31 +77,24 @@ def export(
             raise DataError(f"{log.target} already exists; choose another --output, or overwrite it (--overwrite)")
     with ExitStack() as stack:
         writers = {task: stack.enter_context(log.writing()) for task, log in logs.items()}
-        for row, progress in _read(source, COLUMNS):
+        for row, key, progress in _read(source, COLUMNS):
             task = _task(row)
-            writers[task](logs[task].sample(row))
+            writers[task](logs[task].sample(row, key))
             on_progress(progress)
     return {log.target: len(log.correct) for log in logs.values()}
 
 
-def _read(source: Path, columns: tuple[str, ...]) -> Iterator[tuple[Row, float]]:
-    """The rows, each with the fraction of the source that is read."""
+def _read(source: Path, columns: tuple[str, ...]) -> Iterator[tuple[Row, str, float]]:
+    """The rows, each with the key of its problem and the fraction of the source that is read."""
+    path = ""
     for block in read_scored_blocks(source, columns):
         if block.bad:
             number, problem = block.bad[0].number, block.bad[0].problem
             raise DataError(f"{source}:{number}: {problem}; mend or score the file first: tinyzero score")
-        for row in block.rows if block.table is None else to_rows(block.table):
-            yield row, block.progress
-
-
-_ENCODER = json.JSONEncoder(default=str, allow_nan=False)
-
-
-def _as_json(value: Any) -> str:
-    try:
-        return _ENCODER.encode(value)
-    except ValueError:
-        return _ENCODER.encode(finite_only(value))
+        path = path or find_problem_column(block)
+        keys = to_texts(problem_column(block, path)).to_pylist()
+        for number, row, key in zip(block.numbers, block.rows(), keys, strict=True):
+            yield row, f"row {number}" if key is None else key, block.progress
 
 
 def _task(row: Row) -> str:
@@ -130,14 +125,14 @@ class _Log:
             if self.target.suffix == ".json":
                 samples = list[dict[str, Any]]()
                 yield samples.append
-                temporary.write_text(_as_json({**self.header(), "samples": samples}), encoding="utf-8")
+                temporary.write_text(as_json({**self.header(), "samples": samples}), encoding="utf-8")
                 return
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
                 summaries = []
 
                 def write(sample: dict[str, Any]) -> None:
                     name = f"samples/{sample['id']}_epoch_{sample['epoch']}.json"
-                    archive.writestr(name, _as_json(sample))
+                    archive.writestr(name, as_json(sample))
                     summaries.append(_summary(sample))
 
                 yield write
@@ -145,15 +140,14 @@ class _Log:
                 start = {name: header[name] for name in ("version", "eval", "plan")}
                 contents = {"_journal/start.json": start, "summaries.json": summaries, "header.json": header}
                 for name, content in contents.items():
-                    archive.writestr(name, _as_json(content))
+                    archive.writestr(name, as_json(content))
 
-    def sample(self, row: Row) -> dict[str, Any]:
-        """A row as a sample, counted for the header."""
+    def sample(self, row: Row, key: str) -> dict[str, Any]:
+        """A row as a sample of the problem with this key, counted for the header."""
         self.first = self.first or row
         info, prompt, truth = _object(row, "extra_info"), row.get("prompt"), find_ground_truth(row)
         if prompt and not is_prompt(prompt):
             prompt = json.dumps(prompt, default=str)
-        key = str(info.get("key") or info.get("index") or json.dumps([prompt, truth], default=str))
         problem = self.numbers.setdefault(key, len(self.numbers) + 1)
         self.epochs[problem] += 1
         self.problems.append(problem)
@@ -163,7 +157,7 @@ class _Log:
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt or [])
         answer = {"role": "assistant", "content": text, "source": "generate", "model": model}
         stop = "unknown" if row.get("finished") is None else "stop" if row["finished"] else "max_tokens"
-        lengths = (row[name] for name in LENGTH_COLUMNS if row.get(name) is not None)
+        lengths = (row[name] for name in ALIASES["num_tokens"] if row.get(name) is not None)
         tokens = next((len(length) if isinstance(length, list) else length for length in lengths), None)
         usage = None if tokens is None else {"output_tokens": tokens, "total_tokens": tokens}
         difficulty, parts = info.get("difficulty"), _object(row, "parts")

@@ -3,44 +3,20 @@
 The old scores are those in the file; the old version does not run.
 """
 
-import json
-import shlex
 import sys
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
-from tinyzero_sdk.data.arrow import to_list
-from tinyzero_sdk.data.files import BadRow, Block
+from tinyzero_sdk.data.table import BadRow, Block
+from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import ScoreColumns
-from tinyzero_sdk.scoring.outputs import (
-    PARTS,
-    RESULT_COLUMNS,
-    OutputBatch,
-    Provenance,
-    ProvenanceCheck,
-    RowSource,
-    accept_any,
-    column,
-    provenance_of,
-    read_parts,
-    score_columns,
-)
+from tinyzero_sdk.scoring.outputs import PARTS, RESULT_COLUMNS, SCORE_COLUMNS, OutputBatch, read_parts
+from tinyzero_sdk.scoring.provenance import Provenance, ProvenanceCheck, RowSource, accept_any, provenance_of
 from tinyzero_sdk.scoring.readers import find_reader
-from tinyzero_sdk.scoring.score_file import (
-    MAX_LISTED,
-    ScoreReport,
-    ScoringOptions,
-    check_output,
-    find_schema,
-    scored_batches,
-    writing,
-)
+from tinyzero_sdk.scoring.score_file import MAX_LISTED, ScoreReport, ScoringOptions, run_scoring
 from tinyzero_sdk.tasks.task import Task
 
 _END = 200  # characters of a completion that are shown
@@ -162,30 +138,20 @@ def rescore_file(
         VersionMismatchError: the two sides differ in more than the version.
     """
     options = options or ScoringOptions()
-    reader = find_reader(None, source)
-    if output is not None:
-        check_output(source, output, overwrite=options.overwrite)
     before: list[Provenance] = []
     find_problem = accept_any if options.allow_version_mismatch else rescoring_check(task)
+    report = RescoreReport(ScoreReport(provenance=provenance_of(task)), before)
 
     def check(row_source: RowSource) -> str | None:
         if row_source.scored_by is not None and row_source.scored_by not in before:
             before.append(row_source.scored_by)
         return find_problem(row_source)
 
-    started = time.perf_counter()
-    schema = None if output is None else find_schema(task, reader, source, output, check)
-    report = RescoreReport(ScoreReport(provenance=provenance_of(task)), before)
-    with ExitStack() as stack:
-        write = None if output is None else stack.enter_context(writing(task, source, output))
-        batches = scored_batches(task, reader, source, check, options, report.scored, schema)
-        for batch, scores in stack.enter_context(batches):
-            _compare(source, batch, scores, report)
-            if write is not None:
-                _keep_old(batch.block)
-                write(batch, scores)
-            options.on_progress(batch.block.progress)
-    report.scored.seconds = time.perf_counter() - started
+    def compare(batch: OutputBatch, scores: ScoreColumns) -> Block:
+        _compare(source, batch, scores, report)
+        return batch.block.renamed({name: f"old_{name}" for name in (*RESULT_COLUMNS, PARTS)})
+
+    run_scoring(task, find_reader(None, source), source, output, check, options, report.scored, compare)
     return report
 
 
@@ -208,7 +174,7 @@ def rescoring_check(task: Task) -> ProvenanceCheck:
         if old.task_options != now.task_options:
             return f"the row was scored with {old.task_options}, and this is {now.task_options}{_FIX}"
         if old.task_wrappers != now.task_wrappers:
-            return f"the row was scored with {_typed(old)}, and this is with {_typed(now)}{_FIX}"
+            return f"the row was scored with {old.typed_wrappers()}, and this is with {now.typed_wrappers()}{_FIX}"
         if old != first[0]:
             return f"rows were scored by {old.task} {old.task_version} and by {first[0].task_version}{_FIX}"
         if row_source.data_version and row_source.data_version not in (old.task_version, now.task_version):
@@ -219,25 +185,20 @@ def rescoring_check(task: Task) -> ProvenanceCheck:
     return check
 
 
-def _typed(provenance: Provenance) -> str:
-    """The wrappers of a provenance as command-line options."""
-    try:
-        specs = json.loads(provenance.task_wrappers or "[]")
-        return " ".join(f"--wrapper {shlex.quote(spec)}" for spec in specs) or "no wrapper"
-    except (ValueError, TypeError):  # not written by us
-        return provenance.task_wrappers
-
-
 _FIX = "; only the version may differ; compare anyway with --allow-version-mismatch"
 
 
 def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: RescoreReport) -> None:
-    cells = column(batch.block, PARTS)
-    old_parts = (to_list(cells) if isinstance(cells, pa.Array) else cells) or [None] * len(scores)
+    block = batch.block
+    missing = [name for name in SCORE_COLUMNS if name not in block.names]
+    if len(batch) and (missing if isinstance(block.data, pa.Table) else len(missing) == len(SCORE_COLUMNS)):
+        raise DataError(f"{source} has no {', '.join(missing)}; expected a file that `tinyzero score` wrote")
+    old_parts = block.cells(PARTS)
+    old = zip(*map(block.cells, SCORE_COLUMNS), strict=True)
     new = zip(scores.values, scores.correct, scores.reasons, scores.answers, strict=True)
-    for place, (old_cells, new_cells) in enumerate(zip(_old(source, batch.block), new, strict=True)):
+    for place, (old_cells, new_cells) in enumerate(zip(old, new, strict=True)):
         old_score, old_correct, old_reason, old_answer = old_cells
-        number = batch.block.numbers[place]
+        number = block.numbers[place]
         is_score = type(old_score) in (int, float) and abs(old_score) <= sys.float_info.max
         if not is_score or type(old_correct) is not bool or not isinstance(old_reason, str):
             report.scored.note_bad([BadRow(number, "no old score in the columns score, correct and reason")])
@@ -247,35 +208,13 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
         report.compared += 1
         report.old_correct += old_correct
         report.new_correct += new_cells[1]
-        moved = _moved(read_parts(old_parts[place]), scores.parts.get(place, {}), report)
+        before, now = read_parts(old_parts[place]), scores.parts.get(place, {})
+        parts = {name: (before[name], value) for name, value in now.items() if name in before}
+        for name, pair in parts.items():
+            report.parts[name].add(*pair)
+        moved = {name: pair for name, pair in parts.items() if pair[0] != pair[1]}
         if moved or old_cells[:3] != new_cells[:3]:
-            texts = batch.texts
-            text = texts[place] if isinstance(texts, list) else texts[place].as_py()
+            text = batch.texts[place].as_py()
             report.add(ScoreChange(number, RowScore(*old_cells), RowScore(*new_cells), text[-_END:], moved))
         elif old_answer != new_cells[3]:
             report.other_answer += 1
-
-
-def _moved(old: dict[str, float], new: Mapping[str, float], report: RescoreReport) -> dict[str, tuple[float, float]]:
-    """The parts of a row that changed, counted in the report."""
-    pairs = {name: (old[name], value) for name, value in new.items() if name in old}
-    for name, pair in pairs.items():
-        report.parts[name].add(*pair)
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _old(source: Path, block: Block) -> Iterator[tuple]:
-    """The old scores of the rows."""
-    columns = score_columns(source, block).values()
-    return zip(*(to_list(values) if isinstance(values, pa.Array) else values for values in columns), strict=True)
-
-
-def _keep_old(block: Block) -> None:
-    """Move the old scores to their own columns, replacing any of these names."""
-    new_names = {name: f"old_{name}" for name in (*RESULT_COLUMNS, PARTS)}
-    stale = {*new_names.values()}
-    if block.table is None:
-        block.rows = [{new_names.get(name, name): row[name] for name in row if name not in stale} for row in block.rows]
-        return
-    kept = [name for name in block.table.column_names if name not in stale]
-    block.table = block.table.select(kept).rename_columns([new_names.get(name, name) for name in kept])

@@ -9,34 +9,22 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
 
-from tinyzero_sdk.data.arrow import Row, check_json_types, infer_schema, to_rows
-from tinyzero_sdk.data.files import BadRow, Block, JsonLinesWriter, ParquetWriter, check_ending, ending_of, replacing
+from tinyzero_sdk.data.arrow import check_json_types, infer_schema
+from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, check_ending, ending_of, replacing
+from tinyzero_sdk.data.table import BadRow, Block
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.records import ScoreColumns
-from tinyzero_sdk.scoring.batches import unpacked
 from tinyzero_sdk.scoring.groups import whole_groups
-from tinyzero_sdk.scoring.outputs import (
-    PARTS,
-    RESULT_COLUMNS,
-    OutputBatch,
-    Provenance,
-    ProvenanceCheck,
-    accept_any,
-    column,
-    provenance_of,
-    read_outputs,
-    read_parts,
-    scoring_check,
-)
+from tinyzero_sdk.scoring.outputs import PARTS, OutputBatch, read_outputs, read_parts
 from tinyzero_sdk.scoring.pool import ScoringPool
+from tinyzero_sdk.scoring.provenance import Provenance, ProvenanceCheck, accept_any, provenance_of, scoring_check
 from tinyzero_sdk.scoring.readers import OWN, Reader, find_reader
 from tinyzero_sdk.scoring.summary import Summary, SummaryBuilder
 from tinyzero_sdk.tasks.score_guard import describe_value
@@ -161,90 +149,81 @@ def score_file(
         DataError: a file cannot be read or written, or the source has no rows.
         VersionMismatchError: another task or version generated or scored a row.
     """
-    started = time.perf_counter()
-    reader = find_reader(format, source)
     options = options or ScoringOptions()
-    if output is not None:
-        check_output(source, output, overwrite=options.overwrite)
     check = accept_any if options.allow_version_mismatch else scoring_check(task)
     report = ScoreReport(provenance=provenance_of(task))
-    schema = None if output is None else find_schema(task, reader, source, output, check)
-    writer = nullcontext(lambda batch, scores: None) if output is None else writing(task, source, output)
-    with (
-        writer as write,
-        scored_batches(task, reader, source, check, options, report, schema) as batches,
-    ):
-        for batch, scores in batches:
-            write(batch, scores)
-            options.on_progress(batch.block.progress)
-    report.seconds = time.perf_counter() - started
+    run_scoring(task, find_reader(format, source), source, output, check, options, report)
     return report
 
 
-@contextmanager
-def scored_batches(
+def run_scoring(
     task: Task,
     reader: Reader,
     source: Path,
+    output: Path | None,
     check: ProvenanceCheck,
     options: ScoringOptions,
     report: ScoreReport,
-    schema: pa.Schema | None,
-) -> Iterator[Iterator[tuple[OutputBatch, ScoreColumns]]]:
-    """The batches of a file with their scores, in order, counted in `report`.
+    each: Callable[[OutputBatch, ScoreColumns], Block] = lambda batch, scores: batch.block,
+) -> None:
+    """Score a file into a report, and write its rows: `each` returns those of a batch, without their new scores.
 
     Raises:
-        DataError: the file cannot be read, or has no rows, or a task that compares completions cannot tell of which
-            problem they are (see `whole_groups`).
+        DataError: a file cannot be read or written, or has no rows, or a task that compares completions cannot tell of
+            which problem they are (see `whole_groups`).
         VersionMismatchError: the check finds a problem with a row.
     """
+    started = time.perf_counter()
+    if output is not None:
+        check_output(source, output, overwrite=options.overwrite)
+    sample = ""  # a ground truth that the scorer failed on
     with ExitStack() as stack:
         # The pool first: its workers start while we look at the file.
         limits = {"timeout": options.timeout, "memory_limit_gb": options.memory_limit_gb}
         pool = stack.enter_context(ScoringPool(task, workers=options.workers, **limits))
+        becomes_typed = output is not None and output.suffix == ".parquet" and not reader.is_typed(source)
+        schema = None
+        if becomes_typed:  # in a pass of its own
+            rows = read_outputs(_blocks(task, reader, source), source, check)
+            schema = infer_schema(batch.block.rows() for batch in rows)
+        write = None if output is None else stack.enter_context(_writing(task, source, output))
         batches = read_outputs(_blocks(task, reader, source), source, check, schema=schema, wrappers=task.wrappers)
         if task.compares_completions:
             batches = whole_groups(batches, source, options.group_by)
-        if reader.gives_tables(source):  # Arrow works without the interpreter's lock; Python would only wait for it
+        if reader.is_typed(source):  # Arrow works without the interpreter's lock; Python would only wait for it
             batches = stack.enter_context(closing(_prefetch(batches)))
-        stream = stack.enter_context(closing(pool.stream(batches)))
-
         builder = SummaryBuilder(options.group_by, options.pass_at, greedy=options.greedy)
-        sample: list[str] = []  # a ground truth that the scorer failed on
-
-        def counted() -> Iterator[tuple[OutputBatch, ScoreColumns]]:
-            for batch, scores in stream:
-                if task.is_async and ("error" in scores.reasons or "timeout" in scores.reasons):
-                    scores = scores.without_failures()
+        for batch, scores in stack.enter_context(closing(pool.stream(batches))):
+            if "error" in scores.reasons:
                 if reader is not OWN and not report.rows:
                     _check_usable(task, batch, scores, pool.first_error)
-                if "error" in scores.reasons and not sample:
-                    sample.append(_failed_truth(batch, scores))
-                report.add(scores, batch.block.bad)
-                builder.add(batch, scores)
-                yield batch, scores
-
-        yield counted()
+                sample = sample or _failed_truth(batch, scores)
+            if task.is_async and ("error" in scores.reasons or "timeout" in scores.reasons):
+                scores = scores.without_failures()
+            report.add(scores, batch.block.bad)
+            builder.add(batch, scores)
+            block = each(batch, scores)
+            if write is not None:
+                write(block, scores)
+            options.on_progress(batch.block.progress)
         if not report.rows and not report.bad_rows:
             raise DataError(f"{source} has no rows; there is nothing to score")
-        report.first_error = pool.first_error
-        report.failed_truth = next(iter(sample), None)
-        if sample and report.first_error and not any(report.reasons[reason] for reason in ("ok", "wrong", "malformed")):
-            report.suspicion = (
-                f"task {task.name!r} failed on every answer; the ground truths may not have the form it needs: "
-                f"{sample[0]} ({report.first_error.splitlines()[-1]}; --json has the traceback)"
-            )
-        report.summary = builder.result()
+    report.first_error, report.failed_truth = pool.first_error, sample or None
+    if sample and report.first_error and not any(report.reasons[reason] for reason in ("ok", "wrong", "malformed")):
+        report.suspicion = (
+            f"task {task.name!r} failed on every answer; the ground truths may not have the form it needs: "
+            f"{sample} ({report.first_error.splitlines()[-1]}; --json has the traceback)"
+        )
+    report.summary = builder.result()
+    report.seconds = time.perf_counter() - started
 
 
 def _failed_truth(batch: OutputBatch, scores: ScoreColumns) -> str:
     """Place and value of the ground truth of the first completion that the scorer failed on."""
     place = scores.reasons.index("error")
-    truth = unpacked(batch.pack(place, place + 1).ground_truths)[0]
-    bare = column(batch.block, "ground_truth")
-    is_bare = bare is not None and (bare[place] if isinstance(bare, list) else bare[place].as_py()) is not None
+    is_bare = batch.block.cells("ground_truth")[place] is not None
     name = "ground_truth" if is_bare else "reward_model.ground_truth"
-    return f"{name} of row {batch.block.numbers[place]} is {describe_value(truth)}"
+    return f"{name} of row {batch.block.numbers[place]} is {describe_value(batch.truths[place])}"
 
 
 def _check_usable(task: Task, batch: OutputBatch, scores: ScoreColumns, error: str | None) -> None:
@@ -253,12 +232,11 @@ def _check_usable(task: Task, batch: OutputBatch, scores: ScoreColumns, error: s
     Raises:
         DataError: shows one of its ground truths.
     """
-    if len(scores) and scores.reasons.count("error") == len(scores):
-        truth = unpacked(batch.pack(0, 1).ground_truths)[0]
+    if scores.reasons.count("error") == len(scores):
         cause = f": {error.splitlines()[-1]}" if error else ""
         raise DataError(
             f"task {task.name!r} failed on all of the first {len(scores)} rows; it may be unable to use ground truths "
-            f"such as {describe_value(truth)}{cause}"
+            f"such as {describe_value(batch.truths[0])}{cause}"
         )
 
 
@@ -273,30 +251,23 @@ def _prefetch(items: Iterable[T]) -> Generator[T, None, None]:
 
 
 def _blocks(task: Task, reader: Reader, source: Path) -> Iterator[Block]:
-    """The blocks of a source; in CSV, ground truths are JSON if those that the task makes are not text."""
-    blocks = map(_with_parts, reader.read(source))
-    if reader is not OWN or ending_of(source) != ".csv" or _has_text_truths(task):
-        yield from blocks
-        return
-    for block in blocks:
+    """The blocks of a source; in CSV, ground truths are JSON if those that the task makes are not text.
+
+    JSON rows have no parts but numbers, since others would not fit one column.
+    """
+    truths_are_json = reader is OWN and ending_of(source) == ".csv" and not _has_text_truths(task)
+    for block in reader.read(source):
         problems = {}
-        for place, row in enumerate(block.rows):
-            if isinstance(truth := row.get("ground_truth"), str):
+        for place, row in enumerate(() if isinstance(block.data, pa.Table) else block.data):
+            if PARTS in row:
+                row[PARTS] = read_parts(row[PARTS])
+            if truths_are_json and isinstance(truth := row.get("ground_truth"), str):
                 try:
                     row["ground_truth"] = json.loads(truth)
                 except ValueError:
                     problems[place] = f"the ground_truth {describe_value(truth)} is not JSON, as those of the task are"
         block.drop(problems)
         yield block
-
-
-def _with_parts(block: Block) -> Block:
-    """The block, its column of parts without what is none, which would not fit one column."""
-    if block.table is None:
-        for row in block.rows:
-            if PARTS in row:
-                row[PARTS] = read_parts(row[PARTS])
-    return block
 
 
 def _has_text_truths(task: Task) -> bool:
@@ -317,84 +288,47 @@ def check_output(source: Path, output: Path, *, overwrite: bool = True) -> None:
         raise DataError(f"the directory of the output, {output.parent}, does not exist; create it first")
 
 
-def find_schema(task: Task, reader: Reader, source: Path, output: Path, check: ProvenanceCheck) -> pa.Schema | None:
-    """The column types of JSON rows that become Parquet, which takes a separate pass; None for other files."""
-    if output.suffix != ".parquet" or reader.gives_tables(source):
-        return None
-    return infer_schema(batch.block.rows for batch in read_outputs(_blocks(task, reader, source), source, check))
-
-
 @contextmanager
-def writing(task: Task, source: Path, output: Path) -> Iterator[Callable[[OutputBatch, ScoreColumns], None]]:
-    """A function that writes scored batches to `output`, which appears at the end."""
+def _writing(task: Task, source: Path, output: Path) -> Iterator[Callable[[Block, ScoreColumns], None]]:
+    """A function that writes rows with their scores to `output`, which appears at the end."""
     provenance, has_parts = provenance_of(task), bool(task.info.parts or task.wrappers)
     with replacing(output) as temporary:
         if output.suffix != ".parquet":
             with JsonLinesWriter(temporary) as lines:
-                yield lambda batch, scores: lines.write(_scored_rows(source, batch, scores, provenance, has_parts))
+
+                def write_lines(block: Block, scores: ScoreColumns) -> None:
+                    if isinstance(block.data, pa.Table):
+                        check_json_types(source, block.data.schema)
+                    lines.write(_scored(block, scores, provenance, has_parts).rows())
+
+                yield write_lines
             return
         with ParquetWriter(temporary, plain=("completion",)) as tables, ThreadPoolExecutor(1) as thread:
             under_way: deque[Future[None]] = deque()
 
-            def write(batch: OutputBatch, scores: ScoreColumns) -> None:
-                under_way.append(thread.submit(tables.write, _scored_table(batch, scores, provenance, has_parts)))
+            def write_table(block: Block, scores: ScoreColumns) -> None:
+                table = _scored(block, scores, provenance, has_parts).data
+                # Without the old metadata: what pandas or `datasets` wrote about the columns is no longer true.
+                table = table.replace_schema_metadata({METADATA_KEY: json.dumps(provenance._asdict())})
+                under_way.append(thread.submit(tables.write, table))
                 if len(under_way) > _PREFETCHED:
                     under_way.popleft().result()
 
-            yield write
+            yield write_table
             for waiting in under_way:
                 waiting.result()
 
 
-def _scored_rows(
-    source: Path, batch: OutputBatch, scores: ScoreColumns, provenance: Provenance, has_parts: bool
-) -> Iterator[Row]:
-    table = batch.block.table
-    if table is not None:
-        check_json_types(source, table.schema)
-    by = provenance._asdict()
-    columns = (scores.values, scores.correct, scores.reasons, scores.answers)
-    rows = batch.block.rows if table is None else to_rows(table)
-    for place, (row, *results) in enumerate(zip(rows, *columns, strict=True)):
-        row.pop(PARTS, None)
-        parts = {PARTS: scores.parts.get(place, {})} if has_parts else {}
-        yield row | dict(zip(RESULT_COLUMNS, results, strict=False)) | by | parts
-
-
-def _scored_table(batch: OutputBatch, scores: ScoreColumns, provenance: Provenance, has_parts: bool) -> pa.Table:
-    table = batch.block.table
-    assert table is not None
-    columns = [
-        pa.array(scores.values, pa.float64()),
-        pa.array(scores.correct, pa.bool_()),
-        pa.array(scores.reasons, pa.string()),
-        _text_array(scores.answers),
-        *_repeated(provenance, len(scores)),
-    ]
-    names: tuple[str, ...] = RESULT_COLUMNS
+def _scored(block: Block, scores: ScoreColumns, provenance: Provenance, has_parts: bool) -> Block:
+    """The rows with their scores, and what scored them."""
+    columns = {
+        "score": (scores.values, pa.float64()),
+        "correct": (scores.correct, pa.bool_()),
+        "reason": (scores.reasons, pa.string()),
+        "answer": (scores.answers, pa.string()),
+        **{name: (text, pa.string()) for name, text in provenance._asdict().items()},
+    }
     if has_parts:
-        names = (*names, PARTS)
-        of_each = [list(scores.parts.get(place, {}).items()) for place in range(len(scores))]
-        columns.append(pa.array(of_each, pa.map_(pa.string(), pa.float64())))
-    others = [name for name in table.column_names if name not in (*names, PARTS)]
-    # Without the old metadata: what pandas or `datasets` wrote about the columns is no longer true.
-    table = table.select(others).replace_schema_metadata({METADATA_KEY: json.dumps(provenance._asdict())})
-    for name, cells in zip(names, columns, strict=True):
-        table = table.append_column(name, cells)
-    return table
-
-
-@lru_cache(maxsize=8)  # blocks of a file are of one size but for the last
-def _repeated(provenance: Provenance, size: int) -> list[pa.Array]:
-    """A column for each entry of the provenance."""
-    return [pa.repeat(pa.scalar(text, pa.string()), size) for text in provenance]
-
-
-def _text_array(texts: list[str | None]) -> pa.Array:
-    """The answers, with lone surrogates escaped, since Arrow refuses them."""
-    try:
-        return pa.array(texts, pa.string())
-    except UnicodeEncodeError:
-        return pa.array(
-            [None if text is None else text.encode("utf-8", "backslashreplace").decode() for text in texts], pa.string()
-        )
+        parts = [scores.parts.get(place, {}) for place in range(len(scores))]
+        columns[PARTS] = (parts, pa.map_(pa.string(), pa.float64()))
+    return block.without(PARTS).with_columns(columns)

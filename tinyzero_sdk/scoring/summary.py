@@ -8,22 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from tinyzero_sdk.data.column_hash import hash_numbers, hash_values
+from tinyzero_sdk.data.table import ALIASES, UNKNOWN_FLAG
 from tinyzero_sdk.records import REASONS, Json, ScoreColumns
-from tinyzero_sdk.scoring.groups import PROMPT_COLUMNS, find_prompt_column, prompt_keys
+from tinyzero_sdk.scoring.groups import find_problem_column, problem_keys
 from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
-from tinyzero_sdk.scoring.outputs import (
-    LENGTH_COLUMNS,
-    UNKNOWN_FLAG,
-    OutputBatch,
-    as_flags,
-    as_numbers,
-    column,
-    has_values,
-)
+from tinyzero_sdk.scoring.outputs import OutputBatch
 from tinyzero_sdk.scoring.statistics import (
     best_at_k,
     draws_each,
@@ -146,7 +138,6 @@ class SummaryBuilder:
         self._group_by = group_by
         self._pass_at = pass_at
         self._greedy = greedy
-        self._length_column = ""
         self._columns: dict[str, list[np.ndarray]] = {}
         self._parts: Counter[str] = Counter()
 
@@ -155,62 +146,43 @@ class SummaryBuilder:
         size = len(scores)
         if not size:
             return
-        if not self.prompts_by:
-            self._choose(batch)
+        block, paths = batch.block, ALIASES["problem"]
+        lengths = block.floats("num_tokens") if self.length_unit != "characters" else np.zeros(0)
+        if not self.prompts_by:  # by the first rows
+            self.prompts_by = find_problem_column(block, self._group_by)
+            self.length_unit = "characters" if np.isnan(lengths).all() else "tokens"
         elif not self.late and not self._group_by:
             # A column that would have been chosen if the first rows had it.
-            chosen = PROMPT_COLUMNS.index(self.prompts_by) if self.prompts_by in PROMPT_COLUMNS else len(PROMPT_COLUMNS)
-            self.late = next((name for name in PROMPT_COLUMNS[:chosen] if has_values(column(batch.block, name))), "")
+            better = paths[: paths.index(self.prompts_by)] if self.prompts_by in paths else paths
+            self.late = next((path for path in better if block.column(path).null_count < size), "")
+        if self.length_unit == "characters":
+            ascii_only = pc.all(pc.string_is_ascii(batch.texts)).as_py()  # then a byte is a character
+            counts = pc.binary_length(batch.texts) if ascii_only else pc.utf8_length(batch.texts)
+            lengths = np.asarray(counts, np.float64)
+        known = np.isfinite(lengths) & (lengths >= 0)
         with np.errstate(over="ignore"):  # a difficulty too great for 4 bytes is unknown
-            difficulty = as_numbers(column(batch.block, "extra_info.difficulty"), size).astype(np.float32)
+            difficulty = block.floats("difficulty").astype(np.float32)
+        keys, known_keys = problem_keys(batch, self.prompts_by)
+        votes = np.full(size, -1, np.int32)  # for none
+        if self.prompts_by != "row":
+            self.alone += size - int(known_keys.sum())
+            answered = [answer is not None for answer in scores.answers]
+            votes = np.where(answered, (hash_values(scores.answers) >> np.uint64(33)).astype(np.int32), votes)
         arrays = {
-            "key": self._keys(batch),
-            "answer": self._votes(scores),
+            "key": np.where(known_keys, keys, hash_numbers(np.arange(self.rows, self.rows + size))),
+            "answer": votes,
             "score": np.array(scores.values, np.float64),  # NaN for None
             "correct": np.array(scores.correct, bool),
             "reason": np.array([_CODES[reason] for reason in scores.reasons], np.uint8),
             "difficulty": difficulty,  # infinite or NaN where unknown
-            "length": self._lengths(batch),
-            "finished": as_flags(column(batch.block, "finished"), size),
+            "length": np.where(known, np.minimum(lengths, _NO_LENGTH - 1), _NO_LENGTH).astype(np.uint32),
+            "finished": block.flags("finished"),
         }
         for name, values in arrays.items():
             self._columns.setdefault(name, []).append(values)
         for parts in scores.parts.values():
             self._parts.update(parts)
         self.rows += size
-
-    def _choose(self, batch: OutputBatch) -> None:
-        """Choose the columns that identify prompts and give lengths, from the first rows."""
-        self.prompts_by = find_prompt_column(batch, self._group_by)
-        lengths = [name for name in LENGTH_COLUMNS if has_values(column(batch.block, name))]
-        self._length_column = lengths[0] if lengths else ""
-        self.length_unit = "tokens" if lengths else "characters"
-
-    def _keys(self, batch: OutputBatch) -> np.ndarray:
-        alone = hash_numbers(np.arange(self.rows, self.rows + len(batch)))
-        keys, known = prompt_keys(batch, self.prompts_by)
-        if self.prompts_by != "row":
-            self.alone += len(known) - int(known.sum())
-        return np.where(known, keys, alone)
-
-    def _votes(self, scores: ScoreColumns) -> np.ndarray:
-        """[n] the answers as numbers, -1 for none."""
-        if self.prompts_by == "row":  # nothing to vote on
-            return np.full(len(scores), -1, np.int32)
-        votes = (hash_values(scores.answers) >> np.uint64(33)).astype(np.int32)
-        return np.where([answer is not None for answer in scores.answers], votes, np.int32(-1))
-
-    def _lengths(self, batch: OutputBatch) -> np.ndarray:
-        if self._length_column:
-            numbers = as_numbers(column(batch.block, self._length_column), len(batch))
-        elif isinstance(batch.texts, pa.Array):
-            ascii_only = pc.all(pc.string_is_ascii(batch.texts)).as_py()  # then a byte is a character
-            lengths = pc.binary_length(batch.texts) if ascii_only else pc.utf8_length(batch.texts)
-            numbers = np.asarray(lengths, np.float64)
-        else:
-            numbers = np.array([len(text) for text in batch.texts], np.float64)
-        known = np.isfinite(numbers) & (numbers >= 0)
-        return np.where(known, np.minimum(numbers, _NO_LENGTH - 1), _NO_LENGTH).astype(np.uint32)
 
     def result(self) -> Summary | None:
         """The summary, or None without rows. Frees the collected columns."""
@@ -254,20 +226,18 @@ def summarise(
         mean_score=float(score.mean()),
         length_unit=length_unit,
         mean_length=float(lengths.mean()) if len(lengths) else None,
-        signal=_signal({name: columns[name][compared] for name in _OF_SIGNAL}, of_each),
+        signal=measure(
+            of_each,
+            score[compared],
+            correct[compared],
+            columns["reason"][compared] == _CODES["no_answer"],
+            _truncated(columns["finished"][compared]),
+        ),
         at_k=_at_k(columns, order, starts, sizes, solved, pass_at),
         too_large_k=[k for k in pass_at if k > sizes.max()],
         by_difficulty=_by_difficulty(columns),
         by_reason=_by_reason(columns),
     )
-
-
-_OF_SIGNAL = ("score", "correct", "reason", "finished")
-
-
-def _signal(columns: Mapping[str, np.ndarray], sizes: np.ndarray) -> LearningSignal:
-    no_answer = columns["reason"] == _CODES["no_answer"]
-    return measure(sizes, columns["score"], columns["correct"], no_answer, _truncated(columns["finished"]))
 
 
 def _truncated(finished: np.ndarray) -> np.ndarray | None:

@@ -55,22 +55,15 @@ def score(run, write_task, source, tmp_path):
     return score
 
 
-def test_without_an_output_there_is_the_summary_alone(run, write_task, source, tmp_path):
-    source.write_text(json.dumps(GOOD) + "\n")
-    code, out, err = run("score", source, "-t", write_task(), "--workers", 1)
-    assert (code, err) == (0, "")
-    assert out.startswith("1 row scored in ")
-    assert "written" not in out.splitlines()[0]
-    assert "accuracy 100.0%" in out
-    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "say.py"}
-
-
 @pytest.mark.usefixtures("real_workers")
-def test_clean_file_ends_with_zero_and_a_summary(run, write_task, source, tmp_path):
+@pytest.mark.parametrize("output", [(), ("--output", "out.parquet")])
+def test_clean_file_ends_with_zero_and_a_summary(run, write_task, source, tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
     source.write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD | {"ground_truth": 2}))
-    code, out, err = run("score", source, "--task", write_task(), "--output", tmp_path / "out.parquet")
+    code, out, err = run("score", source, "--task", write_task(), *output)
     assert (code, err) == (0, "")
-    assert "2 rows scored" in out
+    assert out.startswith("2 rows scored in ")
+    assert ("written" in out.splitlines()[0]) == bool(output) == (tmp_path / "out.parquet").exists()
     assert "accuracy 50.0% (95% interval 9.5% to 90.5%) · mean score 0.5\n" in out
     assert [line.split()[:3] for line in out.splitlines()[-2:]] == [["ok", "1", "50.0%"], ["wrong", "1", "50.0%"]]
 
@@ -334,3 +327,11 @@ def test_what_csv_cannot_be_is_said_by_row(score, tmp_path):
     assert "error: cannot read" in score(tmp_path / "in.jsonl.gz")[2]
     file.write_text("a,a\n1,2")
     assert "has two columns of one name, among: a, a; rename one" in score(file)[2]
+
+
+@pytest.mark.parametrize("command", ["score", "rescore"])
+@pytest.mark.parametrize("other", ["b.jsonl", "./b.parquet", "runs/b.csv.gz"])
+def test_several_files_are_refused_as_such(run, write_task, command, other):
+    for words in (["a.jsonl", other, "--task", write_task()], ["a.jsonl", other]):
+        code, _, err = run(command, *words)
+        assert (code, f"got another file, {other}; give one" in err.replace("\n", " ")) == (2, True)

@@ -1,13 +1,11 @@
 """Tasks with the problems of files: which rows are problems, in which order, and what is refused in one line."""
 
-import json
 import math
 import pickle
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from tests.sdk.rows import write_rows
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data.build import write_dataset
 from tinyzero_sdk.data.file_task import load_file_tasks
@@ -31,11 +29,7 @@ def tinyzero_row(index, split, numbers=None, **changed):
 
 
 def write(path, rows):
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return str(write_rows(path, rows))
 
 
 def load(*paths, name="countdown", **arguments):

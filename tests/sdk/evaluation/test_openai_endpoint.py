@@ -19,8 +19,7 @@ def sample(server, task, tmp_path, monkeypatch):
     """Sample three problems, without the command line and without scoring."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
     monkeypatch.setattr("tinyzero_sdk.openai_client.FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate._score", lambda *_: None)
-    monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate._sum_up", lambda *_: None)
+    monkeypatch.setattr("tinyzero_sdk.scoring.score_file.score_file", lambda *_: Mock(seconds=1.0))
 
     def sample(size=3, samples=2, overrides=(), **options):
         output = tmp_path / "out.jsonl"

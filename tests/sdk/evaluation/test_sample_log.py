@@ -66,13 +66,6 @@ def test_a_setting_that_is_new_or_gone_is_a_difference(tmp_path):
             SampleFile(tmp_path / "out.jsonl", settings)
 
 
-def test_a_file_of_version_0_1_resumes(tmp_path):
-    with SampleFile(tmp_path / "out.jsonl", {"test_share": 0.25}) as file:
-        file.append((0, 0), row(0))
-    with SampleFile(tmp_path / "out.jsonl", {"test_fraction": 0.25}) as file:
-        assert (0, 0) in file
-
-
 def evaluate_in_a_process(server, task, output):
     words = f"--task {task} --model m --endpoint {server.url} --size 30 -n 2 --output {output}".split()
     code = "from tinyzero_sdk.cli import main; main()"

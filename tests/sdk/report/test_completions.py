@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.sdk.rows import write_rows
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.report.completions import CompletionFile, read_completions
 from tinyzero_sdk.report.runs import open_run
@@ -84,8 +85,7 @@ def test_an_evaluation_is_a_step_of_held_out_completions(completions):
 def test_ranges_of_difficulty_have_the_names_that_compare_gives_them(tmp_path):
     levels = [3.09, 3.3, 3.5, 3.8, 4.0, 4.25, 4.5, 4.75, 5.0, 5.5]
     rows = [ROW | {"task": None, "extra_info": {"key": str(level), "difficulty": level}} for level in levels]
-    path = tmp_path / "scored.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_rows(tmp_path / "scored.jsonl", rows)
     (evaluation,) = read_completions([path]).evaluations()
     (comparison,) = compare_files([path, path]).comparisons
     assert list(evaluation["levels"]) == [one.name for one in comparison.by_difficulty]
@@ -93,9 +93,8 @@ def test_ranges_of_difficulty_have_the_names_that_compare_gives_them(tmp_path):
 
 
 def test_evaluations_of_several_samples_have_pass_at_k_and_tasks_are_apart(tmp_path):
-    path = tmp_path / "scored.jsonl"
     rows = [ROW | {"extra_info": {"key": key}, "correct": right, "task": task} for task, key, right in SAMPLES]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_rows(tmp_path / "scored.jsonl", rows)
     first, second = read_completions([path]).evaluations()
     assert (first["task"], first["accuracy"], first["pass_at"], first["passed"]) == (
         "sum",
@@ -114,25 +113,13 @@ SAMPLES += [("sum", "b", right) for right in (True, False)] + [("product", "b", 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_a_scored_file_of_other_columns_is_read_as_far_as_it_goes(tmp_path, ending):
     rows = [ROW | {"extra_info": {"key": key, "difficulty": 2.5}} for key in ("a", "b")]
-    path = tmp_path / f"scored.{ending}"
-    if ending == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), path)
+    path = write_rows(tmp_path / f"scored.{ending}", rows)
     completions = read_completions(open_run(path).completion_files())
     (row,) = completions.texts(["scored:1"])
     expected = {"problem": "b", "difficulty": 2.5, "num_tokens": 9, "finished": False, "task": "sum", "step": None}
     assert {name: row[name] for name in expected} == expected
     assert (row["completion"], row["advantage"], row["logprobs"]) == (ROW["completion"], None, None)
     assert completions.evaluations()[0]["accuracy"] == 1
-
-
-def test_rollouts_of_old_runs_are_training_completions_of_their_step(tmp_path):
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "metrics.jsonl").write_text("")
-    (tmp_path / "rollouts" / "step_000010.jsonl").write_text(json.dumps(ROW) + "\n")
-    (row,) = read_completions(open_run(tmp_path).completion_files()).rows(np.array([0]))
-    assert (row["step"], row["split"], row["problem"]) == (10, "train", "3 + 4?")
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
@@ -160,9 +147,8 @@ def test_a_file_without_any_score_makes_no_page(tmp_path, text):
 
 
 def test_numbers_too_large_for_a_float_are_unknown(tmp_path):
-    path = tmp_path / "scored.jsonl"
     rows = [ROW | {"tokens": tokens, "ground_truth": "7"} for tokens in (10**400, 2**40, [1, 2], "many", 9)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_rows(tmp_path / "scored.jsonl", rows)
     lengths = read_completions([path]).index["num_tokens"].to_pylist()
     assert (lengths[0], lengths[2:]) == (None, [2, None, 9])
 
@@ -197,7 +183,21 @@ def test_files_of_one_run_may_hold_their_scores_as_different_numbers(tmp_path):
 def test_a_file_that_cannot_be_read_is_an_error_alone_and_left_out_among_others(tmp_path, run_path):
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"cannot read .*broken\.parquet"):
+    with pytest.raises(DataError, match=r"broken\.parquet is not Parquet"):
         read_completions([broken])
     good = open_run(run_path).completion_files()
     assert len(read_completions([broken, *good])) == len(read_completions(good))
+
+
+def test_a_text_is_found_in_a_table_without_prompts(tmp_path):
+    rows = [{name: cell for name, cell in ROW.items() if name != "prompt"}]
+    path = write_rows(tmp_path / "scored.parquet", rows)
+    assert len(read_completions([path]).select({"text": "SO <answer>"})) == 1
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_messages_and_objects_are_shown_as_json(tmp_path, ending):
+    row = ROW | {"prompt": [{"role": "user", "content": "é?"}]}
+    path = write_rows(tmp_path / f"scored.{ending}", [row])
+    (shown,) = read_completions([path]).texts(["scored:0"])
+    assert [json.loads(shown[name]) for name in ("prompt", "ground_truth")] == [row["prompt"], row["ground_truth"]]

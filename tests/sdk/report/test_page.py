@@ -76,16 +76,6 @@ def test_the_page_knows_where_the_values_of_tokens_end(run_path, monkeypatch):
     assert held == {first: first < run["withTokens"] for first in range(0, 1496, 100)}
 
 
-@pytest.mark.slow
-def test_report_writes_one_file(tmp_path, run_path, capsys):
-    output = tmp_path / "page.html"
-    with pytest.raises(SystemExit) as exit:
-        main(["report", str(run_path), "--output", str(output)])
-    assert exit.value.code == 0
-    assert "written" in capsys.readouterr().out
-    assert output.read_text().startswith("<!doctype html>")
-
-
 def test_a_run_is_drawn_once(tmp_path, run_path, capsys, monkeypatch):
     monkeypatch.chdir(run_path)
     with pytest.raises(SystemExit) as exit:

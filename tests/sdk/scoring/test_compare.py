@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.dummy_runs import write_run
+from tests.sdk.rows import write_rows
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.report.comparison import compare as on_the_page
 from tinyzero_sdk.report.completions import read_completions
-from tinyzero_sdk.scoring import scored_rows
+from tinyzero_sdk.scoring import scored_table
 from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
 from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean
 
@@ -44,10 +45,7 @@ def compare(tmp_path):
     def compare(*files, ending="jsonl", **options):
         paths = [tmp_path / f"{place}.{ending}" for place in range(len(files))]
         for path, rows in zip(paths, files, strict=True):
-            if ending == "jsonl":
-                path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            else:
-                pq.write_table(pa.Table.from_pylist(rows), path)
+            write_rows(path, rows)
         return compare_files(paths, CompareOptions(**options))
 
     return compare
@@ -142,10 +140,7 @@ def test_pass_at_k_is_the_mean_over_subsets_of_problems_with_enough(tmp_path_fac
     if not enough:
         return
     directory = tmp_path_factory.mktemp("compare")
-    for side in (0, 1):
-        rows = rows_of([pair[side] for pair in problems])
-        (directory / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    paths = [directory / "0.jsonl", directory / "1.jsonl"]
+    paths = [write_rows(directory / f"{side}.jsonl", rows_of([pair[side] for pair in problems])) for side in (0, 1)]
     metrics = compare_files(paths, CompareOptions(pass_at=(k,))).comparisons[0].metrics
     passed = next(one for one in metrics if one.name == f"pass@{k}")
     means = [np.mean([np.mean([*map(any, combinations(pair[side], k))]) for pair in enough]) for side in (0, 1)]
@@ -269,14 +264,14 @@ def test_a_run_stands_for_its_last_evaluation_and_alone_for_its_first_and_last(t
 
 
 def test_completions_of_a_parquet_file_are_not_read(compare, monkeypatch):
-    read, columns = scored_rows.read_blocks, set()
+    read, columns = scored_table.read_blocks, set()
 
     def spy(path, names):
         for block in read(path, names):
-            columns.update(block.table.column_names)
+            columns.update(block.names)
             yield block
 
-    monkeypatch.setattr(scored_rows, "read_blocks", spy)
+    monkeypatch.setattr(scored_table, "read_blocks", spy)
     rows = rows_of([[1, 0]], prompt="a long prompt")
     assert compare(rows, rows, ending="parquet", key="extra_info.key").problems == 1
     assert columns == {"extra_info", "finished", "token_count", "score", "correct", "reason", *SCORER}

@@ -101,8 +101,8 @@ def test_of_several_tasks_each_has_a_log(scored: Path) -> None:
         "both-toy.eval": 1,
     }
     (block, _) = inspect_logs.read(scored.with_name("both-family-other.eval"))
-    assert [(each["task"], each["extra_info"]["key"]) for each in block.rows] == [("family/other", "k/1")]
-    assert block.rows[0]["extra_info"]["difficulty"] is None
+    assert [(each["task"], each["extra_info"]["key"]) for each in block.rows()] == [("family/other", "k/1")]
+    assert block.rows()[0]["extra_info"]["difficulty"] is None
     with pytest.raises(DataError, match=r"both-family-other\.eval already exists; choose another --output"):
         export(scored, scored.with_name("both.eval"), overwrite=False)
 

@@ -65,6 +65,7 @@ def test_all_wrong_all_right_and_all_alike_are_told_apart():
     assert judged([False] * 320, size=8).fault == "all_wrong"
     assert judged([True] * 320, size=8).fault == "all_right"
     assert judged(([True] * 8 + [False] * 8) * 20, size=8).fault == "zero_std"
+    assert judged(([True] * 16 + [False] * 24) * 8, size=8).fault == "zero_std"
     assert judged(([True] + [False] * 7) * 40, size=8).fault is None
     partial = judged([False] * 320, size=8, rewards=[0.1, 0.0] * 160)  # none right, but the rewards differ
     assert (partial.fault, partial.zero_std_frac) == (None, 0.0)

@@ -14,7 +14,7 @@ import pytest
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import DataError, SettingsError
-from tinyzero_sdk.scoring.outputs import Provenance
+from tinyzero_sdk.scoring.provenance import Provenance
 from tinyzero_sdk.scoring.readers import READERS, find_reader
 from tinyzero_sdk.scoring.score_file import score_file
 
@@ -27,7 +27,7 @@ def read(name, path):
     """The rows and the bad rows that a reader finds."""
     blocks = list(find_reader(name, path).read(path))
     assert blocks[-1].progress == 1.0
-    rows = [row for block in blocks for row in (block.rows if block.table is None else block.table.to_pylist())]
+    rows = [row for block in blocks for row in block.rows()]
     assert len(rows) == sum(len(block.numbers) for block in blocks)
     return rows, [bad for block in blocks for bad in block.bad]
 

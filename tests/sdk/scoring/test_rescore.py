@@ -9,7 +9,7 @@ import pytest
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
-from tinyzero_sdk.scoring.outputs import RowSource, provenance_of
+from tinyzero_sdk.scoring.provenance import RowSource, provenance_of
 from tinyzero_sdk.scoring.rescore import rescore_file, rescoring_check
 from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
 

@@ -7,13 +7,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.sdk.rows import write_rows
 from tinyzero_sdk import load_task
 from tinyzero_sdk.data import files
 from tinyzero_sdk.data.files import read_blocks, read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.scoring import score_file as scoring
 from tinyzero_sdk.scoring.batches import unpacked
-from tinyzero_sdk.scoring.outputs import Provenance, accept_any, read_outputs, scoring_check
+from tinyzero_sdk.scoring.outputs import read_outputs
+from tinyzero_sdk.scoring.provenance import Provenance, accept_any, scoring_check
 from tinyzero_sdk.scoring.score_file import METADATA_KEY, ScoringOptions, score_file
 
 pytestmark = pytest.mark.usefixtures("scored_in_process")
@@ -41,14 +43,6 @@ def task(write_task):
 def small_blocks(monkeypatch):
     monkeypatch.setattr(files, "_BLOCK_ROWS", 100)
     monkeypatch.setattr(files, "_TABLE_ROWS", 100)
-
-
-def write_rows(path, rows):
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def score_rows(task, tmp_path, rows, into="jsonl"):
@@ -128,6 +122,17 @@ def test_rows_that_do_not_fit_a_parquet_column_are_bad_rows(task, tmp_path):
     report = score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
     assert bad_numbers(report) == [2, 4]
     assert [(row["id"], row["more"]) for row in read_rows(tmp_path / "out.parquet")] == [(5, None), (None, [1])]
+
+
+def test_columns_that_no_type_fits_are_json_in_parquet(task, tmp_path):
+    cells = [[1, {"a": None}], {"b": [2, "x"]}, 2**70]
+    rows = [OUTPUTS[0] | {"ragged": cells[n % 2], "big": cells[2]} for n in range(4)]
+    for more in ([], OUTPUTS[:1]):
+        score_file(task, write_rows(tmp_path / "in.jsonl", rows[:1] + more), tmp_path / "out.parquet")
+        first, *_ = read_rows(tmp_path / "out.parquet")
+        assert (first["ragged"], first["big"], first["id"]) == (cells[0], 2**70, 5)
+    report = score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
+    assert (report.rows, report.bad_rows) == (4, 0)
 
 
 def test_ground_truths_reach_the_task_as_they_are_in_the_line(write_task, tmp_path):

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tinyzero_sdk import Score
 from tinyzero_sdk.data.arrow import to_list
 from tinyzero_sdk.data.column_hash import hash_array, hash_values
-from tinyzero_sdk.data.files import Block
+from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.records import ScoreColumns
-from tinyzero_sdk.scoring.outputs import accept_any, read_outputs
+from tinyzero_sdk.scoring.outputs import read_outputs
+from tinyzero_sdk.scoring.provenance import accept_any
 from tinyzero_sdk.scoring.summary import SummaryBuilder
 
 
@@ -24,8 +25,8 @@ def summarised(rows, *, cut=0, tables=False, by=None, greedy=False):
     """The summary of rows that carry their score: `value` and `answer`."""
     builder = SummaryBuilder(by, greedy=greedy)
     for part in (rows[:cut], rows[cut:]):
-        table = pa.Table.from_pylist(part) if tables and part else None
-        blocks = [Block(list(range(len(part))), [] if table else part, table, [], 1.0)] if part else []
+        data = pa.Table.from_pylist(part) if tables else part
+        blocks = [Block(list(range(len(part))), data, [], 1.0)] if part else []
         for batch in read_outputs(blocks, Path("rows"), accept_any):
             scores = ScoreColumns()
             for row in part:
@@ -168,7 +169,7 @@ def test_a_row_costs_little_until_the_end():
     builder = SummaryBuilder()
     size = 10_000
     table = pa.table({"completion": ["x"] * size, "ground_truth": ["1"] * size, "prompt": ["p"] * size})
-    block = Block(list(range(size)), [], table, [], 1.0)
+    block = Block(list(range(size)), table, [], 1.0)
     scores = ScoreColumns([1.0] * size, [True] * size, ["ok"] * size, ["1"] * size)
     (batch,) = read_outputs([block], Path("t"), accept_any)
     builder.add(batch, scores)

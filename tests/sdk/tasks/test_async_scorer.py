@@ -14,7 +14,7 @@ from tinyzero_sdk.records import Score
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.scoring.rescore import rescore_file
 from tinyzero_sdk.scoring.score_file import score_file
-from tinyzero_sdk.scoring.scored_rows import read_scored_blocks
+from tinyzero_sdk.scoring.scored_table import read_scored_blocks
 from tinyzero_sdk.tasks import async_scorer
 from tinyzero_sdk.tasks.async_scorer import _pause
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinyzero_sdk.data.files import READ_ENDINGS, Block, check_ending, read_blocks
+from tinyzero_sdk.data.files import READ_ENDINGS, check_ending, read_blocks
+from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError, SettingsError, did_you_mean
 from tinyzero_sdk.scoring.readers import hf, inspect_logs, lm_eval, verl
 
@@ -19,14 +20,14 @@ class Reader:
     read: Callable[[Path], Iterator[Block]]
     """Yields the blocks of a file or folder, or raises DataError."""
 
-    gives_tables: Callable[[Path], bool]
-    """Whether the blocks of this file hold tables instead of rows."""
+    is_typed: Callable[[Path], bool]
+    """Whether the blocks of this file have typed columns, and not JSON objects."""
 
 
 OWN = Reader(
     name="rows",  # .jsonl, .csv or .parquet with `completion` and `ground_truth`
     read=read_blocks,
-    gives_tables=lambda path: path.suffix == ".parquet",
+    is_typed=lambda path: path.suffix == ".parquet",
 )
 
 READERS = {

@@ -10,8 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tinyzero_sdk.data.files import BadRow, Block, invalid_rows, open_for_arrow, read_blocks
+from tinyzero_sdk.data.arrow import without_views
+from tinyzero_sdk.data.files import invalid_rows, open_for_arrow, read_blocks
 from tinyzero_sdk.data.folders import TABLES, split_files
+from tinyzero_sdk.data.table import BadRow, Block
 from tinyzero_sdk.errors import DataError
 
 COMPLETIONS = ("completion", "completions", "response", "responses", "generation", "generations", "output", "outputs")
@@ -19,6 +21,7 @@ COMPLETIONS = ("completion", "completions", "response", "responses", "generation
 
 GROUND_TRUTHS = ("ground_truth", "reward_model", "target", "answer", "solution")  # columns that hold the ground truth
 PROMPTS = ("prompt", "question", "problem", "query")  # columns that hold the prompt (optional)
+_END_MARKER = 8  # bytes after the last batch of an Arrow file
 
 
 def read(path: Path) -> Iterator[Block]:
@@ -26,7 +29,7 @@ def read(path: Path) -> Iterator[Block]:
     files, before = _files(path), 0
     for place, file in enumerate(files):
         row = before
-        for block in read_blocks(file) if file.suffix == ".parquet" else _ended(_read_arrow(file)):
+        for block in read_blocks(file) if file.suffix == ".parquet" else _read_arrow(file):
             block.numbers = [before + number for number in block.numbers]
             block.bad = [BadRow(before + bad.number, bad.problem) for bad in block.bad]
             row = max([row, *block.numbers[-1:], *(bad.number for bad in block.bad[-1:])])
@@ -53,10 +56,11 @@ def _read_arrow(path: Path) -> Iterator[Block]:
         with open_for_arrow(path) as file, pa.ipc.open_stream(file) as stream:
             for batch in stream:
                 batch.validate(full=True)  # where offsets lead out of the file, other functions end the process
-                table = pa.Table.from_batches([batch])
+                table = without_views(pa.Table.from_batches([batch]))
                 for start in range(0, len(table), 1024):
                     part = table[start : start + 1024]
-                    block = Block(list(range(done + 1, done + len(part) + 1)), [], part, [], file.tell() / size)
+                    progress = min(1.0, (file.tell() + _END_MARKER) / size)
+                    block = Block(list(range(done + 1, done + len(part) + 1)), part, [], progress)
                     done += len(part)
                     block.drop(invalid_rows(part))
                     yield block
@@ -64,24 +68,12 @@ def _read_arrow(path: Path) -> Iterator[Block]:
         raise DataError(f"{path} is not Arrow, or damaged after row {done}: {' '.join(str(error).split())}") from error
 
 
-def _ended(blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks of a file, with progress 1 in the last (the end marker follows it)."""
-    last: Block | None = None
-    for block in blocks:
-        if last is not None:
-            yield last
-        last = block
-    if last is not None:
-        last.progress = 1.0
-        yield last
-
-
 def _take_columns(path: Path, block: Block) -> None:
-    table = block.table
-    assert table is not None
+    table = block.data
     names = table.column_names
-    completion = next((name for name in COMPLETIONS if name in names), None)
-    truth = next((name for name in GROUND_TRUTHS if name in names), None)
+    completion, truth, prompt = (
+        next((name for name in known if name in names), None) for known in (COMPLETIONS, GROUND_TRUTHS, PROMPTS)
+    )
     if completion is None or truth is None:
         raise DataError(
             f"{path} has the columns {', '.join(names)}; expected one of {', '.join(COMPLETIONS)}, "
@@ -92,9 +84,7 @@ def _take_columns(path: Path, block: Block) -> None:
     if has_lists:
         counts = pc.fill_null(pc.list_value_length(table[completion]), 0).to_pylist()
         block.drop({place: "no completion" for place, count in enumerate(counts) if count == 0})
-        table = block.table
-        assert table is not None
-    prompt = next((name for name in PROMPTS if name in names), None)
+        table = block.data
     if prompt not in (None, "prompt"):
         table = table.append_column("prompt", table[prompt])
     if truth not in ("ground_truth", "reward_model"):
@@ -107,8 +97,6 @@ def _take_columns(path: Path, block: Block) -> None:
         if "extra_info" not in names:  # which may have its own key
             keys = pa.array(map(str, block.numbers), pa.string())
             table = table.append_column("extra_info", pa.StructArray.from_arrays([keys], names=["key"]))
-    elif completion != "completion":
-        table = table.rename_columns(
-            ["completion" if name == completion else name for name in names] + table.column_names[len(names) :]
-        )
-    block.table = table
+    else:
+        table = table.rename_columns(["completion" if name == completion else name for name in table.column_names])
+    block.data = table

@@ -19,8 +19,9 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import Row
-from tinyzero_sdk.data.files import BadRow, Block, parse_line
+from tinyzero_sdk.data.files import parse_line
 from tinyzero_sdk.data.folders import files_of
+from tinyzero_sdk.data.table import BadRow, Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.scoring.readers.records import converted
@@ -50,7 +51,7 @@ def read(path: Path) -> Iterator[Block]:
                 yield converted(good, bad, partial(_convert, file.name), place / len(files), form="a sample of Inspect")
         except _FAULTS as error:
             raise DataError(f"{file} is not a log of Inspect, or damaged: {error}") from error
-    yield Block([], [], None, [], 1.0)
+    yield Block([], [], [], 1.0)
 
 
 def _samples_of_archive(path: Path) -> Iterator[Row | str]:
@@ -80,10 +81,8 @@ def _content(file: BinaryIO, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -
 def _samples_of_json(path: Path) -> Iterator[Row | str]:
     with path.open(encoding="utf-8") as file:
         log = json.load(file)
-    try:
-        log["eval"]["task"]
-    except (TypeError, KeyError):
-        raise ValueError("it has no task") from None
+    if not (isinstance(log, dict) and isinstance(log.get("eval"), dict) and "task" in log["eval"]):
+        raise ValueError("it has no task")
     samples = log.get("samples") or []
     if not isinstance(samples, list):
         raise DataError(f"{path} is not a log of Inspect, or damaged: its samples are not a list")

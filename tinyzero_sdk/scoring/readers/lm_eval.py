@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tinyzero_sdk.data.arrow import Row
-from tinyzero_sdk.data.files import Block
+from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.scoring.readers.records import Convert, read_json_lines

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tinyzero_sdk.data.arrow import Row
-from tinyzero_sdk.data.files import BadRow, Block, read_blocks
+from tinyzero_sdk.data.files import read_blocks
 from tinyzero_sdk.data.folders import files_of
+from tinyzero_sdk.data.table import BadRow, Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.outputs import PARTS, RESULT_COLUMNS
 
@@ -29,7 +30,7 @@ def read_json_lines(path: Path, pattern: str, convert_for: Callable[[Path], Conv
             lines = max([lines, *numbers[-1:], *(before + bad.number for bad in block.bad[-1:])])
             bad = [BadRow(before + row.number, row.problem) for row in block.bad]
             progress = (place + block.progress) / len(files)
-            yield converted(zip(numbers, block.rows, strict=True), bad, convert, progress, form=form)
+            yield converted(zip(numbers, block.rows(), strict=True), bad, convert, progress, form=form)
         before = lines
 
 
@@ -37,18 +38,16 @@ def converted(
     records: Iterable[tuple[int, Row]], bad: Sequence[BadRow], convert: Convert, progress: float, *, form: str
 ) -> Block:
     """A block of the rows of numbered records; `bad` are those known to be, `form` says what they are, for messages."""
-    block = Block([], [], None, list(bad), progress)
+    found = list[Row]()
+    block = Block([], found, list(bad), progress)
     for number, record in records:
         try:
             rows = convert(record)
-        except DataError as error:
-            block.bad.append(BadRow(number, str(error)))
+        except (DataError, TypeError, AttributeError, KeyError) as error:  # a list where an object should be, ...
+            fault = f"the record is not {form} ({type(error).__name__}: {error})"
+            block.bad.append(BadRow(number, str(error) if isinstance(error, DataError) else fault))
             continue
-        except (TypeError, AttributeError, KeyError) as error:  # a list where an object should be, and the like
-            fault = f"{type(error).__name__}: {error}"
-            block.bad.append(BadRow(number, f"the record is not {form} ({fault})"))
-            continue
-        block.rows += rows
+        found += rows
         block.numbers += [number] * len(rows)
     block.bad.sort(key=lambda row: row.number)
     return block

@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tinyzero_sdk.data.files import Block, open_for_arrow
+from tinyzero_sdk.data.files import open_for_arrow
+from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
 
 _OTHERWISE = ("problem", "difficulty", "num_tokens", "step", "decoding")  # what a scored file has in other columns
@@ -53,21 +53,28 @@ def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
     file = next((file for file, (first, last) in spans.items() if first <= step <= last and step in _steps(file)), None)
     if file is None:
         raise DataError(f"{path} {_why(run)}")
+    table = _read(file, (*columns, *_OTHERWISE))
+    table = table.append_column("number", pa.array(range(1, len(table) + 1)))
+    table = table.filter(pc.equal(table["step"], step))
+    sampled = pc.equal(table["decoding"].cast(pa.string()), "sampled")
+    if pc.any(sampled).as_py():
+        greedily = table.filter(pc.invert(sampled))
+        table = table.filter(sampled)
+        if len(greedily) and "correct" in columns:
+            table = table.append_column("greedy_accuracy", _accuracies(greedily, table["problem"]))
+    yield _block(table.combine_chunks())
+
+
+def _read(file: Path, columns: Sequence[str]) -> pa.Table:
+    """Those of the columns that a file has; all of `_OTHERWISE` that are asked for must be there."""
     try:
         present = pq.read_schema(open_for_arrow(file)).names
-        wanted = [name for name in present if name in (*columns, *_OTHERWISE)]
-        table = pq.read_table(open_for_arrow(file), columns=wanted)
-        table = table.append_column("number", pa.array(range(1, len(table) + 1)))
-        table = table.filter(pc.equal(table["step"], step))
-        sampled = pc.equal(table["decoding"].cast(pa.string()), "sampled")
-        if pc.any(sampled).as_py():
-            greedily = table.filter(pc.invert(sampled))
-            table = table.filter(sampled)
-            if len(greedily) and "correct" in columns:
-                table = table.append_column("greedy_accuracy", _accuracies(greedily, table["problem"]))
-        yield _block(table.combine_chunks())
-    except (pa.ArrowException, OSError, KeyError) as error:
+        table = pq.read_table(open_for_arrow(file), columns=[name for name in present if name in columns])
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+    if missing := [name for name in _OTHERWISE if name in columns and name not in present]:
+        raise DataError(f"cannot read {file}: it has no {', '.join(missing)}")
+    return table
 
 
 def _accuracies(table: pa.Table, problems: pa.ChunkedArray) -> pa.Array:
@@ -91,11 +98,7 @@ def _files(run: Path) -> list[Path]:
 
 def _steps(file: Path) -> list[int]:
     """The steps whose evaluations are in a file."""
-    try:
-        table = pq.read_table(open_for_arrow(file), columns=["step"])
-        return np.unique(table["step"].cast(pa.int64()).to_numpy()).tolist()
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+    return pc.unique(_read(file, ["step"])["step"].cast(pa.int64())).to_pylist()
 
 
 def _every_step(run: Path) -> list[int]:
@@ -121,4 +124,4 @@ def _block(table: pa.Table) -> Block:
             for name, parts in {"extra_info": info, "evaluation": evaluation}.items()
         },
     }
-    return Block(table["number"].to_pylist(), [], pa.table(columns), [], 1.0)
+    return Block(table["number"].to_pylist(), pa.table(columns), [], 1.0)

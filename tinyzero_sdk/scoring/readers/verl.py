@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tinyzero_sdk.data.arrow import Row
-from tinyzero_sdk.data.files import Block
+from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.readers.records import read_json_lines, renamed
 

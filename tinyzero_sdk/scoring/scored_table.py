@@ -1,0 +1,179 @@
+"""Read the rows of a scored file that have a score, as a table by our names of its columns: no task, no completions.
+
+Of a Parquet file only the columns that are needed are read.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tinyzero_sdk.data.arrow import to_float, to_floats, to_texts, to_typed
+from tinyzero_sdk.data.files import read_blocks
+from tinyzero_sdk.data.table import ALIASES, UNKNOWN_FLAG, BadRow, Block
+from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.records import REASONS, Json
+from tinyzero_sdk.scoring.groups import PROBLEM_COLUMNS, find_problem_column, identifying_columns, problem_column
+from tinyzero_sdk.scoring.outputs import read_parts
+from tinyzero_sdk.scoring.readers import find_reader
+from tinyzero_sdk.scoring.readers.runs import is_evaluation, read_held_out
+from tinyzero_sdk.tasks.score_guard import describe_value
+
+SCORES = ("score", "correct", "reason")  # what every row of a scored file has
+TEXT = pa.dictionary(pa.int32(), pa.string())
+_EXPECTED = {"score": "a finite number", "correct": "true or false", "reason": f"one of {', '.join(REASONS)}"}
+
+
+@dataclass(frozen=True)
+class ScoredTable:
+    """The n rows of a file that have a score."""
+
+    path: Path
+    numbers: np.ndarray
+    """[n] line of a JSON Lines file, row of a Parquet file; the first is 1. In order."""
+
+    columns: pa.Table
+    """[n] of the schema that was asked for."""
+
+    ignored: dict[str, int]
+    """Rows of the file that are not among these, by what they lack."""
+
+
+def read_scored_blocks(
+    path: Path, columns: Sequence[str] | None = None, ignored: Counter[str] | None = None
+) -> Iterator[Block]:
+    """The rows of a file that have a score, with these columns; the others are the bad ones of their blocks.
+
+    Args:
+        path: what `tinyzero score`, `rescore` or `eval` wrote, or as for `read_held_out`.
+        columns: as for `read_blocks`; `score`, `correct` and `reason` are read too; None = all, but not of runs.
+        ignored: counts the bad rows, by what they lack.
+
+    Raises:
+        DataError: the file cannot be read, or no row has a score.
+    """
+    counts, bad, is_empty = Counter[str](), list[BadRow](), True
+    wanted = None if columns is None else [*columns, *(name for name in SCORES if name not in columns)]
+    if not (of_run := is_evaluation(path)):
+        find_reader(None, path)
+    for block in read_held_out(path, wanted or SCORES) if of_run else read_blocks(path, wanted):
+        counts["unreadable"] += len(block.bad)
+        counts["without a score"] += len(faults := _score_faults(block))
+        block.drop(faults)
+        bad, is_empty = bad or block.bad[:1], is_empty and not len(block)
+        yield block
+    if is_empty:
+        why = f"with a score; row {bad[0].number}: {bad[0].problem}" if bad else "at all"
+        raise DataError(f"{path} has no row {why} (expected a file that `tinyzero score` wrote)")
+    if ignored is not None:
+        ignored.update(+counts)
+
+
+def _score_faults(block: Block) -> dict[int, str]:
+    """What is wrong with the scores of the rows at these places."""
+    columns = {name: block.column(name) for name in SCORES}
+    reasons = to_texts(columns["reason"]).dictionary_encode("encode")
+    valid = {
+        "score": np.isfinite(to_floats(columns["score"])),
+        "correct": block.flags("correct") != UNKNOWN_FLAG,
+        "reason": np.isin(reasons.dictionary.to_pylist(), REASONS)[reasons.indices.to_numpy()],
+    }
+    faults = {}
+    for place in np.flatnonzero(~np.logical_and.reduce([*valid.values()])).tolist():
+        cells = {name: block.cells(name)[place] for name in SCORES}
+        if missing := [name for name, cell in cells.items() if cell is None]:
+            faults[place] = f"no {', '.join(missing)}"
+        else:
+            name = next(name for name in SCORES if not valid[name][place])
+            faults[place] = f"{name} is {describe_value(cells[name])}; expected {_EXPECTED[name]}"
+    return faults
+
+
+def find_common_column(paths: Sequence[Path]) -> str:
+    """The first of `PROBLEM_COLUMNS` that identifies problems in all files.
+
+    Raises:
+        DataError: there is none, or a file has no scores.
+    """
+    common: Sequence[str] = PROBLEM_COLUMNS
+    for path in paths:
+        common = identifying_columns(_first_rows(path), common)
+    if not common:
+        raise DataError(
+            f"no column identifies the problems in all files; expected {', '.join(ALIASES['problem'])}, or a ground "
+            "truth that is a list or an object; name another with --by"
+        )
+    return common[0]
+
+
+def _first_rows(path: Path) -> Block:
+    """The first scored rows of a file, with what may identify their problems."""
+    return next(block for block in read_scored_blocks(path, sources(PROBLEM_COLUMNS)) if len(block))
+
+
+def sources(names: Sequence[str]) -> list[str]:
+    """The columns of files where these may stand."""
+    return list(dict.fromkeys(path for name in names for path in (*ALIASES.get(name, ()), name)))
+
+
+def read_scored_table(
+    path: Path,
+    schema: pa.Schema,
+    *,
+    problems_by: str = "",
+    others: Sequence[str] = (),
+    visit: Callable[[Block], object] = lambda block: None,
+    on_progress: Callable[[float], object] = lambda fraction: None,
+) -> ScoredTable:
+    """The scored rows of a file.
+
+    Args:
+        path: as for `read_scored_blocks`.
+        schema: names of columns, as `ALIASES` and scored files have them, and types: text, numbers, flags or parts of
+            the reward by name. Cells of other types are null.
+        problems_by: column that identifies a problem; "" = the first usual one that the first rows have.
+        others: columns that `visit` needs.
+        visit: called with each block of scored rows.
+        on_progress: called with the fraction of the file that is read.
+
+    Raises:
+        DataError: the file cannot be read, or is not a scored one.
+    """
+    problems_by = problems_by or find_problem_column(_first_rows(path))
+    wanted = [*sources([name for name in schema.names if name != "problem"]), *sources([problems_by]), *others]
+    ignored, numbers, tables = Counter[str](), list[int](), list[pa.Table]()
+    for block in read_scored_blocks(path, wanted, ignored):
+        if len(block):
+            tables.append(pa.table([_typed(block, field, problems_by) for field in schema], schema=schema))
+            numbers += block.numbers
+            visit(block)
+        on_progress(block.progress)
+    table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    return ScoredTable(path, np.array(numbers), table, dict(+ignored))
+
+
+def _typed(block: Block, field: pa.Field, problems_by: str) -> pa.Array:
+    name, kind = field.name, field.type
+    if kind == pa.bool_():
+        flags = block.flags(name)
+        return pa.array(flags == 1, mask=flags == UNKNOWN_FLAG)
+    if kind in (TEXT, pa.string()):
+        values = problem_column(block, problems_by) if name == "problem" else block.first(name)
+        texts = to_texts(values).cast(pa.string())
+        return texts if kind == pa.string() else texts.dictionary_encode()
+    if pa.types.is_map(kind):
+        return to_parts(block.cells(name))
+    floats = block.floats(name)
+    return pa.array(floats, mask=np.isnan(floats)).cast(kind, safe=False)
+
+
+def to_parts(cells: Sequence[Json]) -> pa.Array:
+    """Cells with the parts of scores as a column of numbers by name; null where they are something else."""
+    parts = [
+        {name: to_float(value) for name, value in read_parts(cell).items()} if isinstance(cell, dict) else None
+        for cell in cells
+    ]
+    return to_typed(parts, pa.map_(pa.string(), pa.float64()))
