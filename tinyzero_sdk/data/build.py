@@ -265,9 +265,9 @@ def _try_to_read(task: Task, request: BuildRequest, start: int, size: int) -> Pr
     gc.disable()  # the items of a range are freed without it, and it takes almost as long as making them
     try:
         return read_columns(task, request, start, size)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # the task's code may raise anything
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise to_picklable_error(error) from error
     finally:
         if was_enabled:

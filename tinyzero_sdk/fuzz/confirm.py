@@ -5,6 +5,7 @@ A completion blamed for either is tried again, alone and in fresh processes, and
 
 import random
 import warnings
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -76,14 +77,12 @@ def try_again(
     limit_memory(memory_limit)
     differential = DifferentialOracle(task, timer)
     differential.preparing()
-    try:
+    with suppress(TinyZeroError):  # not what is tried here
         for item in islice(task.dataset("train", _WARM_UP_ITEMS), _WARM_UP_ITEMS):
             prepared = FuzzItem(differential, item, random.Random(0))
             answer = prepared.gold or prepared.answers[0]
             differential.is_right(answer, prepared.short.with_answer(answer), prepared.truth)
             task.score_completion(prepared.short.with_answer(answer), prepared.truth)
-    except TinyZeroError:
-        pass  # not what is tried here
     try:
         differential.compare(Attempt(text), truth)
     except MemoryError:

@@ -113,8 +113,6 @@ class DifferentialOracle:
             answer = self.task.extract_answer(text)
             if answer is not None:
                 self.task.score(answer, truth)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # the score guard catches all of these
             frame = traceback.extract_tb(error.__traceback__, limit=-1)[0]
             return answer, f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"

@@ -91,10 +91,8 @@ def run_search(task: Task, connection: Connection, timer: SharedTimer, *, settin
     limit_memory(settings.memory_limit)
     try:
         _FuzzSearch(task, connection, timer, settings).run()
-    except (EOFError, BrokenPipeError):
-        pass  # the parent is done with us
-    except MemoryError:
-        pass  # a scorer that leaks; the parent blames the last attempt
+    except (EOFError, BrokenPipeError, MemoryError):
+        pass  # the parent is done with us; or a scorer leaks, and the parent blames the last attempt
     except Exception as error:  # from another hook of the task, or a bug of ours: no finding
         connection.send(to_picklable_error(error))
 
@@ -207,9 +205,7 @@ class _FuzzSearch:
                     return None
             return Attempt(item.short.with_answer(answer))
         if chance < 0.96 and item.gold is not None:
-            wrong = self.golds[
-                int(rng.random() * len(self.golds))
-            ]  # another problem's gold answer, if it is wrong here
+            wrong = self.golds[int(rng.random() * len(self.golds))]  # another problem's, if it is wrong in this one
             if not self.differential.is_right(wrong, item.short.with_answer(wrong), item.truth):
                 gold = item.presentation if rng.random() < 0.2 else item.short
                 return (honest if rng.random() < 0.6 else spray)(gold, item.gold, wrong, rng)

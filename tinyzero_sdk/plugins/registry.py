@@ -8,8 +8,8 @@ A plugin adds commands, families of tasks, score wrappers or local models; a sin
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache, partial
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -73,12 +73,15 @@ class Plugin:
 
     def call(self, hook: str, **arguments: Any) -> Any:
         """The result of a hook; None where the plugin lacks it, or where it fails, which sets `error`."""
+        return self._attempt(f"{hook} raised ", lambda: getattr(self.manager.hook, hook)(**arguments))
+
+    def _attempt(self, doing: str, work: Callable[[], Any]) -> Any:
         try:
-            return getattr(self.manager.hook, hook)(**arguments)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # one plugin's fault must not stop the others
-            self.error = f"{hook} raised {type(error).__name__}: {error}"
+            return work()
+        except BaseException as error:  # one plugin's fault must not stop the others, but Ctrl-C must
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            self.error = f"{doing}{type(error).__name__}: {error}"
             return None
 
 
@@ -91,18 +94,17 @@ def load_plugins() -> tuple[Plugin, ...]:
 def _load(point: EntryPoint) -> Plugin:
     assert point.dist is not None  # entry_points() sets it
     plugin = Plugin(point.name, point.value, point.dist.name, point.dist.version)
-    manager = _new_manager()
-    try:
-        check_sdk_version(point.dist)
-        hooks = point.load()
-        register(manager, hooks)
-        check_spelling(manager, hooks, sys.modules[__name__])
-        plugin.manager = manager
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # as in `call`
-        plugin.error = f"{type(error).__name__}: {error}"
+    plugin.manager = plugin._attempt("", partial(_manager_of, point, point.dist)) or plugin.manager
     return plugin
+
+
+def _manager_of(point: EntryPoint, distribution: Distribution) -> pluggy.PluginManager:
+    manager = _new_manager()
+    check_sdk_version(distribution)
+    hooks = point.load()
+    register(manager, hooks)
+    check_spelling(manager, hooks, sys.modules[__name__])
+    return manager
 
 
 def family_tasks() -> dict[str, list[Plugin]]:

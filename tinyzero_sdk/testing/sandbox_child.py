@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -133,10 +134,8 @@ class _Output:
     def take(self) -> str:
         """The first bytes written since the last call."""
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(Exception):  # a scorer may have put anything in their place, or closed them
                 stream.flush()
-            except Exception:  # a scorer may have put anything in their place, or closed them
-                continue
         descriptor = self._file.fileno()
         if not os.fstat(descriptor).st_size:
             return ""
@@ -155,21 +154,15 @@ class _PeakMemory:
 
     def reset(self) -> int:
         """Start a new peak; returns what is in use now."""
-        try:
-            with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")
-        except OSError:
-            pass
+        with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
         return self.read()
 
     def read(self) -> int:
-        try:
-            with open("/proc/self/status", "rb") as file:
-                for line in file:
-                    if line.startswith(b"VmHWM"):
-                        return int(line.split()[1]) * 1024
-        except OSError:
-            pass
+        with suppress(OSError), open("/proc/self/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"VmHWM"):
+                    return int(line.split()[1]) * 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

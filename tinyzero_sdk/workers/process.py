@@ -180,10 +180,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     try:
         _serve(Connection(socket), SharedTimer(shared))
-    except EOFError:
-        pass  # the parent closed the connection
-    except KeyboardInterrupt:
-        pass  # the task raised it: no signal does here
+    except (EOFError, KeyboardInterrupt):
+        pass  # the parent closed the connection; or the task raised it, since no signal does here
     except BaseException:
         traceback.print_exc()
     finally:
