@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build/mutants"
 PLUGINS = ("countdown", "multiply", "gsm8k", "reasoning_gym")
 AREAS = {
-    "algorithms": ("tinyzero_trainer/algorithms", ("trainer/algorithms", "trainer/controller")),
+    "algorithms": ("tinyzero_trainer/algorithms", ("trainer/algorithms", "trainer/training")),
     "objective": ("tinyzero_trainer/training/objective.py", ("trainer/training",)),
     "rewards": ("tinyzero_trainer/rewards", ("trainer/rewards",)),
     "scoring": ("tinyzero_sdk/scoring", ("sdk/scoring", "sdk/evaluation", "sdk/report")),
