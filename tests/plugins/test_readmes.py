@@ -223,30 +223,3 @@ def test_an_answer_behind_reasoning_of_any_length_is_found(name):
     gold = {"countdown": "17-5+3", "multiply": "56088", "gsm8k": "42"}[name]
     for reasoning in ("Let me see. " * 10**5, "{" * 10**6, "<answer>1</answer> #### 7\n" * 10**5 + "</think>"):
         assert TASKS[name].score_completion(f"{reasoning}<answer>{gold}</answer>", TRUTHS[name]).correct
-
-
-HOSTILE = {
-    "countdown": [
-        *("(" * 500_000, "1+" * 500_000, "7" * 1_000_000, " " * 1_000_000, "9**9**9**9", "\x00" * 256, "\u202e" * 256),
-        *("(" * 128 + "1" + ")" * 127, "(" * 127 + "1" + ")" * 127, "\\(" * 64 + "\\)" * 64, "\\boxed{" * 20),
-        *("\\frac{" * 42, "{}" * 128, "}{" * 128, "\\left" * 51, "\\left(" * 36, "*".join(["999999999"] * 25)),
-        *("$" * 256, "\ud800" * 256, "\u00b2" * 256, "<answer>" * 100_000, "</answer>" * 100_000, "<" * 1_000_000),
-        *("<answer></answer>" * 50_000 + "</think>", "<think>" * 100_000 + "</think>" * 100_000, "\ud800" * 1_000_000),
-    ],
-    "multiply": [
-        *("1" * 10**6, "," * 10**6, "1,111" * 10**5, "\\boxed{" * 18, "$" * 128, "(" * 10**6, "*" * 128, " " * 10**6),
-        *("1 * " * 32, "\ud800" * 128, "1e1000000000", "9**9**9**9", "1," * 64, "111," * 32, "=" * 128, "\\" * 128),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [(name, text) for name, texts in HOSTILE.items() for text in texts],
-    ids=lambda text: f"{text[:20]!a}-{len(text)}",
-)
-def test_no_text_takes_long(name, text):
-    task, completion = GRADED[name], f"<answer>{text}</answer>"
-    assert task.score_completion(completion, TRUTHS[name]).value <= 0.1
-    assert relative_time(lambda: task.score_completion(completion, TRUTHS[name])) < 15
-    assert task.error_count == 0

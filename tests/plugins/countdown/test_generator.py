@@ -66,17 +66,6 @@ def test_expressions_reach_their_targets_with_the_items_numbers(options):
         assert options.target_range[0] <= target <= options.target_range[1]
 
 
-@pytest.mark.slow
-@given(st.integers(0, 20_000), st.integers(0, 40), st.integers(0, 2**63))
-@settings(max_examples=8, deadline=None)
-def test_a_candidate_depends_on_seed_and_index_alone(start, size, seed):
-    whole = generate("train", size, seed, start, DEFAULT)
-    assert len(whole) == size
-    cut = size // 3
-    parts = [*generate("train", cut, seed, start, DEFAULT), *generate("train", size - cut, seed, start + cut, DEFAULT)]
-    assert list(whole) == parts
-
-
 def test_candidates_are_these_on_every_machine():
     items = [(item.data["nums"], item.data["target"]) for item in generate("train", 3, 0, 0, DEFAULT)]
     assert items == [([2, 52, 63, 61], 13), ([1, 19, 20, 76], 38), ([34, 2, 2, 6], 50)]
