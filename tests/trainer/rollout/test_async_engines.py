@@ -169,18 +169,6 @@ def test_the_log_probabilities_after_new_weights_are_those_of_the_new_policy() -
     assert generation.logprobs[:count] != pytest.approx(expected[:count].tolist(), abs=1e-4)
 
 
-@pytest.mark.slow
-def test_a_graph_engine_whose_buffers_are_too_small_for_a_new_group_allocates_larger_ones() -> None:
-    model = random_model("qwen2")
-    engine, prompts = graph(model, ends=()), [*PROMPTS[:2], list(range(90))]
-    groups = asked(prompts, 2, 50)
-    engine.submit(groups[:2])
-    engine.advance(ALL)
-    engine.submit(groups[2:])
-    complete = finish(engine)
-    assert_same(by_number(complete), plain(model, ends=()).generate(prompts, 2, replace(ALL, max_tokens=50), seed=0))
-
-
 def test_limits_that_differ_in_a_context_that_they_fill() -> None:
     """A decoder of whole batches goes on with all rows; GPT-2 has no position after its last."""
     torch.manual_seed(0)

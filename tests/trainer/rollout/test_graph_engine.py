@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -105,23 +105,6 @@ def test_biases_everywhere_and_an_untied_head() -> None:
     assert_same(graph(model).generate(PROMPTS, 4, ALL, seed=2), plain(model).generate(PROMPTS, 4, ALL, seed=2))
 
 
-@pytest.mark.slow
-@settings(max_examples=12)
-@given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5),
-    samples=st.integers(1, 5),
-    max_tokens=st.integers(1, 20),
-    at_a_time=st.integers(1, 30),
-    seed=st.integers(-(2**63), 2**64),
-)
-def test_any_batch(lengths: list[int], samples: int, max_tokens: int, at_a_time: int, seed: int) -> None:
-    model = random_model("qwen2")
-    prompts = [[(7 * place + length) % 97 for place in range(length)] for length in lengths]
-    params = SamplingParams(max_tokens, logprobs=True)
-    ours = graph(model, max_num_seqs=at_a_time).generate(prompts, samples, params, seed=seed)
-    assert_same(ours, plain(model).generate(prompts, samples, params, seed=seed))
-
-
 def test_padding_does_not_widen_the_scales_of_fp8() -> None:
     contexts, scales = torch.randn(2, 9, 6, 8), []
     for padding in (1.0, 100.0):
@@ -137,8 +120,7 @@ def test_padding_does_not_widen_the_scales_of_fp8() -> None:
     assert (scales[1] > 0).all()
 
 
-@pytest.mark.parametrize("at_a_time", [2, 4, 16])
-@pytest.mark.parametrize("max_tokens", range(9, 15))
+@pytest.mark.parametrize(("max_tokens", "at_a_time"), [(9, 2), (11, 4), (12, 16), (14, 4)])
 def test_what_enters_a_slot_is_not_taken_for_what_ended_in_it(max_tokens: int, at_a_time: int) -> None:
     """Whether sequences have ended is known some steps later, when others may be in their slots."""
     model, params = random_model("qwen2"), SamplingParams(max_tokens, logprobs=True)
@@ -210,18 +192,6 @@ def test_a_temperature_that_changes_needs_no_new_graph() -> None:
         params = SamplingParams(24, temperature, top_p=top_p, logprobs=True)
         assert_same(engine.generate(PROMPTS, 4, params, seed=0), other.generate(PROMPTS, 4, params, seed=0))
     assert {key[1:] for key in engine._runner._runs} == before
-
-
-def test_an_end_in_the_first_token_and_early_finishes() -> None:
-    model = random_model("qwen2")
-    ends = set(range(0, 97, 2))
-    params = SamplingParams(60, logprobs=True)
-    seen: list[int] = []
-    ours = graph(model, ends=ends).generate(PROMPTS, 16, params, seed=5, on_progress=seen.append)
-    assert any(len(rollout.token_ids) == 1 for rollout in flat(ours))
-    assert sum(seen) == len(flat(ours)) == 80
-    assert len(seen) > 1
-    assert_same(ours, plain(model, ends=ends).generate(PROMPTS, 16, params, seed=5))
 
 
 @pytest.mark.slow

@@ -59,15 +59,6 @@ def test_logprobs_are_the_models_and_change_nothing_else(toy_model: LanguageMode
             assert rollout.logprobs == pytest.approx(logprobs, abs=1e-4)
 
 
-@pytest.mark.slow
-def test_samples_do_not_depend_on_the_rest_of_the_batch(toy_model: LanguageModel, prompts: list[list[int]]) -> None:
-    params = SamplingParams(40)
-    early = make_engine(toy_model, range(0, 1252, 9)).generate(prompts, 8, params, seed=5)
-    late = make_engine(toy_model, {0}, max_num_seqs=9).generate(prompts, 8, params, seed=5)
-    for left, right in zip(chain(*early), chain(*late), strict=True):
-        assert right.token_ids[: len(left.token_ids)] == left.token_ids
-
-
 @pytest.mark.parametrize("max_num_seqs", [5, 64])
 @pytest.mark.parametrize("ends", [range(0, 1252, 3), {0}])  # the latter run to the limit
 def test_progress_counts_every_completion_once_in_any_number_of_batches(ends, max_num_seqs, toy_model, prompts):

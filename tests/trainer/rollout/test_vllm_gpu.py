@@ -81,11 +81,11 @@ def test_asleep_it_frees_its_memory_and_awake_it_generates_the_same(engine: Rest
 
 
 def test_a_killed_engine_is_restarted(engine: RestartingEngine) -> None:
-    before = engine._engine.worker
+    before = engine.worker.worker
     assert isinstance(before, VllmEngine)
     (process,) = before._client._processes  # type: ignore[union-attr]
     threading.Timer(0.3, os.kill, (process.pid, 9)).start()
     groups = engine.generate(PROMPTS, 4, SamplingParams(500, ignore_eos=True), seed=1)
     assert {len(rollout.token_ids) for group in groups for rollout in group} == {500}
-    assert engine._engine.worker is not before
+    assert engine.worker.worker is not before
     assert Path(f"/proc/{process.pid}/fd").exists() is False

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from tests.trainer.configurations import changed
 from tests.trainer.distributed.sharded import NOW, PLAIN, synthetic_batch
-from tests.trainer.runs import assert_same_weights, short_run
 from tests.trainer.samples import build_policy, ragged_samples
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.config import ModelConfig, NewModelConfig, OptimizerConfig
-from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed.dtensor import full_tensor
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, process_group, shard
 from tinyzero_trainer.models.float8 import Float8Linear, Float8Mlp
@@ -199,27 +197,6 @@ def test_a_sharded_policy_learns_nearly_the_same_and_continues_from_what_it_save
         other = policy_of(converted(load_model(str(tmp_path / "model"), CPU)))
         other.load(tmp_path / "optimizer")
         assert updated(other).equal(updated(policy))
-
-
-@pytest.mark.slow
-def test_a_run_resumes_to_the_same_weights(
-    warm_model: Path, toy_task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("training.build", "executors.build"):  # as on a GPU
-        monkeypatch.setattr(f"tinyzero_trainer.{module}.require_float8", lambda device: None)
-    changes = {
-        "tasks": {"toy_task": {"task": toy_task, "options": {"limit": 5}}},
-        "model__float8": "rowwise",
-        "model__float8_modules": ALL,
-        "optimizer__packing": "packed",
-        "algorithm__kl_coefficient": 0.1,
-        "checkpoint__every": 1,
-    }
-    whole, parts = (tmp_path / name for name in ("whole", "parts"))
-    train(short_run(warm_model, whole, **changes, run__steps=2))
-    train(short_run(warm_model, parts, **changes, run__steps=1))
-    train(short_run(warm_model, parts, **changes, run__steps=2), resume=True)
-    assert_same_weights(whole, parts, 2)
 
 
 def test_what_cannot_compute_in_float8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,15 +67,6 @@ def test_each_position_that_counts_predicts_its_target(layout: Layout) -> None:
     assert (batch.tokens.numel() if batch.mask is None else batch.mask.sum().item()) == 3 + 2 + 1 + 5
 
 
-def test_packed_positions_restart_with_each_sequence() -> None:
-    samples = [make_sample(1, 1), make_sample(2, 2), make_sample(1, 2)]
-    (batch,) = micro_batches(samples, token_budget=1000, pad_id=0, device=CPU, layout="packed")
-    assert batch.indices == [1, 2, 0]
-    assert batch.positions is not None
-    assert batch.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
-    assert batch.tokens.tolist() == [[100, 101, 200, 201, 100, 200, 201, 100, 200]]
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=20),
     st.integers(1, 120),

@@ -10,19 +10,6 @@ from tinyzero_trainer.training.update_metrics import MetricAccumulator
 PARTS = st.lists(st.lists(st.floats(-10, 10), min_size=1), min_size=1)
 
 
-@given(PARTS)
-def test_means_and_columns_are_those_of_all_tokens(parts: list[list[float]]) -> None:
-    metrics, everything = MetricAccumulator(), [value for part in parts for value in part]
-    for part in parts:
-        metrics.add(each=torch.tensor(part))
-        metrics.extend(each=torch.tensor(part, requires_grad=True))
-    assert metrics.means() == {"each": pytest.approx(sum(everything) / len(everything), abs=1e-4)}
-    column = metrics.column("each")
-    assert column is not None
-    assert torch.equal(column, torch.tensor(everything))
-    assert not column.requires_grad
-
-
 @given(
     st.lists(
         st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3

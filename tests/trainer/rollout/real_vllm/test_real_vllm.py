@@ -1,6 +1,5 @@
 """The engine `vllm` with the real vLLM, for the CPU. Run by `test_vllm_cpu.py` where it is not installed."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +20,6 @@ from tinyzero_trainer.executors.local.build import build_local_engine
 from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.models.loading import LanguageModel, load_model
 from tinyzero_trainer.rollout import RolloutEngine, SamplingParams, TorchEngine
-from tinyzero_trainer.rollout.build import build_engine
-from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.types import Generation
@@ -83,7 +80,7 @@ def tiny(trained: Trained) -> LanguageModel:
 
 @pytest.fixture
 def engine(trained: Trained) -> VllmEngine:
-    return trained.engine._engine.worker
+    return trained.engine.worker.worker
 
 
 @pytest.fixture
@@ -182,34 +179,6 @@ def test_new_weights_arrive_and_a_missing_head_is_noticed(engine, tiny, prompts,
         with torch.no_grad():
             embedding.copy_(before)
         engine.load_weights()
-
-
-@pytest.mark.nightly(reason="starts vLLM once more; the fast tests restart a fake vLLM")
-def test_a_killed_engine_is_restarted_and_its_batch_repeated(trained, prompts, monkeypatch, capfd):
-    before = trained.engine.generate(prompts, 2, SamplingParams(30), seed=0)
-    real, killed = VllmClient.step, []
-
-    def step(self: VllmClient) -> Any:
-        self.steps = getattr(self, "steps", 0) + 1
-        if self.steps == 5 and not killed:
-            (process,) = self._processes
-            killed.append(process.pid)
-            os.kill(process.pid, 9)
-        return real(self)
-
-    monkeypatch.setattr(VllmClient, "step", step)
-    assert trained.engine.generate(prompts, 2, SamplingParams(30), seed=0) == before
-    assert len(killed) == 1
-    assert any("vLLM failed: its process ended" in note and "it is restarted" in note for note in trained.notes)
-    assert "INFO" not in capfd.readouterr().err
-    assert (trained.output / "vllm.log").exists()
-
-
-@pytest.mark.nightly(reason="starts vLLM once more; the fast tests have such failures with a fake vLLM")
-def test_the_reason_for_a_failed_start_is_one_line(toy_model: LanguageModel, tmp_path: Path) -> None:
-    with pytest.raises(VllmError, match=r"vLLM did not start: .*head_dim=16") as error:
-        build_engine(make_config(tmp_path), toy_model)  # its heads are smaller than vLLM's kernels support
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.nightly(reason="a separate process is the default, and the fast tests run both with a fake vLLM")
