@@ -55,8 +55,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         states, weight = ctx.saved_tensors
-        of_states = product(to_float8(gradient), to_float8(weight.t()), states.dtype)
-        return of_states, gradient.t() @ states
+        grad_states = product(to_float8(gradient), to_float8(weight.t()), states.dtype)
+        return grad_states, gradient.t() @ states
 
 
 class Float8Linear(nn.Linear):
@@ -103,12 +103,12 @@ class _GatedMlp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         states, gate_up, gate_weight, up_weight, down_weight = ctx.saved_tensors
-        of_gated = product(to_float8(gradient), to_float8(down_weight.t()), states.dtype)
-        gated, of_gate_up, *rounded = gate_backward(of_gated, gate_up)
+        grad_gated = product(to_float8(gradient), to_float8(down_weight.t()), states.dtype)
+        gated, grad_gate_up, *rounded = gate_backward(grad_gated, gate_up)
         both = torch.cat([gate_weight, up_weight]).t()
-        of_states = product((rounded[0], rounded[1]), to_float8(both), states.dtype)
-        of_gate, of_up = (of_gate_up.t() @ states).chunk(2)
-        return of_states, of_gate, of_up, gradient.t() @ gated
+        grad_states = product((rounded[0], rounded[1]), to_float8(both), states.dtype)
+        grad_gate, grad_up = (grad_gate_up.t() @ states).chunk(2)
+        return grad_states, grad_gate, grad_up, gradient.t() @ gated
 
 
 @torch.library.custom_op("tinyzero::float8_gate", mutates_args=())
@@ -138,9 +138,9 @@ def gate_backward(gradient: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor, Te
     first, second = gate_up.float().chunk(2, dim=-1)
     chance = torch.sigmoid(first)
     silu, upstream = first * chance, gradient.float()
-    of_first = upstream * second * (chance + silu * (1 - chance))
-    of_gate_up = torch.cat([of_first, upstream * silu], dim=-1)
-    return (silu * second).to(gradient.dtype), of_gate_up.to(gradient.dtype), *to_float8(of_gate_up)
+    grad_first = upstream * second * (chance + silu * (1 - chance))
+    grad_gate_up = torch.cat([grad_first, upstream * silu], dim=-1)
+    return (silu * second).to(gradient.dtype), grad_gate_up.to(gradient.dtype), *to_float8(grad_gate_up)
 
 
 @gate_backward.register_fake

@@ -13,7 +13,7 @@ from tinyzero_trainer.models.common_triton import LARGEST_FP8, LEAST_SCALE, earl
 from tinyzero_trainer.models.float8_format import FP8
 
 MANY_ROWS = 4096
-"""Of an update; a decoding step has fewer, which keep a GPU busy only with more warps for each."""
+"""Rows of an update; a decoding step has fewer, which keep a GPU busy only with more warps for each."""
 
 
 def gate(gate_up: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,15 +31,15 @@ def gate(gate_up: Tensor) -> tuple[Tensor, Tensor]:
 def gate_backward(gradient: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `float8.gate_backward`."""
     rows, width = gradient.shape
-    gated, of_gate_up = torch.empty_like(gradient), torch.empty_like(gate_up)
+    gated, grad_gate_up = torch.empty_like(gradient), torch.empty_like(gate_up)
     numbers = torch.empty_like(gate_up, dtype=FP8)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
     block, rest = _blocks(width)
     # As few registers as let four programs of 8 warps be on a multiprocessor: some load while others store.
     options = {"num_warps": min(32, max(4, block // 512)), "maxnreg": 64, **early(numbers)}
-    given = (gradient, gate_up, gated, of_gate_up, numbers, scales, width)
-    _gate_backward[(rows,)](*given, BLOCK=block, REST=rest, **options)
-    return gated, of_gate_up, numbers, scales
+    arguments = (gradient, gate_up, gated, grad_gate_up, numbers, scales, width)
+    _gate_backward[(rows,)](*arguments, BLOCK=block, REST=rest, **options)
+    return gated, grad_gate_up, numbers, scales
 
 
 def _blocks(width: int) -> tuple[int, int]:
@@ -77,14 +77,14 @@ def _gated(line, width, places, inside):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gate_backward(  # type: ignore[no-untyped-def]
-    gradient, gate_up, gated, of_gate_up, numbers, scales, width,
+    gradient, gate_up, gated, grad_gate_up, numbers, scales, width,
     BLOCK: tl.constexpr, REST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     line, upstream, result = gate_up + row * 2 * width, gradient + row * width, gated + row * width
     places = tl.arange(0, BLOCK)
-    of_gate, of_up, largest = _gradients(line, upstream, result, width, places, None)
+    grad_gate, grad_up, largest = _gradients(line, upstream, result, width, places, None)
     if REST:
         others = BLOCK + tl.arange(0, REST)
         inside = others < width
@@ -92,8 +92,8 @@ def _gate_backward(  # type: ignore[no-untyped-def]
         largest = tl.maximum(largest, largest_of_rest)
     scale = tl.maximum(largest / LARGEST_FP8, LEAST_SCALE)
     tl.store(scales + row, scale)
-    exact, rounded = of_gate_up + row * 2 * width, numbers + row * 2 * width
-    _store(exact, rounded, of_gate, of_up, 1.0 / scale, width, places, None)
+    exact, rounded = grad_gate_up + row * 2 * width, numbers + row * 2 * width
+    _store(exact, rounded, grad_gate, grad_up, 1.0 / scale, width, places, None)
     if REST:
         _store(exact, rounded, rest_of_gate, rest_of_up, 1.0 / scale, width, others, inside)
 
@@ -106,8 +106,8 @@ def _gradients(line, upstream, result, width, places, inside):  # type: ignore[n
     chance = tl.sigmoid(gate)
     silu = gate * chance
     tl.store(result + places, (silu * up).to(result.dtype.element_ty), mask=inside)
-    of_gate, of_up = upstream * up * (chance + silu * (1.0 - chance)), upstream * silu
-    return of_gate, of_up, tl.max(tl.maximum(tl.abs(of_gate), tl.abs(of_up)), axis=0)
+    grad_gate, grad_up = upstream * up * (chance + silu * (1.0 - chance)), upstream * silu
+    return grad_gate, grad_up, tl.max(tl.maximum(tl.abs(grad_gate), tl.abs(grad_up)), axis=0)
 
 
 @triton.jit
@@ -121,8 +121,8 @@ def _load(place, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _store(exact, rounded, of_gate, of_up, factor, width, places, inside):  # type: ignore[no-untyped-def]
-    tl.store(exact + places, of_gate.to(exact.dtype.element_ty), mask=inside)
-    tl.store(exact + width + places, of_up.to(exact.dtype.element_ty), mask=inside)
-    tl.store(rounded + places, (of_gate * factor).to(tl.float8e4nv), mask=inside)
-    tl.store(rounded + width + places, (of_up * factor).to(tl.float8e4nv), mask=inside)
+def _store(exact, rounded, grad_gate, grad_up, factor, width, places, inside):  # type: ignore[no-untyped-def]
+    tl.store(exact + places, grad_gate.to(exact.dtype.element_ty), mask=inside)
+    tl.store(exact + width + places, grad_up.to(exact.dtype.element_ty), mask=inside)
+    tl.store(rounded + places, (grad_gate * factor).to(tl.float8e4nv), mask=inside)
+    tl.store(rounded + width + places, (grad_up * factor).to(tl.float8e4nv), mask=inside)

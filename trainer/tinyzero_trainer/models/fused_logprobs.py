@@ -120,28 +120,28 @@ class _TokenStatistics(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, targets, anchor_states, anchor_weight, columns = ctx.saved_tensors
-        of_states = torch.empty_like(states)
-        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        grad_states = torch.empty_like(states)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         _, gradient_of = _passes(on_gpu=states.is_cuda)
         logits_of = None
-        of_columns = cast(weight.t()) if ctx.float8 and anchor_states is None else None
+        weight_columns = cast(weight.t()) if ctx.float8 and anchor_states is None else None
         for part in _chunks(len(states), ctx.rows):
             if (logits := ctx.kept.pop(part.start, None)) is None:  # kept ones are freed chunk by chunk
                 logits_of = logits_of or _logits(states, weight, anchor_states, anchor_weight, float8=ctx.float8)
                 logits = logits_of(part)
             upstream = [gradient[part] for gradient in gradients]
-            given = (*logits, targets[part], columns[:, part], upstream, ctx.temperature)
-            if of_columns is None:
-                own = gradient_of(*given)
-                torch.mm(own, weight, out=of_states[part])
+            arguments = (*logits, targets[part], columns[:, part], upstream, ctx.temperature)
+            if weight_columns is None:
+                own = gradient_of(*arguments)
+                torch.mm(own, weight, out=grad_states[part])
             else:
                 scales = _scales(upstream[0], upstream[1], columns[:, part], ctx.temperature)
                 rounded = torch.empty_like(logits[0], dtype=FP8), scales
-                own = gradient_of(*given, rounded)
-                of_states[part] = product(rounded, of_columns, states.dtype)
-            if of_weight is not None:
-                _add_product(of_weight, own.T, states[part])
-        return of_states, None if of_weight is None else of_weight.to(weight.dtype), *[None] * 7
+                own = gradient_of(*arguments, rounded)
+                grad_states[part] = product(rounded, weight_columns, states.dtype)
+            if grad_weight is not None:
+                _add_product(grad_weight, own.T, states[part])
+        return grad_states, None if grad_weight is None else grad_weight.to(weight.dtype), *[None] * 7
 
 
 def _chunks(count: int, rows: int) -> Iterator[slice]:
@@ -202,27 +202,27 @@ def _gradient(
     temperature: float,
     rounded: Rounded | None = None,
 ) -> Tensor:
-    """Gradient [chunk, vocabulary] with respect to the logits, given those of the results; may overwrite them."""
-    of_logprob, of_entropy = upstream[0][:, None], upstream[1][:, None]
+    """Gradient [chunk, vocabulary] with respect to the logits, arguments those of the results; may overwrite them."""
+    grad_logprob, grad_entropy = upstream[0][:, None], upstream[1][:, None]
     logprobs = logits.float() / temperature - columns[2, :, None]
     probabilities = logprobs.exp()
     # d log p_t / d z_j = [j = t] - p_j;  d H / d z_j = -p_j (log p_j + H)
-    pull = of_logprob + of_entropy * (logprobs + columns[1, :, None])
+    pull = grad_logprob + grad_entropy * (logprobs + columns[1, :, None])
     if anchors is not None:  # d KL / d z_j = p_j (log p_j - log q_j - KL)
         apart = logprobs - (anchors.float() / temperature - columns[4, :, None])
         pull = pull - upstream[2][:, None] * (apart - columns[3, :, None])
     chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
-    found = (of_logprob * chosen - probabilities * pull) / temperature
+    found = (grad_logprob * chosen - probabilities * pull) / temperature
     if rounded is not None:
         rounded[0].copy_(found / rounded[1])
     return found.to(logits.dtype)
 
 
-def _scales(of_logprob: Tensor, of_entropy: Tensor, columns: Tensor, temperature: float) -> Tensor:
+def _scales(grad_logprob: Tensor, grad_entropy: Tensor, columns: Tensor, temperature: float) -> Tensor:
     """[chunk, 1] scales by which the gradients of all logits, without a reference, are within float8."""
     # | [j = t] a - p_j (a + b (log p_j + H)) | ≤ |a| (1 - p_t) + |b| H: another p_j is at most 1 - p_t, -p_j log p_j is
     # a part of H, and p_j H has the other sign. Of large logits, both may be off by as much as the 1e-4 that are added.
-    bound = of_logprob.abs() * (1e-4 - torch.expm1(columns[0])) + of_entropy.abs() * (1e-4 + columns[1])
+    bound = grad_logprob.abs() * (1e-4 - torch.expm1(columns[0])) + grad_entropy.abs() * (1e-4 + columns[1])
     return (bound / temperature / FP8_MAX).clamp(min=SMALLEST_SCALE)[:, None]
 
 

@@ -21,8 +21,8 @@ def measure(logits: Tensor, anchors: Tensor | None, targets: Tensor, temperature
     """
     rows, vocabulary = logits.shape
     columns = torch.empty((3 if anchors is None else 5, rows), dtype=torch.float32, device=logits.device)
-    given = (logits, logits if anchors is None else anchors, targets, columns, rows, vocabulary, 1.0 / temperature)
-    _measure[(rows,)](*given, ANCHORED=anchors is not None, BLOCK=_block(vocabulary), num_warps=8)
+    arguments = (logits, logits if anchors is None else anchors, targets, columns, rows, vocabulary, 1.0 / temperature)
+    _measure[(rows,)](*arguments, ANCHORED=anchors is not None, BLOCK=_block(vocabulary), num_warps=8)
     return columns
 
 
@@ -49,9 +49,9 @@ def gradient(
     block = _block(vocabulary)
     grid = (rows, triton.cdiv(vocabulary, block))
     numbers, scales = (logits, scalars) if rounded is None else rounded
-    given = (logits, logits if anchors is None else anchors, targets, scalars, numbers, scales, rows, vocabulary)
+    arguments = (logits, logits if anchors is None else anchors, targets, scalars, numbers, scales, rows, vocabulary)
     settings = {"ANCHORED": anchors is not None, "ROUNDED": rounded is not None, "BLOCK": block}
-    _gradient[grid](*given, 1.0 / temperature, **settings, num_warps=8)
+    _gradient[grid](*arguments, 1.0 / temperature, **settings, num_warps=8)
     return logits
 
 
@@ -125,19 +125,19 @@ def _gradient(  # type: ignore[no-untyped-def]
     line = logits + row.to(tl.int64) * vocabulary + places
     entropy = tl.load(scalars + row)
     log_total = tl.load(scalars + rows + row)
-    of_logprob = tl.load(scalars + 2 * rows + row)
-    of_entropy = tl.load(scalars + 3 * rows + row)
+    grad_logprob = tl.load(scalars + 2 * rows + row)
+    grad_entropy = tl.load(scalars + 3 * rows + row)
     target = tl.load(targets + row)
     logprob = tl.load(line, mask=inside, other=0.0).to(tl.float32) * scale - log_total
-    pull = of_logprob + of_entropy * (logprob + entropy)
+    pull = grad_logprob + grad_entropy * (logprob + entropy)
     if ANCHORED:
         divergence = tl.load(scalars + 4 * rows + row)
         anchor_log_total = tl.load(scalars + 5 * rows + row)
-        of_divergence = tl.load(scalars + 6 * rows + row)
+        grad_divergence = tl.load(scalars + 6 * rows + row)
         anchor_line = anchors + row.to(tl.int64) * vocabulary + places
         anchor = tl.load(anchor_line, mask=inside, other=0.0).to(tl.float32) * scale - anchor_log_total
-        pull -= of_divergence * ((logprob - anchor) - divergence)
-    found = (tl.where(places == target, of_logprob, 0.0) - tl.exp2(logprob * LOG2_E) * pull) * scale
+        pull -= grad_divergence * ((logprob - anchor) - divergence)
+    found = (tl.where(places == target, grad_logprob, 0.0) - tl.exp2(logprob * LOG2_E) * pull) * scale
     tl.store(line, found.to(logits.dtype.element_ty), mask=inside)
     if ROUNDED:
         in_float8 = (found * (1.0 / tl.load(scales + row))).to(tl.float8e4nv)

@@ -170,7 +170,7 @@ def outline(model: str | None) -> "PreTrainedModel":
 
 @cache  # it takes seconds
 def _by_transformers(name: str, source: str) -> ModelSpec:
-    """Of any architecture that transformers knows."""
+    """The sizes of a model of any architecture that transformers knows."""
     model = outline(source)
     config = model.config
     text = config.get_text_config()

@@ -26,7 +26,7 @@ class ModelError(TinyZeroError):
     """A model cannot be loaded, or cannot do what is asked of it."""
 
     reason = ""
-    """Of one that cannot be loaded, without what to do."""
+    """Why the model cannot be loaded, without what to do."""
 
 
 @dataclass(frozen=True, slots=True)

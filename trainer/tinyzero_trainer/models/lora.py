@@ -69,9 +69,9 @@ class Adapter:
         """Write the adapter as peft does; all ranks must call this, and the first writes."""
         tensors, digest, is_main = {}, self._digest(), ranks_of(self._model).is_main
         for name, tensor in self._tensors().items():
-            found = full_tensor(tensor.detach())
+            whole = full_tensor(tensor.detach())
             if is_main:
-                tensors[name] = found.cpu().contiguous()
+                tensors[name] = whole.cpu().contiguous()
         if not is_main:
             return
         directory.mkdir()
@@ -165,7 +165,7 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The same as a state dict; merged weights are in host memory, so that the GPU does not hold them twice."""
+    """`merged_weights` as a state dict, merged ones in host memory, so that the GPU does not hold them twice."""
     changed = {f"{path}.weight" for path, _ in _adapted_layers(model)}
     return {name: tensor.cpu() if name in changed else tensor for name, tensor in merged_weights(model)}
 

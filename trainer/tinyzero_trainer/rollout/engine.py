@@ -77,7 +77,7 @@ class Group:
     """Token ids, not empty."""
 
     completions: tuple[Generation, ...]
-    """As far as they are sampled."""
+    """What is sampled of them so far."""
 
     max_tokens: int
     """Longest completion, in tokens."""

@@ -125,16 +125,16 @@ def _metrics(metrics: MetricAccumulator) -> dict[str, float]:
     loss, clipped, values, returns = map(metrics.column, ("loss", "clipped", "values", "returns"))
     if loss is None or clipped is None or values is None or returns is None:
         return {}
-    found = {
+    summary = {
         "critic/vf_loss": loss.mean().item(),
         "critic/vf_clipfrac": clipped.mean().item(),
         **{f"critic/{name}": value for name, value in metrics.updates().items()},
     }
     for name, column in (("values", values), ("returns", returns)):
-        found[f"critic/{name}/mean"] = column.mean().item()
-        found[f"critic/{name}/max"] = column.max().item()
-        found[f"critic/{name}/min"] = column.min().item()
+        summary[f"critic/{name}/mean"] = column.mean().item()
+        summary[f"critic/{name}/max"] = column.max().item()
+        summary[f"critic/{name}/min"] = column.min().item()
     variance = returns.var(correction=0).item()
     if variance > 0:
-        found["critic/vf_explained_var"] = 1 - (returns - values).var(correction=0).item() / variance
-    return found
+        summary["critic/vf_explained_var"] = 1 - (returns - values).var(correction=0).item() / variance
+    return summary

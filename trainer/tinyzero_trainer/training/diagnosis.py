@@ -15,7 +15,7 @@ COLUMNS = (
     *("engine_logprobs", "old_logprobs", "teacher_logprobs", "kl_penalties"),
     *("values", "is_weights", "advantages", "returns"),
 )
-"""Of a batch, in the order in which a step computes them."""
+"""Columns of a batch, in the order in which a step computes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class NonfiniteCompletion:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchDiagnosis:
-    """Of one rank's share of a mini-batch."""
+    """What one rank's share of a mini-batch gave."""
 
     completions: int
     tokens: int
-    """Of the completions."""
+    """Tokens of the completions."""
 
     loss: float
     """Its share of the mini-batch's loss."""
@@ -53,10 +53,10 @@ class MicroBatchDiagnosis:
 
 @dataclass(slots=True)
 class UpdateDiagnosis:
-    """Of one mini-batch."""
+    """What the update on one mini-batch did."""
 
     micro_batches: list[MicroBatchDiagnosis] = field(default_factory=list)
-    """Of all ranks, one rank after another."""
+    """Those of all ranks, one rank after another."""
 
     group_norms: dict[str, float] = field(default_factory=dict)
     """Norm of the gradient, before clipping, of each layer and of the parameters outside of layers."""
@@ -72,7 +72,7 @@ class UpdateDiagnosis:
 
 @dataclass(slots=True)
 class Diagnosis:
-    """Of all updates of a model in a step."""
+    """What all updates of a model in a step did."""
 
     parameters: int
     nonfinite_weights: list[str]
@@ -126,7 +126,7 @@ def group_norms(norms: Mapping[str, float]) -> dict[str, float]:
     for name, norm in norms.items():
         layer = match(r".*?\.\d+(?=\.)", name)
         groups.setdefault(layer[0] if layer else name.rpartition(".")[0], []).append(norm)
-    return {group: hypot(*of_group) for group, of_group in groups.items()}
+    return {group: hypot(*norms) for group, norms in groups.items()}
 
 
 def nonfinite(norms: Mapping[str, float]) -> list[str]:

@@ -93,8 +93,8 @@ def _forward(
     window: int,
 ) -> tuple[Tensor, Tensor]:
     """The attended values, and the logarithms of the sums of the scores' exponentials [heads, tokens]."""
-    of_sequences = _of_sequences(boundaries, key_boundaries, longest, scale, window)
-    attended, logsumexp, *_ = _interface()._flash_attn_fwd(query, key, value, **of_sequences, return_lse=True)
+    options = _of_sequences(boundaries, key_boundaries, longest, scale, window)
+    attended, logsumexp, *_ = _interface()._flash_attn_fwd(query, key, value, **options, return_lse=True)
     return attended, logsumexp
 
 
@@ -124,8 +124,8 @@ def _backward(
         **_of_sequences(boundaries, key_boundaries, longest, scale, window),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
-    of_query, of_key, of_value = (each.contiguous() for each in gradients)
-    return of_query, of_key, of_value
+    grad_query, grad_key, grad_value = (each.contiguous() for each in gradients)
+    return grad_query, grad_key, grad_value
 
 
 @_backward.register_fake

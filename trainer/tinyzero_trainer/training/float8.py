@@ -25,8 +25,8 @@ def require_float8(device: torch.device) -> None:
     """A Float8Error if the device cannot compute in float8."""
     if device.type != "cuda":
         raise Float8Error("model.float8=rowwise needs a GPU; leave it out")
-    found = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
-    if problem := lacks_fp8("model.float8=rowwise", found):
+    capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
+    if problem := lacks_fp8("model.float8=rowwise", capability):
         raise Float8Error(problem)
 
 

@@ -29,7 +29,7 @@ CHUNK_ELEMENTS = 2**26
 
 
 class TokenStatistics(NamedTuple):
-    """Of each completion token of a micro-batch; all [tokens]. A tuple, in which FSDP2 finds the tensors."""
+    """Values of each completion token of a micro-batch, [tokens] each. A tuple, in which FSDP2 finds the tensors."""
 
     logprobs: Tensor
     """log π of the token, with gradient."""

@@ -18,7 +18,7 @@ from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils import jagged
 
 PIECES = 8
-"""Of a rank's share of a mini-batch: only where the completions of a prompt are more than one, ranks divide them."""
+"""Ranks divide the completions of a prompt that are more than one of so many pieces of a rank's share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class MicroBatch:
     """[tokens] the completion tokens, in the order of `predicts`."""
 
     indices: list[int]
-    """Of the completions, in what was split."""
+    """Places of the completions in what was split."""
 
     lengths: Tensor
     """[sequences] completion tokens of each."""
@@ -125,7 +125,7 @@ class _Group:
     prefix: int = 0
 
     def tokens(self, lengths: Sequence[int]) -> int:
-        """Of a packed row."""
+        """Tokens of the group in a packed row."""
         return sum(lengths[index] for index in self.indices) - (len(self.indices) - 1) * self.prefix
 
 

@@ -116,8 +116,8 @@ class Policy(Learner):
     def _updating(self, *, changed: bool) -> Iterator[None]:
         """Within, everything an update needs is on the device."""
         reference = None if self._algorithm.kl_in_reward else self._reference
-        of_reference = nullcontext() if reference is None else on_device(reference)
-        with on_device(self.model, changed=changed), self._optimizer.on_device(changed=changed), of_reference:
+        reference_on_device = nullcontext() if reference is None else on_device(reference)
+        with on_device(self.model, changed=changed), self._optimizer.on_device(changed=changed), reference_on_device:
             yield
 
     def warm_up(self, settings: StepSettings, most: int | None = None, *, accumulates: bool = False) -> None:

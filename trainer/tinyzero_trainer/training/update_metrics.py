@@ -74,10 +74,10 @@ class MetricAccumulator:
         return None if parts is None else torch.cat(parts).cpu()
 
     def updates(self) -> dict[str, float]:
-        """Mean gradient norm of the updates made, if any, and the number skipped."""
-        made = [norm for norm in self._norms if math.isfinite(norm)]
-        norm = {"grad_norm": sum(made) / len(made)} if made else {}
-        return {**norm, "skipped_updates": float(len(self._norms) - len(made))}
+        """Mean gradient norm of the updates finite, if any, and the number skipped."""
+        finite = [norm for norm in self._norms if math.isfinite(norm)]
+        norm = {"grad_norm": sum(finite) / len(finite)} if finite else {}
+        return {**norm, "skipped_updates": float(len(self._norms) - len(finite))}
 
 
 def _merged(shards: Sequence[dict[str, Tensor]]) -> dict[str, list[Tensor]]:

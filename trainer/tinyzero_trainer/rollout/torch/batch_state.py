@@ -91,7 +91,7 @@ class BatchState:
 
     def enter(self, entering: Sequence[Request]) -> None:
         """Prepare the slots of sequences, before their contexts are read."""
-        of_slots = [
+        settings = [
             (
                 each.slot,
                 len(each.group.prompt) + each.begun - 1,  # sampling advances it
@@ -100,7 +100,7 @@ class BatchState:
             )
             for each in entering
         ]
-        table = torch.tensor(of_slots).T
+        table = torch.tensor(settings).T
         starts = torch.empty(len(entering), dtype=torch.long)
         for seed in {each.group.seed for each in entering}:
             places = [place for place, each in enumerate(entering) if each.group.seed == seed]

@@ -10,7 +10,7 @@ from torch import Tensor
 from tinyzero_trainer.rollout.engine import SamplingParams
 
 WEYL = 0x9E3779B97F4A7C15 - 2**64
-"""Of splitmix64 (Steele, Lea, Flood 2014); here and below as signed numbers, since torch has no others."""
+"""The constants of splitmix64 (Steele, Lea, Flood 2014), as signed numbers here and below: torch has no others."""
 
 FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
@@ -108,7 +108,7 @@ def _invert(scaled: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _restrict(scaled: Tensor, log_total: Tensor, params: SamplingParams, top_p: Tensor) -> Tensor:
-    """The same [batch, vocabulary] with -inf outside of top-k and top-p."""
+    """Logits [batch, vocabulary] with -inf outside of top-k and top-p."""
     if params.top_k and params.top_k < scaled.shape[-1]:
         least = scaled.topk(params.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, -torch.inf)

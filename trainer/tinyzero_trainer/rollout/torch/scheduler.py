@@ -15,7 +15,7 @@ SampledInSlot = tuple[Sequence[int], Sequence[float] | None, bool]
 """The tokens sampled in a slot, their log-probabilities, and whether an end token is the last."""
 
 Sampled = Sequence[SampledInSlot]
-"""Of several slots."""
+"""What was sampled in several slots."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Scheduler:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Of what waited when first asked after the last `add`: most tokens of a sequence, and most of a completion."""
+        """Most tokens of a sequence and of a completion, of those that waited when this was first read after `add`."""
         if self._longest is None:  # looking at every check would take longer than a step
             groups = [request.group for request in self.waiting]
             sequence = max((len(group.prompt) + group.max_tokens for group in groups), default=0)
@@ -153,9 +153,9 @@ class Scheduler:
         for request in self.running:
             request.versions.append((version, request.begun + 1 + self.steps - request.entered))
 
-    def limit(self, of_all: Callable[[Iterable[int]], int]) -> int:
+    def limit(self, choose: Callable[[Iterable[int]], int]) -> int:
         """Number of decoding steps after which the first (`min`) or the last (`max`) is as long as it may be."""
-        return of_all([request.limit for request in self.running]) if self.running else 0
+        return choose([request.limit for request in self.running]) if self.running else 0
 
     def at_limit(self) -> set[int]:
         """Slots of the running ones that are as long as they may be."""

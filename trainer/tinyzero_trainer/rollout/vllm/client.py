@@ -30,7 +30,7 @@ class Request:
     params: SamplingParams
 
     seed: int
-    """Of the first completion; the others' are the numbers that follow."""
+    """The first completion's seed; the others have the numbers that follow."""
 
     eos_ids: tuple[int, ...]
     """Every token that ends a completion."""
@@ -185,13 +185,13 @@ def _sampling_params(request: Request) -> Any:
 
 def _generations(output: Any) -> list[Generation]:
     """The completions of a request, in order."""
-    found = []
+    generations = []
     for completion in sorted(output.outputs, key=lambda completion: int(completion.index)):
         logprobs = completion.logprobs
         if logprobs is not None:  # a flat list, in which the sampled token is the first at its position
             logprobs = array("d", (logprobs.logprobs[start] for start in logprobs.start_indices))
-        found.append(Generation(array("i", completion.token_ids), logprobs, completion.finish_reason == "stop"))
-    return found
+        generations.append(Generation(array("i", completion.token_ids), logprobs, completion.finish_reason == "stop"))
+    return generations
 
 
 @contextlib.contextmanager

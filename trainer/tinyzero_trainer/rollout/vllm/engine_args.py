@@ -116,7 +116,7 @@ def sequences_at_a_time(config: TrainConfig, device: torch.device) -> int:
 def engine_arguments(
     config: TrainConfig, language_model: LanguageModel, directory: str, device: torch.device
 ) -> dict[str, Any]:
-    """Of vLLM, for a `settled` configuration and a model whose description is in `directory`."""
+    """vLLM's arguments for a `settled` configuration and a model whose description is in `directory`."""
     # Our log-probabilities are those before top-p and top-k, with the temperature applied. vLLM's processed ones have
     # all three applied, its raw ones none: the latter are ours at temperature 1, and config/ refuses the other cases.
     restricted = config.rollout.top_p < 1 or config.rollout.top_k

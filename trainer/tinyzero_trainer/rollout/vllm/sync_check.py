@@ -33,7 +33,7 @@ class SyncCheck:
     """Compares an engine with the policy, by the engine's completions of some prompts."""
 
     def __init__(self, language_model: LanguageModel, dtype: torch.dtype) -> None:
-        """Of the policy; `dtype` is the engine's."""
+        """`language_model` is the policy's, `dtype` the engine's."""
         self._language_model, self._tolerance = language_model, TOLERANCE[dtype]
         self.batch = PromptBatch(probes(len(language_model.tokenizer)), 1, PARAMS, seed=0)
 

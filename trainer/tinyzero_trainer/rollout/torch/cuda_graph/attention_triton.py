@@ -16,13 +16,13 @@ from tinyzero_trainer.rollout.torch.batch_state import BatchState
 from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import HEADROOM, LayerCache, Tables
 
 ENOUGH_PROGRAMS = 2048
-"""Of one warp each, that keep a GPU busy."""
+"""Programs of one warp each that keep a GPU busy."""
 
 SMALLEST_PIECE = 128
 """Positions of a piece of a context, at least, where there are several."""
 
 MOST_PIECES = 64
-"""Of a context: the last one that is done adds them up, one after another."""
+"""Most pieces of a context: the program that finishes last adds them up, one after another."""
 
 FEWEST_HEADS = 8 if NEW_TRITON else 16
 """Query heads of a product at least, padded with zeros."""
@@ -71,8 +71,8 @@ class Pieces(NamedTuple):
 
 def split(state: BatchState, rows: int, kv_heads: int, length: int) -> Pieces:
     """Split the contexts of a step's rows, of at most `length` positions."""
-    of_each = min(MOST_PIECES, triton.cdiv(length, SMALLEST_PIECE))
-    limit = min(max(rows + rows // 2, ENOUGH_PROGRAMS // kv_heads), rows * of_each)
+    pieces = min(MOST_PIECES, triton.cdiv(length, SMALLEST_PIECE))
+    limit = min(max(rows + rows // 2, ENOUGH_PROGRAMS // kv_heads), rows * pieces)
     table = torch.empty(6 * limit + 1, dtype=torch.int32, device=state.slot_ids.device)
     done = torch.empty(rows * kv_heads, dtype=torch.int32, device=table.device)
     _split[(1,)](
@@ -153,16 +153,16 @@ def _store_contexts(  # type: ignore[no-untyped-def]
     inside = (t < longest) & (e < SIZE)
     line = fused + (context * longest + t) * (HEADS * SIZE) + (HEADS - 2 * KV_HEADS) * SIZE + e
     for head in tl.static_range(KV_HEADS):
-        of_head = slot * KV_HEADS + head
-        place = of_head * cache_length * SIZE + t * SIZE + e
+        head_slot = slot * KV_HEADS + head
+        place = head_slot * cache_length * SIZE + t * SIZE + e
         key = tl.load(line + head * SIZE, mask=inside)
         value = tl.load(line + (KV_HEADS + head) * SIZE, mask=inside)
         if SCALED:
             most = largest + context * 2 * KV_HEADS + head
             key_scale = tl.maximum(tl.load(most) * (_HEADROOM / LARGEST_FP8), LEAST_SCALE)
             value_scale = tl.maximum(tl.load(most + KV_HEADS) * (_HEADROOM / LARGEST_FP8), LEAST_SCALE)
-            tl.store(key_scales + of_head, key_scale)
-            tl.store(value_scales + of_head, value_scale)
+            tl.store(key_scales + head_slot, key_scale)
+            tl.store(value_scales + head_slot, value_scale)
             key, value = round_to_fp8(key, key_scale), round_to_fp8(value, value_scale)
         tl.store(keys + place, key, mask=inside)
         tl.store(values + place, value, mask=inside)
@@ -233,12 +233,12 @@ def _attend(  # type: ignore[no-untyped-def]
     value = tl.load(line + KV_HEADS * SIZE + e, mask=width, other=0.0)
 
     stored = cache_length.to(tl.int64) * SIZE  # numbers of one slot's head
-    of_head = slot * KV_HEADS + head
-    own = of_head * stored
+    head_slot = slot * KV_HEADS + head
+    own = head_slot * stored
     here = own + position * SIZE + e
     value_scale = 1.0
     if SCALED:
-        key_scale, value_scale = tl.load(key_scales + of_head), tl.load(value_scales + of_head)
+        key_scale, value_scale = tl.load(key_scales + head_slot), tl.load(value_scales + head_slot)
         key, value = round_to_fp8(key, key_scale), round_to_fp8(value, value_scale)
         query = query.to(tl.float16)  # as `_unpack` gives keys
         scale *= key_scale

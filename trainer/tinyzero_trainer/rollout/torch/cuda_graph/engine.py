@@ -195,12 +195,10 @@ class GraphEngine(BatchedEngine):
         """How many of the wanted sequences fit."""
         if self._memory is None:
             return wanted
-        found, size = self._memory(), self._sequence_bytes(length, steps)
+        free, size = self._memory(), self._sequence_bytes(length, steps)
         # What the last buffers took still counts as this process's.
-        found = FreeMemory(
-            found.unused + self._allocated - prefill, max(0, found.reusable - self._allocated), found.margin
-        )
-        fitting, self._kept = fitting_sequences(wanted, size, found, keep=self._keep_memory)
+        free = FreeMemory(free.unused + self._allocated - prefill, max(0, free.reusable - self._allocated), free.margin)
+        fitting, self._kept = fitting_sequences(wanted, size, free, keep=self._keep_memory)
         self._allocated, self._full = fitting * size, fitting < wanted
         if fitting < wanted and not self._reported:
             self._reported = True
@@ -210,7 +208,7 @@ class GraphEngine(BatchedEngine):
         return fitting
 
     def _sequence_bytes(self, length: int, steps: int) -> int:
-        """Of a sequence while it is generated: cache, tokens, and the activations of a step."""
+        """Bytes of a sequence while it is generated: cache, tokens, and the activations of a step."""
         model, cache = self._model, self._model.cache_bytes(length)
         sampling = model.vocabulary * self._sampling
         gathered = 0 if self._kernels else model.gathered_bytes(length)
@@ -238,13 +236,13 @@ class GraphEngine(BatchedEngine):
             distinct, firsts, places = np.unique(rows[start:end], return_index=True, return_inverse=True)
             part = [contexts[index] for index in distinct]
             longest, entering = max(map(len, part)), slots[start:end].numpy()
-            of_each = np.array([len(context) for context in part])
+            lengths = np.array([len(context) for context in part])
             padded = torch.tensor([context + [self._pad_id] * (longest - len(context)) for context in part])
-            of_slots = np.stack([places, entering, entering[firsts[places]], of_each[places]])
-            tokens, lengths, (which, *shared) = (
-                to_device(torch.as_tensor(each), self._device) for each in (padded, of_each, of_slots)
+            columns = np.stack([places, entering, entering[firsts[places]], lengths[places]])
+            tokens, sizes, (which, *shared) = (
+                to_device(torch.as_tensor(each), self._device) for each in (padded, lengths, columns)
             )
-            logits = self._model.prefill(tokens, lengths, which, shared[0], self._cache)
+            logits = self._model.prefill(tokens, sizes, which, shared[0], self._cache)
             state.share_prefixes(*shared)
             state.set_rows(slots[start:end], end - start)
             self._sample(state, logits, end - start, self._params)

@@ -18,7 +18,7 @@ from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import to_fp8
 from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
 
 MULTIPLE = 16
-"""Of which both sizes of a weight must be one, for PyTorch's product."""
+"""PyTorch's product needs both sizes of a weight to be multiples of this."""
 
 PART = 2**24
 """Numbers of a weight that are rounded at a time."""
@@ -56,13 +56,13 @@ class Fp8Weights(FusedWeights):
     def _quantize(self, name: str, norm: Tensor | None) -> None:
         """In parts, as a large head in float32 would take some GB."""
         weight, factor = self[name], 1.0 if norm is None else norm.float()
-        of_states = 1.0 if norm is None else math.sqrt(weight.shape[1]) / FP8_MAX  # see `normalize_fp8`
+        states_scale = 1.0 if norm is None else math.sqrt(weight.shape[1]) / FP8_MAX  # see `normalize_fp8`
         parts = weight.split(max(1, PART // weight.shape[1]))
         largest = torch.stack([(part.float() * factor).abs().amax() for part in parts]).amax()
         if f"{name}_fp8" not in self:
             self[f"{name}_fp8"], self[f"{name}_scale"] = torch.empty_like(weight, dtype=FP8), torch.empty_like(largest)
         scale = (largest / FP8_MAX).clamp(min=SMALLEST_SCALE)
-        self[f"{name}_scale"].copy_(scale * of_states)
+        self[f"{name}_scale"].copy_(scale * states_scale)
         for part, numbers in zip(parts, self[f"{name}_fp8"].split(len(parts[0])), strict=True):
             numbers.copy_(to_fp8(part.float() * factor, scale))
 

@@ -21,7 +21,7 @@ class KvCacheError(OutOfMemoryError):
         """`size` and `available` in bytes, `fitting` and `required` in sequences."""
         self.fitting = fitting
         self.fraction = USABLE * available / (required * size)
-        """Of the required memory, what is available."""
+        """Fraction of the required memory that is available."""
         super().__init__(
             "completions were generated",
             f"a sequence needs {size / 2**30:.2g} GiB while it is generated, and there are "
@@ -32,7 +32,7 @@ class KvCacheError(OutOfMemoryError):
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Of a GPU, in bytes."""
+    """A GPU's free memory, in bytes."""
 
     unused: int
     """Not allocated by any process."""
@@ -41,11 +41,11 @@ class FreeMemory:
     """Cached by this process, which needs it at other times."""
 
     margin: int = 0
-    """Of the unused memory, what a plan leaves free."""
+    """What a plan leaves free of the unused memory."""
 
     @classmethod
     def of(cls, device: torch.device) -> "FreeMemory":
-        """At present."""
+        """The device's free memory at present."""
         free, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         return cls(free, reserved - torch.cuda.memory_allocated(device), int(MARGIN * (free + reserved)))

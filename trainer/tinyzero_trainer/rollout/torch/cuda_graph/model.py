@@ -41,7 +41,7 @@ class GraphModel:
         device: torch.device,
         fp8_cache: bool = False,
     ) -> None:
-        """Of `model`, its sizes and its rotary embedding are used; its weights are in `weights`."""
+        """`model` gives sizes and the rotary embedding; its weights are in `weights`."""
         config: Any = model.config
         inner: Any = model
         self.dtype, self.device, self._weights = dtype, device, weights
@@ -64,16 +64,16 @@ class GraphModel:
         self._ops = triton_kernels
 
     def cache_bytes(self, length: int) -> int:
-        """Of one sequence."""
+        """Bytes of one sequence in the cache."""
         return length * self.layers * 2 * self.kv_heads * self.head_size * self._cache_dtype.itemsize
 
     def gathered_bytes(self, length: int) -> int:
-        """Of one sequence and layer, where attention is not by kernel: read from the cache, and repeated for heads."""
+        """Bytes of a sequence in one layer where no kernel attends: what is read, and repeated for heads."""
         copies = (1 + self.heads // self.kv_heads) * self.dtype.itemsize
         return length * 2 * self.kv_heads * self.head_size * (copies + (4 if self._cache_dtype == FP8 else 0))
 
     def layer_cache(self, slots: int, length: int) -> LayerCache:
-        """Of zeros."""
+        """Zeros of the cache's shape, for one layer."""
         shape = (slots, self.kv_heads, length, self.head_size)
         keys, values = (torch.zeros(shape, dtype=self._cache_dtype, device=self.device) for _ in range(2))
         if self._cache_dtype != FP8:
@@ -81,11 +81,11 @@ class GraphModel:
         return LayerCache(keys, values, *(torch.ones(shape[:2], device=self.device) for _ in range(2)))
 
     def prefill_bytes(self, tokens: int) -> int:
-        """Of the activations of a number of prompt tokens."""
+        """Bytes of the activations of so many prompt tokens."""
         return tokens * (3 * self.mlp_size + 6 * self.hidden_size) * self.dtype.itemsize
 
     def tables(self, length: int) -> list[Tables]:
-        """Of each layer's rotary embedding, rounded as the policy rounds it."""
+        """Each layer's rotary embedding, rounded as the policy rounds it."""
         states = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device)
         tables = self._rotary(states, torch.arange(length, device=self.device)[None])
         cos, sin = (table[0, :, : self.head_size // 2].float().contiguous() for table in tables)

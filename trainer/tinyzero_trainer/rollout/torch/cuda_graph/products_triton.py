@@ -16,7 +16,7 @@ MOST_ROWS = 256
 """With more, cuBLAS is faster."""
 
 MOST_BYTES = 16e6
-"""Of the weight, times how often it is read, once for each tile of rows: with more, cuBLAS is faster."""
+"""Bytes of the weight, times how often it is read, once for each tile of rows: with more, cuBLAS is faster."""
 
 ENOUGH_PROGRAMS = 128
 """About one for each multiprocessor: there are no more parts than that takes."""
@@ -25,10 +25,10 @@ PART_BYTES = 1024
 """About what a program reads at least of each row of the weight, where a result may be in parts."""
 
 COLUMNS = 64
-"""Of the result, in a program: as many as Hopper's tensor cores take at a time."""
+"""Columns of the result in a program: as many as Hopper's tensor cores take at a time."""
 
 BLOCK_BYTES = 128
-"""Of rows of states and weight, for one product of the tensor cores."""
+"""Bytes of each row of states and weight in one product of the tensor cores."""
 
 
 def suits(states: Tensor, weight: Tensor) -> bool:

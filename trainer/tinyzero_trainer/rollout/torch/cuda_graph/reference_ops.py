@@ -140,7 +140,7 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in fp8 [rows, width], and the scale of each row [rows] float32, by which it is to be multiplied."""
+    """`gated` in fp8 [rows, width], and what each row is to be multiplied by: scales [rows] float32."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     states = F.silu(gate) * up
     scales = (states.abs().amax(dim=-1) / FP8_MAX).clamp(min=SMALLEST_SCALE)

@@ -95,7 +95,7 @@ def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scale
 
 
 def _warps(block: int) -> int:
-    """Of a program that reads a whole row: up to 32 numbers a thread."""
+    """Warps of a program that reads a whole row: up to 32 numbers a thread."""
     return min(32, max(4, block // 1024))
 
 
