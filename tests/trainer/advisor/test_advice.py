@@ -185,7 +185,7 @@ def test_where_no_settings_fit_the_line_says_what_would(small_gpu: SimpleNamespa
 def test_where_resuming_cannot_help_a_new_run_may(small_gpu: SimpleNamespace, tmp_path: Path) -> None:
     small_gpu.target = TargetGpu("NVIDIA H200", 140 * GIB, None)
     (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)
-    spare = ["memory.cpu_offload=always", "memory.activation_checkpointing=true", "optimizer.micro_batch_tokens=1280"]
+    spare = ["memory.cpu_offload=always", "memory.activation_checkpointing=true", "optimizer.micro_batch_tokens=1024"]
     config = config_of(f"run.output={tmp_path}", *GRPO_1024, *spare)
     line = oom_line(config, "the weights were updated")
     words = line.partition("; no setting that --resume may change helps: start a run in another --output with ")[2]

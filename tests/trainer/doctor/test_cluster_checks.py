@@ -29,6 +29,7 @@ from tinyzero_trainer.distributed.parallel_dims import ParallelDims
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.cluster_checks import NO_ADDRESS, fits
 from tinyzero_trainer.doctor.facts import Node, Package, RayCluster, Requirements
+from tinyzero_trainer.kinds import find_engine
 
 
 def test_two_nodes_without_problems() -> None:
@@ -140,7 +141,7 @@ def test_a_node_that_differs(changes: dict[str, Any], level: str, what: str) -> 
 
 
 def test_vllm_is_needed_where_it_would_generate() -> None:
-    requirements = Requirements(address=ADDRESS, engine="vllm")
+    requirements = Requirements(address=ADDRESS, engine=find_engine("vllm"))
     both = [reporting(node, packages=VERSIONS | {"vllm": "0.25.1"}) for node in (NODE, OTHER)]
     head = dataclasses.replace(NODE, gpus=0, gpus_free=0, report=dataclasses.replace(REPORT, gpus=None))
     packages = (TRANSFORMERS, Package("vllm", "0.25.1"))

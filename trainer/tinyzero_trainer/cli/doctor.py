@@ -89,14 +89,22 @@ def _markdown(findings: "Sequence[Finding]", facts: "Facts") -> str:
 
 def requirements_of(config: "TrainConfig") -> "Requirements":
     """What a run with this configuration requires; a ParallelError if its processes do not fit on its GPUs."""
-    from tinyzero_trainer.config import VllmConfig
+    from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.distributed.parallel_dims import parallel_dims
     from tinyzero_trainer.doctor.facts import Requirements
+    from tinyzero_trainer.kinds import ENGINES, find_engine, kind_names
 
+    default, own = TrainConfig(), find_engine(config.rollout.engine)
+    # With `auto` an engine is needed if settings of its own are given.
+    asked = (kind for kind in map(find_engine, kind_names(ENGINES)) if own.name == "auto")
+    given = (
+        kind for kind in asked if any(getattr(config, group) != getattr(default, group) for group in kind.settings)
+    )
+    engines = (*given, own)
     sized = config.ray.gpus or config.rollout.num_engines or config.parallel.world_size or config.run.device == "cpu"
     return Requirements(
         device=config.run.device,
-        engine="vllm" if config.rollout.engine == "auto" and config.vllm != VllmConfig() else config.rollout.engine,
+        engine=engines[0],
         trained_models=2 if config.algorithm.needs("critic") else 1,
         frozen_models=int(config.algorithm.kl_coefficient > 0),
         keep=config.checkpoint.keep,

@@ -91,7 +91,9 @@ def check_shared_memory(facts: Facts, requirements: Requirements) -> Iterator[Fi
         do = "delete the files that ended programs left there"
         yield Finding("shared memory", "warning", what, do, ("ls -lh /dev/shm",))
         return
-    level: Level = "error" if several else "warning" if facts.installed.keys() & {"ray", "vllm"} else "note"
+    level: Level = (
+        "error" if several else "warning" if facts.installed.keys() & {"ray", *package_checks.ENGINES} else "note"
+    )
     what += f", too little for {SHARED_FOR[level]}" if level in SHARED_FOR else ""
     do, command = "make it larger", "sudo mount -o remount,size=16G /dev/shm"
     if machine.container:

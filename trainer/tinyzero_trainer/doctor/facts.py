@@ -5,6 +5,7 @@ from typing import Literal
 
 from tinyzero_trainer.distributed.parallel_dims import ParallelDims
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
+from tinyzero_trainer.kinds import EngineKind, find_engine
 from tinyzero_trainer.models.files import Model
 
 
@@ -132,7 +133,7 @@ class Requirements:
     """What a configuration requires of a machine or cluster."""
 
     device: str = "auto"
-    engine: str = "torch"
+    engine: EngineKind = field(default_factory=lambda: find_engine("torch"))
     trained_models: int = 1
     """Models of this size that are trained: 2 with a critic."""
 

