@@ -10,7 +10,8 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.cli.options import flag_settings
-from tinyzero_trainer.cli.train import _announce, _with_output
+from tinyzero_trainer.cli.start import with_output
+from tinyzero_trainer.cli.train import _announce
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import compose, gather, make_config
@@ -64,7 +65,7 @@ def test_the_short_way_of_writing_one_task_fills_the_table(values: dict) -> None
 def test_a_single_task_has_the_name_that_it_gives_itself(task: str, name: str) -> None:
     (spec,) = config(task=[task]).task_specs
     assert (spec.name, spec.task) == (name, task)
-    assert _with_output(typed(task=[task]))["run"]["output"].startswith(f"runs/{Path(name).name}-20")
+    assert with_output(typed(task=[task]))["run"]["output"].startswith(f"runs/{Path(name).name}-20")
 
 
 def test_a_run_and_options_need_a_task() -> None:
@@ -143,7 +144,7 @@ def test_it_says_at_once_what_is_trained_on(capsys: pytest.CaptureFixture) -> No
     assert "tiny model that comes with the trainer on easy (weight 1) and multiply (weight 2) in runs/x\n" in (
         capsys.readouterr().err
     )
-    named = _with_output({"tasks": resolved.tasks})
+    named = with_output({"tasks": resolved.tasks})
     assert named["run"]["output"].startswith("runs/easy+multiply-20")
 
 

@@ -98,6 +98,7 @@ class TradesMemory:
         return self.options[self.place(value)].cost if self.options else ""
 
 
+NOT_MOVED = "with one update a batch nothing has moved yet; set optimizer.num_mini_batches or update_epochs above 1"
 ON_RAY = ReadBy("run.kind", "run.executor={run.executor!r} has no such setting; give --gpus N (0 = on the CPU)")
 
 

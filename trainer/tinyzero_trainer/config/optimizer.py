@@ -6,13 +6,25 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from tinyzero_trainer.algorithms.schedules import Decay, decayed, warmed_up
-from tinyzero_trainer.config.metadata import RESUMABLE, SMALLER, Needs, Option, TradesMemory
+from tinyzero_trainer.config.metadata import NOT_MOVED, RESUMABLE, SMALLER, Needs, Option, TradesMemory
 from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Layout = Literal["auto", "padded", "packed"]
 MICRO_BATCH_TOKENS = 16384
 
 _ADAPTER = Needs("lora.rank", "lora.rank=0 trains all weights")
+_ROOT = Needs(lambda c: c.lora.rank > 1, "the square root of lora.rank=1 is 1")
+_UPDATES = Needs(lambda c: not c.optimizer.single_update, NOT_MOVED)
+_FALLS = Needs("optimizer.lr_schedule", "optimizer.lr_schedule='constant' stays at the peak", ("linear", "cosine"))
+_LOWER = Needs(lambda c: c.optimizer.min_lr_ratio < 1, "with 1 the rate stays at the peak, whatever the schedule")
+_WARM = Needs(
+    lambda c: c.optimizer.warmup_steps < c.run.steps,
+    "optimizer.warmup_steps={optimizer.warmup_steps} takes all of run.steps={run.steps}",
+)
+_PROMPTS = Needs(
+    lambda c: c.optimizer.num_mini_batches <= c.data.prompts_per_step,
+    "it is more than data.prompts_per_step={data.prompts_per_step}; lower it or raise the batch",
+)
 
 
 @dataclass(frozen=True)
@@ -25,23 +37,10 @@ class OptimizerConfig:
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up."""
 
-    lr_schedule: Annotated[
-        Decay,
-        Needs(
-            lambda c: c.optimizer.warmup_steps < c.run.steps,
-            "optimizer.warmup_steps={optimizer.warmup_steps} takes all of run.steps={run.steps}",
-        ),
-    ] = "constant"
+    lr_schedule: Annotated[Decay, _WARM] = "constant"
     """How the learning rate falls from its peak, after the warm-up, until the last step."""
 
-    min_lr_ratio: Annotated[
-        Fraction,
-        Needs("optimizer.lr_schedule", "optimizer.lr_schedule='constant' stays at the peak", ("linear", "cosine")),
-        Needs(
-            lambda c: c.optimizer.min_lr_ratio < 1,
-            "with 1 the rate stays at the peak, whatever optimizer.lr_schedule",
-        ),
-    ] = 0.0
+    min_lr_ratio: Annotated[Fraction, _FALLS, _LOWER] = 0.0
     """Learning rate at the last step, as a fraction of its peak."""
 
     beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
@@ -56,13 +55,7 @@ class OptimizerConfig:
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""
 
-    num_mini_batches: Annotated[
-        PositiveInt,
-        Needs(
-            lambda c: c.optimizer.num_mini_batches <= c.data.prompts_per_step,
-            "it is more than data.prompts_per_step={data.prompts_per_step}; lower it or raise the batch",
-        ),
-    ] = 1
+    num_mini_batches: Annotated[PositiveInt, _PROMPTS] = 1
     """Optimizer steps per pass over a batch; each takes all completions of its prompts."""
 
     update_epochs: PositiveInt = 1
@@ -111,13 +104,7 @@ class CriticConfig:
     learning_rate: PositiveFloat = 1e-5
     """Learning rate of its AdamW; all else about its updates is as for the policy."""
 
-    value_clip_range: Annotated[
-        PositiveFloat,
-        Needs(
-            lambda c: not c.optimizer.single_update,
-            "with one update a batch nothing has moved yet; set optimizer.num_mini_batches or update_epochs above 1",
-        ),
-    ] = 0.5
+    value_clip_range: Annotated[PositiveFloat, _UPDATES] = 0.5
     """Values are clipped to the old ones ± this."""
 
     warmup_steps: NonNegativeInt = 0
@@ -134,7 +121,7 @@ class LoraConfig:
     alpha: Annotated[PositiveInt | None, _ADAPTER] = None
     """The update is scaled by alpha / rank; none = twice the rank."""
 
-    rslora: Annotated[bool, _ADAPTER, Needs(lambda c: c.lora.rank > 1, "the square root of lora.rank=1 is 1")] = False
+    rslora: Annotated[bool, _ADAPTER, _ROOT] = False
     """Scale by alpha / √rank instead (arXiv 2312.03732), so that large ranks learn as fast as small ones."""
 
     target_modules: Annotated[tuple[str, ...], _ADAPTER] = ()

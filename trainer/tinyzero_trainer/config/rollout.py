@@ -1,5 +1,6 @@
 """Groups of the configuration: which problems are asked, and how completions of them are sampled."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,6 +31,16 @@ SAMPLE_EVERY = 10
 """With `rollout.return_logprobs=sample`, the engine returns them in the first of this many steps."""
 
 
+_DIVIDED = Needs(lambda c: c.data.test_path is None, "data.test_path has the held-out problems")
+_GROUPS = Needs(
+    lambda c: c.rollout.group_size > 1, "the rewards of rollout.group_size=1 completion are always all equal"
+)
+_REWARDS = Needs(
+    "algorithm.estimator.uses_rewards",
+    "algorithm.advantage_estimator={algorithm.advantage_estimator!r} needs no rewards that differ",
+)
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Where problems come from."""
@@ -49,29 +60,20 @@ class DataConfig:
     prompts_per_step: PositiveInt = 32
     """Problems in a batch."""
 
-    max_refill_rounds: Annotated[
-        NonNegativeInt,
-        Needs(
-            lambda c: c.rollout.group_size > 1,
-            "the rewards of rollout.group_size=1 completion are always all equal",
-        ),
-        Needs(
-            "algorithm.estimator.uses_rewards",
-            "algorithm.advantage_estimator={algorithm.advantage_estimator!r} needs no rewards that differ",
-        ),
-    ] = 0
+    max_refill_rounds: Annotated[NonNegativeInt, _GROUPS, _REWARDS] = 0
     """Dynamic sampling: extra rounds that replace groups whose completions all score the same; 0 = they are trained
     on."""
 
-    test_fraction: Annotated[
-        TestFraction, Needs(lambda c: c.data.test_path is None, "data.test_path has the held-out problems")
-    ] = 1 / 16
+    test_fraction: Annotated[TestFraction, _DIVIDED] = 1 / 16
     """Fraction of all problems, by the hash of their key, that is held out."""
 
     max_prompt_tokens: PositiveInt = 1024
     """Longer prompts stop the run before it starts."""
 
 
+_CHOICE = Needs(
+    lambda c: c.curriculum.buckets != 1, "there is nothing to choose between; set at least 2, or 0 for none"
+)
 _CURRICULUM = Needs("curriculum.buckets", "curriculum.buckets=0 leaves the curriculum out")
 
 
@@ -79,13 +81,7 @@ _CURRICULUM = Needs("curriculum.buckets", "curriculum.buckets=0 leaves the curri
 class CurriculumConfig:
     """Problems of each task sampled by difficulty and pass rate."""
 
-    buckets: Annotated[
-        NonNegativeInt,
-        Needs(
-            lambda c: c.curriculum.buckets != 1,
-            "there is nothing to choose between; set at least 2, or 0 for none",
-        ),
-    ] = 0
+    buckets: Annotated[NonNegativeInt, _CHOICE] = 0
     """Quantiles of the problems' difficulty, each with a pass rate of its own; 0 = problems are sampled uniformly."""
 
     target_pass_rate: Annotated[float, Gt(0), Lt(1), _CURRICULUM] = 0.5
@@ -103,6 +99,10 @@ class CurriculumConfig:
                 f"curriculum.min_probability={self.min_probability:g} leaves curriculum.buckets={self.buckets} no "
                 f"choice; set it below {1 / self.buckets:.3g}"
             )
+
+
+_MOVES = Needs(lambda c: c.rollout.temperature_end != c.rollout.temperature, "it is rollout.temperature itself")
+_NEXT = Needs(lambda c: c.run.steps > 1, "run.steps=1 has no next batch")
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,7 @@ class RolloutConfig:
     temperature: PositiveFloat = 1.0
     """Sampling temperature in training."""
 
-    temperature_end: Annotated[
-        PositiveFloat | None,
-        Needs(
-            lambda c: c.rollout.temperature_end != c.rollout.temperature,
-            "it is rollout.temperature itself",
-        ),
-    ] = None
+    temperature_end: Annotated[PositiveFloat | None, _MOVES] = None
     """Temperature at the last step, approached linearly; none = constant."""
 
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
@@ -164,7 +158,7 @@ class RolloutConfig:
     """Whether the engine returns log-probabilities, which costs throughput: `sample` = in one step of ten, for metrics
     only; `always` = in every step, as the old log-probabilities of the loss."""
 
-    max_async_level: Annotated[NonNegativeInt, Needs(lambda c: c.run.steps > 1, "run.steps=1 has no next batch")] = 0
+    max_async_level: Annotated[NonNegativeInt, _NEXT] = 0
     """Most training steps by which the weights that sampled a token may be older than those that train on it. 0 = all
     completions of a batch are sampled, then it is trained on. Above, 1 + max_async_level batches are in flight, and the
     first whole groups to finish are trained on: needs rollout.return_logprobs=always, for some losses also
@@ -267,6 +261,13 @@ class VllmConfig:
             )
 
 
+_WEIGHTS = Needs("rollout_correction.is_level", "rollout_correction.is_level=none weights nothing")
+_CUTS = Needs(
+    lambda c: (c.rollout_correction.rejection_bounds or (0, math.inf))[1] > c.rollout_correction.is_threshold,
+    "rollout_correction.rejection_bounds leaves out all that it would cut",
+)
+
+
 @dataclass(frozen=True)
 class RolloutCorrectionConfig:
     """For engines whose probabilities are not the policy's.
@@ -277,19 +278,7 @@ class RolloutCorrectionConfig:
     is_level: Literal["token", "sequence"] | None = None
     """Weight each token's loss by π_old/π_engine of the token, or of the whole completion; none = no weights."""
 
-    is_threshold: Annotated[
-        float,
-        Ge(1),
-        Le(1e6),
-        Needs("rollout_correction.is_level", "rollout_correction.is_level=none weights nothing"),
-        Needs(
-            lambda c: (
-                c.rollout_correction.rejection_bounds is None
-                or c.rollout_correction.rejection_bounds[1] > c.rollout_correction.is_threshold
-            ),
-            "rollout_correction.rejection_bounds leaves out all that it would cut",
-        ),
-    ] = 2.0
+    is_threshold: Annotated[float, Ge(1), Le(1e6), _WEIGHTS, _CUTS] = 2.0
     """Weights are truncated to this value."""
 
     rejection_bounds: tuple[NonNegativeFloat, Annotated[float, Gt(1), Le(1e6)]] | None = None
@@ -310,7 +299,21 @@ class RolloutCorrectionConfig:
 
 
 _UNUSED = "it is not used with length_control.mode={length_control.mode!r}"
+_LIMIT = Needs("length_control.mode", _UNUSED, ("fixed",))
 _ADAPTIVE = Needs("length_control.mode", _UNUSED, ("adaptive",))
+_NO_LESS = " is no less than rollout.max_completion_tokens={rollout.max_completion_tokens}"
+_SHORTER = Needs(
+    lambda c: c.length_control.mode != "fixed" or c.length_control.max_tokens < c.rollout.max_completion_tokens,
+    "length_control.max_tokens={length_control.max_tokens}" + _NO_LESS,
+)
+_SHRINKS = Needs(
+    lambda c: c.length_control.mode != "adaptive" or c.length_control.min_tokens < c.rollout.max_completion_tokens,
+    "length_control.min_tokens={length_control.min_tokens}" + _NO_LESS,
+)
+_WARMS_UP = Needs(
+    lambda c: c.length_control.mode != "adaptive" or c.length_control.warmup_steps < c.run.steps,
+    "length_control.warmup_steps={length_control.warmup_steps} takes all of run.steps={run.steps}; lower it",
+)
 
 
 @dataclass(frozen=True)
@@ -320,29 +323,11 @@ class LengthControlConfig:
     Evaluation always uses rollout.max_completion_tokens.
     """
 
-    mode: Annotated[
-        Literal["full", "fixed", "adaptive"],
-        Needs(
-            lambda c: c.length_control.mode != "fixed" or c.length_control.max_tokens < c.rollout.max_completion_tokens,
-            "length_control.max_tokens={length_control.max_tokens} is no less than "
-            "rollout.max_completion_tokens={rollout.max_completion_tokens}",
-        ),
-        Needs(
-            lambda c: c.length_control.mode != "adaptive" or c.length_control.warmup_steps < c.run.steps,
-            "length_control.warmup_steps={length_control.warmup_steps} takes all of run.steps={run.steps}; lower it",
-        ),
-        Needs(
-            lambda c: (
-                c.length_control.mode != "adaptive" or c.length_control.min_tokens < c.rollout.max_completion_tokens
-            ),
-            "length_control.min_tokens={length_control.min_tokens} is no less than "
-            "rollout.max_completion_tokens={rollout.max_completion_tokens}",
-        ),
-    ] = "full"
+    mode: Annotated[Literal["full", "fixed", "adaptive"], _SHORTER, _WARMS_UP, _SHRINKS] = "full"
     """`full` = rollout.max_completion_tokens; `fixed` = length_control.max_tokens; `adaptive` = shorter while the model
     succeeds."""
 
-    max_tokens: Annotated[PositiveInt, Needs("length_control.mode", _UNUSED, ("fixed",))] = 256
+    max_tokens: Annotated[PositiveInt, _LIMIT] = 256
     """The limit with mode=fixed."""
 
     min_tokens: Annotated[PositiveInt, _ADAPTIVE] = 32

@@ -77,6 +77,17 @@ def compiles(requested: bool | None, parameters: int, *, gpu: bool = True) -> bo
     return gpu and parameters >= COMPILED_FROM if requested is None else requested
 
 
+_TEACHER = Needs(
+    lambda c: c.algorithm.needs("teacher"),
+    "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no teacher; take on_policy_distillation",
+)
+_WHOLE_HEADS = Needs(
+    lambda c: c.parallel.sequence_parallel == 1,
+    "parallel.sequence_parallel={parallel.sequence_parallel} exchanges heads within layers, so none is compiled",
+)
+_FLOAT8 = Needs("model.float8", "model.float8=none leaves all layers as they are")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The language model to train."""
@@ -86,29 +97,14 @@ class ModelConfig:
     `tiny` on the CPU, and on a GPU a small model that `tinyzero train` makes for the task (default_model);
     `tinyzero sft` makes a new decoder (new_model)."""
 
-    teacher: Annotated[
-        str | None,
-        Needs(
-            lambda c: c.algorithm.needs("teacher"),
-            "algorithm.advantage_estimator={algorithm.advantage_estimator!r} has no teacher; take "
-            "on_policy_distillation",
-        ),
-    ] = None
+    teacher: Annotated[str | None, _TEACHER] = None
     """Directory or Hub name of the model, with the same tokenizer, that `on_policy_distillation` learns from."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the network's computation; `auto` = bfloat16 on a GPU that supports it, else float32. The
     optimizer's weights are always float32."""
 
-    compile: Annotated[
-        bool | None,
-        RESUMABLE,
-        Needs(
-            lambda c: c.parallel.sequence_parallel == 1,
-            "parallel.sequence_parallel={parallel.sequence_parallel} exchanges heads within layers, so none is "
-            "compiled",
-        ),
-    ] = None
+    compile: Annotated[bool | None, RESUMABLE, _WHOLE_HEADS] = None
     """Compile the network's layers with torch.compile for the update; none = on a GPU, from about 0.1B parameters."""
 
     float8: Literal["rowwise"] | None = None
@@ -116,9 +112,7 @@ class ModelConfig:
     Hopper at least. `rowwise` = each row has a scale, and gradients of weights are computed in model.dtype. None = all
     in model.dtype."""
 
-    float8_modules: Annotated[
-        tuple[str, ...] | None, Needs("model.float8", "model.float8=none leaves all layers as they are")
-    ] = None
+    float8_modules: Annotated[tuple[str, ...] | None, _FLOAT8] = None
     """Linear layers that compute in float8, by the last part of their names, e.g. down_proj; none = those whose weights
     have 2^22 elements at least, as the MLPs and the head of a 0.5B model. All sizes must be multiples of 16."""
 
@@ -364,6 +358,9 @@ class AuditConfig:
     """Seconds of the oracle for one completion, after which it counts as not judged."""
 
 
+_DURING = Needs("eval.every", "eval.every=0 evaluates before and after training only")
+
+
 @dataclass(frozen=True)
 class EvalConfig:
     """Evaluation on held-out problems, before, during and after training."""
@@ -371,9 +368,7 @@ class EvalConfig:
     num_problems: PositiveInt = 1024
     """Held-out problems before and after training."""
 
-    num_problems_during: Annotated[
-        PositiveInt, RESUMABLE, Needs("eval.every", "eval.every=0 evaluates before and after training only")
-    ] = 256
+    num_problems_during: Annotated[PositiveInt, RESUMABLE, _DURING] = 256
     """Held-out problems during training: the first of the same ones, at most eval.num_problems."""
 
     every: Annotated[NonNegativeInt, RESUMABLE] = 25
@@ -422,6 +417,13 @@ class CheckpointConfig:
     """Checkpoints kept; at least 2, so that one is complete while another is written."""
 
 
+_SAMPLES = Needs("log.rollouts_every", "log.rollouts_every=0 writes none")
+_PROJECTS = Needs(
+    lambda c: {"wandb", "trackio"} & {*c.log.trackers},
+    "only the trackers wandb and trackio, neither of which is in log.trackers, have projects",
+)
+
+
 @dataclass(frozen=True)
 class LogConfig:
     """What is recorded, and where."""
@@ -429,22 +431,13 @@ class LogConfig:
     trackers: Annotated[tuple[Literal["wandb", "trackio", "tensorboard"], ...], RESUMABLE] = ()
     """Trackers in addition to `metrics.jsonl`; none of them can stop a run."""
 
-    project: Annotated[
-        str,
-        RESUMABLE,
-        Needs(
-            lambda c: {"wandb", "trackio"} & {*c.log.trackers},
-            "only the trackers wandb and trackio, neither of which is in log.trackers, have projects",
-        ),
-    ] = "tinyzero"
+    project: Annotated[str, RESUMABLE, _PROJECTS] = "tinyzero"
     """Project name for W&B and trackio."""
 
     rollouts_every: Annotated[NonNegativeInt, RESUMABLE] = 1
     """Steps between samples of rollouts kept in `completions/`; 0 = none."""
 
-    rollouts_count: Annotated[
-        PositiveInt, RESUMABLE, Needs("log.rollouts_every", "log.rollouts_every=0 writes none")
-    ] = 32
+    rollouts_count: Annotated[PositiveInt, RESUMABLE, _SAMPLES] = 32
     """Completions in such a sample: all those of some problems, of one of each task at least."""
 
     held_out_count: Annotated[NonNegativeInt, RESUMABLE] = 1024
