@@ -24,7 +24,7 @@ from tests.trainer.advisor.planned import (
     on,
     target_of,
 )
-from tinyzero_sdk.settings import build, merge, read_toml
+from tinyzero_sdk.settings import merge, read_toml
 from tinyzero_trainer.advisor import target_gpu
 from tinyzero_trainer.advisor.auto import MEMORY_SETTINGS, NEGLIGIBLE, choose, left_open, resolve_auto
 from tinyzero_trainer.advisor.fit import engine_keeps, predict_within, settle
@@ -147,13 +147,6 @@ def test_where_all_is_given_or_nothing_is_known_nothing_is_chosen(monkeypatch: p
     plain = config_of("run.device=cpu")
     assert (plain.optimizer.token_budget, plain.memory.offload) == (16384, None)
     assert not left_open(resolve_auto(config_of())[0])
-
-
-def test_none_is_read_as_before() -> None:
-    """Where it meant `auto` it means that, and without cpu_offload everything stays on the GPU."""
-    values: dict[str, Any] = {"max_num_seqs": None}, {"gpu_memory_gb": None, "sleep_mode": None}
-    config = build(TrainConfig, {"rollout": values[0], "vllm": values[1], "memory": {"cpu_offload": None}})
-    assert config == replace(TrainConfig(), memory=replace(TrainConfig().memory, cpu_offload="none"))
 
 
 def test_a_resumed_run_keeps_what_was_chosen_unless_auto_is_typed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.advisor.planned import ASYNC, GRPO_1024, HALF_B, OWN, SEVEN_B, SPECS, config_of, on, target_of
+from tests.trainer.advisor.planned import ASYNC, GRPO_1024, HALF_B, OWN, SPECS, config_of, on, target_of
 from tests.trainer.configurations import call
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import to_mapping
@@ -96,12 +96,6 @@ def test_without_vllm_it_is_torch_but_for_settings_of_vllm(monkeypatch: pytest.M
     assert choose_engine(elsewhere, OWN)[0] == "vllm"
 
 
-@pytest.mark.usefixtures("vllm")
-def test_what_was_measured_says_nothing_about_a_model_of_another_size() -> None:
-    reason = "no model of about this size has been measured"
-    assert choose_engine(config_of(*GRPO_1024, AUTO), SPECS[SEVEN_B]) == ("torch", reason)
-
-
 def test_on_another_machine_vllm_counts_as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_choice, "read_speeds", lambda: [replace(ROW, vllm=300)])
     asked = config_of(*GRPO_1024, AUTO), SPECS[HALF_B], "NVIDIA H200"
@@ -137,17 +131,6 @@ def test_the_nearest_row_has_both_speeds_and_the_gpu_if_one_has(measured: list, 
     )
     assert gpu != "NVIDIA L4" or not has_l4 or found.gpu == gpu
     assert nearest(rows[::-1], found.sizes, found.gpu).sizes == found.sizes  # what was measured is its own nearest
-
-
-@given(SIZES, SIZES, SIZES, st.integers(0, 3), st.integers(2, 10))
-def test_factors_count_not_differences(one: tuple, other: tuple, sizes: tuple, dimension: int, factor: int) -> None:
-    def scaled(values: tuple) -> tuple:
-        return tuple(value * (factor if place == dimension else 1) for place, value in enumerate(values))
-
-    def distances(convert) -> list[float]:
-        return [engine_choice.distance(convert(row), convert(sizes)) for row in (one, other)]
-
-    assert distances(scaled) == pytest.approx(distances(tuple))
 
 
 def test_a_resumed_run_keeps_the_choice_whether_auto_is_typed_or_not(tmp_path: Path) -> None:

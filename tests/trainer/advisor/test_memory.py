@@ -31,14 +31,14 @@ from tests.trainer.advisor.planned import (
     phase_of,
 )
 from tinyzero_sdk.settings import flatten
-from tinyzero_trainer.advisor import constants
+from tinyzero_trainer.advisor.auto import MEMORY_SETTINGS
 from tinyzero_trainer.advisor.fit import predict_within, settle
 from tinyzero_trainer.advisor.memory import Part, _Step, host_bytes, predict_memory, predictions_of
 from tinyzero_trainer.advisor.plan import make_plan
 from tinyzero_trainer.advisor.speed import predict_speed
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.config.run import COMPILED_FROM, compiles
-from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.config.settings import replaced, with_settings
 from tinyzero_trainer.distributed import fsdp as sharding
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions
@@ -78,34 +78,6 @@ def test_a_larger_model_takes_more_memory_and_time(values: dict[str, Any]) -> No
     # The deepest is not the largest, and where there is little to compute a step takes what launching each layer takes.
     times = [predict_speed(replace(SPECS[name], layers=28), config, H200).step for name in family]
     assert times == sorted(times)
-
-
-@pytest.mark.slow
-@given(MODELS, SETTINGS)
-@settings(max_examples=40, deadline=None)
-def test_no_saving_setting_takes_more_memory(name: str, values: dict[str, Any]) -> None:
-    dear = {**values, "memory.activation_checkpointing": False, "memory.cpu_offload": "none"}
-    peaks = [
-        predict_memory(SPECS[name], configured({**dear, **cheaper})).peak
-        for cheaper in (
-            {},
-            {"memory.cpu_offload": "idle"},
-            {"memory.cpu_offload": "idle", "memory.activation_checkpointing": True},
-            {"memory.cpu_offload": "always", "memory.activation_checkpointing": True},
-        )
-    ]
-    assert peaks == sorted(peaks, reverse=True)
-
-
-@given(MODELS, SETTINGS, st.integers(2, 8))
-@settings(max_examples=40, deadline=None)
-def test_gathering_weights_for_each_pass_takes_no_more_memory(name: str, values: dict[str, Any], gpus: int) -> None:
-    config = on(configured(values), gpus)
-    peaks = [
-        predict_memory(SPECS[name], replace(config, memory=replace(config.memory, reshard_after_forward=each))).peak
-        for each in (True, False)
-    ]
-    assert peaks == sorted(peaks)
 
 
 @pytest.mark.slow
@@ -242,26 +214,6 @@ def test_activations_of_a_layer_are_what_autograd_keeps(compiled: bool) -> None:
     assert planned == pytest.approx(measured, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("model", "named", "kept"),
-    [
-        (HALF_B, None, constants.MLP_FLOAT8),
-        (HALF_B, ["down_proj"], constants.MLP_COMPILED),
-        ("small", None, constants.MLP_COMPILED),
-        ("small", ["down_proj", "gate_proj", "up_proj"], constants.MLP_FLOAT8),
-    ],
-)
-def test_an_mlp_in_float8_keeps_less(model: str, named: list[str] | None, kept: int) -> None:
-    spec = SPECS.get(model) or spec_from_config("small", SMALL)
-    config = config_of("model.compile=true", "optimizer.micro_batch_tokens=4096", "rollout.max_completion_tokens=64")
-    in_float8 = replace(config, model=replace(config.model, float8="rowwise", float8_modules=named))
-    before, now = (
-        sum(part.size for part in moments_of_update(spec, each, 64)[0] if part.what == "activations")
-        for each in (config, in_float8)
-    )
-    assert before - now == spec.layers * 4096 * (constants.MLP_COMPILED - kept) * spec.mlp
-
-
 def moments_of_update(spec: ModelSpec, config: TrainConfig, prompt_tokens: int) -> list[list[Part]]:
     work = workload_of(config, prompt_tokens)
     return _Step(spec, config, work, predictions_of(config).memory(spec, config, work), SINGLE_PROCESS)._update(
@@ -306,18 +258,6 @@ def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_mo
         assert planned >= 2 * spec.embeddings
 
 
-def test_a_reference_below_an_adapter_takes_its_weights_once() -> None:
-    words = ("lora.rank=8", "rollout.max_completion_tokens=1024", "optimizer.micro_batch_tokens=2048")
-    alone, with_kl = (
-        phase_of(predict_memory(SPECS[HALF_B], config_of(*words, *more)), "update_actor")
-        for more in ((), ("algorithm.kl_coefficient=0.1",))
-    )
-    assert not with_kl.of("reference")
-    gathered = [[part for part in phase.parts if part.what == "unsharded weights"] for phase in (alone, with_kl)]
-    assert gathered[0] == gathered[1]
-    assert len(gathered[1]) == 1
-
-
 @pytest.mark.parametrize("wanted", [None, False, True])
 @pytest.mark.parametrize("parameters", [COMPILED_FROM - 1, COMPILED_FROM])
 def test_layers_are_planned_as_they_are_compiled(
@@ -359,25 +299,6 @@ def test_a_critic_doubles_it_and_an_adapter_takes_little() -> None:
     assert critic == 32 * spec.parameters - 12 * spec.embedding  # the language model head, which no critic trains
     adapter = host_bytes(spec, config_of(offload, "lora.rank=8", "algorithm.kl_coefficient=0.01"))
     assert adapter == 4 * spec.parameters + 16 * spec.adapter(8)
-
-
-def test_a_teacher_takes_the_memory_of_its_own_size() -> None:
-    spec, teacher = SPECS[HALF_B], SPECS[SEVEN_B]
-    words = ("algorithm.advantage_estimator=on_policy_distillation", f"model.teacher={SEVEN_B}")
-    alone, taught = (
-        predict_memory(spec, config_of("optimizer.num_mini_batches=2")),
-        predict_memory(spec, config_of(*words)),
-    )
-    assert phase_of(taught, "update_actor").of("teacher") == 2 * teacher.parameters
-    assert phase_of(taught, "update_actor").of("policy") == phase_of(alone, "update_actor").of("policy")
-    scoring, old = phase_of(taught, "teacher"), phase_of(taught, "old_log_prob")
-    assert scoring.of("teacher") > 2 * teacher.parameters + (old.of("policy") - 12 * spec.parameters)
-    resting = config_of(*words, "memory.cpu_offload=idle")
-    assert phase_of(predict_memory(spec, resting), "update_actor").of("teacher") == 0
-    assert host_bytes(spec, resting) == 12 * spec.parameters + 2 * teacher.parameters
-    seconds = predict_speed(spec, config_of(*words), H200).seconds
-    assert seconds["teacher"] > 5 * seconds["old_log_prob"]
-    assert seconds.keys() - {"reward"} == {phase.name for phase in taught.phases}
 
 
 def test_host_memory_holds_what_is_offloaded_once_for_each_replica() -> None:
@@ -426,3 +347,25 @@ def test_memory_of_the_own_models_run_as_measured(longest: int, measured: float)
     memory = predict_within(OWN, config, 130 * GIB, 24)
     held = memory.peak - CONTEXT - {part.what: part.size for part in memory.worst.parts}["allocator"]
     assert held == pytest.approx(measured * GIB, rel=0.02)  # perf/max_memory_allocated_gb
+
+
+TRADED = [
+    (key, place)
+    for key, trade in MEMORY_SETTINGS.items()
+    for place in range(1, len(trade.options))
+    if trade.chosen_by != "engine"
+]
+
+
+@pytest.mark.parametrize(("key", "place"), TRADED)
+@given(MODELS, SETTINGS, st.integers(2, 8))
+@settings(max_examples=8, deadline=None)
+def test_what_a_setting_says_saves_memory_takes_no_more(
+    key: str, place: int, name: str, values: dict[str, Any], gpus: int
+) -> None:
+    """And no less time of the update."""
+    config, options = on(configured(values), gpus), MEMORY_SETTINGS[key].options
+    dear, saving = (replaced(config, {key: options[at].value}) for at in (place - 1, place))
+    assert predict_memory(SPECS[name], saving).peak <= predict_memory(SPECS[name], dear).peak
+    slow, fast = (predict_speed(SPECS[name], each, H200).seconds["update_actor"] for each in (saving, dear))
+    assert slow >= fast * (1 - 1e-9)

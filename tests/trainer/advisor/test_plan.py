@@ -10,19 +10,16 @@ from hypothesis import strategies as st
 from tests.trainer.advisor.planned import (
     GRPO,
     GRPO_1024,
-    H200,
     HALF_B,
     MODELS,
     SETTINGS,
     SEVEN_B,
     SPECS,
-    TYPED,
     config_of,
     gpu_of,
     on,
     target_of,
 )
-from tinyzero_trainer.advisor import plan
 from tinyzero_trainer.advisor.auto import MEMORY_SETTINGS
 from tinyzero_trainer.advisor.fit import predict_within, settle
 from tinyzero_trainer.advisor.memory import host_bytes, predict_memory
@@ -118,18 +115,6 @@ def test_a_small_gpu_is_not_planned_slower_than_it_need_be(gib: int, seconds: fl
     assert step(SPECS[LARGER], found.config) < seconds
 
 
-def test_a_tie_goes_to_the_fewest_changes() -> None:
-    """Smaller micro-batches take no longer by the prediction, and are not proposed where idle weights are enough."""
-    spec = SPECS["Qwen/Qwen2.5-0.5B"]
-    config = config_of("rollout.max_completion_tokens=1024", "data.prompts_per_step=32", *TYPED)
-    found = planned(spec, config, 60)
-    assert "optimizer.micro_batch_tokens" not in {change.key for change in found.changes}
-    tight = planned(spec, config, 20)
-    [change] = [change for change in tight.changes if change.key == "optimizer.micro_batch_tokens"]
-    larger = with_settings(tight.config, {"optimizer.micro_batch_tokens": 2 * change.value})
-    assert predict_within(spec, larger, tight.limit).peak > tight.limit
-
-
 @pytest.mark.slow
 def test_nothing_is_offloaded_that_host_memory_cannot_hold() -> None:
     spec, config = SPECS[SEVEN_B], config_of(model=SEVEN_B)
@@ -159,41 +144,6 @@ def test_replicas_are_given_up_before_anything_is_offloaded(engines_decide: bool
     assert "memory.cpu_offload" not in [change.key for change in found.changes]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "world_size", "words", "gib"),
-    [
-        (8, None, "rollout.max_completion_tokens=65536 data.prompts_per_step=8 rollout.engine=vllm", 140.4),
-        (4, 4, "rollout.max_completion_tokens=8192 data.prompts_per_step=32", 30),
-    ],
-)
-def test_gpus_stay_divided_as_requested(gpus: int, world_size: int | None, words: str, gib: float) -> None:
-    config = on(config_of(*words.split(), *TYPED, model=SEVEN_B), gpus, parallel__world_size=world_size)
-    found = make_plan(SPECS[SEVEN_B], config, int(gib * GIB), gpu=H200)
-    assert found.requested.peak > found.limit
-    assert planned_dims(found.config) == planned_dims(config)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "changes", "sizes"),
-    [
-        (0, {"rollout.max_completion_tokens": 1024}, [32768, 16384, 8192, 4096, 2048]),
-        # Ranks that share a sequence take half of it each.
-        (8, {"parallel.sequence_parallel": 2, "rollout.max_completion_tokens": 7936}, [32768, 16384, 8192, 4096]),
-    ],
-)
-def test_the_next_smaller_micro_batch_is_the_next_power_of_two(
-    gpus: int, changes: dict[str, Any], sizes: list[int]
-) -> None:
-    """Half of an odd budget would skip what is nearly as large and fits."""
-    config = config_of(*GRPO, "optimizer.micro_batch_tokens=33562")
-    config = with_settings(on(config, gpus) if gpus else config, changes)
-    found = []
-    while (size := plan.smaller_micro_batch(config, workload_of(config))) is not None:
-        found.append(size)
-        config = with_settings(config, {"optimizer.micro_batch_tokens": size})
-    assert found == sizes
-
-
 @pytest.mark.parametrize(("size", "words"), [(1024, "evaluations are"), (8, "completions are")])
 def test_who_is_generated_in_more_rounds(size: int, words: str) -> None:
     config = config_of(f"eval.num_problems={size}", *GRPO_1024)  # 256 completions
@@ -203,12 +153,6 @@ def test_who_is_generated_in_more_rounds(size: int, words: str) -> None:
     found = make_plan(SPECS[HALF_B], config, int(limit / (1 - MARGIN)))
     [costs] = [change.trade_off for change in found.chosen if change.key == "rollout.max_num_seqs"]
     assert costs.startswith(words)
-
-
-def test_two_engines_have_half_of_the_completions_each() -> None:
-    config = on(config_of(*GRPO, "eval.num_problems=512"), 2)  # 256 completions
-    found = make_plan(SPECS[HALF_B], config, 80 * GIB)
-    assert [(change.value, change.trade_off) for change in found.chosen if "seqs" in change.key] == [(256, "")]
 
 
 def test_an_engine_without_cuda_graphs_takes_at_most_512_sequences_at_a_time() -> None:

@@ -4,14 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.advisor.planned import (
     ASYNC,
     GRPO,
-    GRPO_1024,
     H200,
     HALF_B,
     MODELS,
@@ -21,21 +19,15 @@ from tests.trainer.advisor.planned import (
     config_of,
     configured,
     on,
-    shape_like,
 )
 from tinyzero_trainer.advisor.communication import Interconnect
 from tinyzero_trainer.advisor.engine_choice import EngineSpeed, read_speeds
-from tinyzero_trainer.advisor.memory import predict_memory, predictions_of
 from tinyzero_trainer.advisor.speed import COLLECTING, predict_speed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.settings import with_settings
-from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, known_gpus
-from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
-from tinyzero_trainer.rollout.torch import sizes as torch_sizes
+from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.rollout.torch.predictions import step_seconds
-from tinyzero_trainer.rollout.torch.sizes import sampling_bytes
 
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 26, "vocab_size": 262_144}
 GEMMA |= {"hidden_size": 1152, "intermediate_size": 6912}
@@ -67,15 +59,6 @@ def test_several_gpus_are_no_faster_than_as_many_times_one(name: str, values: di
     assert predict_speed(spec, on(config, count), H200).seconds["update_actor"] * count >= one * (1 - 1e-9)
 
 
-@given(MODELS, SETTINGS, st.sampled_from([2, 4, 8]))
-@settings(max_examples=15, deadline=None)
-def test_gathering_weights_once_is_no_slower(name: str, values: dict[str, Any], count: int) -> None:
-    config = on(with_settings(TrainConfig(), values), count)
-    once = replace(config, memory=replace(config.memory, reshard_after_forward=False))
-    each, less = (predict_speed(SPECS[name], one, H200).seconds["update_actor"] for one in (config, once))
-    assert less <= each * (1 + 1e-9)
-
-
 @given(st.integers(1, 8), st.floats(1, 1e12))
 def test_a_ring_takes_at_least_what_a_link_takes(count: int, size: float) -> None:
     links = Interconnect.of(H200)
@@ -94,30 +77,6 @@ def test_every_epoch_takes_as_long(offload: str, phase: str) -> None:
     assert thrice == pytest.approx(3 * once)
 
 
-@pytest.mark.parametrize("engine", ["torch", "vllm"])
-def test_numbers_twice_as_large_take_longer_to_read(engine: str) -> None:
-    config = config_of(f"rollout.engine={engine}", "rollout.max_num_seqs=8", *GRPO)  # few, so that reading counts
-    half, whole = (
-        predict_speed(SPECS[HALF_B], with_settings(config, {"model.dtype": name}), H200) for name in ("auto", "float32")
-    )
-    assert half.rollout > whole.rollout > half.rollout / 2
-
-
-@pytest.mark.parametrize("engine", ["torch", "vllm"])
-def test_greedy_completions_of_remax_are_generated_too(engine: str, toy_model: LanguageModel) -> None:
-    words = (f"rollout.engine={engine}", "rollout.max_completion_tokens=24", "eval.greedy=false", *GRPO)
-    words = (*words, "eval.num_problems=8")
-    spec = shape_like(toy_model.model)
-    plain, remax = (config_of(*words, f"algorithm.advantage_estimator={name}") for name in ("grpo", "remax"))
-    seconds = predict_speed(spec, remax, H200).seconds
-    assert seconds.keys() - {"reward"} == {phase.name for phase in predict_memory(spec, remax).phases}
-    assert 0 < seconds["gen_greedy"] < seconds["gen"] == predict_speed(spec, plain, H200).seconds["gen"]
-    if engine == "torch":
-        many = with_settings(remax, {"rollout.group_size": 1})  # as many as those that are drawn
-        step = predictions_of(many).memory(spec, many, workload_of(many)).awake["decoding"]
-        assert step == 32 * (sampling_bytes(2, by_kernel=False, greedy=True) * spec.vocabulary + 16 * spec.mlp)
-
-
 @given(MODELS, st.sampled_from(known_gpus()), st.integers(1, 2048), st.integers(1, 4096), st.sampled_from([2, 4]))
 @settings(deadline=None)
 def test_no_step_is_promised_to_be_as_fast_as_with_graphs(
@@ -129,25 +88,6 @@ def test_no_step_is_promised_to_be_as_fast_as_with_graphs(
     )
     longer = step_seconds(replace(SPECS[name], graphs=False), config, gpu, sequences, length + 100)
     assert with_graphs < without <= longer
-
-
-def test_with_few_sequences_the_host_is_what_takes_long() -> None:
-    spec, config = replace(SPECS[HALF_B], graphs=False), config_of(*GRPO)
-    few = step_seconds(spec, config, H200, 8, 500)
-    assert few == torch_sizes.PLAIN_STEP_SECONDS + 24 * torch_sizes.PLAIN_LAYER_SECONDS
-    assert step_seconds(spec, config, H200, 1024, 1000) > few  # copying the cache is
-    assert step_seconds(replace(spec, kv_heads=14), config, H200, 1024, 1000) != pytest.approx(few)
-    graphs = step_seconds(SPECS[HALF_B], config, H200, 8, 500)
-    assert few > 10 * graphs
-
-
-def test_vllm_is_faster_than_the_torch_engine_without_cuda_graphs() -> None:
-    spec = spec_from_config("gemma", GEMMA, 10**9)
-    torch_engine, vllm = (
-        config_of(*GRPO, "rollout.max_num_seqs=512", f"rollout.engine={name}") for name in ("torch", "vllm")
-    )
-    assert not spec.graphs
-    assert predict_speed(spec, torch_engine, H200).seconds["gen"] > predict_speed(spec, vllm, H200).seconds["gen"]
 
 
 H100 = find_gpu_spec("H100")
@@ -183,11 +123,6 @@ def test_tokens_a_second_in_fp8_as_measured_on_an_h200(in_fp8: str, rate: int) -
     assert predict_speed(SPECS[HALF_B], config, H200, 140).rollout == pytest.approx(rate, rel=0.1)
 
 
-def test_vllm_on_a_slower_host() -> None:
-    config = config_of("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", "rollout.engine=vllm")
-    assert predict_speed(SPECS[HALF_B], config, H200, 140).rollout == pytest.approx(40_011, rel=0.2)
-
-
 @pytest.mark.parametrize("row", read_speeds(), ids=lambda row: row.about)
 def test_tokens_a_second_of_both_engines_as_in_the_table(row: EngineSpeed) -> None:
     spec = next(spec for spec in (*SPECS.values(), OWN) if spec.parameters == pytest.approx(row.parameters, rel=0.001))
@@ -202,26 +137,6 @@ def test_tokens_a_second_of_both_engines_as_in_the_table(row: EngineSpeed) -> No
         assert speed.throughput == pytest.approx(speed.tokens / sum(speed.seconds.values()))
 
 
-PPO = {"algorithm.advantage_estimator": "gae", "algorithm.kl_placement": "reward", "algorithm.kl_estimator": "k1"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "seconds"),
-    [
-        ({"vllm.sleep_mode": True, "optimizer.micro_batch_tokens": 4096}, 24.9),
-        ({**PPO, "vllm.sleep_mode": False, "optimizer.micro_batch_tokens": 2048, "memory.cpu_offload": "idle"}, 93.5),
-    ],
-    ids=["GRPO", "PPO"],
-)
-def test_seconds_of_a_step_of_small_micro_batches_as_measured_on_an_h200(
-    changes: dict[str, Any], seconds: float
-) -> None:
-    words = ("rollout.engine=vllm", "vllm.gpu_memory_gb=6.48", "data.max_prompt_tokens=256", *GRPO_1024)
-    base = config_of(*words, "optimizer.num_mini_batches=2", "algorithm.kl_coefficient=0.001")
-    step = predict_speed(SPECS[HALF_B], with_settings(base, changes), H200, 256).step
-    assert step == pytest.approx(seconds, rel=0.25)
-
-
 @pytest.mark.parametrize(
     ("gpu", "recompute_logits", "seconds"),
     [(H200, True, 7.97), (H200, False, 7.36), (H100, True, 8.46), (H100, False, 7.86)],
@@ -231,48 +146,3 @@ def test_seconds_of_the_update_as_measured(gpu: GpuSpec, recompute_logits: bool,
     words = ("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", "optimizer.micro_batch_tokens=32768")
     config = with_settings(config_of(*words), {"memory.recompute_logits": recompute_logits})
     assert predict_speed(SPECS[HALF_B], config, gpu, 140).seconds["update_actor"] == pytest.approx(seconds, rel=0.1)
-
-
-def test_seconds_of_the_update_in_float8_as_measured() -> None:
-    words = ("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", "optimizer.micro_batch_tokens=65536")
-    config = with_settings(config_of(*words, "model.float8=rowwise"), {"memory.recompute_logits": False})
-    assert predict_speed(SPECS[HALF_B], config, H200, 140).seconds["update_actor"] == pytest.approx(6.1, rel=0.1)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("sequences", "length"), [(16, 200), (256, 200), (256, 1000)])
-def test_a_measured_step_takes_about_what_is_planned(sequences: int, length: int) -> None:
-    """Within a factor of 2.5: hosts differ."""
-    import time
-
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from tinyzero_trainer.models.device import choose_device
-    from tinyzero_trainer.rollout.torch.decoder import TransformersDecoder
-
-    device = choose_device("cuda")
-    kind = find_gpu_spec(torch.cuda.get_device_name(device))
-    assert kind is not None, "needs a GPU that hardware/gpu_specs.py knows the speed of"
-    settings = {key: value for key, value in GEMMA.items() if key != "model_type"}
-    described = AutoConfig.for_model("gemma3_text", **settings)
-    with device:
-        model = AutoModelForCausalLM.from_config(described, dtype=torch.bfloat16).eval()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    decoder = TransformersDecoder(model)
-    tokens = torch.ones(sequences, length, dtype=torch.long, device="cuda")
-    mask = torch.ones_like(tokens)
-    mask[::2, :3] = 0
-    with torch.inference_mode():
-        decoder.start(tokens, mask, 1)
-        drawn = tokens[:, 0]
-        for _ in range(5):
-            decoder.step(drawn)
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(20):
-            decoder.step(drawn)
-        torch.cuda.synchronize()
-        seconds = (time.perf_counter() - started) / 20
-    planned = step_seconds(spec_from_config("gemma", GEMMA, parameters), config_of(), kind, sequences, length)
-    print(f"{sequences} sequences of {length}: {1e3 * seconds:.1f} ms a step, planned {1e3 * planned:.1f} ms")
-    assert 0.4 < planned / seconds < 2.5

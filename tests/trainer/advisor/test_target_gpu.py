@@ -8,13 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.trainer.advisor.planned import GRPO, HALF_B, SPECS, TYPED, config_of, gpu_of
-from tests.trainer.configurations import call
+from tests.trainer.advisor.planned import GRPO, config_of, gpu_of
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.advisor import target_gpu as target
-from tinyzero_trainer.advisor.speed import predict_speed
 from tinyzero_trainer.advisor.target_gpu import choose_target, on_gpu, present_gpu, read_size
-from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.fsdp import compute_dtype
 from tinyzero_trainer.distributed.sizes import usable
@@ -195,22 +192,6 @@ def test_what_a_gpu_is_called_tells_it_where_its_capability_is_not_known(monkeyp
     gpus_here(monkeypatch, [here], None)
     assert not choose_target(None, None, "auto").bfloat16
     assert not choose_target(None, "16GB", "auto").bfloat16  # the speed is that of the GPU that is here, too
-
-
-def test_memory_and_time_are_those_of_float32(capsys: pytest.CaptureFixture[str]) -> None:
-    config, spec, t4 = config_of(*GRPO, *TYPED), SPECS[HALF_B], choose_target("T4", "80GB", "auto")
-    auto, asked = (plan_for(spec, one, t4) for one in (config, with_settings(config, {"model.dtype": "float32"})))
-    assert auto == asked
-    half_precision = plan_for(spec, config, choose_target("L4", "80GB", "auto"))
-    assert auto.plan.requested.peak > 1.3 * half_precision.plan.requested.peak
-    assert not any(change.key == "model.dtype" for change in auto.plan.changes)
-    padded = with_settings(config, {"optimizer.packing": "padded"})  # as in float32, where prompts are not shared
-    configs = (with_settings(padded, {"model.dtype": name}) for name in ("auto", "float32"))
-    half, whole = (predict_speed(spec, one, gpu_of("A100")) for one in configs)
-    assert whole.seconds["update_actor"] == pytest.approx(312 / 19.5 * half.seconds["update_actor"])
-    out = call(capsys, "plan", "--model", HALF_B, "--gpu", "T4")[1]
-    assert "computed in float32 (model.dtype), because T4 has no bfloat16" in out
-    assert "float32" not in call(capsys, "plan", "--model", HALF_B, "--gpu", "L4")[1]
 
 
 def test_vllm_gets_memory_for_the_type_that_it_computes_in(

@@ -10,9 +10,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.advisor.planned import GRPO, HALF_B, SPECS, config_of, on
+from tests.trainer.advisor.planned import config_of, on
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.advisor.memory import predict_memory
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
 from tinyzero_trainer.config.settings import with_settings
@@ -150,18 +149,6 @@ def test_what_is_tried_out_is_no_more_than_a_step_has(
     assert asked == [filled] == [workload_of(config).micro_batch]
 
 
-def test_ranks_that_share_sequences_have_a_part_of_each() -> None:
-    words = ("rollout.max_completion_tokens=16000", "optimizer.micro_batch_tokens=8192", "model.compile=false")
-    alone = with_settings(on(config_of(*words, *GRPO), 8), {"model.compile": None})
-    shared = with_settings(alone, {"parallel.sequence_parallel": 4})
-    smaller = with_settings(shared, {"optimizer.micro_batch_tokens": 4096})
-    # Two sequences a packed row, whose budget is four times a rank's.
-    assert [workload_of(config, 384).micro_batch for config in (alone, shared, smaller)] == [16_384, 8192, 4096]
-    assert (workload_of(smaller, 384).data_parallel, workload_of(smaller, 384).micro_batches) == (2, 256 // 2)
-    peaks = [predict_memory(SPECS[HALF_B], config).worst.total for config in (alone, shared, smaller)]
-    assert peaks == sorted(peaks, reverse=True)
-
-
 @pytest.mark.parametrize(
     ("settings", "trained", "evaluated"),
     [
@@ -196,11 +183,3 @@ def test_the_fullest_rank_has_about_the_tokens_that_are_planned(
     work = workload_of(on(config_of(*words), ranks), prompt)
     assert work.micro_batches == parts * max(map(len, made))
     assert work.tokens_of_a_gpu == pytest.approx(parts * max(map(sum, made)), rel=0.05)
-
-
-def test_gradients_add_up_where_the_trainer_says_so() -> None:
-    """It counts the prompt of each completion."""
-    words = ("data.prompts_per_step=32", "rollout.max_completion_tokens=256", "optimizer.micro_batch_tokens=32768")
-    work = workload_of(on(config_of(*words), 4), 512)
-    assert (work.micro_batches, work.accumulates) == (1, True)
-    assert not workload_of(on(config_of(*words), 8), 512).accumulates
