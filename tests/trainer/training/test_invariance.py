@@ -1,7 +1,7 @@
 """How a mini-batch is split, laid out, padded or ordered changes neither the policy's gradient nor the critic's."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -17,10 +17,8 @@ from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.new_model import build_model
-from tinyzero_trainer.training import learner
-from tinyzero_trainer.training import micro_batches as batching
 from tinyzero_trainer.training.critic import Critic
-from tinyzero_trainer.training.micro_batches import MicroBatch, completion_lengths
+from tinyzero_trainer.training.micro_batches import completion_lengths
 from tinyzero_trainer.types import Rollout
 
 NOW = StepSettings(learning_rate=1e-3, temperature=0.8, kl_coefficient=0.3)
@@ -34,7 +32,6 @@ class Split:
 
     micro_batch_tokens: int = WHOLE
     layout: str = "padded"
-    left: bool = False
     reorder: bool = False
 
     @property
@@ -46,7 +43,6 @@ SPLITS = {
     "each row alone": Split(1),
     "some rows together": Split(70),
     "all packed": Split(layout="packed"),
-    "padded on the left": Split(70, left=True),
     "another order, some packed": Split(70, "packed", reorder=True),
 }
 
@@ -80,31 +76,13 @@ def reordered(experience: TrainingBatch) -> TrainingBatch:
     return replace(experience, rollouts=samples, lengths=experience.lengths[torch.tensor(order)], **columns)
 
 
-def on_the_left(samples: Sequence[Rollout], **arguments: Any) -> Iterator[MicroBatch]:
-    """The micro-batches, with the padding moved to the left of each line."""
-    for batch in batching.micro_batches(samples, **arguments):
-        assert batch.mask is not None
-        shifts = (batch.tokens.shape[1] - batch.mask.sum(dim=1)).tolist()
-
-        def shifted(matrix: Tensor, shifts: list[int] = shifts) -> Tensor:
-            return torch.stack([line.roll(shift) for line, shift in zip(matrix, shifts, strict=True)])
-
-        mask = shifted(batch.mask)
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        predicts = batch.predicts + torch.tensor(shifts)[batch.predicts // batch.tokens.shape[1]]
-        yield replace(batch, tokens=shifted(batch.tokens), mask=mask, predicts=predicts, positions=positions)
-
-
-def check(update: Callable[[Split, TrainingBatch], Tensor], samples: list[Rollout], patch: pytest.MonkeyPatch) -> None:
+def check(update: Callable[[Split, TrainingBatch], Tensor], samples: list[Rollout]) -> None:
     """Every split of the mini-batch gives the gradient of the whole."""
     experience = one_experience(samples)
     whole = update(Split(), experience)
     assert whole.norm() > 1e-3
     for name, split in SPLITS.items():
-        with patch.context() as each:
-            if split.left:
-                each.setattr(learner, "micro_batches", on_the_left)
-            found = update(split, reordered(experience) if split.reorder else experience)
+        found = update(split, reordered(experience) if split.reorder else experience)
         difference = ((found - whole).norm() / whole.norm()).item()
         assert difference < 1e-5, f"{name}: {difference:.1e}"
 
@@ -119,7 +97,7 @@ def check(update: Callable[[Split, TrainingBatch], Tensor], samples: list[Rollou
     ],
 )
 def test_the_policys_gradient_is_the_same_for_every_split(
-    loss: str, aggregation: Aggregation, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+    loss: str, aggregation: Aggregation, toy_model: LanguageModel
 ) -> None:
     reference = build_model(SHAPE, toy_model.tokenizer, seed=1).requires_grad_(False)
     algorithm = {"kl_coefficient": 0.3, "kl_estimator": "k2", "entropy_coefficient": 0.1}
@@ -131,13 +109,11 @@ def test_the_policys_gradient_is_the_same_for_every_split(
         build_policy(toy_model, reference=reference, optimizer=split.optimizer, **algorithm).update(experience, NOW)
         return flat_gradient(toy_model.model)
 
-    check(update, ragged_samples(toy_model, groups=2, samples=3), monkeypatch)
+    check(update, ragged_samples(toy_model, groups=2, samples=3))
 
 
 @pytest.mark.slow
-def test_the_critics_gradient_is_the_same_for_every_split(
-    toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_critics_gradient_is_the_same_for_every_split(toy_model: LanguageModel) -> None:
     start = Critic(toy_model, settings=CriticConfig(), optimizer=OptimizerConfig()).model
     torch.nn.init.normal_(start.head.weight, generator=torch.Generator().manual_seed(2))
     before = copy.deepcopy(start.state_dict())
@@ -148,4 +124,4 @@ def test_the_critics_gradient_is_the_same_for_every_split(
         taker.update(experience)
         return flat_gradient(taker.model)
 
-    check(update, ragged_samples(toy_model, groups=2, samples=3), monkeypatch)
+    check(update, ragged_samples(toy_model, groups=2, samples=3))
