@@ -31,8 +31,8 @@ class EngineKind:
     extras: tuple[str, str] = ("", "")
     """Extras of tinyzero-trainer that install them: for a GPU, and without one."""
 
-    predictions: str = ""
-    """Module that predicts its memory and speed, and settles what is left to it; see rollout/vllm/predictions.py."""
+    predictions: str = "tinyzero_trainer.rollout.torch.predictions"
+    """Module that predicts its memory and speed, and settles what is left to it; by default those of `torch`."""
 
     require_installed: Callable[[], object] = lambda: None
     """Raises a TinyZeroError if a package that the engine needs is missing or too old."""
