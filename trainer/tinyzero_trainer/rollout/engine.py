@@ -161,9 +161,14 @@ class RolloutEngine(Protocol):
 
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
         """What `generate` returns, while what was submitted waits; an error raised by `on_progress` ends it."""
-        groups = {group.number: group for group in batch.groups}
+        if not batch.samples:
+            return [[] for _ in batch.prompts]
+        complete = dict[int, Group]()
         with self.apart():
-            self.submit(list(groups.values()))
-            while not all(group.complete for group in groups.values()):
-                groups |= {group.number: group for group in self.advance(batch.params, on_progress)}
-        return [[replace(each, versions=()) for each in group.completions] for group in groups.values()]
+            self.submit(batch.groups)
+            while len(complete) < len(batch.prompts):
+                complete |= {group.number: group for group in self.advance(batch.params, on_progress)}
+        return [
+            [replace(completion, versions=()) for completion in complete[number].completions]
+            for number in range(len(batch.prompts))
+        ]
