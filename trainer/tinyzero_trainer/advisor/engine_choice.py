@@ -146,10 +146,8 @@ def choose_engine(
         if not elsewhere:
             require_vllm()
         spec = spec or find_spec(config.model.path)
-    except VllmMissingError as error:
-        refusal = str(error)
-    except TinyZeroError:
-        refusal = "the model's sizes are not known"  # loading the model says what is wrong with it
+    except TinyZeroError as error:  # loading the model says what is wrong with it
+        refusal = str(error) if isinstance(error, VllmMissingError) else "the model's sizes are not known"
     if refusal or spec is None:
         return "torch", refusal.partition(";")[0]
     if not spec.graphs:

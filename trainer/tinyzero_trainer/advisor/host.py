@@ -28,7 +28,4 @@ def host_memory() -> tuple[int, int]:
 
 
 def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
+    return Path(path).read_text(encoding="utf-8").strip() if Path(path).is_file() else ""

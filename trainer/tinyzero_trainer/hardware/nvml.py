@@ -31,10 +31,12 @@ def nvidia_driver(timeout: float = SECONDS) -> Driver | None:
     """The driver and all its GPUs; None = there is none."""
     try:
         return _within(timeout, _driver)
-    except TimeoutError:
-        return Driver(error=f"NVML: no answer within {timeout:g} s")
     except Exception as error:  # NVML's binding may fail in any way where driver and library do not match
-        return Driver(error=f"NVML: {first_line(error)}")
+        if isinstance(error, pynvml.NVMLError_LibraryNotFound):
+            hidden = "there is an NVIDIA driver, but this container was started without GPUs"
+            return Driver(error=hidden) if Path("/proc/driver/nvidia/version").exists() else None
+        why = f"no answer within {timeout:g} s" if isinstance(error, TimeoutError) else first_line(error)
+        return Driver(error=f"NVML: {why}")
 
 
 def _within(timeout: float, ask: Callable[[], T]) -> T:
@@ -51,27 +53,18 @@ def _within(timeout: float, ask: Callable[[], T]) -> T:
     return answer.result(timeout)
 
 
-def _driver() -> Driver | None:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
-        hidden = Path("/proc/driver/nvidia/version").exists()
-        return (
-            Driver(error="there is an NVIDIA driver, but this container was started without GPUs") if hidden else None
-        )
-    except pynvml.NVMLError as error:
-        return Driver(error=f"NVML: {error}")
+def _driver() -> Driver:
+    pynvml.nvmlInit()
     try:
         handles, failed = {}, []
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
                 pynvml.nvmlDeviceGetMemoryInfo(handles[index])
-            except pynvml.NVMLError_NotSupported:
-                continue  # only its size is not known
             except pynvml.NVMLError as error:
-                handles.pop(index, None)
-                failed.append(f"GPU {index}: {error}")
+                if not isinstance(error, pynvml.NVMLError_NotSupported):  # then only its size is not known
+                    handles.pop(index, None)
+                    failed.append(f"GPU {index}: {error}")
         cuda = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
         return Driver(
             version=_known(pynvml.nvmlSystemGetDriverVersion) or "",
@@ -133,12 +126,8 @@ def sees_gpu(device: str) -> bool:
 def torch_is_for_cuda() -> bool:
     """Whether the installed torch was built for CUDA, by its version file."""
     spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return False
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return False
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    text = file.read_text(encoding="utf-8") if file and file.is_file() else ""
     return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
 
 
