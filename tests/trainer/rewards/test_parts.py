@@ -8,7 +8,8 @@ import torch
 
 from tests.trainer.runs import lines, short_run
 from tests.trainer.samples import make_sample
-from tinyzero_sdk import Completion, load_task
+from tinyzero_sdk import Completion, Score, load_task
+from tinyzero_sdk.records import TASK_PART
 from tinyzero_trainer.algorithms.advantages import gdpo, grpo
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import AlgorithmConfig
@@ -56,6 +57,15 @@ def test_scores_are_the_sums_of_their_columns(parts_task: str, toy_task: str) ->
     columns = part_columns(rollouts[4:8], {"plain": tasks["plain"]})  # one part: GRPO, but for the scale
     batch = TrainingBatch.of(rollouts[4:8], 4, **columns)
     torch.testing.assert_close(gdpo(batch), grpo(batch), rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_wrapper_takes_off_under_no_name_is_a_part_of_its_own(toy_task: str) -> None:
+    scores = [Score(0.5, True, parts={TASK_PART: 1.0}), Score(0.0, False, "wrong", parts={TASK_PART: 0.0})]
+    rollouts = [replace(make_sample(1, 1), score=score) for score in scores]
+    rollouts = [replace(rollout, prompt=replace(rollout.prompt, task="toy")) for rollout in rollouts]
+    columns = part_columns(rollouts, {"toy": load_task(toy_task)})
+    assert columns["reward_parts"].tolist() == [[1.0, -0.5], [0.0, 0.0]]
+    assert columns["part_weights"].tolist() == [[1.0, 1.0]] * 2
 
 
 def test_different_parts_with_the_same_sum_have_different_advantages() -> None:

@@ -1,10 +1,12 @@
 """A completion whose scorer failed is masked."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tinyzero_sdk import Item, Score
+from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.types import Generation, Prompt
 
@@ -23,7 +25,10 @@ def test_a_completion_whose_scorer_failed_is_masked_and_keeps_its_score() -> Non
     pool = SimpleNamespace(score=lambda completions, truths, groups: SCORES, first_error=None)
     tokenizer = SimpleNamespace(batch_decode=lambda ids, skip_special_tokens: [""] * len(ids))
     rollouts = [(Prompt(Item(None), "", [1], "toy"), Generation([2], None, True)) for _ in SCORES]
-    samples = score(rollouts, tokenizer, {"toy": pool}, group_size=6)  # type: ignore[arg-type]
+    pools: Any = {"toy": pool}
+    samples = score(rollouts, tokenizer, pools, group_size=6, max_failure_rate=2 / 6)  # type: ignore[arg-type]
     assert [sample.score.masked for sample in samples] == [True, True, False, False, False, True]
     assert [sample.score.value for sample in samples] == pytest.approx([found.value for found in SCORES])
     assert [sample.score.reason for sample in samples] == [found.reason for found in SCORES]
+    with pytest.raises(BrokenTaskError, match=r"failed on 2 of 6 completions .*at most reward.max_failure_rate=0\.3:"):
+        score(rollouts, tokenizer, pools, group_size=6, max_failure_rate=0.3)  # type: ignore[arg-type]
