@@ -217,6 +217,7 @@ def failures(copy: Path, options: list[str]) -> list[str]:
             plugins = [f"plugins/{name}" for name in ("countdown", "multiply", "gsm8k", "reasoning_gym")]
             sys.path[:0] = paths = [str(copy / place) for place in (".", "trainer", *plugins)]
             os.environ["PYTHONPATH"], sys.dont_write_bytecode = os.pathsep.join(paths), True
+            os.environ["HYPOTHESIS_PROFILE"] = "mutants"
             imported = "ignore::pytest.PytestAssertRewriteWarning"  # some of pytest's plugins are, already
             code = int(pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", "-W", imported, *options]))
             sys.stdout.flush()

@@ -27,7 +27,7 @@ BUILD = ROOT / "build/mutants"
 PLUGINS = ("countdown", "multiply", "gsm8k", "reasoning_gym")
 AREAS = {
     "algorithms": ("tinyzero_trainer/algorithms", ("trainer/algorithms", "trainer/training")),
-    "objective": ("tinyzero_trainer/training/objective.py", ("trainer/training",)),
+    "objective": ("tinyzero_trainer/training/objective.py", ("trainer/training/test_update_formulas.py",)),
     "rewards": ("tinyzero_trainer/rewards", ("trainer/rewards",)),
     "scoring": ("tinyzero_sdk/scoring", ("sdk/scoring", "sdk/evaluation", "sdk/report")),
     "tasks": ("tinyzero_sdk/tasks", ("sdk/tasks", "sdk/data")),
@@ -73,6 +73,7 @@ def mutmut(folder: Path, *words: str, log: str) -> None:
     """Run mutmut in a folder, with what it prints in a file of it."""
     paths = [str(folder / "mutants"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    environment["HYPOTHESIS_PROFILE"] = "mutants"
     with (folder / log).open("w") as file:
         subprocess.run(
             [sys.executable, "-c", "from mutmut.__main__ import cli; cli()", *words],

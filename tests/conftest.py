@@ -8,16 +8,17 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests import in_process_scoring
 from tests.faults import Fault, Faults
 from tinyzero_sdk.scoring import pool
 
 # No deadlines, because the machine may be busy. Every run draws other examples, so each may have few; `make nightly`
-# uses the other profile.
+# uses the second profile; `make mutants` the third, which shrinks nothing.
 settings.register_profile("tinyzero", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None)
+settings.register_profile("mutants", deadline=None, max_examples=30, phases=(Phase.explicit, Phase.generate))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tinyzero"))
 
 # Read when torch is imported, here and in the commands that tests start: threads that spin make a busy machine crawl.
