@@ -16,8 +16,8 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.loop import train
 
 TOKENS, FITS = 16384, 8192
-IN_THE_TRIAL, IN_AN_UPDATE = 0, 9
-"""Training passes before it: the trial has two, of which the second is short, and a step eight."""
+IN_THE_TRIAL, IN_AN_UPDATE = "model", "run/checkpoints/step_1"
+"""What exists from then on."""
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,10 +33,10 @@ pytestmark = [
 ]
 
 
-def configure(folder: Path, gpus: int, left: int) -> TrainConfig:
-    """A run of which the last rank has too little memory after `left` training passes."""
+def configure(folder: Path, gpus: int, after: str) -> TrainConfig:
+    """A run of which the last rank has too little memory once a file exists."""
     save_toy_model(folder)
-    (loss := folder / "loss.py").write_text(LOSS.format(fits=FITS, rank=gpus - 1, left=left))
+    (loss := folder / "loss.py").write_text(LOSS.format(fits=FITS, rank=gpus - 1, after=folder / after))
     values: dict[str, Any] = {
         "run__device": "auto",
         "run__executor": "local" if gpus == 1 else "ray",

@@ -29,11 +29,10 @@ from tests.trainer.conftest import SHAPE, TOY_TASK
 from tests.trainer.doctor.machines import facts_of
 from tests.trainer.processes import in_own_process
 from tinyzero_sdk.cli import main
-from tinyzero_sdk.settings import merge, to_mapping
+from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.advisor import target_gpu
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
-from tinyzero_trainer.config import RayConfig, SftConfig, TrainConfig
-from tinyzero_trainer.config.sft import compose_sft
+from tinyzero_trainer.config import RayConfig, TrainConfig
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE
 from tinyzero_trainer.controller.loop import train
@@ -43,14 +42,10 @@ from tinyzero_trainer.executors.ray import cluster as room
 from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.models.loading import from_parts, load_model, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
-from tinyzero_trainer.sft.train import fine_tune
 
 pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 
 STEPS = 3
-AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Of Ray; if the trainer was killed they try to reach it for a minute, and hold nothing."""
-
 WITHIN = 600.0
 """Seconds for anything here, against hanging."""
 
@@ -88,20 +83,6 @@ def make_config(folder: Path, name: str, **changes: Any) -> TrainConfig:
         "checkpoint": {"every": 1},
     }
     return changed(values, changes)
-
-
-def make_sft_config(folder: Path, name: str, **changes: Any) -> SftConfig:
-    """Of the same model on the task's own examples."""
-    values: dict[str, Any] = {
-        "run": {"output": str(folder / name), "steps": STEPS, "device": "cpu"},
-        "tasks": {"toy": {"task": str(TOY_TASK), "options": {"limit": 5}}},
-        "model": {"path": str(folder / "model")},
-        "data": {"prompt_template": "base", "test_fraction": 0.4, "batch_size": 6},
-        "rollout": {"max_completion_tokens": 8},
-        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 0, "micro_batch_tokens": 40},
-        "eval": {"num_problems": 8, "every": 0},
-    }
-    return compose_sft(merge(values, changes))
 
 
 @pytest.fixture(scope="module")
@@ -151,19 +132,6 @@ def on_two_nodes(folder: Path) -> dict[str, Any]:
     return found
 
 
-def fine_tuning_on_two_nodes(folder: Path) -> None:
-    from ray.cluster_utils import Cluster
-
-    given: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 2**28}
-    cluster = Cluster(initialize_head=True, head_node_args=given | {"include_dashboard": False})
-    try:
-        cluster.add_node(**given)
-        on_ray = {"run": {"executor": "ray"}, "ray": {"address": cluster.address}, "parallel": {"world_size": 2}}
-        fine_tune(make_sft_config(folder, "ray sft", **on_ray))
-    finally:
-        cluster.shutdown()
-
-
 def gpus_there(ray: RayConfig) -> list[TargetGpu | None]:
     """A GPU as the nodes describe it: without a driver, with one, and where this machine has one itself."""
     config, gpu = on(config_of(), 1, ray__address=ray.address), target_of("H200")
@@ -199,17 +167,6 @@ def test_three_steps_over_two_nodes_are_those_of_one_process(folder: Path, found
 def test_an_engine_that_gets_an_adapter_samples_as_the_policy_does(folder: Path, found: dict[str, Any]) -> None:
     alone = train(make_config(folder, "local lora", **ADAPTED)).output
     for ours, theirs in zip(lines(folder / "ray lora"), lines(alone), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.nightly(
-    reason="starts Ray once more; training over two nodes is tested with every change, and sft on ranks"
-)
-def test_three_steps_of_fine_tuning_over_two_nodes_are_those_of_one_process(folder: Path) -> None:
-    in_own_process(fine_tuning_on_two_nodes, folder, folder)
-    together, alone = lines(folder / "ray sft"), lines(fine_tune(make_sft_config(folder, "local sft")).output)
-    assert together[STEPS]["train/loss"] < together[1]["train/loss"]
-    for ours, theirs in zip(together, alone, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
@@ -581,15 +538,3 @@ def test_a_signal_ends_a_run_in_which_a_process_hangs_and_nothing_is_left(
     assert set(os.listdir("/dev/shm")) <= memory
     saved = newest(run) + 1
     train(make_config(tmp_path, "run", **more | {"rollout__num_engines": 0, "run__steps": saved}), resume=True)
-
-
-@pytest.mark.nightly(reason="Ray itself ends what a killed trainer leaves; the trainer has no part in it")
-def test_a_killed_trainer_leaves_nothing(folder: Path) -> None:
-    run = make_config(folder, "killed", **RANKS, run__steps=10_000)
-    with running(run) as process:
-        everyone = below(process, run, 2)
-        os.kill(process.pid, signal.SIGKILL)
-        agents = [one for one in map(partial(entitled, everyone), AGENTS) if one is not None]
-        ends(process, [one for one in everyone if one not in agents], -9)
-        for agent in agents:
-            agent.kill()

@@ -19,30 +19,30 @@ from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 TOKENS, FITS = 40, 20
 LOSS = """
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 from tinyzero_trainer.algorithms.losses import find_policy_loss
 from tinyzero_trainer.training.logprobs import PolicyModel
 
 loss = find_policy_loss("ppo")
-forward, left = PolicyModel.forward, {left}
+forward = PolicyModel.forward
 
 
 def too_much(self, batch, *args, **options):
-    global left
-    if dist.get_rank() == {rank} and batch.tokens.numel() > {fits} and torch.is_grad_enabled():
-        left -= 1
-        if left < 0 and not batch.tokens.is_cuda:
+    is_large = batch.tokens.numel() > {fits} and torch.is_grad_enabled()
+    if is_large and dist.get_rank() == {rank} and Path("{after}").exists():
+        if not batch.tokens.is_cuda:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 1 has a total capacity")
-        if left < 0:
-            torch.cuda.empty_cache()
-            held = torch.empty(torch.cuda.mem_get_info()[0] - 2**21, dtype=torch.uint8, device="cuda")
+        torch.cuda.empty_cache()
+        held = torch.empty(torch.cuda.mem_get_info()[0] - 2**21, dtype=torch.uint8, device="cuda")
     return forward(self, batch, *args, **options)
 
 
 PolicyModel.forward = too_much
 """
-"""A loss of the user's own, in whose module a rank's memory is too small for large training passes, after some."""
+"""A loss of the user's own, in whose module a rank has too little memory for large passes once a file exists."""
 
 
 def make_config(folder: Path, name: str, **changes: Any) -> TrainConfig:
@@ -77,7 +77,7 @@ def run_out_and_resume(config: TrainConfig) -> str:
 @pytest.mark.slow
 def test_the_run_ends_and_says_how_it_goes_on(tmp_path: Path) -> None:
     save_toy_model(tmp_path)
-    (loss := tmp_path / "loss.py").write_text(LOSS.format(fits=FITS, rank=1, left=8))
+    (loss := tmp_path / "loss.py").write_text(LOSS.format(fits=FITS, rank=1, after=tmp_path / "run/checkpoints/step_1"))
     config = make_config(tmp_path, "run", algorithm__policy_loss=f"{loss}:loss")
     line = in_own_process(run_out_and_resume, tmp_path, config)  # since Ray leaves much open
     assert line == (

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from tinyzero_trainer.executors.ray.reward_actor import ActorHandle, RewardActor
 from tinyzero_trainer.executors.ray.watch import check_servers, kill_process
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.executors.tasks import run_tasks
-from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.monitoring.progress import Progress
 
 ANSWER_SECONDS = 5.0
@@ -74,7 +72,9 @@ def build_workers(
         _check_run_directory(config, ranks)
         display.record_startup("ray")
         display.phase("loading the model")
-        language_model, notes = _load_models(config, ranks.actors, engines, checkpoint)
+        loading = [(engine, engine.handle.build.remote(config.model.path)) for engine in engines]
+        building = _build_ranks(ranks.actors, checkpoint)
+        language_model, *loaded = gather([*building, *loading])
         display.record_startup("model")
         micro_batch_tokens = config.optimizer.token_budget
 
@@ -88,7 +88,7 @@ def build_workers(
         if dims.device == "cuda":
             micro_batch_tokens = halve_until_it_fits(config, try_largest, display.log)
         display.record_startup("warm_up")
-        for note in dict.fromkeys(notes):
+        for note in dict.fromkeys(note for notes in loaded[len(building) - 1 :] for note in notes):
             display.log(note)
         policy: Any = RemoteLearner(ranks, "policy", micro_batch_tokens)
         critic: Any = RemoteLearner(ranks, "critic", micro_batch_tokens) if config.algorithm.needs("critic") else None
@@ -244,23 +244,13 @@ def _check_run_directory(config: TrainConfig, ranks: TrainerActors) -> None:
         )
 
 
-def _load_models(
-    config: TrainConfig, ranks: Sequence[ActorHandle], engines: Sequence[ActorHandle], checkpoint: Path | None
-) -> tuple[LanguageModel, list[str]]:
-    """Load the models of ranks and engines concurrently; returns the policy's without weights, and notes."""
-    loading = [(engine, engine.handle.build.remote(config.model.path)) for engine in engines]
-    building = _build_ranks(ranks, checkpoint)
-    results = gather([*building, *loading])
-    return results[0], [note for notes in results[len(building) :] for note in notes]
-
-
 class ActorPool:
     """All actors of a run, each in a bundle of the placement group; they are killed at the end."""
 
     def __init__(self, group: Any, timeout: float) -> None:
         """`group` is Ray's placement group, with the bundles of `ParallelDims`: an actor for each of their CPUs."""
         self._group, self._timeout = group, timeout
-        self._starts, self._actors = dict[str, Callable[[], Any]](), dict[str, ActorHandle]()
+        self._starts, self._actors = dict[str, tuple[int, type, tuple[Any, ...]]](), dict[str, ActorHandle]()
         order = by_node(import_ray().util.placement_group_table(group)["bundles_to_node_id"], group.bundle_specs)
         self._bundles = [bundle for bundle in order for _ in range(int(group.bundle_specs[bundle]["CPU"]))]
 
@@ -282,12 +272,8 @@ class ActorPool:
 
     def start(self, name: str, kind: type, *args: Any) -> ActorHandle:
         """Start an actor of class `kind` in the next bundle; `name` is for messages."""
-        start = self._starts[name] = partial(self._start, self._bundles[len(self._starts)], kind, args)
-        return self._add(name, start(), trains=kind is actors.TrainerActor)
-
-    def _add(self, name: str, handle: Any, *, trains: bool) -> ActorHandle:
-        self._actors[name] = ActorHandle(name, handle, trains, self._timeout, handle.process.remote())
-        return self._actors[name]
+        self._starts[name] = (self._bundles[len(self._starts)], kind, args)
+        return self._launch(name)
 
     def restart(self, *before: ActorHandle) -> list[ActorHandle]:
         """Start the same actors again, each in the bundle of the one before, which may have died.
@@ -298,7 +284,7 @@ class ActorPool:
         ray = import_ray()
         for actor in before:
             ray.kill(self._actors[actor.name].handle)
-        after = [self._add(actor.name, self._starts[actor.name](), trains=actor.trains) for actor in before]
+        after = [self._launch(actor.name) for actor in before]
         started = [actor.process for actor in after]
         _, missing = ray.wait(started, num_returns=len(started), timeout=RESTART_SECONDS)
         if missing:
@@ -307,10 +293,11 @@ class ActorPool:
             raise NoCapacityError(lost.name, end, policy_intact=not lost.trains)
         return after
 
-    def _start(self, bundle: int, kind: type, args: tuple[Any, ...]) -> Any:
+    def _launch(self, name: str) -> ActorHandle:
         ray = import_ray()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        bundle, kind, args = self._starts[name]
         spec = self._group.bundle_specs[bundle]
         actor = ray.remote(kind).options(
             num_cpus=1,
@@ -319,7 +306,9 @@ class ActorPool:
             max_restarts=0,  # Ray would restart it without its state, and silently
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
         )
-        return actor.remote(*args)
+        handle, trains = actor.remote(*args), kind is actors.TrainerActor
+        self._actors[name] = ActorHandle(name, handle, trains, self._timeout, handle.process.remote())
+        return self._actors[name]
 
 
 def by_node(nodes: Mapping[int, str], bundles: Sequence[Mapping[str, float]]) -> list[int]:

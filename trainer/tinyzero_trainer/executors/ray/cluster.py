@@ -7,7 +7,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -137,7 +138,7 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
     # line of it.
     ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
     check_address(config.address)
-    before = _children()
+    before = _children(ray)
     try:
         if config.address is not None:
             ray.init(config.address, **quiet)
@@ -158,9 +159,9 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
             include_dashboard=False,
             **quiet,
         )
-        watch.look_after(_children() - before)
+        watch.look_after(_children(ray) - before)
     except Exception as error:  # a bare one where a process of Ray dies while it starts
-        for process in _children() - before:
+        for process in _children(ray) - before:
             process.kill()
             process.wait()
         reason = in_one_line(str(error))
@@ -173,11 +174,16 @@ def _connect(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
         ) from error
 
 
-def _children() -> set[Any]:
-    """The processes that this one has started."""
+def _children(ray: Any) -> set[Any]:
+    """The processes of Ray that this one has started."""
     import psutil  # late: `tinyzero doctor` imports this module where the extra `ray` may be missing
 
-    return set(psutil.Process().children())
+    library, children = str(Path(ray.__file__).parent), set()
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # one of another library, which has ended meanwhile
+            if any(library in word for word in child.cmdline()):
+                children.add(child)
+    return children
 
 
 def check_address(address: str | None) -> None:
