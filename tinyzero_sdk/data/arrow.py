@@ -16,6 +16,8 @@ from tinyzero_sdk.records import Json
 
 Row = dict[str, Json]
 
+_JSON = json.JSONEncoder(default=str)
+_SORTED_JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=str)
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
@@ -73,7 +75,7 @@ def _to_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
 
 
 def _to_json(cells: Sequence[Json]) -> pa.Array:
-    texts = [None if cell is None else json.dumps(cell, default=str) for cell in cells]
+    texts = [None if cell is None else _JSON.encode(cell) for cell in cells]
     return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
 
 
@@ -131,7 +133,7 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 def as_text(value: Json) -> str:
     """A value as JSON, with the names of an object sorted."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return _SORTED_JSON.encode(value)
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -3,13 +3,12 @@
 For counting and grouping only; `seeds.py` has hashes that are stable across processes.
 """
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from tinyzero_sdk.data.arrow import is_text, to_list
+from tinyzero_sdk.data.arrow import as_text, is_text, to_list
 from tinyzero_sdk.records import Json
 
 _HASH_OF_MINUS_ONE = -2  # Python's, and that of -2 too
@@ -64,7 +63,7 @@ def hash_numbers(numbers: np.ndarray) -> np.ndarray:
 
 
 def _hash(value: Json) -> int:
-    return hash(json.dumps(value, sort_keys=True, default=str) if isinstance(value, list | dict) else value)
+    return hash(as_text(value) if isinstance(value, list | dict) else value)
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:
