@@ -3,13 +3,13 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.evaluation.protocol import DEFAULT_SIZE, EvaluationPlan, EvaluationRequest, Keep, Problem, Sampler
+from tinyzero_sdk.evaluation.protocol import DEFAULT_SIZE, EvaluationPlan, EvaluationRequest, Keep, Problem
 from tinyzero_sdk.openai_client import OpenAIClient, require_url
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.seeds import derive_seed
@@ -71,7 +71,7 @@ def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> Evalu
     return EvaluationPlan(
         task=task,
         model=request.model,
-        opener=lambda: _open(request, options, max_tokens),
+        opener=lambda: nullcontext(EndpointSampler(request, options, max_tokens)),
         max_tokens=max_tokens,
         size=request.size or DEFAULT_SIZE,
         test_fraction=DEFAULT_TEST_FRACTION if request.test_fraction is None else request.test_fraction,
@@ -97,11 +97,6 @@ def _with_files(task: Task, request: EvaluationRequest) -> Task:
     if request.template and not task.makes_prompts:
         raise SettingsError("--template has no effect: the rows of data.path have their own prompts")
     return task
-
-
-@contextmanager
-def _open(request: EvaluationRequest, options: EndpointOptions, max_tokens: int) -> Iterator[Sampler]:
-    yield EndpointSampler(request, options, max_tokens)
 
 
 class EndpointSampler:

@@ -99,7 +99,9 @@ def _advice(signal: LearningSignal, situation: Situation) -> Iterator[tuple[str,
     longer = min(LONGER * situation.max_tokens, situation.context or LONGER * situation.max_tokens)
     if (signal.truncated_frac or 0.0) > MANY_TRUNCATED and longer > situation.max_tokens:
         yield "more tokens", f"{situation.max_tokens_key}{longer}"
-    item = _first_item(task)
+    item = None
+    with suppress(TinyZeroError):  # its data may not be at hand, as where an evaluation is summarized
+        item = next(iter(task.generate("train", 1)), None)
     yield from _fine_tuning(situation, item)
     prompts = task.templates(item) if item else {}
     present = prompts.get(situation.template or "")
@@ -126,9 +128,3 @@ def _fine_tuning(situation: Situation, item: Item | None) -> Iterator[tuple[str,
         yield "a larger model's", f"tinyzero eval {this_task} --model LARGER --split train --output FILE"
         yield "right completions", f"{fine_tune} data.path=FILE"
     yield "", "and then tinyzero train with --model DIR"
-
-
-def _first_item(task: Task) -> Item | None:
-    with suppress(TinyZeroError):  # its data may not be at hand, as where an evaluation is summarized
-        return next(iter(task.generate("train", 1)), None)
-    return None

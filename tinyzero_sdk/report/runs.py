@@ -103,7 +103,7 @@ def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
     steps = [row["step"] for row in rows]
     names = sorted(set().union(*rows) - {"step"})
     values = {key: np.array([to_float(row.get(key)) for row in rows]) for key in names}
-    shown = _evenly(len(steps))
+    shown = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_POINTS)).round().astype(int)).tolist()
     curves = {key: _curve(np.array(steps), column) for key, column in values.items()}
     bands = {}
     for key in names:
@@ -118,9 +118,14 @@ def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
         name,
         path,
         steps=[steps[place] for place in shown],
-        axes={axis: _filled(values[key])[shown].tolist() for axis, key in _AXES.items() if key in values},
+        # A cumulative metric keeps its last value wherever it has none, and is 0 before the first.
+        axes={
+            axis: np.maximum.accumulate(np.nan_to_num(values[key]))[shown].tolist()
+            for axis, key in _AXES.items()
+            if key in values
+        },
         curves={
-            key: (None if at == steps else at, [_short(y) for y in column])
+            key: (None if at == steps else at, [float(f"{value:.6g}") for value in column])
             for key, (at, column) in curves.items()
             if column
         },
@@ -170,19 +175,6 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-def _filled(values: np.ndarray) -> np.ndarray:
-    """A cumulative metric, with its last value wherever it has none, and 0 before the first."""
-    return np.maximum.accumulate(np.nan_to_num(values))
-
-
-def _evenly(size: int) -> list[int]:
-    return np.unique(np.linspace(0, size - 1, min(size, MAX_POINTS)).round().astype(int)).tolist() if size else []
 
 
 def _curve(steps: np.ndarray, values: np.ndarray) -> tuple[list[int], list[float]]:

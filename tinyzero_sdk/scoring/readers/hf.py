@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from tinyzero_sdk.data.arrow import without_views
 from tinyzero_sdk.data.files import invalid_rows, open_for_arrow, read_blocks
 from tinyzero_sdk.data.folders import TABLES, split_files
-from tinyzero_sdk.data.table import BadRow, Block
+from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
+from tinyzero_sdk.scoring.readers.records import numbered
 
 COMPLETIONS = ("completion", "completions", "response", "responses", "generation", "generations", "output", "outputs")
 """Columns that hold a completion, or a list of them."""
@@ -26,17 +27,9 @@ _END_MARKER = 8  # bytes after the last batch of an Arrow file
 
 def read(path: Path) -> Iterator[Block]:
     """The rows of a split."""
-    files, before = _files(path), 0
-    for place, file in enumerate(files):
-        row = before
-        for block in read_blocks(file) if file.suffix == ".parquet" else _read_arrow(file):
-            block.numbers = [before + number for number in block.numbers]
-            block.bad = [BadRow(before + bad.number, bad.problem) for bad in block.bad]
-            row = max([row, *block.numbers[-1:], *(bad.number for bad in block.bad[-1:])])
-            _take_columns(path, block)
-            block.progress = (place + block.progress) / len(files)
-            yield block
-        before = row
+    for _, block in numbered(_files(path), lambda file: _READERS[file.suffix](file)):
+        _take_columns(path, block)
+        yield block
 
 
 def _files(path: Path) -> list[Path]:
@@ -66,6 +59,9 @@ def _read_arrow(path: Path) -> Iterator[Block]:
                     yield block
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not Arrow, or damaged after row {done}: {' '.join(str(error).split())}") from error
+
+
+_READERS = {".parquet": read_blocks, ".arrow": _read_arrow}
 
 
 def _take_columns(path: Path, block: Block) -> None:

@@ -1,6 +1,7 @@
 """Shared by the readers: convert records of other tools to blocks of rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from tinyzero_sdk.data.arrow import Row
@@ -8,30 +9,34 @@ from tinyzero_sdk.data.files import read_blocks
 from tinyzero_sdk.data.folders import files_of
 from tinyzero_sdk.data.table import BadRow, Block
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.outputs import PARTS, RESULT_COLUMNS
 
 Convert = Callable[[Row], Sequence[Row]]
 """The rows of a record, one for each completion; raises DataError for a record without any."""
 
-_OURS = (*RESULT_COLUMNS, PARTS, "prompt", "completion", "ground_truth")
+
+def numbered(files: Sequence[Path], read: Callable[[Path], Iterator[Block]]) -> Iterator[tuple[Path, Block]]:
+    """The blocks of several files, each with its file; rows and progress are counted through all of them."""
+    before = 0
+    for place, file in enumerate(files):
+        last = before
+        for block in read(file):
+            block.numbers = [before + number for number in block.numbers]
+            block.bad = [BadRow(before + row.number, row.problem) for row in block.bad]
+            block.progress = (place + block.progress) / len(files)
+            last = max([last, *block.numbers[-1:], *(row.number for row in block.bad[-1:])])
+            yield file, block
+        before = last
 
 
 def read_json_lines(path: Path, pattern: str, convert_for: Callable[[Path], Convert], *, form: str) -> Iterator[Block]:
     """The records of a JSON Lines file, or of the files of a folder that match `pattern`, as blocks of rows.
 
-    Rows are numbered by the line of their record, counted through all files of a folder. Each file gets its own
-    `Convert`.
+    Rows are numbered by the line of their record. Each file gets its own `Convert`.
     """
-    files, before = files_of(path, pattern), 0
-    for place, file in enumerate(files):
-        lines, convert = before, convert_for(file)
-        for block in read_blocks(file):
-            numbers = [before + number for number in block.numbers]
-            lines = max([lines, *numbers[-1:], *(before + bad.number for bad in block.bad[-1:])])
-            bad = [BadRow(before + row.number, row.problem) for row in block.bad]
-            progress = (place + block.progress) / len(files)
-            yield converted(zip(numbers, block.rows(), strict=True), bad, convert, progress, form=form)
-        before = lines
+    convert_for = cache(convert_for)
+    for file, block in numbered(files_of(path, pattern), read_blocks):
+        records = zip(block.numbers, block.rows(), strict=True)
+        yield converted(records, block.bad, convert_for(file), block.progress, form=form)
 
 
 def converted(
@@ -51,8 +56,3 @@ def converted(
         block.numbers += [number] * len(rows)
     block.bad.sort(key=lambda row: row.number)
     return block
-
-
-def renamed(record: Row, tool: str, without: Sequence[str] = ()) -> Row:
-    """The other columns of a record; those that we or scoring would replace are renamed to `tool_name`."""
-    return {f"{tool}_{name}" if name in _OURS else name: value for name, value in record.items() if name not in without}

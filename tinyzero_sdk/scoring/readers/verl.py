@@ -10,7 +10,10 @@ from pathlib import Path
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.readers.records import read_json_lines, renamed
+from tinyzero_sdk.scoring.outputs import PARTS, RESULT_COLUMNS
+from tinyzero_sdk.scoring.readers.records import read_json_lines
+
+_OURS = (*RESULT_COLUMNS, PARTS, "prompt", "completion", "ground_truth")  # verl's columns of these names get others
 
 
 def read(path: Path) -> Iterator[Block]:
@@ -24,4 +27,5 @@ def _convert(record: Row) -> Sequence[Row]:
     if record.get("gts") is None:
         raise DataError("no ground truth in `gts`; verl writes it since version 0.5")
     row = {"prompt": record.get("input"), "completion": record["output"], "ground_truth": record["gts"]}
-    return [row | renamed(record, "verl", without=("input", "output", "gts"))]
+    others = {name: value for name, value in record.items() if name not in ("input", "output", "gts")}
+    return [row | {f"verl_{name}" if name in _OURS else name: value for name, value in others.items()}]
