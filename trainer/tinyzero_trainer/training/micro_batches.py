@@ -223,16 +223,21 @@ class _Sequences:
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], *, share_prompts: bool = False) -> Self:
-        """With `share_prompts` a prompt of several rollouts in a row comes once, before them."""
+        """With `share_prompts` a prompt of several rollouts in a row comes once, before them, but for its last token.
+
+        That one predicts the first token of each completion.
+        """
         pieces: list[Sequence[int]] = []
         shared: list[tuple[int, int]] = []  # tokens, and in which sequence
-        for prefix, group in _by_prompt(rollouts) if share_prompts else (((), [one]) for one in rollouts):
+        by_prompt = (list(group) for _, group in groupby(rollouts, lambda rollout: rollout.prompt.token_ids))
+        for group in by_prompt if share_prompts else ([rollout] for rollout in rollouts):
             first = len(shared)  # the sequence of the prefix, if there is one
+            prefix = group[0].prompt.token_ids[:-1] if len(group) > 1 else []
             if prefix:
                 pieces += (prefix, ())
                 shared.append((0, first))
-            for one in group:
-                pieces += (one.prompt.token_ids[len(prefix) :], one.generation.token_ids)
+            for rollout in group:
+                pieces += (rollout.prompt.token_ids[len(prefix) :], rollout.generation.token_ids)
                 shared.append((len(prefix), first))
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces)).reshape(-1, 2)
         lengths = sizes.sum(axis=1)
@@ -270,16 +275,6 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         [5, 6, 7, 0, 1]
     """
     return np.arange(lengths.sum()) + (starts - (lengths.cumsum() - lengths)).repeat(lengths)
-
-
-def _by_prompt(rollouts: Sequence[Rollout]) -> Iterator[tuple[tuple[int, ...], list[Rollout]]]:
-    """Rollouts in a row with the same prompt, and of that what they share: all but its last token.
-
-    That one predicts the first token of each completion.
-    """
-    for prompt, group in groupby(rollouts, lambda rollout: tuple(rollout.prompt.token_ids)):
-        members = list(group)
-        yield (prompt[:-1] if len(members) > 1 else ()), members
 
 
 def _pad(rollouts: Sequence[Rollout], indices: list[int], pad_id: int, device: torch.device) -> MicroBatch:

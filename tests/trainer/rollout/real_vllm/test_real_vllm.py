@@ -181,15 +181,6 @@ def test_new_weights_arrive_and_a_missing_head_is_noticed(engine, tiny, prompts,
         engine.load_weights()
 
 
-@pytest.mark.nightly(reason="a separate process is the default, and the fast tests run both with a fake vLLM")
-def test_three_steps_in_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "run"
-    config = make_config(output, vllm__separate_process=False, vllm__max_restarts=2, vllm__timeout=1800.0)
-    train(config)
-    check_run(output)
-    assert "INFO" not in capsys.readouterr().err
-
-
 @pytest.mark.nightly(reason="starts vLLM once or twice more; placement is tested with the engine `torch`")
 @pytest.mark.parametrize(
     ("engines", "spread"),

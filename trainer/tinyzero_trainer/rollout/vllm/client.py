@@ -53,7 +53,6 @@ class VllmClient:
         self._engine: Any = None
         self._processes: list[Any] = []
         self._other_children = set[Any]()
-        self._killed = False
         self._started = threading.Event()
         """Unset only while `start` runs."""
         self._started.set()
@@ -71,9 +70,6 @@ class VllmClient:
         finally:
             self._processes = self._new_children()
             self._started.set()
-        if self._killed:  # too late for `kill` to see all that was started
-            self._engine.engine_core.shutdown()
-            raise RuntimeError("it was ended while it started")
 
     def _new_children(self) -> list[Any]:
         children = multiprocessing.active_children() if self.separate_process else []
@@ -115,7 +111,6 @@ class VllmClient:
 
     def kill(self) -> None:
         """End it at once, even while it starts; from any thread."""
-        self._killed = True
         end, starting = monotonic() + END_SECONDS, True
         while starting and monotonic() < end:  # it may start more processes until then
             starting = not self._started.wait(0.1)
