@@ -138,11 +138,12 @@ class ScoreColumns:
 
     def add(self, score: Score, answer: str | None) -> None:
         """Append a score with this answer, in place of its own."""
+        values = self.values
         if score.parts:
-            self.parts[len(self.values)] = score.parts
+            self.parts[len(values)] = score.parts
         if score.masked:
-            self.masked.add(len(self.values))
-        self.values.append(score.value)
+            self.masked.add(len(values))
+        values.append(score.value)
         self.correct.append(score.correct)
         self.reasons.append(score.reason)
         self.answers.append(answer)
