@@ -27,7 +27,7 @@ from tests.trainer.doctor.machines import (
     reporting,
     with_ray,
 )
-from tests.trainer.doctor.test_package_checks import VLLM
+from tests.trainer.doctor.test_findings import VLLM_PACKAGE as VLLM
 from tinyzero_sdk.cli import main
 from tinyzero_trainer.cli import doctor as command
 from tinyzero_trainer.config import AlgorithmConfig, ModelConfig, TrainConfig

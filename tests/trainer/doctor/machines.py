@@ -54,15 +54,6 @@ def machine(**changes: object) -> Machine:
     return dataclasses.replace(facts_of().machine, **changes)
 
 
-def seen(facts: Facts, check: str, requirements: Requirements = NONE) -> Finding:
-    """The one finding of a check, complete enough to be shown."""
-    [finding] = [finding for finding in examine(facts, requirements) if finding.check == check]
-    assert finding.level == "ok" or finding.do or finding.level == "note"
-    assert not finding.commands or finding.do
-    assert "\n" not in finding.what + finding.do
-    return finding
-
-
 # ---- clusters --------------------------------------------------------------------------------------------------------
 
 VERSIONS = {
@@ -93,13 +84,8 @@ def problems(facts: Facts, requirements: Requirements = BY_ADDRESS) -> list[Find
     """Findings that are not ok, besides those on the machine itself."""
     usual = examine(facts_of(), Requirements())
     found = [finding for finding in examine(facts, requirements) if finding.level != "ok" and finding not in usual]
-    assert all(finding.do for finding in found)
+    assert all(finding.do or finding.level == "note" for finding in found)
     return found
-
-
-def problem(facts: Facts, requirements: Requirements = BY_ADDRESS) -> Finding:
-    [finding] = problems(facts, requirements)
-    return finding
 
 
 def eight_gpu_nodes(*free: float, cpus: float = 32) -> list[Node]:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.faults import Faults
-from tests.trainer.doctor.test_cluster_checks import MISMATCH
+from tests.trainer.doctor.test_findings import MISMATCH
 from tinyzero_trainer.config import RayConfig
 from tinyzero_trainer.executors.ray.cluster import RayError, _start, check_address, placement_group, start
 
