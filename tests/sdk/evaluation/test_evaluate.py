@@ -132,6 +132,9 @@ def test_another_file_is_never_written_to(evaluate, server, tmp_path, content):
         (("-o", "x.jsonl", "task.no=1"), "unknown key 'task.no'"),
         (("-o", "x.jsonl", "--endpoint", "localhost"), "expected a URL, such as http://localhost:8000/v1"),
         (("-o", "x.jsonl", "--size", "2", "--test-fraction", "2"), "the test fraction is 2.0"),
+        (("-o", "x.jsonl", "--extra-body", "[1]"), "expected a JSON object"),
+        (("-o", "x.jsonl", "--max-tokens", "5", "--max-completion-tokens", "6"), "two names of one limit"),
+        (("-o", "x.jsonl", "--size", "2", "--system", "Be brief.", "--template", "base"), "give --template chat"),
     ],
 )
 def test_wrong_use_is_one_line(evaluate, server, tmp_path, monkeypatch, arguments, expected):
@@ -158,8 +161,9 @@ def test_a_task_whose_columns_are_in_the_way(evaluate, write_task, tmp_path):
 
 
 def test_what_needs_an_endpoint_is_refused_without_one(run):
-    error = "error: --retries has no effect without --endpoint; leave it out\n"
-    assert run("eval", "--task", "x", "--retries", "3")[2] == error
+    for option, value in (("--retries", "3"), ("--stop", "END")):
+        error = f"error: {option} has no effect without --endpoint; leave it out\n"
+        assert run("eval", "--task", "x", option, value)[2] == error
 
 
 LOCAL = """

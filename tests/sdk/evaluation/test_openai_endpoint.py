@@ -184,23 +184,6 @@ def test_what_a_reasoning_model_takes_and_gives(server, task, sample, run):
         sample(size=1, system="Be long.")
 
 
-@pytest.mark.slow
-def test_options_of_an_endpoint_that_cannot_be(server, task, run, tmp_path):
-    words = ("eval", task, "--endpoint", server.url, "--model", "m", "--output", tmp_path / "out.jsonl")
-    for more, message in (
-        (("--extra-body", "[1]"), "expected a JSON object"),
-        (("--max-tokens", 5, "--max-completion-tokens", 6), "two names of one limit"),
-        (("--system", "Be brief.", "--template", "base"), "give --template chat"),
-    ):
-        code, _, err = run(*words, *more)
-        assert code
-        assert message in " ".join(err.split())
-    code, _, err = run("eval", task, "--model", "m", "--stop", "END")
-    assert code
-    assert "--stop has no effect without --endpoint" in err
-    assert not server.requests
-
-
 COMPARED = """
 from tinyzero_sdk import RewardPart
 
