@@ -25,16 +25,10 @@ if TYPE_CHECKING:
     from tinyzero_sdk.scoring.summary import Summary
 
 
-_ENDPOINT_ONLY = [
-    "concurrency",
-    "retries",
-    "timeout",
-    "api_key_env",
-    "system",
-    "stop",
-    "extra_body",
-    "max_completion_tokens",
-]
+_ENDPOINT_ONLY = (
+    *("concurrency", "retries", "timeout", "api_key_env"),
+    *("system", "stop", "extra_body", "max_completion_tokens"),
+)
 
 Overrides = Annotated[
     list[str] | None,

@@ -172,23 +172,22 @@ def _show_details(details: dict[str, Any]) -> None:
     if details["unsafe_scorer"]:
         why = f"unsafe scorer: {details['unsafe_scorer']}; {UNSAFE}"
         stdout.print(f"[yellow]{escape(why)}[/]", soft_wrap=True)
-    if details["options"]:
+    options = [(each["key"], each["type"], format_value(each["default"]), each["help"]) for each in details["options"]]
+    parts = [
+        (f"task.weights.{name}", f"{part['weight']:g}", "{:g} to {:g}".format(*part["range"]), part["description"])
+        for name, part in details["parts"].items()
+    ]
+    for heading, rows in (
+        (("option", "type", "default", "meaning"), options),
+        (("weight of a part", "default", "range", "meaning"), parts),
+    ):
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for column in ("option", "type", "default", "meaning"):
+        for column in heading:
             table.add_column(column, overflow="fold")  # a key that is cut short cannot be typed
-        for option in details["options"]:
-            texts = (option["type"], format_value(option["default"]), option["help"])
-            table.add_row(f"[cyan]{option['key']}[/]", *map(escape, texts))
-        stdout.print("", table)
-    if details["parts"]:
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for column in ("weight of a part", "default", "range", "meaning"):
-            table.add_column(column, overflow="fold")
-        for name, part in details["parts"].items():
-            low, high = part["range"]
-            texts = (f"{part['weight']:g}", f"{low:g} to {high:g}", escape(part["description"]))
-            table.add_row(f"[cyan]task.weights.{name}[/]", *texts)
-        stdout.print("", table)
+        for key, *texts in rows:
+            table.add_row(f"[cyan]{key}[/]", *map(escape, texts))
+        if rows:
+            stdout.print("", table)
     if details["example"] is None:
         stdout.print(f"\nno example: {escape(details['no_example'])}", soft_wrap=True)
         return
