@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -33,14 +32,11 @@ from tinyzero_trainer.config import CriticConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import (
-    FsdpOptions,
     _OwnGradients,
     cast_copy,
     cast_weights,
     layers_of,
     on_device,
-    process_group,
-    shard,
 )
 from tinyzero_trainer.distributed.offload import CpuOffload
 from tinyzero_trainer.models import fused_logprobs
@@ -51,22 +47,6 @@ from tinyzero_trainer.training import logprobs as forward
 from tinyzero_trainer.training.build import _build_policy
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy
-
-
-@pytest.mark.nightly(reason="compiles for half a minute, and is of speed alone")
-@pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
-def test_all_layers_share_what_is_compiled_and_it_is_traced_once(
-    toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    model, tokens = copy.deepcopy(toy_model.model), torch.arange(15)[None]
-    assert len(layers_of(model)) > 1
-    with process_group(CPU):
-        shard(model, FsdpOptions(CPU, torch.float32, compile=True))
-        for length in (15, 9):
-            model(tokens[:, :length], use_cache=False).logits.sum().backward()
-    compiled = torch._dynamo.utils.get_compilation_metrics()
-    assert [(each.co_name, each.restart_reasons) for each in compiled] == [("forward_with_checkpointing", set())]
 
 
 @pytest.mark.slow
@@ -241,13 +221,6 @@ def test_layers_are_found_by_name_or_as_the_largest_list(toy_model: LanguageMode
     )
     assert layers_of(unnamed) == list(unnamed[1])
     assert layers_of(nn.Linear(3, 3)) == []
-
-
-def test_an_existing_process_group_is_used_and_kept() -> None:
-    assert dist.is_initialized()
-    with process_group(CPU):
-        assert dist.get_world_size() == 1
-    assert dist.is_initialized()
 
 
 def allocated(tensors: Any) -> int:

@@ -357,27 +357,6 @@ def test_off_policy_an_engine_is_restarted_and_a_signal_saves_what_is_in_flight(
     assert steps == list(range(len(steps)))
 
 
-@pytest.mark.nightly(reason="starts Ray four times; the same path as a rank's death, which every change tests")
-@pytest.mark.parametrize(
-    ("kind", "named", "changes"),
-    [
-        ("RolloutActor", "the rollout engine", {"rollout__num_engines": 1}),
-        ("RewardActor", "the scorer of toy_task", {}),
-        ("TrainerActor", r"policy rank [01] of 2", ASYNC),
-        ("RolloutActor", "the rollout engine", ASYNC),
-    ],
-)
-def test_what_dies_and_is_not_restarted_is_named_and_nothing_is_left(
-    kind: str, named: str, changes: dict[str, Any], folder: Path, tmp_path: Path
-) -> None:
-    more = {"model__path": str(folder / "model"), "ray__max_restarts": 0, "run__steps": 10_000}
-    run = make_config(tmp_path, "run", **RANKS, **changes | more)
-    with running(run) as process:
-        everyone = below(process, run, 2)
-        kill(kind, everyone)
-        check_death(ends(process, everyone, 2), named, run)
-
-
 @pytest.mark.nightly(reason="starts Ray twice more, and waits for what Ray's own processes need to end")
 @pytest.mark.parametrize("server", ["gcs_server", "raylet"])
 @pytest.mark.fault(

@@ -26,13 +26,18 @@ def test_ranks_that_share_an_engine_are_in_one_bundle(monkeypatch: pytest.Monkey
     config = make_config(run | {"rollout": {"engine": "vllm"}, "vllm": {"tensor_parallel": 2}})
     bundles = parallel_dims(config).bundles(scorers=1)
     table = {"bundles_to_node_id": {0: "a", 1: "b", 2: "a"}}
-    ray = SimpleNamespace(util=SimpleNamespace(placement_group_table=lambda group: table))
-    monkeypatch.setattr(build, "import_ray", lambda: ray)
     started: list[tuple[int, type]] = []
     actor = SimpleNamespace(process=SimpleNamespace(remote=lambda: None))
-    monkeypatch.setattr(
-        build.ActorPool, "_start", lambda self, bundle, kind, args: started.append((bundle, kind)) or actor
-    )
+
+    def remote(kind: type) -> Any:
+        def options(scheduling_strategy: Any, **_: Any) -> Any:
+            bundle = scheduling_strategy.placement_group_bundle_index
+            return SimpleNamespace(remote=lambda: started.append((bundle, kind)) or actor)
+
+        return SimpleNamespace(options=options)
+
+    ray = SimpleNamespace(util=SimpleNamespace(placement_group_table=lambda group: table), remote=remote)
+    monkeypatch.setattr(build, "import_ray", lambda: ray)
     pool = build.ActorPool(SimpleNamespace(bundle_specs=bundles), timeout=600.0)
     for rank in range(4):
         pool.start(f"rank {rank}", actors.TrainerActor)
