@@ -182,15 +182,6 @@ def test_a_result_that_is_filled_again_is_another_result(declared):
     assert filling.error_count == 0
 
 
-@pytest.mark.parametrize("parts", [None, {"format": RewardPart()}])
-def test_a_result_whose_parts_alone_are_filled_again_is_read_anew(parts):
-    kept = Score(0.5, False, parts={"format": 1.0}) if parts is None else Score.of_parts({}, correct=False)
-    again = ScoreGuard("say", last_tagged, lambda answer, truth: kept, (0.0, 1.0), None, parts)
-    for value in (1.0, 0.0, 0.5):
-        kept.parts["format"] = value
-        assert again.score_completion("<answer>3</answer>", 3).parts == {"format": value}
-
-
 class Hostile(Exception):
     def __str__(self):
         raise RuntimeError("no text")

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.config import OptimizerConfig, TrainConfig
-from tinyzero_trainer.controller import step as training_step
 from tinyzero_trainer.controller.step import TrainingStep
+from tinyzero_trainer.controller.step_metrics import trained_tokens
 from tinyzero_trainer.monitoring import performance
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -38,24 +37,20 @@ def test_memory_is_that_of_the_fullest_gpu() -> None:
     assert performance.memory_usage(torch.device("cpu")) is None
 
 
-def step(monkeypatch: pytest.MonkeyPatch, *, adapter: object = None) -> TrainingStep:
-    """On GPUs of 500 FLOP/s, with 2 epochs; the policy has 10 parameters, the critic 4."""
-    monkeypatch.setattr(training_step, "peak_flops", lambda gpus: 500.0 * len(gpus) or None)
+def parameters(adapter: object) -> dict[str, int]:
+    """What a step trains; the policy has 10 parameters, the critic 4."""
     taken = object.__new__(TrainingStep)
-    taken.config = TrainConfig(optimizer=OptimizerConfig(update_epochs=2))
     critic = SimpleNamespace(parameters=4)
     taken.workers = SimpleNamespace(language_model=SimpleNamespace(adapter=adapter, parameters=10), critic=critic)
-    return taken
+    return taken.trained_parameters()
 
 
-def test_it_counts_the_tokens_of_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_counts_the_tokens_that_are_trained_and_not_an_adapter() -> None:
     one = Rollout(Prompt(Item(None), "", [1, 2]), Generation([3, 4, 5], None, True), "", Score(0.0, False))
-    left_out = replace(one, score=Score(0.0, False, masked=True))
-    samples = [one, one, left_out]  # 10 tokens a pass
-    gpus = [gpu("a"), gpu("b")]
-    assert step(monkeypatch).utilization(SECONDS, samples, gpus) == {
+    tokens = trained_tokens([one, one, replace(one, score=Score(0.0, False, masked=True))])
+    assert tokens == 10
+    assert performance.utilization(SECONDS, 2 * tokens, parameters=parameters(None), peak=1000.0) == {
         "perf/mfu/actor": pytest.approx(6 * 10 * 20 / 2.0 / 1000),
         "perf/mfu/critic": pytest.approx(6 * 4 * 20 / 4.0 / 1000),
     }
-    assert "perf/mfu/actor" not in step(monkeypatch, adapter=object()).utilization(SECONDS, samples, gpus)
-    assert step(monkeypatch).utilization(SECONDS, samples, []) == {}
+    assert parameters(object()) == {"critic": 4}
