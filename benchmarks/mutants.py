@@ -154,12 +154,12 @@ MUTANTS = [
     ),
     *in_file(
         f"{SCORING}/groups.py",
-        ("another ground truth is another problem", "keys ^= _hashes(joined.truths) >> np.uint64(1)",
+        ("another ground truth is another problem", "keys ^= hash_values(joined.truths) >> np.uint64(1)",
          "keys ^= np.uint64(0)"),
     ),
     *in_file(
         f"{SCORING}/outputs.py",
-        ("finished unknown is not cut off", "(number, flag is not False)", "(number, flag is True)"),
+        ("finished unknown is not cut off", "(flags != 0).tolist()", "(flags == 1).tolist()"),
     ),
     *in_file(
         f"{SCORING}/pool.py",

@@ -27,7 +27,7 @@ BUILD = ROOT / "build/mutants"
 PLUGINS = ("countdown", "multiply", "gsm8k", "reasoning_gym")
 AREAS = {
     "algorithms": ("tinyzero_trainer/algorithms", ("trainer/algorithms", "trainer/training")),
-    "objective": ("tinyzero_trainer/training/objective.py", ("trainer/training/test_update_formulas.py",)),
+    "objective": ("tinyzero_trainer/training/objective.py", ("trainer/training",)),
     "rewards": ("tinyzero_trainer/rewards", ("trainer/rewards",)),
     "scoring": ("tinyzero_sdk/scoring", ("sdk/scoring", "sdk/evaluation", "sdk/report")),
     "tasks": ("tinyzero_sdk/tasks", ("sdk/tasks", "sdk/data")),
