@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.trainer.doctor.machines import CU124, CU130, GTX_1080, H200, RTX_5090, facts_of, seen
+from tests.trainer.doctor.machines import CU124, CU130, GTX_1080, H200, RTX_5090, facts_of
 from tinyzero_sdk.cli import main
+from tinyzero_trainer.doctor.checks import examine
+from tinyzero_trainer.doctor.facts import Requirements
 from tinyzero_trainer.hardware.gpu import GpuInfo
 from tinyzero_trainer.models.device import DeviceError, choose_device
 
@@ -33,7 +35,7 @@ def test_a_gpu_without_kernels_is_refused_in_the_doctors_words(device: str, monk
     fake_cuda(monkeypatch, GTX_1080, CU130, "13.0")
     with pytest.raises(DeviceError) as refused:
         choose_device(device)
-    finding = seen(facts_of(GTX_1080), "gpu 0")
+    [finding] = [finding for finding in examine(facts_of(GTX_1080), Requirements()) if finding.check == "gpu 0"]
     assert str(refused.value) == f"{finding.what}; {finding.do}: {finding.commands[0]}"
 
 

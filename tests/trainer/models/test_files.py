@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tests.trainer.conftest import random_model
-from tests.trainer.doctor.machines import facts_of, seen
+from tests.trainer.doctor.machines import facts_of
 from tinyzero_sdk.progress import Progress
+from tinyzero_trainer.doctor.checks import examine
+from tinyzero_trainer.doctor.facts import Requirements
 from tinyzero_trainer.errors import Fault
 from tinyzero_trainer.models import files as model_files
 from tinyzero_trainer.models.files import Model, cached_snapshot, find_model, start_loading
@@ -213,7 +215,8 @@ def test_broken_files_are_a_line_of_train_and_a_finding(name: str, toy_model_pat
     line = str(refused.value)
     assert message in line
     assert "\n" not in line
-    finding = seen(facts_of(model=find_model("m", toy_model_path, tmp_path)), "model")
+    facts = facts_of(model=find_model("m", toy_model_path, tmp_path))
+    [finding] = [finding for finding in examine(facts, Requirements()) if finding.check == "model"]
     assert finding.level == "error"
     assert f"{finding.what}; {finding.do}" in line
     assert not command or any(command in one for one in finding.commands)
