@@ -170,23 +170,15 @@ def test_a_function_that_is_no_loss_is_one_line(own: Path, function: str, messag
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("ppoo", "known: ppo, gspo, cispo, reinforce"),
-        ("./nowhere.py:loss", "there is no file"),
-        ("{own}:nonesuch", "no function"),
-    ],
-)
 def test_the_command_refuses_it_before_a_model_is_loaded(
-    name: str, message: str, capsys, own: Path, toy_task: str, tmp_path: Path, monkeypatch
+    capsys, own: Path, toy_task: str, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(local, "load_model", lambda *args: pytest.fail("the model was loaded"))
     words = ("train", "--task", toy_task, "--output", str(tmp_path / "run"), "--model", "tiny", "run.device=cpu")
-    code, _, error = call(capsys, *words, f"algorithm.policy_loss={name.format(own=own)}")
+    code, _, error = call(capsys, *words, f"algorithm.policy_loss={own}:nonesuch")
     assert code == 2
     assert error.splitlines()[-1].startswith("error: algorithm.policy_loss")
-    assert message in error
+    assert "no function" in error
     assert not (tmp_path / "run").exists()
 
 

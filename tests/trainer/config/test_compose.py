@@ -55,6 +55,8 @@ def test_later_wins_of_defaults_preset_file_and_words(tmp_path, built_in_preset)
         (["algorithm.policy_loss=grpo"], "'grpo' is unknown; known: ppo, gspo, cispo, reinforce"),
         (["algorithm.policy_loss=./my_loss.py"], "such as ./my_loss.py:my_loss"),
         (["algorithm.policy_loss=:f"], "is unknown"),
+        (["algorithm.advantage_estimator=grop"], "'grop' is unknown; known: grpo, dr_grpo, rloo, gdpo, reinforce_pp"),
+        (["rollout.return_logprobs=always", "rollout_correction.rejection_bounds=[1.5,2]"], "low < 1 < high"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_it(words, message):

@@ -61,26 +61,25 @@ def test_the_short_way_of_writing_one_task_fills_the_table(values: dict) -> None
     assert make_config(values).task_specs == (TaskSpec("countdown", "countdown", 1.0, {"numbers": [3]}),)
 
 
-@pytest.mark.parametrize(("task", "name"), [("./my-task.py", "my-task"), ("rg/chain_sum", "rg/chain_sum")])
-def test_a_single_task_has_the_name_that_it_gives_itself(task: str, name: str) -> None:
-    (spec,) = config(task=[task]).task_specs
-    assert (spec.name, spec.task) == (name, task)
-    assert with_output(typed(task=[task]))["run"]["output"].startswith(f"runs/{Path(name).name}-20")
-
-
-def test_a_run_and_options_need_a_task() -> None:
+def test_a_run_and_options_need_a_task_and_a_name_has_no_dot() -> None:
+    with pytest.raises(SettingsError, match=r"got the name './x.py', expected one without dots; a file goes into"):
+        make_config({"tasks": {"./x.py": {}}})
     for values, needs_task in (({"run": {"steps": 3}}, True), ({"task": {"numbers": [3]}}, False)):
         with pytest.raises(SettingsError, match="no task is named; give --task"):
             compose(values, needs_task=needs_task)
 
 
-def test_files_and_families_are_named_by_their_last_part() -> None:
-    specs = config(task=["./my-task.py:3", "rg/chain_sum", "./some/dir/"]).task_specs
-    assert [(spec.name, spec.task, spec.weight) for spec in specs] == [
-        ("my_task", "./my-task.py", 3.0),
-        ("chain_sum", "rg/chain_sum", 1.0),
-        ("dir", "./some/dir/", 1.0),
-    ]
+@pytest.mark.parametrize(
+    ("tasks", "names"),
+    [(["./my-task.py"], ["my-task"]), (["rg/chain_sum"], ["rg/chain_sum"]),
+     (["./my-task.py:3", "rg/chain_sum", "./some/dir/"], ["my_task", "chain_sum", "dir"])],
+)  # fmt: skip
+def test_a_task_is_named_by_itself_and_among_several_by_its_last_part(tasks: list[str], names: list[str]) -> None:
+    specs = config(task=tasks).task_specs
+    assert [spec.name for spec in specs] == names
+    assert [spec.task for spec in specs] == [task.partition(":")[0] for task in tasks]
+    titles = "+".join(Path(name).name for name in names)
+    assert with_output(typed(task=tasks))["run"]["output"].startswith(f"runs/{titles}-20")
 
 
 @pytest.mark.parametrize(
@@ -144,13 +143,6 @@ def test_it_says_at_once_what_is_trained_on(capsys: pytest.CaptureFixture) -> No
     assert "tiny model that comes with the trainer on easy (weight 1) and multiply (weight 2) in runs/x\n" in (
         capsys.readouterr().err
     )
-    named = with_output({"tasks": resolved.tasks})
-    assert named["run"]["output"].startswith("runs/easy+multiply-20")
-
-
-def test_a_name_with_a_dot_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"got the name './x.py', expected one without dots; a file goes into"):
-        make_config({"tasks": {"./x.py": {}}})
 
 
 def test_what_suits_a_task_goes_to_its_entry_below_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,19 +188,13 @@ def test_an_evaluation_takes_the_chosen_tasks_options_from_the_run(run: Path, na
     assert found.data.test_fraction == 0.125
 
 
-def test_an_evaluation_of_such_a_run_says_which_tasks_there_are(run: Path) -> None:
+def test_such_a_run_is_evaluated_on_one_of_its_tasks_or_on_another(run: Path) -> None:
     with pytest.raises(SettingsError, match="was trained on several tasks; choose one of them with --task: easy, mult"):
         evaluation_config({"model": {"path": str(run)}})
-
-
-def test_such_a_run_can_be_evaluated_on_a_task_of_another_kind(run: Path) -> None:
-    found = evaluation_config({"model": {"path": str(run)}, "run": {"task": "gsm8k"}})
-    assert (list(found.tasks), found.data.test_fraction) == (["gsm8k"], 0.125)
-
-
-def test_an_evaluation_is_of_one_task() -> None:
     with pytest.raises(SettingsError, match="an evaluation is of one task; give --task TASK"):
         evaluation_config(typed())
+    found = evaluation_config({"model": {"path": str(run)}, "run": {"task": "gsm8k"}})
+    assert (list(found.tasks), found.data.test_fraction) == (["gsm8k"], 0.125)
 
 
 def test_loading_says_whose_option_is_wrong(toy_task: str) -> None:

@@ -104,11 +104,11 @@ def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -
 
 def foreign_names(cls: type) -> Mapping[str, list[str]]:
     """The names in other trainers of each key of `cls` that has any."""
-    known, found = {field.key for field in describe(cls)}, defaultdict[str, list[str]](list)
+    known, names_of = {field.key for field in describe(cls)}, defaultdict[str, list[str]](list)
     for ours, names in FOREIGN_KEYS.items():
         if here := [key for key in ours.split() if key in known]:
-            found[here[0]] += names.split()
-    return found
+            names_of[here[0]] += names.split()
+    return names_of
 
 
 def _check_foreign(cls: type, values: Mapping[str, Any]) -> None:

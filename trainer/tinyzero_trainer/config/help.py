@@ -26,10 +26,10 @@ def find_keys(cls: type, words: Sequence[str]) -> list[str]:
     foreign, lowered = foreign_names(cls), [word.casefold() for word in words]
     texts = {field.key: f"{field.key} {field.type} {field.help}".casefold() for field in describe(cls)}
     texts = {key: " ".join([text, *foreign.get(key, ())]) for key, text in texts.items()}
-    found = [key for key, text in texts.items() if all(word in text for word in lowered)]
-    if not found:
+    matching = [key for key, text in texts.items() if all(word in text for word in lowered)]
+    if not matching:
         raise SettingsError(f"no key has {' and '.join(words)} in its name or text; --help alone lists all keys")
-    return found
+    return matching
 
 
 def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:

@@ -123,9 +123,9 @@ def ending_schedules(config: TrainConfig | SftConfig) -> list[str]:
     """The settings, as `key=value`, with which a schedule ends at `run.steps`."""
     config = config.workers_config
     optimizer, rollout, algorithm = config.optimizer, config.rollout, config.algorithm
-    found = {
+    ending = {
         "optimizer.lr_schedule": optimizer.lr_schedule if optimizer.lr_schedule != "constant" else None,
         "rollout.temperature_end": rollout.temperature_end,
         "algorithm.kl_coefficient_end": algorithm.kl_coefficient_end,
     }
-    return [f"{key}={value}" for key, value in found.items() if value is not None]
+    return [f"{key}={value}" for key, value in ending.items() if value is not None]

@@ -66,10 +66,10 @@ def with_task_table(values: Mapping[str, Any]) -> dict[str, Any]:
     if options and len(tasks) > 1:
         key = next(iter(options))
         raise SettingsError(f"task.{key} is ambiguous with several tasks; write tasks.{name}.options.{key}")
-    rest = {group: given for group, given in values.items() if group != "task"}
+    rest = {group: settings for group, settings in values.items() if group != "task"}
     if task:
         rest["run"] = {key: value for key, value in values["run"].items() if key != "task"}
-    rest = {group: given for group, given in rest.items() if given or group != "run"}
+    rest = {group: settings for group, settings in rest.items() if settings or group != "run"}
     return merge(rest, {"tasks": merge(tasks, {name: {"options": options}}) if options else tasks})
 
 

@@ -20,7 +20,7 @@ from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.tasks import training_stream
 from tinyzero_trainer.monitoring.performance import StepTimer
-from tinyzero_trainer.rewards.score import score
+from tinyzero_trainer.rewards.score import counted, score
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.generation import generate
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -121,7 +121,8 @@ class RolloutCollector:
         )
         rollouts, kept = self.sample(params, step, stop)
         greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.needs("greedy") else None
-        self._length_control = adapt(self._length_control, LengthStatistics.of(rollouts), control, full=full, step=step)
+        known = counted(rollouts, {name: task.task for name, task in self.workers.tasks.items()})
+        self._length_control = adapt(self._length_control, LengthStatistics.of(known), control, full=full, step=step)
         versions = [version for rollout in rollouts for version, _ in rollout.generation.versions]
         return RolloutBatch(
             step=step,
@@ -131,7 +132,7 @@ class RolloutCollector:
             greedy_rewards=greedy_rewards,
             max_tokens=max_tokens,
             length_control=self._length_control,
-            curriculum_metrics=self.stream.close_step(rollouts),
+            curriculum_metrics=self.stream.close_step(known),
             progress=self.stream.progress(),
             seconds=self._timer.seconds,
             in_flight=0 if self.groups is None else len(self.groups),
@@ -164,10 +165,8 @@ class RolloutCollector:
                 break
         if not kept:
             # Train on these: rewards may be shaped, and not every advantage is a comparison within a group.
-            groups = len(rollouts) // group_size
-            self.workers.display.log(
-                f"step {step:,}: the answers within each of {plural(groups, 'group')} are equally right"
-            )
+            groups = plural(len(rollouts) // group_size, "group")
+            self.workers.display.log(f"step {step:,}: the answers within each of {groups} are equally right")
             kept = rollouts[: count * group_size]
         return rollouts, kept
 
@@ -216,15 +215,11 @@ class RolloutCollector:
             return groups.take(count, step, params, report)
 
     def _score(self, generated: list[tuple[Prompt, Generation]], group_size: int) -> list[Rollout]:
-        workers = self.workers
+        workers, limit = self.workers, self.config.reward.max_failure_rate
+        tokenizer, report = workers.language_model.tokenizer, self._report_failure
         with workers.display.activity("scoring completions"):
             return score(
-                generated,
-                workers.language_model.tokenizer,
-                workers.pools,
-                group_size=group_size,
-                max_failure_rate=self.config.reward.max_failure_rate,
-                on_failure=self._report_failure,
+                generated, tokenizer, workers.pools, group_size=group_size, max_failure_rate=limit, on_failure=report
             )
 
     def _report_failure(self, task: str, message: str) -> None:

@@ -24,12 +24,7 @@ from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.controller.step_metrics import batch_metrics, staleness_metrics, timing_metrics, trained_tokens
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.monitoring.performance import (
-    StepTimer,
-    memory_metrics,
-    peak_flops,
-    utilization,
-)
+from tinyzero_trainer.monitoring.performance import StepTimer, memory_metrics, peak_flops, utilization
 from tinyzero_trainer.rewards.parts import part_columns
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
@@ -231,12 +226,9 @@ class TrainingStep:
             if measured is not None:
                 metrics["actor/reward_kl_penalty"] = measured
         if coefficient and algorithm.kl_target is not None and measured is not None and math.isfinite(measured):
+            target, horizon, count = algorithm.kl_target, algorithm.kl_horizon, len(batch.lengths)
             self.state.kl_coefficient = adapted_coefficient(
-                coefficient,
-                measured,
-                target=algorithm.kl_target,
-                horizon=algorithm.kl_horizon,
-                count=len(batch.lengths),
+                coefficient, measured, target=target, horizon=horizon, count=count
             )
         return metrics
 

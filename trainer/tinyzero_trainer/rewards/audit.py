@@ -38,10 +38,10 @@ FEWEST_FALSE = 4
 """Problems with a false reward that an alarm takes: one problem that the oracle misjudges is none."""
 
 SAMPLE_SECONDS = 10.0
-"""For a sample; what is not judged by then counts as not judged, so that an oracle that hangs costs no more."""
+"""Time for a sample; what is left then counts as not judged, so that an oracle that hangs costs no more."""
 
 MOST_BYTES = 4 << 20
-"""Of a task's file of findings; what is found later is counted only."""
+"""Size of a task's file of findings, beyond which they are only counted."""
 
 _CHUNK = 8  # completions sent to the oracle's process at a time
 _UNJUDGED: tuple[Reason, ...] = ("no_answer", "error", "timeout")
@@ -50,7 +50,7 @@ Side = Literal["positive", "negative"]
 """Rewarded, or not."""
 
 Problems = list[tuple[int, int]]
-"""Of each problem, the completions that were judged, and those of them whose score the oracle contradicts."""
+"""For each problem, the numbers of completions judged and of those whose score the oracle contradicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class JudgedSample:
 
 @dataclass(slots=True)
 class AuditState:
-    """Of one task; saved with the trainer's state."""
+    """The state of one task's audit, saved with the trainer's."""
 
     window: list[JudgedSample] = field(default_factory=list)
     """The last samples, the newest at the end."""
@@ -169,8 +169,8 @@ class Audit(ClosesOnExit):
         metrics: dict[str, float] = {}
         for name in self.tasks:
             prefix = "audit/" if len(self.tasks) == 1 else f"audit/{name}/"
-            found = self._signs(name, step, rollouts) | self._rates(name)
-            metrics |= {prefix + metric: value for metric, value in found.items()}
+            own = self._signs(name, step, rollouts) | self._rates(name)
+            metrics |= {prefix + metric: value for metric, value in own.items()}
         return {**metrics, "timing_s/audit": time.perf_counter() - started}
 
     def drain(self) -> None:
@@ -184,11 +184,11 @@ class Audit(ClosesOnExit):
             state, several = self._states[name], f" of {name}" if len(self.tasks) > 1 else ""
             counts = {side: f"{state.false[side]:,} of {state.judged[side]:,}" for side in state.judged}
             shown = f"{counts['positive']} rewarded completions wrong, {counts['negative']} others right"
-            found = f"; findings: {self._file(name)}" if self._file(name).exists() else ""
+            findings = f"; findings: {self._file(name)}" if self._file(name).exists() else ""
             alarms = f"; {state.alarms:,} alarms, the last at step {state.last_alarm:,}" if state.alarms else ""
             unjudged = f", {state.unjudged:,} not judged" if state.unjudged else ""
             if sum(state.judged.values()) or state.unjudged:
-                lines.append(f"audit{several}: by the oracle {shown}{unjudged}{alarms}{found}")
+                lines.append(f"audit{several}: by the oracle {shown}{unjudged}{alarms}{findings}")
         return lines
 
     def _submit(self, step: int, rollouts: Sequence[Rollout]) -> None:
@@ -204,13 +204,11 @@ class Audit(ClosesOnExit):
             chance.shuffle(drawn[name])
         if drawn:
             work = {name: [rollout for _, rollout in some] for name, some in drawn.items()}
-            self._drawn = _Drawn(step, drawn, self._thread.submit(self._judge, work))
-
-    def _judge(self, work: Mapping[str, Sequence[Rollout]]) -> dict[str, list[Score] | Exception]:
-        """In the thread: the oracle's scores, as far as there was time, or why there are none."""
-        return {name: self._scores(name, rollouts) for name, rollouts in work.items()}
+            judged = self._thread.submit(lambda: {name: self._scores(name, some) for name, some in work.items()})
+            self._drawn = _Drawn(step, drawn, judged)
 
     def _scores(self, name: str, rollouts: Sequence[Rollout]) -> list[Score] | Exception:
+        """In the thread: the oracle's scores, as far as there was time, or why there are none."""
         try:
             if name not in self._pools:
                 limits = {"timeout": self.config.timeout, "memory_limit_gb": self._memory_limit_gb}
@@ -251,11 +249,14 @@ class Audit(ClosesOnExit):
                 problems[side][id(rollout.prompt)].append(is_false)
                 if is_false:
                     findings.append((side, rollout))
-        counts = {side: [(len(each), sum(each)) for each in found.values()] for side, found in problems.items()}
-        for side, found in counts.items():
-            state.judged[side] += sum(judged for judged, _ in found)
-            state.false[side] += sum(false for _, false in found)
-        state.unjudged += len(drawn) - sum(judged for found in counts.values() for judged, _ in found)
+        state.unjudged += len(drawn)
+        counts: dict[Side, Problems] = {}
+        for side, verdicts in problems.items():
+            counts[side] = [(len(is_false), sum(is_false)) for is_false in verdicts.values()]
+            judged, false = (sum(column) for column in zip(*counts[side], strict=True)) if verdicts else (0, 0)
+            state.judged[side] += judged
+            state.false[side] += false
+            state.unjudged -= judged
         state.window = [*state.window, JudgedSample(step, **counts)][-self.config.window :]
         self._keep(name, step, findings)
         self._raise_alarm(name, step, [rollout for side, rollout in findings if side == "positive"])
@@ -328,13 +329,13 @@ class Audit(ClosesOnExit):
             return {}
         rewarded = [rollout for rollout in own if is_rewarded(rollout.score, task)]
         now = StepStatistics.of(own, rewarded)
-        found = signs(now, state.steps, rewarded)
+        values = signs(now, state.steps, rewarded)
         state.steps = [*state.steps, now][-self.config.window :]
-        for sign, value in found.items():
+        for sign, value in values.items():
             limit, text = SIGNS[sign]
             if value >= limit and name not in self._judged and sign not in state.reported:
                 state.reported.append(sign)
                 self.warn(
                     f"step {step:,}, a sign and no proof that the reward of {name} is gamed: {text.format(value)}"
                 )
-        return {f"sign/{sign}": value for sign, value in found.items()}
+        return {f"sign/{sign}": value for sign, value in values.items()}

@@ -17,9 +17,10 @@ def part_columns(rollouts: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict
     """`reward_parts` and `part_weights` of a `TrainingBatch`: each completion's score is the sum of their products."""
     weights = {name: _weights(task) for name, task in tasks.items()}
     names = sorted(set().union(*weights.values()))
-    parts = [[_part(rollout.score, name) for name in names] for rollout in rollouts]
-    of_each = [[weights[rollout.prompt.task].get(name, 0.0) for name in names] for rollout in rollouts]
-    reward_parts, part_weights = torch.tensor(parts), torch.tensor(of_each)
+    reward_parts = torch.tensor([[_part(rollout.score, name) for name in names] for rollout in rollouts])
+    part_weights = torch.tensor(
+        [[weights[rollout.prompt.task].get(name, 0.0) for name in names] for rollout in rollouts]
+    )
     rest = torch.tensor([rollout.score.value for rollout in rollouts]) - (reward_parts * part_weights).sum(dim=1)
     if rest.abs().max() > _ROUNDING:  # a wrapper of a plugin names its term otherwise, or not at all
         reward_parts = torch.cat([reward_parts, rest[:, None]], dim=1)

@@ -22,7 +22,7 @@ LEAST_SIGMA = 0.01  # relative: what never varied may vary by that much
 
 @dataclass(frozen=True, slots=True)
 class StepStatistics:
-    """Of a step's completions of one task."""
+    """Statistics of a step's completions of one task."""
 
     length: float | None
     """Mean tokens of those that were rewarded."""
@@ -56,17 +56,17 @@ SIGNS: Mapping[str, tuple[float, str]] = {
 
 def signs(now: StepStatistics, before: Sequence[StepStatistics], rewarded: Sequence[Rollout]) -> dict[str, float]:
     """The signs of a step by name; without those for which there is too little to go by."""
-    found = {"repeated_answer": repeated_answer(rewarded)}
+    values = {"repeated_answer": repeated_answer(rewarded)}
     for name in ("length", "entropy"):
         earlier = [value for each in before if (value := getattr(each, name)) is not None]
-        found[f"{name}_drift"] = drift(getattr(now, name), earlier)
+        values[f"{name}_drift"] = drift(getattr(now, name), earlier)
     if len(before) >= FEWEST_STEPS:
         reasons = set(now.reasons).union(*(each.reasons for each in before))
-        found["reason_jump"] = max(
+        values["reason_jump"] = max(
             abs(now.reasons.get(reason, 0.0) - median(each.reasons.get(reason, 0.0) for each in before))
             for reason in reasons
         )
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def drift(value: float | None, before: Sequence[float]) -> float | None:
