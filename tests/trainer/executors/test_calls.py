@@ -61,12 +61,11 @@ class FakeRay:
 def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Call an actor for each result, the last of which comes first."""
 
-    def call_actors(*results: Any, trains: bool = True, **given: Any) -> list[Any]:
+    def call_actors(*results: Any, trains: bool = True, process: Any = None, **options: Any) -> list[Any]:
         after = {result: len(results) - place for place, result in enumerate(results)}
         monkeypatch.setattr(calls_module, "import_ray", lambda: FakeRay(after))
-        process = (2869, 28 * "ab", "10.0.0.2")
         actors = [ActorHandle(f"rank {place}", None, trains, process=process) for place in range(len(results))]
-        return gather(list(zip(actors, results, strict=True)), **given)
+        return gather(list(zip(actors, results, strict=True)), **options)
 
     return call_actors
 
@@ -91,7 +90,7 @@ def test_an_error_of_a_worker_is_raised_as_it_is(call: Callable[..., list[Any]])
 def test_the_death_behind_a_broken_connection_is_raised(kind: str, end: str, call: Callable[..., list[Any]]) -> None:
     broken, dead = TaskError(RuntimeError("Connection closed by peer")), FakeRayError(DIED.format(kind=kind))
     with pytest.raises(WorkerDiedError) as raised:
-        call(dead, "fine", broken)
+        call(dead, "fine", broken, process=(2869, 28 * "ab", "10.0.0.2"))
     assert str(raised.value).startswith(f"rank 0 (process 2869 on 10.0.0.2) {end}")
 
 
@@ -120,7 +119,7 @@ def test_the_policy_is_intact_if_no_training_rank_has_died_and_none_was_updating
 ) -> None:
     with pytest.raises(WorkerDiedError) as raised:
         call(FakeRayError("it is gone"), trains=trains, policy_intact=policy_intact)
-    assert str(raised.value).startswith("rank 0 (process 2869 on 10.0.0.2) has died: it was killed from outside, or")
+    assert str(raised.value) == "rank 0 has died"
     assert raised.value.policy_intact == expected
 
 
