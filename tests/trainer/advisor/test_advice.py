@@ -29,13 +29,11 @@ from tinyzero_trainer.advisor.memory import predict_memory
 from tinyzero_trainer.advisor.plan import make_plan
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.cli import oom_advice
-from tinyzero_trainer.cli.plan_report import plan_for
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.metadata import resumable
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.hardware.gpu import GIB
-from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
 RTX_4090 = target_of("RTX 4090")
@@ -154,25 +152,6 @@ def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_gpu
     assert "memory.cpu_offload=always" in words
 
 
-@pytest.mark.usefixtures("small_gpu")
-@pytest.mark.parametrize(
-    ("phase", "advised"),
-    [
-        ("the models were loaded", "memory.cpu_offload=idle"),
-        ("the checkpoint was loaded", "memory.cpu_offload=idle"),
-        ("completions were generated", "memory.cpu_offload=idle"),
-        ("the rollout engine took over the weights", "memory.cpu_offload=idle"),
-        ("a checkpoint was saved", "memory.cpu_offload=idle"),
-        ("log-probabilities and values were computed", "optimizer.micro_batch_tokens=8192"),
-        ("the largest micro-batch was tried out", "optimizer.micro_batch_tokens=8192"),
-        ("the weights were updated", "optimizer.micro_batch_tokens=8192"),
-    ],
-)
-def test_what_is_advised_lowers_what_was_held_where_memory_ran_out(phase: str, advised: str) -> None:
-    config = config_of(*GRPO_1024, "rollout.max_num_seqs=8", "run.output=nowhere")
-    assert oom_line(config, phase).endswith(f"while {phase}; start again with {advised}")
-
-
 @pytest.mark.slow
 def test_where_no_settings_fit_the_line_says_what_would(small_gpu: SimpleNamespace) -> None:
     small_gpu.target = TargetGpu("a small GPU", 8 * GIB, None)
@@ -266,31 +245,3 @@ def test_out_of_memory_on_a_rank_names_what_lowers_it_there(monkeypatch: pytest.
     assert advice.after_out_of_memory(config, ["update_actor"]).startswith("optimizer.micro_batch_tokens=")
     assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_num_seqs=32"
     assert advice.after_out_of_memory(config, [advice.LOADING]) in ("", "memory.cpu_offload=always")
-
-
-@pytest.mark.slow
-def test_train_warns_of_too_little_memory_for_vllm() -> None:
-    def warning(*words: str, gib: int = 80) -> str | None:
-        config: Any = config_of(VLLM, *words, model=LARGER)
-        return advice.warning_for(SPECS[LARGER], config, TargetGpu("A100", gib * GIB, find_gpu_spec("A100")))
-
-    line = warning("vllm.gpu_memory_gb=1") or ""
-    assert line.startswith("vllm.gpu_memory_gb=1 is too small: weights, workspaces and one sequence are predicted")
-    assert "leave it out" in line
-    fix = [word for word in line.partition(";")[2].split() if "=" in word]
-    assert warning(*fix) is None
-    assert warning() is None
-    assert "\n" not in line
-    assert "no settings were found that fit" in (warning("vllm.gpu_memory_gb=1", gib=3) or "")
-
-
-def test_the_warning_and_the_advice_after_out_of_memory_count_with_float32() -> None:
-    words = (*GRPO, "rollout.max_completion_tokens=256")
-    config, spec = config_of(*words, "rollout.max_num_seqs=64", *TYPED), SPECS[HALF_B]
-    targets = [TargetGpu("a GPU", 100 * GIB, None, capability=one) for one in ((8, 0), (7, 5))]
-    between = sum(plan_for(spec, config, target).plan.requested.peak for target in targets) // 2
-    assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None)) is None
-    assert advice.warning_for(spec, config, TargetGpu("a GPU", between, None, capability=(7, 5))) is not None
-    old = TargetGpu("a GPU", int(between / 0.9), None, capability=(7, 5))
-    changes = advice.after_out_of_memory(config, ["update_actor"], old)
-    assert plan_for(spec, config_of(*words, *changes.split()), old).plan.fits

@@ -15,7 +15,6 @@ from tests.trainer.advisor.planned import (
     H200,
     HALF_B,
     MODELS,
-    OWN,
     SETTINGS,
     SEVEN_B,
     SPECS,
@@ -37,7 +36,6 @@ from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.config.settings import setting, with_settings
 from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.hardware.gpu import GIB
-from tinyzero_trainer.sft import default_model
 
 BATCH = ("data.prompts_per_step=128", "rollout.group_size=8", "rollout.max_completion_tokens=1024")
 CARD_24GB = TargetGpu("a card", 24 * 10**9, H200, host=128 * GIB)
@@ -74,12 +72,6 @@ def test_a_run_fits_without_any_memory_setting(
     assert with_settings(found, dict.fromkeys(left_open(config), "auto")) == config  # nothing else is changed
 
 
-def test_the_default_model_gets_the_micro_batch_that_was_measured_to_be_the_fastest() -> None:
-    config = compose({"run": {"task": "countdown"}}, default_model.SETTINGS).config
-    found, _ = resolve_auto(config, OWN, target_of("H200"))
-    assert found.optimizer.micro_batch_tokens == 131_072
-
-
 @pytest.mark.parametrize(("model", "reshards"), [(HALF_B, False), (SEVEN_B, True)])
 def test_ranks_keep_gathered_weights_where_they_fit(model: str, reshards: bool) -> None:
     config, limit = on(config_of(*BATCH, model=model), 2), usable(target_of("H200").free)
@@ -106,18 +98,6 @@ def test_logits_are_kept_where_they_fit_beside_the_engine(model: str, again: boo
 
 def with_again(config: TrainConfig) -> TrainConfig:
     return replace(config, memory=replace(config.memory, recompute_logits=True))
-
-
-@pytest.mark.slow
-def test_with_vllm_its_memory_is_chosen_too() -> None:
-    config = config_of(*BATCH, "rollout.engine=vllm", model=ONE)
-    found, line = resolve_auto(config, SPECS[ONE], target_of("H200"))
-    assert not left_open(found)
-    assert " vllm.sleep_mode=true " in line
-    dedicated = on(config_of(*BATCH, "rollout.engine=vllm", model=ONE), 2, rollout__num_engines=1)
-    assert left_open(resolve_auto(dedicated, SPECS[ONE], target_of("H200"))[0]) == [
-        *("vllm.sleep_mode", "memory.reshard_after_forward")  # one rank has all weights
-    ]
 
 
 @pytest.mark.parametrize(

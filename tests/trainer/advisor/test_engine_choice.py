@@ -155,6 +155,7 @@ def test_settings_of_vllm_have_an_effect_with_auto() -> None:
     assert TrainConfig().rollout.engine == "torch"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("vllm")
 def test_a_plan_shows_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ("plan", "--model", HALF_B, "--gpu", "H200", AUTO)

@@ -37,7 +37,6 @@ from tinyzero_trainer.advisor.memory import Part, _Step, host_bytes, predict_mem
 from tinyzero_trainer.advisor.plan import make_plan
 from tinyzero_trainer.advisor.speed import predict_speed
 from tinyzero_trainer.config import OptimizerConfig, TrainConfig
-from tinyzero_trainer.config.run import COMPILED_FROM, compiles
 from tinyzero_trainer.config.settings import replaced, with_settings
 from tinyzero_trainer.distributed import fsdp as sharding
 from tinyzero_trainer.distributed.dtensor import local_shard
@@ -256,26 +255,6 @@ def test_the_references_embedding_and_head_stay_beside_the_policys_update(toy_mo
     for moment in moments_of_update(spec, config_of("algorithm.kl_coefficient=0.1", model=spec.name), 64):
         [planned] = [part.size for part in moment if (part.role, part.what) == ("reference", "unsharded weights")]
         assert planned >= 2 * spec.embeddings
-
-
-@pytest.mark.parametrize("wanted", [None, False, True])
-@pytest.mark.parametrize("parameters", [COMPILED_FROM - 1, COMPILED_FROM])
-def test_layers_are_planned_as_they_are_compiled(
-    wanted: bool | None, parameters: int, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled: list[Any] = []
-    monkeypatch.setattr(torch, "compile", lambda forward, **_: compiled.append(forward) or forward)
-    for name, fake in {
-        "_size": lambda _: parameters,
-        "_fully_shard": lambda *_, **__: None,
-        "register_fsdp_forward_method": lambda *_: None,
-    }.items():
-        monkeypatch.setattr(sharding, name, fake)
-    options = FsdpOptions(torch.device("cuda"), torch.bfloat16, compile=wanted)
-    with sharding.process_group(torch.device("cpu")):
-        sharding.shard(copy.deepcopy(toy_model.model), options)
-    expected = parameters >= 100_000_000 if wanted is None else wanted
-    assert bool(compiled) == compiles(wanted, parameters) == expected
 
 
 @pytest.mark.parametrize(

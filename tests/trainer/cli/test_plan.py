@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import last_of_each
-from tests.trainer.advisor.planned import GRPO, HALF_B, PUBLISHED, SPECS, TYPED, config_of
+from tests.trainer.advisor.planned import GRPO, HALF_B
 from tests.trainer.configurations import call
 from tinyzero_trainer.advisor import target_gpu as target
-from tinyzero_trainer.advisor.fit import predict_within
 from tinyzero_trainer.cli import plan_report
-from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
 from tinyzero_trainer.rollout.vllm.sizes import GB
@@ -119,20 +116,6 @@ def test_what_others_hold_of_the_gpu_that_is_here_is_planned_around(capsys, monk
     assert found["gpu"]["usable"] == usable(15 * GIB) >= found["proposed"]["peak"]
 
 
-def test_each_type_of_gpu_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ("optimizer.micro_batch_tokens=65536", "memory.activation_checkpointing=false")
-    code, out, _ = plan(capsys, *APART, "vllm.tensor_parallel=2", *given)
-    assert code == 0
-    assert "4 GPUs: 2 ranks and 1 engine on 2 GPUs each of 2 rank GPUs:" in out
-    assert "each of 2 engine GPUs:" in out
-    assert "assumes that NVLink reaches 350 of its 450 GB/s each way" in out
-    assert "--gpus 4 --address 10.0.0.1:6379 rollout.num_engines=1 rollout.engine=vllm vllm.tensor_parallel=2" in out
-    colocated = plan(capsys, "--model", SEVEN_B, "--gpus", "16", "--gpu", "H200")[1]
-    assert "16 GPUs: 16 ranks with an engine on each" in colocated
-    assert "tokens/s" not in colocated  # no times are predicted over several nodes
-    assert "engine GPU" not in colocated
-
-
 @pytest.mark.usefixtures("narrow")
 def test_the_page_has_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[3] / "docs/training/plan.md").read_text()
@@ -144,18 +127,6 @@ def test_the_page_has_what_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
     assert "\n".join(lines).strip() in printed
 
 
-@pytest.mark.slow
-def test_json_holds_all_that_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, *PPO, "--gpu", "RTX 4090")
-    assert found["model"]["parameters"] == PUBLISHED[HALF_B]
-    assert found["gpu"] == {"name": "RTX 4090", "memory": 24 * GIB, "in_use": 0, "usable": usable(24 * GIB)}
-    names = [phase["phase"] for phase in found["proposed"]["phases"]]
-    assert names == ["gen", "old_log_prob", "ref", "values", "update_critic", "update_actor", "update_weights"]
-    assert max(phase["total"] for phase in found["proposed"]["phases"]) == found["proposed"]["peak"]
-    assert found["speed"]["step"] == pytest.approx(sum(found["speed"]["seconds"].values()))
-    assert {change["key"] for change in found["changes"]} == {word.split("=")[0] for word in found["overrides"].split()}
-
-
 def test_json_has_each_type_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, *APART)
     assert [(one["gpu"], one["count"]) for one in found["gpus"]] == [("rank", 3), ("engine", 1)]
@@ -163,28 +134,6 @@ def test_json_has_each_type_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["interconnect"] == {"kind": "NVLink", "rated": 450e9, "reached": 350e9}
     assert found["speed"]["tokens_per_s_and_gpu"] == pytest.approx(found["speed"]["tokens_per_s"] / 4)
     assert as_json(capsys, "--model", SEVEN_B, "--gpu", "H200")["interconnect"] is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["torch", "vllm"])
-@pytest.mark.parametrize(
-    ("recipe", "words"), [("tinyzero-grpo", GRPO), ("tinyzero-ppo", ("data.prompts_per_step=256",))]
-)
-def test_the_run_that_ended_without_memory_fits_a_gpu_of_24_gb(recipe, words, engine, capsys):
-    words = (*words, *TYPED, f"rollout.engine={engine}")
-    arguments = ["--task", "countdown", "--model", HALF_B, "--recipe", recipe, *words]
-    code, out, _ = call(capsys, "plan", *arguments, "--gpu-memory", "24GB", "--prompt-tokens", "256", "--json")
-    found = json.loads(out)
-    assert (code, found["fits"]) == (0, True)
-    assert found["requested"]["peak"] > 24e9
-    assert found["proposed"]["peak"] <= 23.5 * GIB
-    assert (found["work"]["completions"], found["work"]["completion"]) == (256, 1024)
-    # The words are taken by train, and mean what was planned.
-    proposed = config_of(*last_of_each([*words, *found["overrides"].split()]), recipe=recipe)
-    proposed = with_settings(proposed, {one["key"]: one["value"] for one in found["chosen"]})
-    assert predict_within(SPECS[HALF_B], proposed, usable(24 * 10**9), 256).peak == found["proposed"]["peak"]
-    assert "lora.rank" not in found["overrides"]
-    assert "memory.cpu_offload=always" not in found["overrides"]
 
 
 @pytest.mark.slow
