@@ -41,7 +41,7 @@ def warning(config: TrainConfig, spec: ModelSpec | None = None) -> str | None:
 
 
 def warning_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu) -> str | None:
-    """See `warning`."""
+    """A warning of a run that is predicted not to fit a GPU, or host memory; None if it fits."""
     config = on_gpu(config, target)
     plan = make_plan(spec, config, target.free, gpu=target.spec, host=target.host)
     fix = f"give {as_overrides(plan.changes)}" if plan.fits else f"no settings were found that fit: {LAST_RESORT}"
@@ -81,9 +81,9 @@ def after_out_of_memory(
     def allowed(settings: Settings) -> bool:
         return not resumed or settings.keys() <= resumable(TrainConfig)
 
-    found = _find(config)
-    spec = found or next(iter(WELL_KNOWN.values()))  # what lowers memory is much the same for all
-    target = None if found is None else target or present_gpu(device_of(config))
+    known = _find(config)
+    spec = known or next(iter(WELL_KNOWN.values()))  # what lowers memory is much the same for all
+    target = None if known is None else target or present_gpu(device_of(config))
     present = config
     if target is not None:
         config = on_gpu(config, target)

@@ -114,9 +114,9 @@ def choose(
         waiting = 3 * work.epochs * constants.LAUNCH_WAIT * launching_seconds(spec, work)
         return predict_speed(spec, settled, gpu, prompt_tokens).step + waiting
 
-    def completed(found: Choice) -> Choice:
+    def completed(choice: Choice) -> Choice:
         """With the number of sequences at a time where all fit, and an engine and ranks that keep what fits."""
-        work, settled = workload_of(found.config, prompt_tokens), found.config
+        work, settled = workload_of(choice.config, prompt_tokens), choice.config
         if settled.rollout.max_num_seqs == "auto":
             count = work.max_num_seqs if reserves else work.at_a_time
             settled = replace(settled, rollout=replace(settled.rollout, max_num_seqs=count))
@@ -127,19 +127,19 @@ def choose(
                 of_engine = {engine_keeps(spec, each, limit, prompt_tokens) for each in (settled, keeping)}
                 fits = predict_within(spec, keeping, limit, prompt_tokens).peak <= limit and len(of_engine) == 1
                 settled = keeping if fits else replaced(settled, {key: trade.options[-1].value})
-        return Choice(settled, predict_within(spec, settled, limit, prompt_tokens), found.seconds)
+        return Choice(settled, predict_within(spec, settled, limit, prompt_tokens), choice.seconds)
 
     candidates, tried = list(_candidates(spec, config, host)), list[Choice]()
     free = [candidate for candidate in candidates if candidate.memory == candidates[0].memory]
     enough = NEGLIGIBLE * min(seconds(settle(spec, candidate, 2**62, prompt_tokens)) for candidate in free)
     for candidate in candidates:
-        tried.append(found := evaluated(candidate))
-        if found.memory.peak <= limit and found.seconds <= enough:  # no GPU would be faster
-            return completed(found)
+        tried.append(choice := evaluated(candidate))
+        if choice.memory.peak <= limit and choice.seconds <= enough:  # no GPU would be faster
+            return completed(choice)
     leanest, candidate = min(zip(tried, candidates, strict=True), key=lambda pair: pair[0].memory.peak)
-    if fitting := [one for one in tried if one.memory.peak <= limit]:
-        enough = NEGLIGIBLE * min(one.seconds for one in fitting)
-        best = completed(next(one for one in fitting if one.seconds <= enough))
+    if fitting := [choice for choice in tried if choice.memory.peak <= limit]:
+        enough = NEGLIGIBLE * min(choice.seconds for choice in fitting)
+        best = completed(next(choice for choice in fitting if choice.seconds <= enough))
     else:
         best = completed(leanest)
     if not reserves or config.rollout.max_num_seqs != "auto":

@@ -77,7 +77,7 @@ def read_speeds(file: Path = SPEEDS) -> list[EngineSpeed]:
 
 
 def distance(one: Sizes, other: Sizes) -> float:
-    """Of two sizes, by the factors between them."""
+    """The distance of two sizes, by the factors between them."""
     return hypot(*(log(a / b) for a, b in zip(one, other, strict=True)))
 
 
@@ -92,8 +92,8 @@ def nearest(speeds: Iterable[EngineSpeed], sizes: Sizes, gpu: str | None = None)
 
 
 def _gpu_model(name: str) -> str:
-    found = find_gpu_spec(name)
-    return name if found is None else found.name
+    spec = find_gpu_spec(name)
+    return name if spec is None else spec.name
 
 
 def resolve_engine(config: TrainConfig, spec: ModelSpec | None = None) -> tuple[TrainConfig, str]:

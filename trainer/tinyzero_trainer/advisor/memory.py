@@ -86,14 +86,16 @@ def predict_memory(
         gpu: a rank's or a dedicated engine's; None = in each phase the one that holds more.
     """
     dims, work = planned_dims(config), workload_of(config, prompt_tokens)
-    found = list[Phase]()
+    phases = list[Phase]()
     if gpu != "engine":
         engine = predictions_of(config).memory(spec, config, work, keeps=keeps) if dims.colocated else None
-        found += _Step(spec, config, work, engine, dims).phases()
+        phases += _Step(spec, config, work, engine, dims).phases()
     if gpu == "engine" or (gpu is None and not dims.colocated):
-        found += _engine_phases(spec, config, predictions_of(config).memory(spec, config, work, keeps=True))
-    names = dict.fromkeys(phase.name for phase in found)
-    return Memory(tuple(max((one for one in found if one.name == name), key=lambda one: one.total) for name in names))
+        phases += _engine_phases(spec, config, predictions_of(config).memory(spec, config, work, keeps=True))
+    names = dict.fromkeys(phase.name for phase in phases)
+    return Memory(
+        tuple(max((phase for phase in phases if phase.name == name), key=lambda phase: phase.total) for name in names)
+    )
 
 
 def predictions_of(config: TrainConfig) -> Any:

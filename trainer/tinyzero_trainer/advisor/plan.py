@@ -115,15 +115,21 @@ def make_plan(
     shortfall = predictions_of(requested.config).shortfall(spec, requested.config, work)
     if shortfall:  # as if it had not been set
         start = ladder.tried({"vllm.gpu_memory_gb": "auto"}) or requested
-    found = ladder.descend(start)
-    if found.memory.peak > ladder.limit and not config.lora.rank:
+    current = ladder.descend(start)
+    if current.memory.peak > ladder.limit and not config.lora.rank:
         adapter = ladder.tried({**start.settings, **_adapter(config)})
-        found = found if adapter is None else min(found, ladder.descend(adapter), key=lambda one: one.memory.peak)
-    if found.memory.peak <= ladder.limit:
-        found = ladder.improved(found, {"lora.rank", "optimizer.learning_rate", *start.settings})
-    differences = list(ladder.differences(found.config))
-    values, changes = (tuple(one for one in differences if (one.before == "auto") == left) for left in (True, False))
-    return Plan(requested.memory, found.config, found.memory, values, changes, ladder.limit, shortfall)
+        current = (
+            current
+            if adapter is None
+            else min(current, ladder.descend(adapter), key=lambda candidate: candidate.memory.peak)
+        )
+    if current.memory.peak <= ladder.limit:
+        current = ladder.improved(current, {"lora.rank", "optimizer.learning_rate", *start.settings})
+    differences = list(ladder.differences(current.config))
+    values, changes = (
+        tuple(change for change in differences if (change.before == "auto") == left) for left in (True, False)
+    )
+    return Plan(requested.memory, current.config, current.memory, values, changes, ladder.limit, shortfall)
 
 
 @dataclass(frozen=True)
@@ -143,8 +149,8 @@ class _Ladder:
             changed = with_settings(self.config, settings)
         except ValueError:
             return None
-        found = choose(self.spec, changed, self.limit, self.gpu, self.prompt_tokens, host=self.host)
-        config = found.config
+        choice = choose(self.spec, changed, self.limit, self.gpu, self.prompt_tokens, host=self.host)
+        config = choice.config
         size, asked = unless_auto(config.vllm.gpu_memory_gb), unless_auto(self.config.vllm.gpu_memory_gb)
         if "vllm.gpu_memory_gb" in settings and size is not None and asked is not None and size >= asked:
             work = workload_of(self.config, self.prompt_tokens)
@@ -152,52 +158,54 @@ class _Ladder:
                 return None  # no less than requested
         if "memory.cpu_offload" in settings and self.host is not None and host_bytes(self.spec, config) > self.host:
             return None
-        return _Candidate(settings, config, found.memory, found.seconds)
+        return _Candidate(settings, config, choice.memory, choice.seconds)
 
-    def neighbours(self, found: _Candidate) -> Iterator[_Candidate]:
+    def neighbours(self, current: _Candidate) -> Iterator[_Candidate]:
         """Candidates with one change more to what the user gave."""
-        candidates = candidate_changes(found.config, self.prompt_tokens)
+        candidates = candidate_changes(current.config, self.prompt_tokens)
         left = {"lora.rank", *left_open(self.config)}
         changes = [change for change in candidates if left.isdisjoint(change)]
         if self.config.vllm.gpu_memory_gb != "auto":
             changes.append({"vllm.gpu_memory_gb": "auto"})  # as much as fits
-        yield from filter(None, (self.tried({**found.settings, **change}) for change in changes))
+        yield from filter(None, (self.tried({**current.settings, **change}) for change in changes))
 
-    def descend(self, found: _Candidate) -> _Candidate:
+    def descend(self, current: _Candidate) -> _Candidate:
         """Take change after change, until it fits or nothing takes less memory."""
 
         def price(candidate: _Candidate) -> float:
-            needed = found.memory.peak - max(candidate.memory.peak, self.limit)
-            return (candidate.seconds - found.seconds) / needed
+            needed = current.memory.peak - max(candidate.memory.peak, self.limit)
+            return (candidate.seconds - current.seconds) / needed
 
-        while found.memory.peak > self.limit:
-            smaller = [candidate for candidate in self.neighbours(found) if candidate.memory.peak < found.memory.peak]
+        while current.memory.peak > self.limit:
+            smaller = [
+                candidate for candidate in self.neighbours(current) if candidate.memory.peak < current.memory.peak
+            ]
             if not smaller:
                 break
-            found = min(smaller, key=price)
-        return found
+            current = min(smaller, key=price)
+        return current
 
-    def relaxed(self, found: _Candidate, kept: AbstractSet[str]) -> Iterator[_Candidate]:
+    def relaxed(self, current: _Candidate, kept: AbstractSet[str]) -> Iterator[_Candidate]:
         """Candidates without one change, or with a larger micro-batch; changes of `kept` stay."""
-        for key in found.settings:
-            rest = {other: value for other, value in found.settings.items() if other != key}
-            size = 2 * found.settings[key] if key == "optimizer.micro_batch_tokens" else None
+        for key in current.settings:
+            rest = {other: value for other, value in current.settings.items() if other != key}
+            size = 2 * current.settings[key] if key == "optimizer.micro_batch_tokens" else None
             larger = [{**rest, key: size}] if size and size < self.config.optimizer.token_budget else []
             yield from filter(None, map(self.tried, [] if key in kept else [rest, *larger]))
 
-    def improved(self, found: _Candidate, kept: AbstractSet[str]) -> _Candidate:
+    def improved(self, current: _Candidate, kept: AbstractSet[str]) -> _Candidate:
         """The fastest that fits, one step at a time: a change undone, one made, or both; of equals, the simplest."""
         while True:
-            threshold = 1 + 1e-9 if found.settings.keys() - kept else WORTHWHILE
-            near = [found, *self.relaxed(found, kept)]
-            near += [candidate for one in near for candidate in self.neighbours(one)]
+            threshold = 1 + 1e-9 if current.settings.keys() - kept else WORTHWHILE
+            near = [current, *self.relaxed(current, kept)]
+            near += [candidate for start in near for candidate in self.neighbours(start)]
             fitting = [candidate for candidate in near if candidate.memory.peak <= self.limit]
             fastest = min(candidate.seconds for candidate in fitting) * (1 + 1e-9)
-            best = min((one for one in fitting if one.seconds <= fastest), key=lambda one: len(one.settings))
-            simpler = best.seconds <= found.seconds * (1 + 1e-9) and len(best.settings) < len(found.settings)
-            if not simpler and best.seconds * threshold >= found.seconds:
-                return found
-            found = best
+            best = min((each for each in fitting if each.seconds <= fastest), key=lambda each: len(each.settings))
+            simpler = best.seconds <= current.seconds * (1 + 1e-9) and len(best.settings) < len(current.settings)
+            if not simpler and best.seconds * threshold >= current.seconds:
+                return current
+            current = best
 
     def differences(self, config: TrainConfig) -> Iterator[Change]:
         """How a configuration differs from the requested one."""

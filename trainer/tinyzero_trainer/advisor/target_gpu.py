@@ -121,7 +121,7 @@ def _look(device: str) -> TargetGpu | str:
     gpu = seen[position]
     if re.search(r"\bMIG\b", gpu.name):  # older drivers give the instance the UUID of the whole GPU
         return _target(gpu)
-    return _target(next((one for one in known if one.uuid == gpu.uuid and one.memory), gpu))
+    return _target(next((same for same in known if same.uuid == gpu.uuid and same.memory), gpu))
 
 
 def _by_nvml(known: Sequence[GpuInfo], device: str, position: int) -> TargetGpu | str:
@@ -169,11 +169,11 @@ def read_size(text: str) -> int:
         >>> read_size("24 GiB") == 24 * 2**30
         True
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GiB|GB|G)?\s*", text, re.IGNORECASE)
-    if not found or not float(found[1]):
+    matched = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GiB|GB|G)?\s*", text, re.IGNORECASE)
+    if not matched or not float(matched[1]):
         raise SettingsError(f"--gpu-memory {text!r} is not a size; give a number of GB or GiB, such as 24GB")
-    size = float(found[1]) * (GIB if (found[2] or "").lower() == "gib" else 10**9)
+    size = float(matched[1]) * (GIB if (matched[2] or "").lower() == "gib" else 10**9)
     if size > _LARGEST * 10**9:
-        given = text if len(text) <= 40 else f"{text[:40]}…"
-        raise SettingsError(f"--gpu-memory {given!r} is more than any GPU has; expected at most {_LARGEST}GB")
+        shown = text if len(text) <= 40 else f"{text[:40]}…"
+        raise SettingsError(f"--gpu-memory {shown!r} is more than any GPU has; expected at most {_LARGEST}GB")
     return int(size)
