@@ -260,22 +260,24 @@ def load_file_tasks(
     Raises:
         DataError: a file or a row cannot be used, or a split has no problem; one line that names it.
     """
-    given = find_files(path) if path else {}
-    train = given.get("train") or given.get("", [])
-    if given and not train:
-        raise DataError(f"{path} has no train split; it has {', '.join(given)}")
+    splits = find_files(path) if path else {}
+    train = splits.get("train") or splits.get("", [])
+    if splits and not train:
+        raise DataError(f"{path} has no train split; it has {', '.join(splits)}")
     if test_path:
-        given = find_files(test_path)
-    test = next((given[name] for name in HELD_OUT if name in given), given.get("", []) if test_path else [])
+        splits = find_files(test_path)
+    test = next((splits[name] for name in HELD_OUT if name in splits), splits.get("", []) if test_path else [])
     if test_path and not test:
-        raise DataError(f"{test_path} has no split that is held out ({', '.join(HELD_OUT)}); it has {', '.join(given)}")
+        raise DataError(
+            f"{test_path} has no split that is held out ({', '.join(HELD_OUT)}); it has {', '.join(splits)}"
+        )
     rows = Rows([*train, *test])
     first_test = int(rows.starts[len(train)]) if test else None
     unnamed = [None] if len(tasks) == 1 else []
-    found = {name: FileTask(task, rows, first_test, frozenset((name, *unnamed))) for name, task in tasks.items()}
-    unused = np.flatnonzero(np.all([task.split == OTHER_TASK for task in found.values()], axis=0))
+    file_tasks = {name: FileTask(task, rows, first_test, frozenset((name, *unnamed))) for name, task in tasks.items()}
+    unused = np.flatnonzero(np.all([task.split == OTHER_TASK for task in file_tasks.values()], axis=0))
     if len(tasks) == 1 and len(unused) == len(rows):  # no row names the task, so all are meant
-        found = {name: FileTask(task, rows, first_test) for name, task in tasks.items()}
+        file_tasks = {name: FileTask(task, rows, first_test) for name, task in tasks.items()}
     elif len(unused) and len(tasks) > 1:
         source = rows[int(unused[0])].get("data_source")
         raise DataError(
@@ -284,11 +286,11 @@ def load_file_tasks(
         )
     elif len(unused):
         warn(f"{len(unused):,} of {len(rows):,} rows name another task than {', '.join(tasks)}, and are left out")
-    for task in found.values():
+    for task in file_tasks.values():
         if path:
             task.check_not_empty("train", test_fraction)
         task.check_not_empty("test", test_fraction)
-    return found
+    return file_tasks
 
 
 def _content_key(row: Row, item: Item) -> str:

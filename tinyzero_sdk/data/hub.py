@@ -45,8 +45,10 @@ def hub_files(repository: str, configuration: str | None) -> dict[str, list[Path
     reason = "HF_HUB_OFFLINE is set" if datasets.config.HF_HUB_OFFLINE else unreachable(datasets.config.HF_ENDPOINT)
     if reason is None:
         try:
-            found = datasets.load_dataset(repository, configuration)
-            return {str(split): [Path(file["filename"]) for file in part.cache_files] for split, part in found.items()}
+            data_set = datasets.load_dataset(repository, configuration)
+            return {
+                str(split): [Path(file["filename"]) for file in part.cache_files] for split, part in data_set.items()
+            }
         except Exception as error:  # the border to a library that raises many kinds, most of several lines
             reason = " ".join(str(error).split())[:300]
     name = "/".join(filter(None, (repository, configuration)))

@@ -98,11 +98,11 @@ def open_rows(source: str, splits: Sequence[str] = ("train",)) -> Rows:
     Raises:
         DataError: there is no such source or split, or it cannot be read; one line that says what to do.
     """
-    given = find_files(source)
-    split = next((name for name in (*splits, "") if name in given), None)
+    files = find_files(source)
+    split = next((name for name in (*splits, "") if name in files), None)
     if split is None:
-        raise DataError(f"{source} has no {splits[0]} split; it has {', '.join(given)}")
-    return Rows(given[split])
+        raise DataError(f"{source} has no {splits[0]} split; it has {', '.join(files)}")
+    return Rows(files[split])
 
 
 def find_files(source: str) -> dict[str, list[Path]]:

@@ -93,12 +93,12 @@ class CompletionFile:
         present = [name for name in SEARCHED if name in self.metadata.schema.to_arrow_schema().names]
         # All samples of a problem have one prompt.
         repeated = [name for name in ("prompt",) if name in present]
-        found, done = [np.empty(0, bool)], 0
+        hits, done = [np.empty(0, bool)], 0
         with pq.ParquetFile(open_for_arrow(self.path), metadata=self.metadata, read_dictionary=repeated) as file:
             for batch in file.iter_batches(_SEARCH_ROWS, row_groups=[group], columns=present, use_threads=False):
-                found.append(_contain([*batch.columns, answers.slice(done, len(batch))], text))
+                hits.append(_contain([*batch.columns, answers.slice(done, len(batch))], text))
                 done += len(batch)
-        return np.concatenate(found)
+        return np.concatenate(hits)
 
     def texts(self, rows: Sequence[int], columns: Sequence[str] = TEXTS.names) -> pa.Table:
         """The long columns of these rows, in this order; of Parquet only the row groups with these rows are read."""

@@ -70,8 +70,8 @@ def report(
     """
     every = [(run, read_completions(run.completion_files())) for run in runs]
     for run, completions in every:
-        for what in (*completions.left_out, *run.left_out):
-            warn(f"left out of {run.path}: {what}")
+        for reason in (*completions.left_out, *run.left_out):
+            warn(f"left out of {run.path}: {reason}")
     sampled = [(run, completions, _sample(completions, most)) for run, completions in every]
     total, done = sum(len(places) for *_, places in sampled), 0
     described: list[dict[str, Any]] = []

@@ -384,22 +384,22 @@ def differences(
     pairs: Sequence[Pair], resamples: int, on_progress: Callable[[float], object] = lambda fraction: None
 ) -> list[Difference]:
     """The mean difference of each pair over the problems that both sides know; `resamples` as in `CompareOptions`."""
-    columns, found = list[np.ndarray](), list[Difference]()
+    columns, changes = list[np.ndarray](), list[Difference]()
     for name, old, new in pairs:
         known = np.isfinite(old) & np.isfinite(new)
         columns.append(change := (new - old)[known])
         before, now, mean = (float(values.mean()) for values in (old[known], new[known], change))
-        found.append(Difference(name, len(change), before, now, mean, None))
+        changes.append(Difference(name, len(change), before, now, mean, None))
     # Not where there is a single problem, or too few to show how they vary.
     vary = [place for place, change in enumerate(columns) if not change[0] or (change != change[0]).any()]
     columns = [columns[place] for place in vary]
     by_t = map(interval_of_mean, columns)
     intervals = bootstrap_intervals(columns, resamples, on_progress=on_progress) if resamples else by_t
     for place, interval in zip(vary, intervals, strict=True):
-        if interval and is_fraction(found[place].name):
+        if interval and is_fraction(changes[place].name):
             interval = max(-1.0, interval[0]), min(1.0, interval[1])
-        found[place] = replace(found[place], interval=interval)
-    return found
+        changes[place] = replace(changes[place], interval=interval)
+    return changes
 
 
 def remark(changed: int) -> str | None:
@@ -439,15 +439,15 @@ def _compare(
     }
     pairs_of_all = [pair for group in groups.values() for pair in group]
     every = iter(differences(pairs_of_all, options.resamples, options.on_progress))
-    found = {name: list(islice(every, len(group))) for name, group in groups.items()}
+    compared = {name: list(islice(every, len(group))) for name, group in groups.items()}
     gain = rates[1] - rates[0]
     return Comparison(
         file=str(other.path),
-        accuracy=found["accuracy"][0],
-        metrics=found["metrics"],
-        by_reason=found["by_reason"],
-        by_difficulty=found["by_difficulty"],
-        by_task=found["by_task"],
+        accuracy=compared["accuracy"][0],
+        metrics=compared["metrics"],
+        by_reason=compared["by_reason"],
+        by_difficulty=compared["by_difficulty"],
+        by_task=compared["by_task"],
         better=int((gain > 0).sum()),
         worse=int((gain < 0).sum()),
         newly_solved=int(((rates[0] == 0) & (rates[1] > 0)).sum()),

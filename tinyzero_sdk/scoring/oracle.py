@@ -43,11 +43,11 @@ class OracleScorer:
         text = completion if isinstance(completion, str) else completion.text
         try:
             readings = {self.task.extract_answer(text), last_answer(strip_special_tokens(text))} - {None}
-            found = [self.task.oracle(reading, ground_truth) for reading in sorted(filter(None, readings))]
+            judged = [self.task.oracle(reading, ground_truth) for reading in sorted(filter(None, readings))]
         except Exception as error:  # of the task's code
             self.first_error = self.first_error or describe_error(error)
             return Score(0.0, False, "error")
-        verdicts = [bool(right) for right in found if right is not None]
+        verdicts = [bool(right) for right in judged if right is not None]
         if readings and not verdicts:
             return Score(0.0, False, "no_answer")
         value = sum(verdicts) / max(1, len(verdicts))

@@ -263,8 +263,8 @@ def _majority(votes: np.ndarray) -> np.ndarray:
     prompt = starts // drawn
     most = np.maximum.reduceat(counts, np.flatnonzero(starts % drawn == 0))
     leads = (counts == most[prompt]) & answered
-    given = np.bincount(prompt, counts * leads, prompts)
-    return np.bincount(prompt, right * leads, prompts) / np.maximum(given, 1)
+    leading = np.bincount(prompt, counts * leads, prompts)
+    return np.bincount(prompt, right * leads, prompts) / np.maximum(leading, 1)
 
 
 def quantile_edges(values: np.ndarray, most: int = 5) -> list[float]:

@@ -215,7 +215,7 @@ def summarise(
     accuracy = float(correct.mean())
     lengths = columns["length"][columns["length"] != _NO_LENGTH]
     # Greedy completions of a prompt have one reward by construction: only the first says something.
-    compared, of_each = (order[starts], np.ones_like(sizes)) if greedy else (order, sizes)
+    compared, group_sizes = (order[starts], np.ones_like(sizes)) if greedy else (order, sizes)
     return Summary(
         rows=len(keys),
         prompts=len(sizes),
@@ -227,7 +227,7 @@ def summarise(
         length_unit=length_unit,
         mean_length=float(lengths.mean()) if len(lengths) else None,
         signal=measure(
-            of_each,
+            group_sizes,
             score[compared],
             correct[compared],
             columns["reason"][compared] == _CODES["no_answer"],

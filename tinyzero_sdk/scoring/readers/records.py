@@ -43,8 +43,8 @@ def converted(
     records: Iterable[tuple[int, Row]], bad: Sequence[BadRow], convert: Convert, progress: float, *, form: str
 ) -> Block:
     """A block of the rows of numbered records; `bad` are those known to be, `form` says what they are, for messages."""
-    found = list[Row]()
-    block = Block([], found, list(bad), progress)
+    converted_rows = list[Row]()
+    block = Block([], converted_rows, list(bad), progress)
     for number, record in records:
         try:
             rows = convert(record)
@@ -52,7 +52,7 @@ def converted(
             fault = f"the record is not {form} ({type(error).__name__}: {error})"
             block.bad.append(BadRow(number, str(error) if isinstance(error, DataError) else fault))
             continue
-        found += rows
+        converted_rows += rows
         block.numbers += [number] * len(rows)
     block.bad.sort(key=lambda row: row.number)
     return block
