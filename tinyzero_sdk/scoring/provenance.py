@@ -71,11 +71,15 @@ _COLUMNS = ("data_source", "extra_info.task_version", *Provenance._fields)
 def row_sources(block: Block) -> Iterator[tuple[int, RowSource]]:
     """The different sources of the rows of a block, each with its first row number."""
     columns = [block.column(path) for path in _COLUMNS]
-    columns = [pa.nulls(len(block)) if pa.types.is_nested(column.type) else column for column in columns]
-    known = [column for column in columns if column.null_count < len(block)]
-    if all(is_text(column.type) and len(column.unique()) == 1 for column in known):  # as is usual
-        columns = [column[:1] for column in columns]
-    lists = [[cell if isinstance(cell, str) else None for cell in to_list(column)] for column in columns]
+    known = [column.null_count < len(block) and not pa.types.is_nested(column.type) for column in columns]
+    occurring = [column for column, is_known in zip(columns, known, strict=True) if is_known]
+    size = len(block)
+    if all(is_text(column.type) and len(column.unique()) == 1 for column in occurring):  # as is usual
+        size = min(1, size)
+    lists = [
+        [cell if isinstance(cell, str) else None for cell in to_list(column[:size])] if is_known else [None] * size
+        for column, is_known in zip(columns, known, strict=True)
+    ]
     firsts: dict[tuple[str | None, ...], int] = {}
     for place, cells in enumerate(zip(*lists, strict=True)):
         firsts.setdefault(cells, block.numbers[place])
