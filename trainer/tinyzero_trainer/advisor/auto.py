@@ -4,6 +4,7 @@ None of them changes the loss. What changes it, or what the user gave, is for pl
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import log2
@@ -61,9 +62,9 @@ def resolve_auto(
     target = target or (gpu_of_run(config) if open_keys else None)
     if target is None:
         return config, ""
-    try:
+    with suppress(SettingsError):  # loading the model says what is wrong with it
         spec = spec or find_spec(config.model.path)
-    except SettingsError:  # loading the model says what is wrong with it
+    if spec is None:
         return config, ""
     choice = choose(spec, on_gpu(config, target), usable(target.free), target.spec, host=target.host)
     values = {key: setting(choice.config, key) for key in open_keys}

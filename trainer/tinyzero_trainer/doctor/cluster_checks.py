@@ -149,11 +149,11 @@ def check_same_versions(facts: Facts, requirements: Requirements) -> Iterator[Fi
     reports = {"this machine": ray.local} | {node.address: report for node, report in ray.reports}
     differing = []
     for package in dict.fromkeys(["python", *(name for report in reports.values() for name in report.packages)]):
-        found = _grouped((_version(report, package), name) for name, report in reports.items())
+        by_version = _grouped((_version(report, package), name) for name, report in reports.items())
         if package in SAME_WHERE_INSTALLED:
-            found.pop("", None)
-        if len(found) > 1:
-            differing.append(_different_versions(package, found, _version(ray.local, package)))
+            by_version.pop("", None)
+        if len(by_version) > 1:
+            differing.append(_different_versions(package, by_version, _version(ray.local, package)))
     yield from differing
     if not differing:
         yield Finding("versions", "ok", "Python, Ray, torch and TinyZero are the same here and on all nodes")
@@ -171,10 +171,12 @@ def _version(report: NodeReport, package: str) -> str:
     return report.python if package == "python" else report.packages.get(package, "")
 
 
-def _different_versions(package: str, found: dict[str, list[str]], here: str) -> Finding:
-    what = f"{package}: " + "; ".join(f"{version or 'none'} on {_listed(names)}" for version, names in found.items())
+def _different_versions(package: str, by_version: dict[str, list[str]], here: str) -> Finding:
+    what = f"{package}: " + "; ".join(
+        f"{version or 'none'} on {_listed(names)}" for version, names in by_version.items()
+    )
     if package == "python":
-        level: Level = "warning" if len({version.rpartition(".")[0] for version in found}) == 1 else "error"
+        level: Level = "warning" if len({version.rpartition(".")[0] for version in by_version}) == 1 else "error"
         return Finding("versions", level, what, f"install the same Python everywhere, and {RESTART}")
     commands = (f"pip install '{package}=={here}'",) if here else ()
     do = f"install the same on all machines, and {RESTART}"
@@ -185,16 +187,16 @@ def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator
     ray = facts.ray
     if ray is None or ray.error:
         return
-    found = _grouped((str(report.directory), node) for node, report in ray.reports)
+    by_state = _grouped((str(report.directory), node) for node, report in ray.reports)
     share = "give --output a directory that all machines share, such as one on NFS"
     for state, problem, do in (
         ("missing", "does not exist on", share),
         ("other", "is not the same directory on", share),
         ("unwritable", "is not writable on", "let the user that Ray runs as write it, or give another --output"),
     ):
-        if nodes := found.get(state):
+        if nodes := by_state.get(state):
             yield Finding("run directory", "error", f"{ray.directory} {problem} {_names(nodes)}", do)
-    if len(ray.alive) > 1 and set(found) == {"shared"}:
+    if len(ray.alive) > 1 and set(by_state) == {"shared"}:
         yield Finding("run directory", "ok", f"all nodes see {ray.directory}, and may write to it")
     if without := [node for node, report in ray.reports if report.model is False]:
         what = f"{facts.model.name} is not on {_names(without)}"
@@ -244,7 +246,7 @@ def check_layout(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
 
 
 def _total(resources: Sequence[Resources]) -> tuple[float, float]:
-    return sum(one.get("GPU", 0) for one in resources), sum(one["CPU"] for one in resources)
+    return sum(node.get("GPU", 0) for node in resources), sum(node["CPU"] for node in resources)
 
 
 def fits(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> bool:
@@ -273,10 +275,10 @@ CHECKS = (check_ray, check_nodes, check_same_versions, check_shared_directory, c
 
 
 def _grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
-    found: dict[Key, list[Item]] = {}
+    groups: dict[Key, list[Item]] = {}
     for key, item in pairs:
-        found.setdefault(key, []).append(item)
-    return found
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def _names(nodes: Iterable[Node]) -> str:

@@ -75,14 +75,14 @@ def sends_token(address: str) -> bool:
     """Whether Ray authenticates with a token; with `auto`, and then alone, it sends one that exists without a mode."""
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
         return True
-    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    return address == "auto" and (given or Path("~/.ray/auth_token").expanduser().is_file())
+    has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return address == "auto" and (has_token or Path("~/.ray/auth_token").expanduser().is_file())
 
 
-def _report(found: dict[str, Any] | None) -> NodeReport | None:
-    if found is None:
+def _report(report: dict[str, Any] | None) -> NodeReport | None:
+    if report is None:
         return None
-    return NodeReport(**found | {"gpus": None if found["gpus"] is None else tuple(found["gpus"])})
+    return NodeReport(**report | {"gpus": None if report["gpus"] is None else tuple(report["gpus"])})
 
 
 # ---- in the child process --------------------------------------------------------------------------------------------
@@ -149,11 +149,11 @@ def _ask_nodes(nodes: dict[str, dict[str, Any]], look: list[Any]) -> None:
 
 def _chain(error: BaseException | None) -> str:
     """An exception and those that caused it, each with its type: Ray's reasons are at the end."""
-    found = []
+    reasons = []
     while error is not None:
-        found.append(f"{type(error).__name__}: {error}")
+        reasons.append(f"{type(error).__name__}: {error}")
         error = error.__cause__ or error.__context__
-    return "\n".join(found)
+    return "\n".join(reasons)
 
 
 if __name__ == "__main__":

@@ -36,13 +36,13 @@ def look(names: list[str], marker: str, content: str, model: str) -> dict[str, A
 
 def versions(names: list[str]) -> dict[str, str]:
     """Versions of the installed packages among these and of all that bring tasks."""
-    found = {}
+    installed = {}
     points = [point for group in GROUPS for point in metadata.entry_points(group=group)]
     plugins = [point.dist.name for point in points if point.dist is not None]
     for name in dict.fromkeys([*names, *plugins]):
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def gpus() -> list[str] | None:

@@ -48,13 +48,13 @@ def check_versions(facts: Facts, requirements: Requirements) -> Iterator[Finding
     needed |= {"ray"} if requirements.address is not None or requirements.dims is not None else set()
     for package in facts.packages:
         misfits = list(_misfits(package, facts.installed, facts.torch.version)) if package.name != "torch" else []
-        for requirement, found in misfits:
+        for requirement, present in misfits:
             required = canonicalize_name(requirement.name)
             blamed = required if package.name == OURS else package.name
             level: Level = "error" if blamed in needed else "warning"
-            there = f"{required} {found}" if found else "it"
+            there = f"{required} {present}" if present else "it"
             what = f"{package.name} {package.version} needs {required}{requirement.specifier}, but {there} is "
-            what += "installed" if found else "not installed"
+            what += "installed" if present else "not installed"
             yield Finding(blamed, level, what, *_fix(package, requirement, facts.torch.version))
         if not misfits and package.name not in (OURS, "torch"):
             yield Finding(package.name, "ok", f"{package.name} {package.version}")
@@ -73,9 +73,9 @@ def _misfits(package: Package, installed: Mapping[str, Package], torch: str) -> 
         name, marker = canonicalize_name(requirement.name), requirement.marker
         if name not in WATCHED or (marker and not any(marker.evaluate({"extra": extra}) for extra in extras)):
             continue
-        found = torch if name == "torch" else installed[name].version if name in installed else ""
-        if not found or not requirement.specifier.contains(Version(found), prereleases=True):
-            yield requirement, found
+        present = torch if name == "torch" else installed[name].version if name in installed else ""
+        if not present or not requirement.specifier.contains(Version(present), prereleases=True):
+            yield requirement, present
 
 
 def _fix(package: Package, requirement: Requirement, torch: str) -> tuple[str, tuple[str, ...]]:
