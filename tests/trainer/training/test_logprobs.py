@@ -67,7 +67,7 @@ def test_chunks_change_neither_values_nor_gradients(
 def test_exact_divergence_and_gradient_on_a_gpu_are_those_on_a_cpu(
     entropy_gradient: bool, chunk: int, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(head.CHUNK_ELEMENTS, torch.float32, chunk)
+    monkeypatch.setitem(head.HEAD_ELEMENTS, 4, chunk)
     other, results = build_model(SHAPE, toy_model.tokenizer, seed=1), []
     for device in (CPU, torch.device("cuda")):
         model, reference = copy.deepcopy(toy_model.model).to(device), PolicyModel(copy.deepcopy(other).to(device))
