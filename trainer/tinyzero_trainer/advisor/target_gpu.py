@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
 
 from tinyzero_sdk.errors import SettingsError
@@ -99,7 +98,7 @@ def gpu_of_run(config: TrainConfig) -> TargetGpu | None:
         return here
     from tinyzero_trainer.executors.ray.cluster import ask_gpu_node
 
-    return ask_gpu_node(config.ray, partial(present_gpu, "cuda"))
+    return ask_gpu_node(config.ray, lambda: present_gpu("cuda"))  # a function, as Ray takes nothing else
 
 
 def _look(device: str) -> TargetGpu | str:
