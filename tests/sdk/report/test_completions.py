@@ -138,21 +138,6 @@ def test_rows_without_a_score_are_left_out_and_counted(tmp_path, ending):
     assert f"row{'s' * (counts[0] > 1)} of scored.{ending} without a score" in completions.left_out[-1]
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", '{"score": NaN, "correct": true, "reason": "ok"}', "not JSON"])
-def test_a_file_without_any_score_makes_no_page(tmp_path, text):
-    path = tmp_path / "scored.jsonl"
-    path.write_text(text)
-    with pytest.raises(DataError, match=r"scored\.jsonl has no row (at all|with a score; row 1: .*)"):
-        read_completions([path])
-
-
-def test_numbers_too_large_for_a_float_are_unknown(tmp_path):
-    rows = [ROW | {"tokens": tokens, "ground_truth": "7"} for tokens in (10**400, 2**40, [1, 2], "many", 9)]
-    path = write_rows(tmp_path / "scored.jsonl", rows)
-    lengths = read_completions([path]).index["num_tokens"].to_pylist()
-    assert (lengths[0], lengths[2:]) == (None, [2, None, 9])
-
-
 @pytest.mark.parametrize(("parts", "shown"), [({"format": 0.1}, {"format": 0.1}), ("none", {}), ([1], {})])
 def test_parts_are_shown_where_there_are_any(tmp_path, parts, shown):
     path = tmp_path / "scored.jsonl"

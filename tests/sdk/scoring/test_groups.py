@@ -20,21 +20,23 @@ pytestmark = pytest.mark.usefixtures("scored_in_process")
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize(
-    ("columns", "problems"),
+    ("columns", "by", "problems"),
     [
-        (lambda n: {"prompt": f"{'ab'[n // 6]} {n % 3}", "extra_info": {"index": n % 3}}, 6),  # two data sets in one
-        (lambda n: {"prompt": "same", "extra_info": {"key": f"key {n % 4}", "index": n}}, 4),
-        (lambda n: {"extra_info": {"index": n % 3}}, 3),
-        (lambda n: {"problem": f"What is {n % 2}?", "prompt": f"{n}"}, 2),
-        (lambda n: {"ground_truth": [n % 5]}, 5),
-        (lambda n: {}, 12),
+        (lambda n: {"prompt": f"{'ab'[n // 6]} {n % 3}", "extra_info": {"index": n % 3}}, "prompt", 6),  # two data sets
+        (lambda n: {"prompt": [{"role": "user", "content": f"{n % 2}"}]}, "prompt", 2),
+        (lambda n: {"prompt": "same", "extra_info": {"key": f"key {n % 4}", "index": n}}, "extra_info.key", 4),
+        (lambda n: {"prompt": None, "extra_info": {"index": n % 3}}, "extra_info.index", 3),
+        (lambda n: {"problem": f"What is {n % 2}?", "prompt": f"{n}"}, "problem", 2),
+        (lambda n: {"ground_truth": [n % 5]}, "ground_truth", 5),
+        (lambda n: {}, "row", 12),  # a bare ground truth may be that of many problems
     ],
 )
-def test_a_file_has_as_many_problems_wherever_they_are_counted(write_task, tmp_path, columns, problems, ending):
+def test_a_file_has_as_many_problems_wherever_they_are_counted(write_task, tmp_path, columns, by, problems, ending):
     rows = [{"completion": f"<answer>{n % 2}</answer>", "ground_truth": "1"} | columns(n) for n in range(12)]
-    source, path = write_rows(tmp_path / "in.jsonl", rows), tmp_path / f"scored.{ending}"
+    source, path = write_rows(tmp_path / f"in.{ending}", rows), tmp_path / f"scored.{ending}"
     report = score_file(load_task(write_task()), source, path)
-    assert report.summary.prompts == problems
+    summary = report.summary
+    assert (summary.prompts_by, summary.prompts, bool(summary.at_k)) == (by, problems, problems < 12)
     (evaluation,) = read_completions([path]).evaluations()
     assert evaluation["problems"] == problems
     assert (evaluation["low"], evaluation["high"]) == pytest.approx(report.summary.interval)

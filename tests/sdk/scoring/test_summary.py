@@ -73,23 +73,6 @@ def rounded(summary):
 
 
 @pytest.mark.parametrize("tables", [False, True])
-@pytest.mark.parametrize(
-    ("columns", "by", "prompts"),
-    [
-        ({"extra_info": {"key": "k"}}, "extra_info.key", 1),
-        ({"prompt": [{"role": "user", "content": "hello"}]}, "prompt", 1),
-        ({"prompt": None, "extra_info": {"index": 3}}, "extra_info.index", 1),
-        ({"prompt": None, "ground_truth": {"target": 1}}, "ground_truth", 1),
-        ({"prompt": None}, "row", 3),  # a bare ground truth may be that of many problems
-    ],
-)
-def test_what_identifies_a_prompt(columns, by, prompts, tables):
-    summary = summarised([row("p", "1", 1.0, **columns) for _ in range(3)], tables=tables)
-    assert (summary.prompts_by, summary.prompts) == (by, prompts)
-    assert bool(summary.at_k) == (prompts == 1)
-
-
-@pytest.mark.parametrize("tables", [False, True])
 def test_rows_without_a_key_count_alone(tables):
     rows = [row(key, "1", 1.0) for key in ("a", "a", None, None)]
     assert summarised(rows, tables=tables).prompts == 3
