@@ -19,7 +19,6 @@ ASYNCHRONOUS = (
         ("overlong", "overlong(limit=64)"),
         ("overlong(buffer=9)", "overlong(limit=64, buffer=9)"),
         ("overlong(limit=50)", "overlong(limit=50)"),
-        ("cosine", "cosine(limit=64)"),
         ("mask_truncated", "mask_truncated"),
     ],
 )
