@@ -15,7 +15,6 @@ from tinyzero_sdk import Item, ItemColumns, load_task
 from tinyzero_sdk.errors import SettingsError
 
 task = load_task("multiply")
-graded = load_task("multiply", options={"weights": {"correct": 0.9, "format": 0.1}})
 factors = st.integers(min_value=0, max_value=10**9 - 1)
 long_factors = factors | st.integers(min_value=10**30, max_value=10**90)
 

@@ -142,6 +142,7 @@ WRONG_TYPES = {
         *({"target": target, "numbers": [True, 48]} for target in (48, True)),
         {"target": None, "numbers": NUMBERS},
         {"target": 48, "numbers": {3: 7, 12: 1}},
+        *("48", 48, None, NUMBERS, {}, {"target": 48}),
     ],
     "multiply": [
         *(None, 56088.0, "56,088", "56_088", "５６０８８", "٥٦٠٨٨", [123, 456], {"product": 56088}),

@@ -49,8 +49,8 @@ def problems_of(split: Split, options: Gsm8kOptions) -> tuple[Problem, ...]:
     found = _problems(str(path or PUBLISHED), _stamp(path)).splits
     if split not in found and "" not in found:
         raise DataError(
-            f"{path} has no {split} problems, its splits are {', '.join(found) or 'none'}; name its files train and "
-            "test, or give one file with task.path, which is then divided"
+            f"{path or PUBLISHED} has no {split} problems, its splits are {', '.join(found) or 'none'}; name its files "
+            "train and test, or give one file with task.path, which is then divided"
         )
     return found[split if split in found else ""]
 

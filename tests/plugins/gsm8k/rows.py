@@ -42,23 +42,3 @@ def write_repository(folder, train=TRAIN, test=TEST):
             write_parquet(folder / configuration / f"{split}-00000-of-00001.parquet", worded)
     (folder / "README.md").write_text("# Dataset Card for GSM8K\n")
     return folder
-
-
-def write_hub_cache(home):
-    """What `hf download` leaves in a cache; returns the snapshot."""
-    repository = home / "hub" / "datasets--openai--gsm8k"
-    commit = "e53f048856ff4f594e959d75785d2c2d37b678ee"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text(commit)
-    return write_repository(repository / "snapshots" / commit)
-
-
-def write_datasets_cache(home):
-    """What `datasets.load_dataset` leaves in a cache; returns the folder of the Arrow files."""
-    folder = home / "datasets" / "openai___gsm8k" / "main" / "0.0.0" / "e53f048856ff4f594e959d75785d2c2d37b678ee"
-    folder.mkdir(parents=True)
-    for split, rows in (("train", TRAIN), ("test", TEST)):
-        saved = folder / split
-        as_dataset(rows).save_to_disk(saved)
-        next(saved.glob("*.arrow")).rename(folder / f"gsm8k-{split}.arrow")
-    return folder

@@ -2,8 +2,6 @@
 
 # ruff: noqa: SIM905  (many words are easier to read without quotes)
 
-import string
-
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -44,16 +42,6 @@ def test_a_word_of_no_list_is_malformed_wherever_it_stands(word, sentence):
     assert not is_right(sentence.format(word), "42")
 
 
-LOOK_ALIKES = dict(zip("aceiopsxy", "асеіорѕху", strict=True))
-
-
-@given(st.sampled_from(sorted(words.VERBS | words.SAYING | words.RESULTS)), st.sampled_from(sorted(LOOK_ALIKES)))
-def test_a_known_word_in_letters_that_look_alike_is_unknown(word, letter):
-    for sentence in ("The total {} 42", "{}: 42", "{} 42"):
-        if letter in word:
-            assert read_number(sentence.format(word.replace(letter, LOOK_ALIKES[letter], 1))) is None
-
-
 SCALES = """
     ones tens hundreds thousands millions billions trillions dozens scores pairs couples grosses lakhs crores
     dozen score pair couple gross lakh crore grand k K M MM B bn mn mil bil halves thirds quarters tenths
@@ -63,32 +51,16 @@ SCALES = """
 
 @given(
     st.sampled_from(SCALES),
-    st.sampled_from([str.lower, str.title, str.upper, str]),
-    st.sampled_from(["{}: {}", "In {}: {}", "The {} are {}", "in {}, {}", "{} {}"]),
-)
-def test_a_word_that_rescales_is_malformed_before_a_number(word, case, sentence):
-    if len(word) > 1:  # k = 42
-        assert read_number(sentence.format(case(word), 42)) is None
-
-
-@given(
-    st.sampled_from(SCALES),
     st.sampled_from([str.lower, str.title, str]),
+    st.sampled_from(["{}: {}", "In {}: {}", "The {} are {}", "in {}, {}", "{} {}"]),
     st.sampled_from(["{} {}", "${} in {}", "{}{} people", "{} {} of apples", "{} in {}", "${} {}", "{} {} dollars"]),
 )
-def test_a_word_that_rescales_is_malformed_behind_a_number(word, case, sentence):
+def test_a_word_that_rescales_is_malformed_beside_a_number(word, case, before, behind):
+    if len(word) > 1:  # k = 42
+        assert read_number(before.format(case(word), 42)) is None
     word = case(word) if len(word) > 2 else word  # M is a million, m a metre
-    assert read_number(sentence.format(42, word)) is None
-    assert not is_right(sentence.format(42, word), "42")
-
-
-@given(
-    st.sampled_from(sorted(words.ABBREVIATIONS | words.LETTERS)),
-    st.sampled_from([*sorted(words.THINGS)[::40], "people", "dollars"]),
-)
-def test_an_abbreviation_before_a_thing_may_be_a_million(unit, thing):
-    for text in (f"42{unit} {thing}", f"42 {unit} {thing}", f"${42}{unit} {thing}", f"${42} {unit}"):
-        assert read_number(text) is None
+    assert read_number(behind.format(42, word)) is None
+    assert not is_right(behind.format(42, word), "42")
 
 
 OPENINGS = ["", "So ", "So, ", "Then ", "And now ", "Therefore ", "In total ", "Altogether, "]
@@ -103,34 +75,6 @@ def test_a_question_is_no_answer(opening, verb, subject, short):
         assert read_number(f"{opening}{asking} {verb} 42") is None
         assert read_number(f"{opening}{verb} Natalia have 42") is None
         assert read_number(f"{opening}{asking} {verb} {subject} = 42") is None
-
-
-COMMAS = st.sampled_from([",", "{,}", r"\,", "\u202f"])
-
-
-@given(st.from_regex(r"0[0-9]{0,2}", fullmatch=True), st.integers(0, 999), COMMAS)
-def test_a_group_that_begins_with_nought_has_a_decimal_comma(leading, number, comma):
-    text = f"{leading}{comma}{number:03d}"
-    for written in (
-        text,
-        f"${text}",
-        f"-{text}",
-        f"{text}{comma}000",
-        f"The answer is {text}.",
-        f"0{text}",
-        f"{text}/2",
-    ):
-        assert read_number(written) is None
-        assert not is_right(written, str(int(leading) * 1000 + number))
-
-
-@given(
-    st.integers(1, 12), st.sampled_from(["a.m.", "p.m.", "a.m", "am", "pm", "AM", "P.M.", "a m", "p. m.", "o'clock"])
-)
-def test_a_time_of_day_is_malformed(hour, half):
-    for text in (f"{hour} {half}", f"{hour}{half}", f"It is {hour} {half}", f"at {hour} {half}"):
-        assert read_number(text) is None
-        assert not is_right(text, str(hour))
 
 
 MEASURES = sorted(
@@ -208,45 +152,3 @@ def test_the_same_answer_is_read_in_every_form_and_before_any_end_token(answer, 
     found = last_answer(strip_special_tokens(text))
     assert found is not None
     assert read_number(found) == (-5 if "5" in answer else -42 if "-" in answer else 42)
-
-
-TITLES = st.text(string.ascii_letters, min_size=2, max_size=9).filter(lambda title: "answer" not in title.lower())
-
-
-@given(
-    st.sampled_from(["", "✅ ", "✔️ ", "📝 ", "1️⃣ ", "2. ", "2) ", "**", "→ ", "(", "🔍 **", "3. ✅ ", '"', "_", "- "]),
-    TITLES.filter(lambda title: title.lower() not in {"minus", "negative", "rs", "usd", "eur", "gbp", "inr"}),
-    st.sampled_from([" 40 + 2 = 42", ": 42", " 2", " of 7 apples", " 2:", " (3)"]),
-)
-def test_a_heading_behind_the_answer_is_none(mark, title, rest):
-    assert last_answer(f"So it is.\n#### 42\n\n#### {mark}{title}{rest}\n20 + 22 = 42") == "42"
-
-
-FRAMES = [
-    (
-        words.MASSES,
-        ["42 cups of {}", "42 {} boxes", "$42 per cup of {}", "42 boxes of {} per day", "She buys 42 bags of {}"],
-    ),
-    (words.PLACES, ["42 apples in the {}", "42 people at the {}", "42 eggs in a {}"]),
-    ({"Natalia", "Tom", "José", "Kwame"}, ["{} has 42 clips", "{}'s total is $42", "{}: 42", "42 more than {}"]),
-]
-
-
-@given(st.data())
-def test_a_number_is_counted_in_something_stands_somewhere_or_is_somebody_s(data):
-    known, sentences = data.draw(st.sampled_from(FRAMES))
-    assert read_number(data.draw(st.sampled_from(sentences)).format(data.draw(st.sampled_from(sorted(known))))) == 42
-
-
-@given(st.sampled_from(["Tom", "him", "them", "me", "Natalia"]), st.sampled_from(sorted(words.GIVING)))
-def test_a_recipient_may_stand_before_the_number(who, verb):
-    for text in (f"It {verb} {who} 42 minutes", f"It {verb} {who} $42"):
-        assert read_number(text) == 42
-    for text in (
-        f"{verb} 42 {who}",
-        f"It {verb} {who} -42",
-        f"It {verb} {who} minus 42",
-        f"It {verb} {who} not 42",
-        f"{who} 42",
-    ):
-        assert read_number(text) is None

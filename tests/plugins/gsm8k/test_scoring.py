@@ -70,17 +70,3 @@ def test_hostile_answers_take_no_time(piece):
     for text in (piece * (LONGEST // len(piece)), "1" + piece * ((LONGEST - 2) // len(piece)) + "x", piece * 400_000):
         # Without the bound on the length it would be hours.
         assert relative_time(lambda text=text: (read_number(text), task.oracle(text, "1")), attempts=1) < 15
-
-
-@pytest.mark.slow
-def test_scoring_is_fast():
-    # Ten times what they take alone, since other processes may share the machine.
-    assert time_of_100("<answer>1042</answer>") < 0.7
-    for answer in ("$1,042.00", "18 dollars", "3/4", r"\frac{3}{4}", "1.5e3", "She makes $18 every day at the market."):
-        assert time_of_100(f"<answer>{answer}</answer>") < 10, answer
-
-
-def time_of_100(end):
-    plugin = task.plugin_manager.get_plugin("task")
-    text = "The farmer has 16 hens, and each lays 2 eggs a week. " * 11 + end
-    return relative_time(lambda: [plugin.score(plugin.extract_answer(text), "1042") for _ in range(100)], attempts=5)

@@ -1,18 +1,14 @@
 """`tinyzero eval` at an endpoint, as it is typed: requests, rows and refusals."""
 
 import json
-from io import StringIO
 
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from tests.sdk.evaluation.conftest import CHAT, rows_of
 from tinyzero_sdk import load_task
-from tinyzero_sdk.cli.evaluate import _Observer
 from tinyzero_sdk.evaluation.protocol import EVALUATION_SEED
 from tinyzero_sdk.plugins.registry import load_plugins
-from tinyzero_sdk.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("scored_in_process")
 
@@ -219,20 +215,3 @@ def test_hook_local_models_that_returns_something_else_is_refused(run, install, 
     only_plugin(monkeypatch, "wrong")
     expected = "local_models of tz-wrong 1.0 returned 3; expected an object with the methods plan and key_help"
     assert expected in run("eval")[2]
-
-
-def test_a_log_shows_how_far_a_resumed_evaluation_is():
-    now, file = [0.0], StringIO()
-    progress = Progress(Console(file=file, width=80), clock=lambda: now[0], announce=False)
-    observer = _Observer(progress)
-    observer.sampling(500, 0, 1000)
-    for stored in range(510, 1001, 10):
-        now[0] += 2
-        observer.sampling(stored, 0, 1000)
-    for fraction in (0.5, 1.0):
-        now[0] += 10
-        observer.scoring(fraction)
-    progress.close()
-    lines = file.getvalue().splitlines()
-    assert lines[0] == "sampling completions: 650/1,000 completions  1:10 left"
-    assert lines[-2:] == ["scoring: 0.0%", "scoring: 100.0%"]

@@ -36,21 +36,6 @@ def test_a_torn_last_line_is_cut_off(tmp_path):
         assert path.read_bytes() == whole
 
 
-def test_a_signal_amid_an_append_loses_nothing(tmp_path, monkeypatch):
-    def interrupted(file):
-        raise KeyboardInterrupt
-
-    path = tmp_path / "out.jsonl"
-    monkeypatch.setattr("tinyzero_sdk.evaluation.sample_log._SYNC_SECONDS", -1.0)
-    with SampleFile(path, {}) as file, monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            file.append((0, 0), row(0))
-    assert path.exists()
-    with SampleFile(path, {}) as file:
-        assert (0, 0) in file
-
-
 def test_one_writer_at_a_time(tmp_path):
     with SampleFile(tmp_path / "out.jsonl", {}), pytest.raises(SettingsError, match="another evaluation is writing to"):
         SampleFile(tmp_path / "out.jsonl", {})

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from tinyzero_sdk import load_task
-from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
+from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.fuzz import Finding, fuzz
 from tinyzero_sdk.fuzz.confirm import Confirmation
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
@@ -69,25 +69,6 @@ def test_a_corpus_is_tried_first_and_mutated(make):
     report = fuzz(task, seconds=60, corpus=[case], on_progress=until(lambda report: report.findings))
     assert len(only(report).completion) < len(case.completion)
     assert "I am quite sure" in only(report).completion
-
-
-@pytest.mark.slow
-def test_a_hole_is_found_shrunk_and_replayed(make):
-    task = make(score=scorer("str(ground_truth) in answer"))
-    report = fuzz(task, seconds=20, stop_after=1)
-    found = only(report)
-    assert (found.kind, found.right, found.score) == ("wrong_rewarded", False, 1.0)
-    assert len(found.completion) <= len("<answer></answer>") + 2
-    case = found.to_case()
-    assert task.score_completion(case.completion, case.ground_truth).correct != case.correct
-    assert report.tried > 0
-
-
-@pytest.mark.slow
-def test_nothing_is_found_where_nothing_is_wrong(make):
-    report = fuzz(make(), seconds=30, on_progress=until(lambda report: report.tried > 2000 and report.lines))
-    assert report.findings == []
-    assert report.tried > 2000
 
 
 @pytest.mark.slow
@@ -198,14 +179,6 @@ def test_only_what_fails_again_is_a_finding(make, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_slow_moment_is_no_finding(make, tmp_path):
-    path = tmp_path / "was here"
-    task = make(score=SLOW_ONCE.format(path=str(path), what="time.sleep(60)").replace('== "%"', "!= '7'"))
-    assert fuzz(task, seconds=3, timeout=0.5).findings == []
-    assert path.exists()
-
-
-@pytest.mark.slow
 def test_a_scorer_that_hangs_costs_its_timeout_and_the_search_continues(make):
     task = make(
         score=scorer("(time.sleep(60) if '**' in answer else 0) or answer == str(ground_truth) or '_' in answer")
@@ -269,16 +242,13 @@ def test_ctrl_c_keeps_what_was_found(make):
 
 
 @pytest.mark.slow
-def test_a_task_that_makes_nothing_is_an_error(make):
-    task = make(generate_dataset="@hookimpl\ndef generate_dataset(size):\n    return []\n")
-    with pytest.raises(TinyZeroError, match=r"no items|0 different train"):
-        fuzz(task, seconds=20)
-
-
-@pytest.mark.slow
-def test_workers_that_die_at_once_are_an_error(make):
-    code = "import os\n\n@hookimpl\ndef generate_dataset(size):\n    os._exit(1)\n"
-    with pytest.raises(BrokenTaskError, match="before they try anything"):
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [("return []", r"no items|0 different train"), ("os._exit(1)", "before they try anything")],
+)
+def test_a_task_that_makes_no_problem_is_an_error(make, statement, message):
+    code = f"import os\n\n@hookimpl\ndef generate_dataset(size):\n    {statement}\n"
+    with pytest.raises(TinyZeroError, match=message):
         fuzz(make(generate_dataset=code), seconds=30)
 
 

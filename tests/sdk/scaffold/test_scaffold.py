@@ -32,20 +32,6 @@ def is_name(name):
     return True
 
 
-@pytest.fixture
-def example_task(tmp_path, install, monkeypatch):
-    """The task of a package that `tinyzero new my-task` wrote, as if it was installed."""
-    install("my-task", tasks={"my-task": "my_task"})
-    # After the metadata, since a name that is taken is refused.
-    with monkeypatch.context() as patched:
-        patched.setattr("tinyzero_sdk.scaffold.package.check_name", lambda name: None)
-        write_package("my-task", tmp_path / "package")
-    monkeypatch.syspath_prepend(tmp_path / "package")
-    yield load_task("my-task")
-    for module in ("my_task", "my_task.euclid"):
-        sys.modules.pop(module, None)
-
-
 # ---- names
 
 
@@ -170,20 +156,19 @@ def test_mypy_finds_nothing_however_strict(tmp_path):
 # ---- the example
 
 
-def test_every_case_of_the_example_has_its_score(example_task, tmp_path):
-    cases = read_cases(tmp_path / "package/my_task/cases.jsonl")
+def test_the_example_works_by_its_path_before_it_is_installed(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("new", "tz-fresh")
+    task = load_task("./tz-fresh")
+    assert task.name == "tz-fresh"
+    items = list(task.dataset("train", 50))
+    assert all(task.score_completion(task.solve(item), item.ground_truth).correct for item in items)
+    cases = read_cases(tmp_path / "tz-fresh/tz_fresh/cases.jsonl")
     assert {case.correct for case in cases} == {True, False}
     for case in cases:
-        assert example_task.score_completion(case.completion, case.ground_truth).correct == case.correct, case.note
-
-
-def test_demonstrations_slip_now_and_then(example_task):
-    items = list(example_task.dataset("train", 50))
-    right = [
-        example_task.score_completion(example_task.demonstrate(item, seed=number), item.ground_truth).correct
-        for number, item in enumerate(items)
-    ]
-    assert 0.4 < sum(right) / len(right) < 1
+        assert task.score_completion(case.completion, case.ground_truth).correct == case.correct, case.note
+    shown = [task.score_completion(task.demonstrate(item, seed=n), item.ground_truth) for n, item in enumerate(items)]
+    assert 0.4 < sum(score.correct for score in shown) / len(shown) < 1  # demonstrations slip now and then
 
 
 # ---- from a file
@@ -217,15 +202,6 @@ def test_a_file_that_is_no_task_or_in_a_package_is_refused(write_task, tmp_path)
         with pytest.raises(TinyZeroError, match=problem):
             write_package("my-task", tmp_path / "out", task_file=tmp_path / file)
     assert not (tmp_path / "out").exists()
-
-
-def test_what_was_written_works_by_its_path_before_it_is_installed(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run("new", "tz-fresh")
-    task = load_task("./tz-fresh")
-    assert task.name == "tz-fresh"
-    for item in task.dataset("train", 5):
-        assert task.score_completion(task.solve(item), item.ground_truth).correct
 
 
 # ---- the command

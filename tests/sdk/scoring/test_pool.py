@@ -7,18 +7,16 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from math import inf, nan
 from pathlib import Path
 
 import pytest
 
-from tinyzero_sdk import Completion, Score, load_task
+from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, VersionMismatchError
-from tinyzero_sdk.records import ScoreColumns
 from tinyzero_sdk.scoring.batches import CompletionBatch
 from tinyzero_sdk.scoring.pool import ScoringPool
-from tinyzero_sdk.workers.process import SharedTimer, WorkerProcess
+from tinyzero_sdk.workers.process import SharedTimer
 
 HOSTILE_SCORE = """
 import ctypes, os, re, signal, subprocess, sys, time
@@ -394,37 +392,9 @@ def test_broken_source_leaves_a_pool_that_works(hostile):
         assert pool.score([tagged(1)], [1])[0].correct
 
 
-@pytest.mark.slow
-def test_successor_starts_while_a_hanging_worker_uses_up_its_time(hostile):
-    with ScoringPool(hostile, workers=1, timeout=0.6) as pool:
-        pool.score([tagged(1)], [1])
-        started = time.monotonic()
-        scores = pool.score([tagged("sleep"), *(tagged(n) for n in range(20))], [0, *range(20)])
-        (successor,) = pool._workers
-    assert [score.reason for score in scores] == ["timeout"] + ["ok"] * 20
-    assert started < successor.process.born < started + 0.6
-
-
-def test_a_worker_needs_no_directory_for_temporary_files(monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-    with closing(WorkerProcess(b"", print)) as worker:
-        assert worker.timer.index is None
-        assert worker.timer.start(3) == worker.timer.started
-
-
 def test_a_timer_is_a_file_where_memory_has_none(monkeypatch):
     monkeypatch.delattr(os, "memfd_create", raising=False)
     with SharedTimer.make_file() as file:
         timer = SharedTimer(file.fileno())
         timer.start(3)
         assert SharedTimer(file.fileno()).index == 3
-
-
-def test_scores_are_kept_by_place():
-    scores = [Score(0.5, False, "wrong", "a", {"x": 1.0}, True), Score(1.0, True), Score(0.0, False, "no_answer")]
-    whole = ScoreColumns()
-    for score in scores:
-        piece = ScoreColumns()
-        piece.add(score, score.answer)
-        whole.extend(piece)
-    assert list(whole) == scores

@@ -53,6 +53,7 @@ def test_two_families_with_one_name_clash(family, install):
         ("raise SystemExit", []),
         ("@hookimpl\ndef tsak_names(): return []", []),
         ("@hookimpl\ndef task_names(): return 1 / 0", []),
+        ("@hookimpl\ndef register_commands(apps): pass", []),
         ("def task_names(): return []", []),
         ("", ["tinyzero-sdk>=99"]),
     ],

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.sdk.conftest import options_source
 from tinyzero_sdk import Completion, RewardPart, Score, load_task
 from tinyzero_sdk.data.files import read_rows
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
@@ -66,10 +67,11 @@ def test_impossible_weights_are_refused(path, options, message):
         load_task(path, options=options)
 
 
-def test_a_task_without_parts_may_have_an_option_named_weights(write_task):
-    code = "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Options:\n    weights: int = 1\n"
-    task = load_task(write_task(options=f"{code}@hookimpl\ndef options(): return Options"), options={"weights": 2})
-    assert task.settings == {"weights": 2}
+def test_only_a_task_without_parts_may_have_an_option_named_weights(write_task):
+    options = options_source("weights: int = 1")
+    assert load_task(write_task(options=options), options={"weights": 2}).settings == {"weights": 2}
+    with pytest.raises(BrokenTaskError, match="a field weights, by which users weight the parts"):
+        load_task(write_task(info=INFO, score=SCORE, options=options))
 
 
 @pytest.mark.parametrize(
@@ -93,13 +95,6 @@ def test_impossible_parts_are_refused(write_task, parts, message):
     info = f"from tinyzero_sdk import RewardPart\n@hookimpl\ndef info(): return TaskInfo(parts={parts})"
     with pytest.raises(BrokenTaskError, match=message):
         load_task(write_task(info=info))
-
-
-def test_an_option_named_weights_is_no_part(write_task):
-    code = "import dataclasses\n@dataclasses.dataclass(frozen=True)\nclass Options:\n    weights: int = 1\n"
-    options = f"{code}@hookimpl\ndef options(): return Options"
-    with pytest.raises(BrokenTaskError, match="a field weights, by which users weight the parts"):
-        load_task(write_task(info=INFO, score=SCORE, options=options))
 
 
 def test_parts_that_are_not_declared_have_no_sum(write_task):
@@ -128,17 +123,6 @@ def guard(score, **parts):
 def test_invalid_parts_are_errors(score, message):
     with pytest.raises(BrokenTaskError, match=message):
         guard(score, right=RewardPart(), digits=RewardPart()).check(score, "1")
-
-
-def test_equal_and_repeated_scores_keep_their_own_answers():
-    score, parts = None, {"right": 1.0}
-    guarded = ScoreGuard("say", last_tagged, lambda answer, truth: score, (0, 1), None, {"right": RewardPart()})
-    for number in range(100):
-        if number % 3 == 0:  # a new object, perhaps where the last one was
-            parts["right"] = number / 100
-            score = Score.of_parts(parts, correct=False)
-        found = guarded.check(score, str(number))
-        assert (found.value, found.answer, found.reason) == (parts["right"], str(number), "wrong")
 
 
 @given(

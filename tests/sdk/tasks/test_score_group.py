@@ -1,12 +1,10 @@
 """Rewards that compare the completions of one problem."""
 
-import json
 import pickle
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from tests.sdk.rows import write_rows
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.adapters.scorer import Scorer
 from tinyzero_sdk.data.files import read_rows
@@ -185,13 +183,6 @@ def rows_of(sizes, **columns):
         for number, size in enumerate(sizes, start=1)
         for _ in range(size)
     ]
-
-
-def write_rows(path, rows):
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.mark.usefixtures("scored_in_process")

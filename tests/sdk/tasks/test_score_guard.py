@@ -215,17 +215,6 @@ def test_endless_recursion_is_contained(write_task):
     assert len(task.first_error) < 10_000
 
 
-def test_first_error_is_kept_with_its_place(write_task):
-    path = write_task(score="@hookimpl\ndef score(answer, ground_truth): return 1 / int(answer)")
-    task = load_task(path)
-    assert (task.error_count, task.first_error) == (0, None)
-    for answer in ("0", "x", "1"):
-        task.score_completion(f"<answer>{answer}</answer>", 3)
-    assert task.error_count == 2
-    assert "ZeroDivisionError" in task.first_error
-    assert path in task.first_error
-
-
 @pytest.mark.parametrize("completion", ["<answer>1</answer>", "no answer", Completion("<answer>2</answer>")])
 def test_a_ground_truth_that_cannot_be_judged_is_an_error_whatever_the_completion_says(write_task, completion):
     code = "@hookimpl\ndef is_valid(ground_truth):\n    return type(ground_truth) is int and 1 <= ground_truth <= 9"
@@ -273,12 +262,6 @@ def test_any_text_gets_a_score(text):
         got = guard(1.0).score_completion(completion, 3)
         assert got.reason in ("ok", "no_answer")
         assert (got.value, got.answer is None) == ((1.0, False) if got.correct else (0.0, True))
-
-
-def test_special_tokens_do_not_change_the_score(write_task):
-    task = load_task(write_task())
-    for token in ("<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>"):
-        assert task.score_completion(f"<answer>3{token}</answer>{token}\n{token}", 3).correct
 
 
 @pytest.mark.slow

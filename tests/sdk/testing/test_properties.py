@@ -92,15 +92,6 @@ def test_a_failure_that_does_not_repeat_is_reported_as_such(write_sum):
     assert "passes when it is tested again" in failure.got
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_chance_in_a_reward_fails_checks_and_does_not_stop_them(write_sum, seed):
-    path = write_sum(score=SCORE.format("if random.random() < 0.01: return 1.0"))
-    report = check_task(load_task(path), properties=["never-raises", "deterministic", "correct-means-right"], seed=seed)
-    assert "deterministic" in [result.prop.name for result in report.failed]
-    assert " / " in report["deterministic"].failure.got or " and " in report["deterministic"].failure.got
-
-
 FEW = """
 @hookimpl
 def generate_dataset(split, size, seed, start):
