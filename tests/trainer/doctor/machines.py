@@ -7,6 +7,7 @@ from typing import Any
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.facts import (
     Facts,
+    Finding,
     Folder,
     Machine,
     Node,
@@ -16,7 +17,6 @@ from tinyzero_trainer.doctor.facts import (
     Requirements,
     Torch,
 )
-from tinyzero_trainer.doctor.finding import Finding
 from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
 from tinyzero_trainer.models.files import Model
 

@@ -18,8 +18,7 @@ from tinyzero_trainer.cli import options
 
 if TYPE_CHECKING:
     from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.doctor.facts import Facts, Requirements
-    from tinyzero_trainer.doctor.finding import Finding
+    from tinyzero_trainer.doctor.facts import Facts, Finding, Requirements
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 CHECK_WIDTH = 14

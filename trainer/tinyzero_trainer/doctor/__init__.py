@@ -1,6 +1,6 @@
 """`tinyzero doctor`: whether a run will work on this machine or Ray cluster, and which command fixes what is wrong.
 
-- facts.py: what was seen, as plain records. finding.py: what a check reports about it.
+- facts.py: what was seen, and what a check reports about it, as plain records.
 - probe.py, cluster_probe.py: look at this machine, and at a Ray cluster. Whatever may crash or hang runs in a child
   process (child.py): torch_probe.py, and node_probe.py on each node.
 - checks.py: facts in, findings out; also package_checks.py, gpu_checks.py and cluster_checks.py.

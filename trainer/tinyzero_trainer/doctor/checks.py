@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from tinyzero_trainer.doctor import cluster_checks, gpu_checks, package_checks
 from tinyzero_trainer.doctor.cluster_checks import ENOUGH_FILES, ENOUGH_SHARED, SHARED_FOR
-from tinyzero_trainer.doctor.facts import Facts, Requirements
-from tinyzero_trainer.doctor.finding import Finding, Level, as_size
+from tinyzero_trainer.doctor.facts import Facts, Finding, Level, Requirements, as_size
 from tinyzero_trainer.hardware.gpu import GIB
 
 WEIGHT_BYTES = 4  # master weights are float32

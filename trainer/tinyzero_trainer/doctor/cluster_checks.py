@@ -6,8 +6,7 @@ from typing import TypeVar
 
 from tinyzero_sdk.console import plural
 from tinyzero_trainer.distributed.parallel_dims import Resources
-from tinyzero_trainer.doctor.facts import Facts, Node, NodeReport, Requirements
-from tinyzero_trainer.doctor.finding import Finding, Level, as_size
+from tinyzero_trainer.doctor.facts import Facts, Finding, Level, Node, NodeReport, Requirements, as_size
 from tinyzero_trainer.doctor.package_checks import ENGINES
 from tinyzero_trainer.executors.ray.cluster import in_one_line
 from tinyzero_trainer.hardware.gpu import GIB

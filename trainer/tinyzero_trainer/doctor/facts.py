@@ -1,10 +1,10 @@
-"""What was seen of a machine and of a Ray cluster, and what the configuration requires. Records only."""
+"""What was seen of a machine and of a Ray cluster, what the configuration requires, and what a check reports."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tinyzero_trainer.distributed.parallel_dims import ParallelDims
-from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
+from tinyzero_trainer.hardware.gpu import GIB, MIB, Driver, GpuInfo
 from tinyzero_trainer.kinds import EngineKind, find_engine
 from tinyzero_trainer.models.files import Model
 
@@ -177,3 +177,22 @@ class Facts:
     @property
     def installed(self) -> dict[str, Package]:
         return {package.name: package for package in self.packages}
+
+
+Level = Literal["ok", "note", "warning", "error"]
+"""`note`: good to know. `warning`: training works, but slowly or not in every setting. `error`: it will fail."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    """What was checked, such as `torch` or `gpu 0`."""
+
+    level: Level
+    what: str
+    do: str = ""
+    commands: tuple[str, ...] = ()
+
+
+def as_size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

@@ -4,8 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tinyzero_trainer.doctor.facts import Facts, Requirements
-from tinyzero_trainer.doctor.finding import Finding, Level, as_size
+from tinyzero_trainer.doctor.facts import Facts, Finding, Level, Requirements, as_size
 from tinyzero_trainer.hardware.compute_capability import (
     MIN_DRIVER,
     build_for,

@@ -7,8 +7,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tinyzero_trainer import kinds
-from tinyzero_trainer.doctor.facts import Facts, Package, Requirements
-from tinyzero_trainer.doctor.finding import Finding, Level
+from tinyzero_trainer.doctor.facts import Facts, Finding, Level, Package, Requirements
 from tinyzero_trainer.kinds import find_engine, kind_names
 
 OURS = "tinyzero-trainer"
