@@ -40,6 +40,9 @@ class EngineKind:
     fp8: frozenset[str] = frozenset()
     """Keys of `rollout` that may be `fp8`."""
 
+    fp8_gpu_only: bool = False
+    """Whether these need a GPU that computes in fp8; other engines say themselves what they need."""
+
     problem: Callable[[Any], str] = lambda _: ""
     """Says what else of a `RolloutConfig` the engine cannot do, and what to change; empty = nothing."""
 

@@ -43,8 +43,9 @@ def refuse_fp8(config: TrainConfig, target: TargetGpu) -> None:
         SettingsError: names the setting.
     """
     settings = ["model.float8=rowwise"] if config.model.float8 else []
-    if config.rollout.engine == "torch":  # vLLM says itself what it needs
-        settings += [f"{setting} with rollout.engine=torch" for setting in config.rollout.in_fp8]
+    engine = config.rollout.kind
+    if engine.fp8_gpu_only:
+        settings += [f"{setting} with rollout.engine={engine.name}" for setting in config.rollout.in_fp8]
     for setting in settings:
         if problem := lacks_fp8(setting, target.capability, f"the {target.spec.name}" if target.spec else target.name):
             raise SettingsError(problem)

@@ -7,6 +7,7 @@ KIND = EngineKind(
     build="tinyzero_trainer.rollout.torch.build",
     predictions="tinyzero_trainer.rollout.torch.predictions",
     fp8=frozenset({"kv_cache_dtype", "quantization"}),
+    fp8_gpu_only=True,
     max_async_level=None,
     continuous=True,
 )
