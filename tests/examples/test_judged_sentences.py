@@ -14,22 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.sdk import judge_server
-from tests.sdk.evaluation.fake_endpoint import serve
+from tests.sdk.judge_server import server as server
 from tinyzero_sdk import load_task
 from tinyzero_sdk.cli import main
 from tinyzero_sdk.disk_cache import DiskCache
 
 FILE = Path(__file__).parents[2] / "examples/judged_sentences.py"
-
-
-@pytest.fixture
-def server(monkeypatch, tmp_path):
-    with serve() as running:
-        running.intervene = judge_server.reply
-        monkeypatch.setenv("TINYZERO_CACHE_DIR", str(tmp_path / "cache"))
-        monkeypatch.setenv("TINYZERO_JUDGE_BASE_URL", running.url)
-        monkeypatch.setenv("TINYZERO_JUDGE_MODEL", "strict")
-        yield running
 
 
 @pytest.fixture

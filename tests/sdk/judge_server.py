@@ -1,7 +1,11 @@
-"""A judge for tests: grades sentences as a strict reader would, for `fake_endpoint` to reply with."""
+"""A judge for tests: grades sentences as a strict reader would, at a `fake_endpoint`."""
 
 import json
 import re
+
+import pytest
+
+from tests.sdk.evaluation.fake_endpoint import serve
 
 BLOCK = re.compile(r"^\[(\w{16}) (\w+)\]\n(.*?)\n\[\1 end of \2\]$", re.MULTILINE | re.DOTALL)
 
@@ -29,3 +33,14 @@ def reply(number, request):
     usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
     choices = [{"index": 0, "finish_reason": "stop", "message": message}]
     return 200, {"id": "x", "object": "x", "created": 0, "model": request["model"], "choices": choices, "usage": usage}
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """The judge's server, named in the environment, with an empty cache."""
+    with serve() as running:
+        running.intervene = reply
+        monkeypatch.setenv("TINYZERO_CACHE_DIR", str(tmp_path / "cache"))
+        monkeypatch.setenv("TINYZERO_JUDGE_BASE_URL", running.url)
+        monkeypatch.setenv("TINYZERO_JUDGE_MODEL", "strict")
+        yield running

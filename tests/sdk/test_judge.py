@@ -1,15 +1,13 @@
 """The judge: what it is asked, what it believes, what it may spend, and what it remembers."""
 
 import asyncio
-import functools
 import json
-import ssl
 
 import openai
 import pytest
 
 from tests.sdk import judge_server
-from tests.sdk.evaluation.fake_endpoint import serve
+from tests.sdk.judge_server import server as server
 from tinyzero_sdk import RewardPart, TinyZeroError
 from tinyzero_sdk.judge import REVERSED_VARIABLE, BudgetError, Judge
 
@@ -17,18 +15,6 @@ RUBRIC = {
     "words": RewardPart(description="All words are used."),
     "style": RewardPart(0.5, (-1.0, 2.0), "How it reads."),
 }
-TLS = functools.cache(ssl.create_default_context)
-
-
-@pytest.fixture
-def server(monkeypatch, tmp_path):
-    monkeypatch.setattr(ssl, "create_default_context", lambda *_, **__: TLS())
-    with serve() as running:
-        running.intervene = judge_server.reply
-        monkeypatch.setenv("TINYZERO_CACHE_DIR", str(tmp_path / "cache"))
-        monkeypatch.setenv("TINYZERO_JUDGE_BASE_URL", running.url)
-        monkeypatch.setenv("TINYZERO_JUDGE_MODEL", "strict")
-        yield running
 
 
 def score(judge, answer="The key lay in the snow.", question="use the words key, snow", reference=""):

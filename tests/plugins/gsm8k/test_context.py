@@ -116,26 +116,6 @@ def test_units_and_rates_are_read_in_every_dress(number, space, unit, rate, per,
         assert is_right(text, "7") is not True
 
 
-@given(
-    NUMBERS,
-    st.sampled_from(
-        ["{}", "US{}", "US {}", "{} per lb", "{}/hr", "{} / hr", "{} per hour", "{} a day", "So she earns {} a week."]
-    ),
-)
-def test_money_is_read(number, frame):
-    sign, digits = ("-", number[0][1:]) if number[0][0] == "-" else ("", number[0])
-    if not sign or not frame.startswith(("US", "So")):
-        assert read_number(frame.format(f"{sign}${digits}")) == read_number(number[1])
-    for left in ("Rs. ", "Rs.", "Rs ", "USD ", "₹"):
-        if not sign:
-            assert read_number(left + digits) == read_number(number[1])
-            assert is_right(left + digits, number[1]) is not False
-    if digits[-1].isdigit():
-        assert read_number(f"{number[0]}¢") == read_number(number[1])
-        assert read_number(f"${number[0]}$ million") == 10**6 * read_number(number[0])
-    assert read_number(f"${digits}¢") is None
-
-
 END_TOKENS = ["</s>", "<eos>", "<end_of_turn>", "<pad>", "<|im_end|>", "<｜end▁of▁sentence｜>"]
 SPACE = st.text(" \n\t\r", max_size=3)
 

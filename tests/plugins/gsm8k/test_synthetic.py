@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from tinyzero_gsm8k.stories import TEMPLATES
-from tinyzero_gsm8k.stories.telling import Story, show
+from tinyzero_gsm8k.stories.telling import Story
 from tinyzero_gsm8k.synthetic import synthetic_problem
 from tinyzero_sdk import load_task
 
@@ -113,8 +113,3 @@ def test_the_same_seed_gives_the_same_problems_and_another_seed_others():
 @pytest.mark.nightly(reason="half a minute of generating; the generators have not changed if the fast tests pass")
 def test_there_are_three_hundred_thousand():
     assert sum(1 for _ in islice(task.dataset("train"), 300_000)) == 300_000
-
-
-def test_show_refuses_what_two_decimals_cannot_hold():
-    with pytest.raises(AssertionError, match="more than two decimals"):
-        show(Fraction(1, 3))

@@ -1,8 +1,6 @@
 """A fake server, and a task to evaluate at it."""
 
-import functools
 import json
-import ssl
 
 import pytest
 
@@ -17,12 +15,8 @@ def make_prompt(item, template):
 """
 
 
-TLS = functools.cache(ssl.create_default_context)  # a client reads all certificates for each, which takes a while
-
-
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(ssl, "create_default_context", lambda *_, **__: TLS())
+def server():
     with serve() as running:
         yield running
 

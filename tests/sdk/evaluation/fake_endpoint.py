@@ -1,7 +1,9 @@
 """A server that speaks as much of OpenAI's protocol as an evaluation needs, and can be made to fail."""
 
+import functools
 import itertools
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest.mock import patch
 
+TLS = functools.cache(ssl.create_default_context)  # a client reads all certificates for each, which takes a while
 Reply = tuple[int, Any]  # status, and the body: text as it is, everything else as JSON
 
 
@@ -102,7 +106,8 @@ def serve():
     thread.start()
     endpoint.url = f"http://127.0.0.1:{server.server_port}/v1"
     try:
-        yield endpoint
+        with patch.object(ssl, "create_default_context", lambda *_, **__: TLS()):
+            yield endpoint
     finally:
         server.shutdown()
         server.server_close()

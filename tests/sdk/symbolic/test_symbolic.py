@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from tests.relative_time import relative_time
 from tinyzero_sdk import load_task
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.records import Completion
-from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.symbolic import ExpressionError, compare, equal, numerically_equal, parse
 from tinyzero_sdk.symbolic.compare import to_sympy
 
@@ -288,19 +286,3 @@ def test_without_sympy_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(compare, "_agree", lambda *_: "alike")
     with pytest.raises(TinyZeroError, match=r"needs sympy: pip install 'tinyzero-sdk\[symbolic\]'"):
         equal(parse("sqrt(12)"), parse("2 sqrt 3"))
-
-
-@pytest.mark.slow
-def test_a_comparison_that_never_ends_costs_its_limit_and_nothing_else(write_task):
-    code = """
-from tinyzero_sdk.symbolic import equal, parse
-equal(parse("2 sqrt 3"), parse("sqrt(12)"))  # imports what would take longer than the limit on a busy machine
-@hookimpl
-def score(answer, ground_truth):
-    return float(equal(parse(answer), parse(ground_truth)))
-"""
-    task = load_task(write_task(score=code))
-    answers = ["<answer>(a + b + c + d + sin^2 x + cos^2 x)^300</answer>", "<answer>2 sqrt 3</answer>"]
-    with ScoringPool(task, timeout=2.0) as pool:
-        scores = pool.score([Completion(text) for text in answers], ["(a + b + c + d + 1)^300", "sqrt(12)"])
-    assert [score.reason for score in scores] == ["timeout", "ok"]

@@ -7,7 +7,6 @@ import pytest
 from tests.sdk.conftest import options_source
 from tinyzero_sdk import Completion, Item, ItemColumns, Score, TaskInfo, load_task
 from tinyzero_sdk.errors import BrokenTaskError, DataError
-from tinyzero_sdk.tasks.task import bind
 
 OPTIONS = options_source("low: int = 0")
 ITEM = Item(3, {"number": 3})
@@ -198,14 +197,6 @@ def test_file_task_pickles_by_path_wherever_it_is_opened(write_task, tmp_path, m
     pickled = pickle.dumps(load_task("./here.py"))
     monkeypatch.chdir("/")
     assert pickle.loads(pickled).score_completion("<answer>3</answer>", 3).correct
-
-
-def test_bound_call_equals_the_hook_call(write_task):
-    code = "@hookimpl\ndef demonstrate({}): return repr([{}])"
-    for arguments in ("item, seed, options", "seed, item", "options, seed", "seed", "item, seed", ""):
-        task = load_task(write_task(extra=code.format(arguments, arguments), options=OPTIONS))
-        hook = task.plugin_manager.hook.demonstrate
-        assert bind(hook, task.options)(ITEM, 5) == hook(item=ITEM, seed=5, options=task.options)
 
 
 FAULTS = [
