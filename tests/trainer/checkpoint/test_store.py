@@ -114,18 +114,6 @@ def test_damaged_ones_past_the_resumed_step_go_when_the_run_has_saved_again(root
     assert names(root) == ["step_10", "step_15"]
 
 
-def test_the_newest_intact_one_is_taken_and_the_others_are_reported(root):
-    save(root, 30, filler(30), meta=META, keep=3)
-    (root / "step_30" / "manifest.json").unlink()
-    (root / "step_20" / "empty").write_bytes(b"!")
-    found = latest(root)
-    assert found.step == 10
-    assert found.skipped == (
-        f"{root}/step_30/manifest.json: No such file or directory",
-        f"{root}/step_20/empty has changed since it was written",
-    )
-
-
 @pytest.mark.fault(
     "F18",
     "Every checkpoint is damaged",
@@ -245,14 +233,6 @@ def test_a_disk_with_too_little_space_is_refused_before_anything_is_written(root
     assert names(root) == ["step_10", "step_20"]
 
 
-def test_a_limit_of_file_sizes_is_named(root):
-    def write(directory):
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-    with pytest.raises(CheckpointError, match=r"File too large \(`ulimit -f` limits the size of files\)"):
-        save(root, 30, write, meta=META)
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors have no names here")
 def test_everything_is_on_the_disk_before_the_rename_and_the_rename_before_the_return(root, monkeypatch):
     calls, real_fsync, real_rename = [], os.fsync, os.rename
@@ -309,7 +289,8 @@ def test_a_real_write_error_inside_safetensors_is_one_line(root):
         try:
             save(root, 30, fill, meta=META)
         except CheckpointError as error:
-            os._exit(0 if "File too large" in str(error) and "\n" not in str(error) else 2)
+            said = str(error)
+            os._exit(0 if "File too large" in said and "`ulimit -f` limits" in said and "\n" not in said else 2)
 
     assert in_child(child) == 0
     assert names(root) == ["step_10", "step_20"]

@@ -72,15 +72,6 @@ def test_an_import_error_of_our_own_is_a_bug():
         exec("with import_errors_in_one_line():\n    from tinyzero_trainer.types import gone", ours)
 
 
-def test_eval_without_torch_is_one_line(monkeypatch, capsys):
-    for module in ("controller.local_sampler", "models.loading"):
-        monkeypatch.delitem(sys.modules, f"tinyzero_trainer.{module}", raising=False)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    code, _, error = call(capsys, "eval", "--task", "countdown", "--model", "tiny", "--size", "2", "run.device=cpu")
-    assert code == 2
-    assert "cannot import torch (import of torch halted; None in sys.modules); `tinyzero doctor` looks at" in error
-
-
 @pytest.fixture
 def calls(monkeypatch):
     """Fakes of what imports torch; returns what they were called with."""
@@ -157,22 +148,6 @@ def test_a_run_on_files_is_repeated_with_the_template_that_its_model_had(capsys,
     assert (code, "data.prompt_template='base' has no effect" in error) == (2, True)
 
 
-def test_train_prints_where_settings_come_from(capsys, calls, built_in_preset, tmp_path):
-    built_in_preset.update(
-        algorithm={"kl_coefficient": 0.1, "kl_estimator": "exact"}, rollout={"max_completion_tokens": 64}
-    )
-    words = ["--task", "countdown", "--output", str(tmp_path / "run"), "--recipe", "dr_grpo"]
-    code, _, error = call(capsys, "train", *words)
-    ((config, _, _),) = calls
-    assert (code, config.run.recipe, config.algorithm.kl_coefficient) == (0, "dr_grpo", 0.0)
-    assert error.splitlines()[1:] == [
-        "recipe dr_grpo: algorithm.advantage_estimator=dr_grpo algorithm.loss_aggregation=seq-mean-token-sum-norm "
-        "algorithm.kl_coefficient=0.0",
-        "defaults of the model: rollout.max_completion_tokens=64",
-        "loading PyTorch",
-    ]
-
-
 def test_an_engine_is_chosen_before_anything_is_loaded_and_told(capsys, calls, tmp_path):
     words = ["--task", "countdown", "--model", "tiny", "rollout.engine=auto", "run.device=cpu"]
     for command in ("train", "sft"):
@@ -182,13 +157,6 @@ def test_an_engine_is_chosen_before_anything_is_loaded_and_told(capsys, calls, t
     code, _, error = call(capsys, "train", "--output", str(tmp_path / "other"), *words, "vllm.tensor_parallel=2")
     assert (code, len(calls)) == (2, 2)
     assert "error: rollout.engine=vllm needs vLLM, which is not installed; pip install" in error
-
-
-def test_the_default_directory_is_named_after_task_and_time(capsys, calls, toy_task):
-    call(capsys, "train", "--task", toy_task, "--model", "gpt2")
-    ((config, _, _),) = calls
-    assert config.run.output.startswith("runs/toy_task-20")
-    assert config.model.path == "gpt2"
 
 
 def test_train_resumes_with_the_saved_configuration(capsys, calls, saved_run):

@@ -17,7 +17,6 @@ from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed import fsdp
 from tinyzero_trainer.distributed.workload import workload_of
-from tinyzero_trainer.executors.local import build as local
 from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import KvCacheError
 from tinyzero_trainer.training import policy
@@ -115,13 +114,6 @@ def test_a_run_without_a_checkpoint_starts_again_with_what_is_advised(configure,
             train(config)
     advice = str(error.value).partition("; start again with ")[2]
     assert train(build(TrainConfig, merge(to_mapping(config), parse_overrides(advice.split())))).accuracy
-
-
-@pytest.mark.slow
-def test_an_engine_that_cannot_be_built(configure, monkeypatch):
-    monkeypatch.setattr(local, "build_engine", run_out)
-    with pytest.raises(OutOfMemoryError, match="while the rollout engine took over the weights"):
-        train(configure())
 
 
 def test_half_the_micro_batch_is_of_what_a_step_has_and_no_sequence_is_cut(configure):

@@ -53,8 +53,6 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--model", SEVEN_B, "--gpu", "H200", "algorithm.advantage_estimator=gae", "algorithm.kl_coefficient=0.1"),
         ("--model", SEVEN_B, "--gpu-memory", "8GB"),
         (*APART, "vllm.tensor_parallel=2"),
-        ("--model", SEVEN_B, "--gpus", "16", "--gpu", "A100", "parallel.dp_replicate=2"),
-        ("--model", SEVEN_B, "--gpus", "4", "--gpu", "L40S", "rollout.num_engines=1"),
     ],
 )
 def test_a_report_fits_eighty_columns(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,19 +182,11 @@ def test_supervised_fine_tuning_is_planned_too(capsys: pytest.CaptureFixture[str
         ("", "this machine has no NVIDIA GPU to plan for"),
         ("--gpu GTX1080", "--gpu 'GTX1080' is not known"),
         ("--gpu-memory much", "--gpu-memory 'much' is not a size"),
-        ("--gpu-memory 100001GB", "expected at most 100000GB"),
-        ("--gpu-memory 24GB optimizer.micro_batch_token=3", "optimizer.micro_batch_tokens"),
         ("--gpu-memory 24GB rollout.num_engines=1", "has no such setting"),
-        ("--gpu-memory 24GB --model ./nowhere", "there is no directory ./nowhere"),
         ("sft --task countdown", "'sft' is a command; plan a run of it with: tinyzero plan --sft --task TASK"),
-        ("train", "plan a run of it with: tinyzero plan --task TASK"),
-        ("--gpu H200 --task nope", "no task 'nope'; installed: "),
-        ("--gpu H200 --task multiply task.digit=2", "unknown key 'task.digit'; did you mean 'task.digits'?"),
         ("--gpu H200 --sft --recipe tinyzero-ppo", "is for reinforcement learning, and --sft plans none; leave out"),
-        ("--gpu H200 --sft rollout.group_size=4", "rollout.group_size"),
         ("run.device=cpu", "run.device=cpu uses no GPU, and a plan is for GPUs; leave it out"),
         ("--gpu H200 --gpus 0", "a run on Ray with ray.gpus=0 uses no GPU, and a plan is for GPUs; give --gpus N"),
-        ("run.executor=ray ray.gpus=2 run.device=cpu", "run.device=cpu, but each process has one of ray.gpus=2"),
         ("--gpu H200 --gpus 4 parallel.dp_replicate=3", "parallel.dp_replicate=3 does not divide the 4 ranks"),
         ("--gpu H200 --gpus 8 parallel.sequence_parallel=8", "does not divide the model's 14 attention heads"),
         ("--gpu H200 rollout.engine=vllm vllm.tensor_parallel=2", "takes 2 GPUs, and the plan is for one; give"),
@@ -205,7 +195,6 @@ def test_supervised_fine_tuning_is_planned_too(capsys: pytest.CaptureFixture[str
             "rollout.quantization=fp8 with rollout.engine=torch needs a GPU of compute "
             "capability 8.9 or more (Ada, Hopper), and the A100 has 8.0; leave it out",
         ),
-        ("--gpu A40 rollout.engine=torch rollout.kv_cache_dtype=fp8", "and the A40 has 8.6; leave it out"),
         ("--gpu T4 --sft model.float8=rowwise", "model.float8=rowwise needs a GPU of compute capability 8.9"),
     ],
 )
@@ -223,7 +212,6 @@ FP8 = "rollout.engine=torch rollout.quantization=fp8 rollout.kv_cache_dtype=fp8"
     ("words", "planned"),
     [
         (f"--gpu L4 {FP8}", True),
-        (f"--gpu H100 {FP8}", True),
         ("--gpu A100 rollout.engine=vllm rollout.kv_cache_dtype=fp8", True),
         (FP8, False),
         (f"--gpu-memory 24GB {FP8}", True),  # of another GPU than the one that is here

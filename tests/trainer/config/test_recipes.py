@@ -60,13 +60,6 @@ def test_a_recipe_sets_no_more_than_it_means(name: str) -> None:
     assert settings.keys().isdisjoint(sizes)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_says_what_it_is_and_where_it_is_from_in_a_line_each(name: str) -> None:
-    recipe = find_recipe(name)
-    for line in (recipe.about, recipe.source):
-        assert 0 < len(line) <= 60  # next to the longest name, in 80 columns
-
-
 def test_there_is_one_for_each_algorithm_and_no_two_are_the_same() -> None:
     named = "adaptive cispo dapo dr_grpo gspo grpo ppo reinforce_pp rloo tinyzero-grpo tinyzero-ppo"
     named += " distill expert_iteration"

@@ -11,7 +11,6 @@ from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
 from tinyzero_trainer.cli.options import flag_settings
 from tinyzero_trainer.cli.start import with_output
-from tinyzero_trainer.cli.train import _announce
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import compose, gather, make_config
@@ -135,14 +134,6 @@ def test_other_tasks_are_a_list_or_a_table(value: str) -> None:
     named = config("eval.tasks.odd.task=gsm8k", "eval.tasks.odd.options.a=1", task=["countdown"])
     with pytest.raises(SettingsError, match=r"unknown key 'eval\.tasks\.odd\.options\.a'"):
         load_tasks(named.eval.task_specs, table="eval.tasks")
-
-
-def test_it_says_at_once_what_is_trained_on(capsys: pytest.CaptureFixture) -> None:
-    resolved = config("tasks.easy.task=countdown", "tasks.multiply.weight=2", "run.output=runs/x", task=[])
-    _announce(resolved, None)
-    assert "tiny model that comes with the trainer on easy (weight 1) and multiply (weight 2) in runs/x\n" in (
-        capsys.readouterr().err
-    )
 
 
 def test_what_suits_a_task_goes_to_its_entry_below_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from array import array
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,14 +63,6 @@ def test_a_saved_batch_is_the_same_batch(logprobs, texts, truth, greedy, value):
     assert len({id(sample.prompt) for sample in found.rollouts}) == 2
     assert all(sample is found.rollouts[place] for sample, place in zip(found.kept, range(4, 8), strict=True))
     assert len(json.loads(text)["prompts"]) == 2
-
-
-def test_completions_of_another_process_are_saved_as_all_others() -> None:
-    batches = []
-    for ids, logprobs in (([7, 2**31 - 1], [-0.1, -2.5]), (array("i", [7, 2**31 - 1]), array("d", [-0.1, -2.5]))):
-        rollout = Rollout(Prompt(Item(1), "?", [1]), Generation(ids, logprobs, True), "!", Score(1.0, True))
-        batches.append(to_json(batch_of([rollout] * 4, None)))
-    assert batches[0] == batches[1]
 
 
 @pytest.mark.parametrize(

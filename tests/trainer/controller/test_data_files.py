@@ -13,7 +13,6 @@ from tinyzero_sdk import load_task
 from tinyzero_sdk.data.build import write_dataset
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_trainer.config import CurriculumConfig
-from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.rollout import DataConfig
 from tinyzero_trainer.config.tasks import load_tasks, read_task_specs, refuse_unused
 from tinyzero_trainer.controller.loop import train
@@ -66,12 +65,6 @@ def test_a_prompt_that_is_too_long_stops_the_run_before_it_starts(
     (files / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError, match=r"long.jsonl:18: the prompt of task 'toy_task' has \d+ tokens, expected 1 to "):
         source(files / "long.jsonl", max_prompt_tokens=20).stream(0)
-
-
-def test_settings_that_files_leave_without_effect_are_refused(toy_task: str) -> None:
-    data = {"path": "x", "test_path": "y", "test_fraction": 0.2}
-    with pytest.raises(SettingsError, match=r"test_fraction=0\.2 has no effect: data\.test_path has"):
-        make_config({"run": {"task": toy_task}, "model": {"path": "gpt2"}, "data": data})
 
 
 @pytest.mark.parametrize("has_prompt", [True, False])

@@ -21,7 +21,6 @@ from tinyzero_trainer.controller.in_flight import (
     InFlight,
     choose,
     load_in_flight,
-    room,
     save_in_flight,
 )
 from tinyzero_trainer.controller.length_control import LengthControlState
@@ -138,11 +137,6 @@ def test_a_batch_waits_only_for_groups_that_would_be_too_old_for_the_next(level:
     elif len(complete) >= size:
         oldest = sorted(complete, key=lambda each: each.version)[:size]
         assert not fits([each for each in every if each not in oldest]), "any other choice leaves older ones"
-
-
-@given(st.integers(1, 5), st.integers(1, 9), st.integers(0, 40), st.integers(0, 1))
-def test_admission_leaves_room_for_what_is_trained(level: int, size: int, in_flight: int, training: int) -> None:
-    assert in_flight + room(level, size, in_flight=in_flight, training=training) == (1 + level - training) * size
 
 
 def test_a_group_has_the_random_numbers_of_its_place_in_a_run_without() -> None:

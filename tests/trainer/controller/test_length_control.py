@@ -1,10 +1,8 @@
 """The adaptive completion-length limit: its rules, and the faults it must not have."""
 
-import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.config import LengthControlConfig
@@ -38,69 +36,52 @@ def test_exploring_takes_one_step_and_depends_on_seed_and_step_alone() -> None:
     assert windows == [max_tokens_at(START, config, full=FULL, step=step, seed=1) for step in range(300)]
 
 
-class Controller:
-    """The rules, written down a second time from their description, on plain numbers.
-
-    s = EMA of the success rate; spare = window − EMA of the length, of all or of the correct ones, whichever is more.
-    """
-
-    def __init__(self, config: LengthControlConfig, full: int) -> None:
-        self.config, self.full, self.length_control, self.idle = config, full, full, 0
-        self.averages: dict[str, float] = {}
-        self.started = False
-
-    def step(self, number: int, measured: LengthStatistics) -> None:
-        for name, value in asdict(measured).items():
-            if value is not None:
-                before, share = self.averages.get(name, value), self.config.ema_decay
-                self.averages[name] = share * before + (1 - share) * value
-        if number < self.config.warmup_steps:
-            return
-        if not self.started:
-            if "correct_length" in self.averages:
-                self.started = True
-                self.move(round(self.averages["correct_length"]) + self.config.slack_tokens)
-                self.idle = 0
-            return
-        before = self.length_control
-        if number % self.config.every == 0:
-            self.move(self.length_control + self.decision())
-        self.idle = self.idle + 1 if self.length_control == before else 0
-
-    def decision(self) -> int:
-        config, success = self.config, self.averages["success_rate"]
-        spare = self.length_control - max(self.averages["length"], self.averages.get("correct_length", 0))
-        if success <= config.target_success_rate - config.tolerance:
-            return config.step_tokens
-        if success >= config.target_success_rate + config.tolerance and spare > config.slack_tokens:
-            return 0 if self.averages["truncated"] > config.max_truncated_fraction else -config.step_tokens
-        if (
-            success >= config.target_success_rate
-            and -config.slack_tokens <= spare <= config.slack_tokens
-            and self.idle >= config.patience
-        ):
-            return config.step_tokens
-        return 0
-
-    def move(self, tokens: int) -> None:
-        self.length_control = max(min(self.config.min_tokens, self.full), min(self.full, tokens))
+RULES = replace(
+    CONFIG,
+    target_success_rate=0.6,
+    tolerance=0.1,
+    slack_tokens=50,
+    step_tokens=20,
+    max_truncated_fraction=0.05,
+    min_tokens=100,
+)
 
 
-@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 0.9]), st.integers(1, 4), st.sampled_from([100, 300, 1024]))
-def test_it_follows_the_rules_step_by_step(seed: int, decay: float, every: int, full: int) -> None:
-    draw = random.Random(seed)
-    config = replace(CONFIG, ema_decay=decay, every=every, patience=draw.randint(1, 6), warmup_steps=draw.randint(1, 5))
-    state, reference = LengthControlState(), Controller(config, full)
-    success, length = draw.random(), draw.uniform(20, full)
-    for number in range(1, 80):
-        success = min(1.0, max(0.0, success + draw.uniform(-0.15, 0.17)))
-        length = min(float(full), max(1.0, length + draw.uniform(-30, 30)))
-        measured = LengthStatistics(
-            success, length * draw.choice([0.8, 1.2]) if success > 0.1 else None, length, draw.choice([0.0, 0.05, 0.3])
-        )
-        state = adapt(state, measured, config, full=full, step=number)
-        reference.step(number, measured)
-        assert max_tokens_at(state, config, full=full, step=number + 1, seed=0) == reference.length_control
+@pytest.mark.parametrize(
+    ("success", "correct", "length", "truncated", "unchanged", "limit"),
+    [
+        (0.5, 300, 300, 0.0, 0, 520),  # too few are right
+        (0.7, 300, 300, 0.0, 0, 480),  # there is room to spare
+        (0.7, 300, 300, 0.2, 0, 500),  # but for those that are cut off
+        (0.7, 300, 460, 0.0, 0, 500),  # for the correct ones alone
+        (0.7, 460, 300, 0.0, 0, 500),  # for all together alone
+        (0.7, None, 300, 0.0, 0, 480),
+        (0.65, 470, 470, 0.0, 4, 520),  # settled for long enough
+        (0.65, 470, 470, 0.0, 3, 500),
+        (0.59, 470, 470, 0.0, 9, 500),  # below the target
+        (0.65, 300, 300, 0.0, 9, 500),  # room to spare, near the target
+    ],
+)
+def test_the_limit_follows_success_and_room(
+    success: float, correct: float | None, length: float, truncated: float, unchanged: int, limit: int
+) -> None:
+    state = LengthControlState(max_tokens=500, unchanged_steps=unchanged)
+    measured = LengthStatistics(success, correct, length, truncated)
+    after = adapt(state, measured, RULES, full=FULL, step=9)
+    assert (after.max_tokens, after.unchanged_steps) == (limit, unchanged + 1 if limit == 500 else 0)
+    assert adapt(state, measured, RULES, full=505, step=9).max_tokens == min(505, limit)
+    assert adapt(state, measured, replace(RULES, min_tokens=495), full=FULL, step=9).max_tokens == max(495, limit)
+    assert adapt(state, measured, replace(RULES, every=2), full=FULL, step=9).max_tokens == 500
+
+
+def test_it_starts_after_the_warm_up_at_the_length_of_correct_completions() -> None:
+    wrong, right = LengthStatistics(0.0, None, 700, 0.0), LengthStatistics(0.5, 400, 700, 0.0)
+    state = adapt(LengthControlState(), right, RULES, full=FULL, step=RULES.warmup_steps - 1)
+    assert max_tokens_at(state, RULES, full=FULL, step=9, seed=0) == FULL
+    assert adapt(LengthControlState(), wrong, RULES, full=FULL, step=9).max_tokens is None
+    state = adapt(state, replace(right, correct_length=300), replace(RULES, ema_decay=0.75), full=FULL, step=9)
+    assert max_tokens_at(state, RULES, full=FULL, step=9, seed=0) == 375 + 50
+    assert (state.length, state.success_rate) == (700, 0.5)
 
 
 def test_statistics_of_a_batch() -> None:

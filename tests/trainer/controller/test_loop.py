@@ -31,7 +31,6 @@ from tinyzero_trainer.controller.result import Change, TrainResult
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.hardware.gpu import GIB
-from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog
 from tinyzero_trainer.rollout import TorchEngine
 from tinyzero_trainer.training.policy import Policy
@@ -467,17 +466,3 @@ def test_lost_lines_of_metrics_cost_nothing_else(config, whole, damage, monkeypa
 @pytest.mark.slow
 def test_another_seed_gives_another_run(config, whole):
     assert lines(train(config(run__seed=1, run__steps=1)).output)[1] != lines(whole.output)[1]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("real_workers")
-def test_micro_batches_and_workers_do_not_change_what_is_learnt(config, whole):
-    output = train(config("other", optimizer__micro_batch_tokens=10_000, run__steps=2)).output
-    for ours, theirs in zip(lines(output)[:2], lines(whole.output), strict=False):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_completions_that_the_model_was_not_made_for_stop_the_run(config):
-    with pytest.raises(ModelError, match=r"rollout\.max_completion_tokens=64 exceed the 64 tokens"):
-        train(config(rollout__max_completion_tokens=64))

@@ -24,7 +24,7 @@ from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.engine import Group
 from tinyzero_trainer.types import Generation, Prompt, Rollout
-from tinyzero_trainer.utils.signals import StopFlag, StopRequested
+from tinyzero_trainer.utils.signals import StopFlag
 
 TICK = 0.002
 """Seconds between two polls of the engine for a stop."""
@@ -160,18 +160,6 @@ def take(taken: TrainingStep, numbers: Sequence[int]) -> list[dict[str, float]]:
     return [taken.take(number)[1] for number in numbers]
 
 
-@pytest.mark.parametrize("level", [0, 1, 3])
-def test_every_batch_is_trained_once_in_the_order_and_with_the_seeds_of_a_synchronous_run(level: int) -> None:
-    world, synchronous = World(), World()
-    take(world.steps(level, steps=5), range(1, 6))
-    metrics = take(synchronous.steps(0, steps=5), range(1, 6))
-    assert [problem for problem, _ in world.trained] == list(range(5))
-    assert world.sampled == synchronous.sampled
-    assert len(set(world.sampled)) == 5
-    assert synchronous.trained == [(step, step) for step in range(5)], "each sampled by the newest weights"
-    assert not [name for row in metrics for name in row if name.startswith("staleness") or "wait_for" in name]
-
-
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("concurrent", [False, True])
 def test_the_staleness_is_that_of_the_weights_that_sampled(level: int, concurrent: bool) -> None:
@@ -189,25 +177,6 @@ def test_the_staleness_is_that_of_the_weights_that_sampled(level: int, concurren
         f"if the reward falls, divide optimizer.learning_rate by {level + 1}, or take a lower level"
     ]
     assert [row["staleness/groups_in_flight"] for row in metrics][-1] == 0
-
-
-@pytest.mark.parametrize("cut", range(5))
-def test_a_run_cut_anywhere_continues_with_the_same_batches(cut: int) -> None:
-    """What a checkpoint holds: its state, and the groups in flight."""
-    whole, interrupted = World(concurrent=False), World(concurrent=False)
-    uncut = whole.steps(2, steps=5)
-    expected = take(uncut, range(1, 6))
-    before = interrupted.steps(2, steps=5)
-    metrics = take(before, range(1, cut + 1))
-    before.state.step, in_flight = cut, before.collector.in_flight  # as the loop does
-    assert len(in_flight.groups) == (0 if cut == 0 else min(2, 5 - cut))
-    interrupted.waiting = []
-    after = interrupted.steps(2, steps=5, state=before.state, in_flight=in_flight if cut else None)
-    metrics += take(after, range(cut + 1, 6))
-    assert interrupted.trained == whole.trained
-    timeless = [{key: value for key, value in row.items() if "tim" not in key and "perf" not in key} for row in metrics]
-    assert timeless == [{key: row[key] for key in ours} for row, ours in zip(expected, timeless, strict=True)]
-    assert replace(after.state, step=0) == uncut.state
 
 
 def test_the_next_batch_is_sampled_during_the_update() -> None:
@@ -237,28 +206,6 @@ def test_an_update_that_fails_or_is_interrupted_ends_the_concurrent_sampling(err
     assert steps.collector.prefetched.step == 2, "the batch of the step that was not taken"
 
 
-def test_new_weights_arrive_while_the_next_batch_is_sampled() -> None:
-    """At level 2 the engine has groups for two batches beside the one that is trained on."""
-    world, loaded = World(), threading.Event()
-    steps = world.steps(2)
-    take(steps, [1])
-    load = world.load_weights
-
-    def load_weights(version: int) -> None:
-        load(version)
-        loaded.set()
-
-    world.load_weights = load_weights  # type: ignore[method-assign]
-    steps.collector.prefetched = None  # as if its groups had taken longer
-    world.during_generation = lambda: loaded.wait(60)
-    loaded.set()
-    take(steps, [2])
-    loaded.clear()
-    take(steps, [3])
-    assert loaded.is_set(), "the thread has waited for the weights, and these not for the thread"
-    assert steps.collector.prefetched.version == 3
-
-
 def test_a_signal_ends_the_wait_for_the_next_batch_whose_groups_stay_in_flight() -> None:
     stop, world = StopFlag(), World()
     steps = world.steps(stop=stop)
@@ -271,17 +218,6 @@ def test_a_signal_ends_the_wait_for_the_next_batch_whose_groups_stay_in_flight()
     assert steps.failure is None
     assert [each.group.number for each in steps.collector.in_flight.groups] == [2]
     assert world.loaded == 2
-
-
-def test_a_signal_before_anything_was_sampled_ends_the_step_at_once() -> None:
-    stop, world = StopFlag(), World(generating=1e6)
-    stop.handle(signal.SIGINT)
-    steps = world.steps(stop=stop)
-    with pytest.raises(StopRequested):
-        steps.take(1)
-    assert steps.collector.prefetched is None
-    assert [each.group.number for each in steps.collector.in_flight.groups] == [0, 1]
-    assert world.trained == []
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, short_run
+from tests.trainer.runs import Configure, completions, lines, short_run
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.scoring.statistics import pass_at_k
 from tinyzero_trainer.checkpoint.run_status import status_of
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.result import Change, TrainResult
-from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.data import prompts
 
 STEPS = 4
@@ -112,28 +111,6 @@ def test_training_metrics_are_of_each_task(whole: TrainResult) -> None:
         weights = [steps[-1][f"curriculum/{name}/bucket_{bucket}/weight"] for bucket in (0, 1)]
         assert sum(weights) == pytest.approx(1)
         assert 0 <= steps[-1][f"curriculum/{name}/bucket_0/pass_rate"] <= 1
-
-
-@pytest.mark.slow
-def test_it_says_what_each_task_gained(configure, tmp_path, capsys):
-    train(configure(tmp_path / "run", run__steps=1, eval__num_problems=80))
-    captured = capsys.readouterr()
-    short, long = captured.out.splitlines()[:2]
-    assert short.startswith("short: ")
-    assert long.startswith("long: ")
-    assert "problems at T=1)" in long
-    assert all(len(line) <= 80 for line in (short, long))
-    assert "short has only 71 held-out problems; all of them are used\n" in captured.err
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_metrics(configure, whole, tmp_path, monkeypatch):
-    run = configure(tmp_path / "run")
-    with killed(monkeypatch, TrainingStep, "take", 3):
-        train(run)
-    output = train(run, resume=True).output
-    assert lines(output) == lines(whole.output)
-    assert_same_weights(output, whole.output, STEPS)
 
 
 @pytest.mark.slow

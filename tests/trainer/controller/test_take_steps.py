@@ -103,13 +103,6 @@ def test_a_checkpoint_that_cannot_be_saved_is_tried_after_each_step(
     assert events.warned == [f"cannot save {step}; {wait}" for step in fails]
 
 
-def test_one_that_cannot_be_saved_until_the_next_is_due_ends_the_run(tmp_path: Path) -> None:
-    events = Events(tmp_path, fails=(2, 3, 4, 5))
-    with pytest.raises(CheckpointError, match="cannot save 4; nothing has been saved yet: start again"):
-        events.run()
-    assert events[-1] == "line 4"
-
-
 @pytest.mark.parametrize("event", ["a failure", "an alarm", "a signal"])
 def test_what_ends_the_run_after_a_step_comes_before_the_next_one(event: str, tmp_path: Path) -> None:
     events = Events(tmp_path, step=2)

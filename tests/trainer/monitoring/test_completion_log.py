@@ -151,12 +151,6 @@ def test_the_evaluations_of_runs_and_checkpoints_are_compared(log, tmp_path):
     pq.write_table(pa.table({"step": ["seven"]}), damaged)
     with pytest.raises(DataError, match=r"cannot read .*heldout_00000007_00000007\.parquet: Failed to parse"):
         compare_files([tmp_path, tmp_path])
-    pq.write_table(pa.table({"score": [1.0]}), damaged)
-    with pytest.raises(DataError, match=r"cannot read .*heldout_00000007_00000007\.parquet"):
-        compare_files([tmp_path])
-    damaged.write_text("damaged")
-    with pytest.raises(DataError, match=r"cannot read .*heldout_00000007_00000007\.parquet"):
-        compare_files([tmp_path, tmp_path])
 
 
 def test_what_lies_past_a_checkpoint_is_cut(log, tmp_path):

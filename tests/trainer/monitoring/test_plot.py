@@ -110,15 +110,6 @@ def test_a_very_short_run_can_be_drawn(metrics, tmp_path, rows):
 
 
 @pytest.mark.slow
-def test_a_long_model_name_keeps_its_end(metrics, tmp_path, drawn):
-    plot_curve(metrics([before()]), tmp_path / "curve.png", tasks=["countdown"], model="/far/away" * 20 + "/the-model")
-    title = drawn[0].axes[0].get_title(loc="left")
-    assert title.startswith("countdown, …")
-    assert title.endswith("/the-model")
-    assert len(title) < 90
-
-
-@pytest.mark.slow
 def test_a_directory_that_is_gone_is_one_line(metrics, tmp_path):
     with pytest.raises(PlotError, match=r"cannot write .*gone/curve\.png: No such file or directory"):
         plot_curve(metrics([before()]), tmp_path / "gone" / "curve.png", tasks=["countdown"], model="m")

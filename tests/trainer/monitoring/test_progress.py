@@ -71,14 +71,6 @@ def test_a_phase_is_printed_at_once_and_then_every_few_seconds(plain, clock):
     ]
 
 
-def test_a_phase_that_takes_an_hour_does_not_fill_the_log(plain, clock):
-    plain.phase("sampling", total=3600)
-    for _ in range(1800):
-        clock.now += 2
-        plain.advance(2)
-    assert 100 < len(printed(plain)) < 200
-
-
 def test_the_time_left_does_not_count_what_an_earlier_session_did(plain, clock):
     plain.phase("sampling", 100, "completions", done=50)
     clock.now += 10
@@ -204,13 +196,6 @@ def test_progress_goes_to_stderr_and_results_to_stdout(capsys):
     assert captured.out.count("\n") == 1
 
 
-def test_calls_outside_a_phase_are_ignored(plain):
-    plain.advance(3)
-    plain.end_phase()
-    plain.step(1, METRICS)
-    assert printed(plain) == []
-
-
 def test_the_terminal_shows_step_numbers_reward_so_far_and_phase(terminal, clock):
     terminal.train(94)
     for step, reward in ((1, 0.1), (2, 0.4)):
@@ -242,15 +227,6 @@ def test_the_terminal_names_what_a_slow_step_does_and_when_nothing_moves(termina
     assert len(live(terminal)) == 1
 
 
-def test_the_terminal_shows_several_tasks_in_a_separate_line(terminal, clock):
-    terminal.train(94)
-    clock.now += 1.5
-    terminal.step(1, TWO_TASKS)
-    _, numbers, by_task = live(terminal)
-    assert numbers == "reward 0.412  accuracy 38.2%  length 57  12,346 tokens/s"
-    assert by_task == "countdown 33.1%  multiply 52.5%"
-
-
 SIGNAL = {NO_ANSWER: 1.0, TRUNCATED: 1.0, ZERO_STD: 1.0}
 
 
@@ -270,12 +246,6 @@ def test_what_cannot_be_learnt_from_has_a_line_of_its_own(plain, terminal, clock
     assert printed(plain)[-1] == "  no answer 0.0%  cut off 0.0%"
 
 
-def test_a_warning_stays_in_one_piece(plain):
-    plain.warn("a first line\n  and a command " + "that is long " * 10)
-    assert printed(plain)[0] == "warning: a first line"
-    assert len(printed(plain)) == 2
-
-
 def test_the_time_left_runs_down_during_a_step(terminal, clock):
     terminal.train(3)
     clock.now += 10
@@ -284,16 +254,6 @@ def test_the_time_left_runs_down_during_a_step(terminal, clock):
     assert live(terminal)[0].endswith("step 1/3  0:16 left")
     clock.now += 1000
     assert live(terminal)[0].endswith("step 1/3  0:00 left")
-
-
-def test_the_time_left_grows_while_the_next_one_is_overdue(terminal, clock):
-    terminal.phase("sampling", 10, "completions")
-    clock.now += 10
-    terminal.advance()
-    clock.now += 10
-    assert live(terminal)[1].endswith("1/10 completions  1:20 left")
-    clock.now += 20
-    assert live(terminal)[1].endswith("1/10 completions  2:40 left")  # 20 s for each of the two, if it comes now
 
 
 def test_the_cursor_comes_back_after_an_error(terminal):

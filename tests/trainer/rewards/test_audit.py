@@ -185,14 +185,6 @@ def test_an_alarm_names_what_it_rests_on(tmp_path: Path) -> None:
     assert watched.state["toy"].alarms == 1
 
 
-def test_where_two_oracles_disagree_the_verdict_contradicts_both_scores(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, write_task(tmp_path))
-    drawn = [("positive", rollout(5, "5", paid=True)), ("negative", rollout(5, "4", paid=False))]
-    with watched.audit:
-        watched.audit._count("toy", 1, drawn, [Score(0.5, False, "wrong")] * 2)
-    assert watched.state["toy"].false == {"positive": 1, "negative": 1}
-
-
 @pytest.mark.parametrize("unknown", ["1 / 0", "exit()", "'?'.fail"])
 def test_an_oracle_that_fails_judges_nothing_and_disturbs_nothing(tmp_path: Path, unknown: str) -> None:
     watched = Watched(tmp_path, write_task(tmp_path, unknown=unknown))

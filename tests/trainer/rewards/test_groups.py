@@ -29,7 +29,8 @@ def score_group(answers):
 
 
 @pytest.mark.slow
-def test_grpo_trains_on_what_each_group_gives(toy_task: str, warm_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("estimator", ["grpo", "gdpo"])
+def test_a_run_trains_on_what_each_group_gives(estimator: str, toy_task: str, warm_model: Path, tmp_path: Path) -> None:
     text = Path(toy_task).read_text()
     start, end = text.index("@hookimpl\ndef score"), text.index("@hookimpl\ndef difficulty")
     (tmp_path / "rare.py").write_text(text[:start] + RARE + text[end:])
@@ -40,6 +41,7 @@ def test_grpo_trains_on_what_each_group_gives(toy_task: str, warm_model: Path, t
         run__steps=2,
         tasks=tasks,
         data__prompts_per_step=6,
+        algorithm__advantage_estimator=estimator,
         log={"rollouts_every": 1, "rollouts_count": 6},
     )
     train(config)
@@ -48,6 +50,7 @@ def test_grpo_trains_on_what_each_group_gives(toy_task: str, warm_model: Path, t
     assert [name for name in first if name.startswith("val-aux/toy/part/")] == []
     rows = completions(tmp_path / "run")
     for number, step in enumerate(steps, start=1):
+        assert step["critic/advantages/max"] > 0
         assert step["task/rare/score"] == pytest.approx(
             step["task/rare/part/right"] + 0.5 * step["task/rare/part/rare"]
         )

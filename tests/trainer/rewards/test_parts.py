@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.runs import lines, short_run
 from tests.trainer.samples import make_sample
 from tinyzero_sdk import Completion, Score, load_task
 from tinyzero_sdk.records import TASK_PART
 from tinyzero_trainer.algorithms.advantages import gdpo, grpo
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import AlgorithmConfig
-from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.rewards.parts import part_columns
 
 INFO = """
@@ -68,36 +66,6 @@ def test_what_a_wrapper_takes_off_under_no_name_is_a_part_of_its_own(toy_task: s
     assert columns["part_weights"].tolist() == [[1.0, 1.0]] * 2
 
 
-def test_different_parts_with_the_same_sum_have_different_advantages() -> None:
-    parts = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    batch = TrainingBatch(parts.sum(dim=1), torch.ones(6, dtype=torch.long), 6)
-    batch.reward_parts, batch.part_weights = parts, torch.ones(6, 2)
-    assert grpo(batch)[0] == grpo(batch)[1]
-    assert gdpo(batch)[0] > gdpo(batch)[1]  # what only one of six has counts more
-
-
 def test_a_kl_in_the_reward_is_refused() -> None:
     with pytest.raises(ValueError, match="leave the KL in the loss"):
         AlgorithmConfig(advantage_estimator="gdpo", kl_coefficient=0.1, kl_placement="reward")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["grpo", "gdpo"])
-def test_a_reward_of_parts_is_trained_on_and_measured(
-    parts_task: str, warm_model: Path, tmp_path: Path, estimator: str
-) -> None:
-    config = short_run(
-        warm_model,
-        tmp_path / "run",
-        run__task=parts_task,
-        run__steps=2,
-        task__limit=5,
-        task__weights={"short": 0.5},
-        algorithm__advantage_estimator=estimator,
-    )
-    train(config)
-    for row in lines(tmp_path / "run")[1:]:
-        sums = row["reward/part/right"] + 0.5 * row["reward/part/short"]
-        assert row["critic/score/mean"] == pytest.approx(sums)
-        assert row["reward/part/short"] > 0
-        assert row["critic/advantages/max"] > 0

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.trainer.configurations import call
 from tinyzero_sdk import Score, Task
 from tinyzero_sdk.data.rows import item_to_row
-from tinyzero_sdk.errors import DataError, TinyZeroError
+from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config.run import LogConfig
 from tinyzero_trainer.config.sft import SftRunConfig, compose_sft
@@ -305,13 +305,7 @@ def test_problems_of_a_tasks_own_test_split_are_refused(read: Read, toy_task: st
         ({"text": "a"}, "rows.jsonl:2 has the columns text; expected a scored completion (completion, correct), mes"),
         ({"instruction": "a", "input": "", "output": "b"}, "(with its input) to prompt, output to completion"),
         ({"conversations": [{"from": "human", "value": "a"}]}, "conversations to messages, from to role, value to con"),
-        ({"messages": "hello"}, "rows.jsonl:2: got 'hello', expected messages with role and content"),
-        ({"messages": [{"role": "user"}]}, "rows.jsonl:2: got [{'role': 'user'}], expected messages with role and co"),
         ({"messages": CHAT}, "rows.jsonl:2: no message of the assistant with text follows another"),
-        (
-            {"prompt": CHAT, "completion": [{"role": "user", "content": "b"}]},
-            "rows.jsonl:2: no message of the assistant with text follows another",
-        ),
         (
             {"prompt": "a", "completion": [{"role": "assistant", "content": "b"}, *CHAT]},
             "rows.jsonl:2: the completion has several messages, and the prompt is text; expected messages",
@@ -325,8 +319,6 @@ def test_problems_of_a_tasks_own_test_split_are_refused(read: Read, toy_task: st
             "rows.jsonl:2: it offers tools, of which no chat template is told here; remove the row",
         ),
         ({"prompt": "a", "completion": ""}, "rows.jsonl:2: the completion is empty"),
-        ({"prompt": "a", "ground_truth": 1}, "or a problem that a --task completes (ground_truth)"),
-        ({"prompt": "", "completion": "a"}, "rows.jsonl:2: the prompt is empty"),
         ({"prompt": [], "completion": "a"}, "rows.jsonl:2: got [], expected messages with role and content"),
         ({"prompt": "a", "completion": "b", "correct": True}, "rows.jsonl:2: no ground truth; expected it in the"),
     ],
@@ -393,15 +385,6 @@ def test_a_conversation_is_held_out_whole(read: Read) -> None:
         read([{"prompt": "1+1=", "completion": "2"}], test_path=path)
 
 
-def test_the_hook_of_the_run_completes_problems(read: Read) -> None:
-    rows = [{"question": "How many?", "answer": "1 + 1 = <<1+1=2>>2\n#### 2"}]
-    tasks = {"gsm8k": {"task": "gsm8k", "options": {"source": "synthetic"}}}
-    examples = read(rows, tasks=tasks, hook="solve")
-    assert (examples._file.asks_tasks, len(texts(examples))) == (True, 1)
-    with pytest.raises(TinyZeroError, match="task 'gsm8k' makes no examples to learn from; add a hook `demonstrate`"):
-        read(rows, tasks=tasks, hook="demonstrate")
-
-
 def test_a_row_that_the_chat_template_refuses_is_named_before_the_model_is_loaded(
     read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,15 +416,6 @@ def test_a_completion_is_tokenized_as_it_stands_after_its_prompt() -> None:
     assert example.generation.token_ids == [6, 5, 1]
 
 
-def test_an_example_that_is_too_long_is_tokenized_once(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"prompt": f"{number}=", "completion": "ab" * (100 * (number == 3)) + "c"} for number in range(5)]
-    examples, tokenized = read(rows, max_length=20, batch_size=5), list[int]()
-    made = Encoder.examples
-    monkeypatch.setattr(Encoder, "examples", lambda self, *args: tokenized.append(len(args[0])) or made(self, *args))
-    assert [len(examples.sample(5)) for _ in range(3)] == [4, 4, 4]
-    assert tokenized == [5, 4, 4]
-
-
 def test_a_resumed_run_reads_on_where_it_was(read: Read) -> None:
     examples = read([{"prompt": f"{number}=", "completion": str(number)} for number in range(10)], batch_size=4)
 
@@ -453,15 +427,12 @@ def test_a_resumed_run_reads_on_where_it_was(read: Read) -> None:
 
 
 @pytest.mark.slow
-def test_what_eval_writes_is_fine_tuned_on_and_without_a_task(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """The tiny model's own right answers; the held-out split's are refused."""
+def test_what_eval_writes_is_fine_tuned_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The tiny model's own right answers."""
     few = ("rollout.max_completion_tokens=64", "run.device=cpu")
-    for split in ("train", "test"):
-        words = ("--task", "countdown", "--split", split, "--size", "32", "--output", str(tmp_path / f"{split}.jsonl"))
-        code, _, error = call(capsys, "eval", *words, *few)
-        assert code == 0, error
+    words = ("--task", "countdown", "--split", "train", "--size", "32", "--output", str(tmp_path / "train.jsonl"))
+    code, _, error = call(capsys, "eval", *words, *few)
+    assert code == 0, error
     model = ("--model", str(Path(__file__).parents[3] / "trainer" / "tinyzero_trainer" / "tiny_model"))
     sizes = ("run.steps=2", "log.rollouts_every=1", "data.batch_size=4", "eval.num_problems=4")
     sizes += ("data.test_fraction=0.125",)
@@ -470,15 +441,6 @@ def test_what_eval_writes_is_fine_tuned_on_and_without_a_task(
     code, out, error = call(capsys, "sft", *words, *model, *sizes, *few, *options, "--output", str(tmp_path / "run"))
     assert code == 0, error
     assert "held-out accuracy: " in out
-    code, out, error = call(
-        capsys, "sft", "--data", str(tmp_path / "train.jsonl"), *model, *sizes, *few, "--output", str(tmp_path / "no")
-    )
-    assert code == 0, error
-    assert "held-out accuracy: " not in out
-    words = ("--task", "countdown", "--data", str(tmp_path / "test.jsonl"))
-    code, _, error = call(capsys, "sft", *words, *model, *sizes, *few, *options, "--output", str(tmp_path / "refused"))
-    assert code == 2
-    assert "is of a held-out problem" in error
 
 
 def test_a_chat_of_several_messages_needs_a_chat_template(

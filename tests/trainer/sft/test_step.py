@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.trainer.samples import mixed_lengths
-from tinyzero_sdk.console import percent
 from tinyzero_trainer.config import OptimizerConfig
 from tinyzero_trainer.config.optimizer import Layout
 from tinyzero_trainer.config.sft import SftConfig, compose_sft
@@ -75,23 +74,6 @@ def test_a_step_is_one_of_adamw_on_transformers_own_loss(toy_model: LanguageMode
         decay = rate * 0.1 * parameter if parameter.ndim > 1 else 0.0
         expected = parameter - decay - rate * first / (second.sqrt() + 1e-8)
         assert torch.allclose(ours, expected, atol=rate * 0.02), optimizer.beta2
-
-
-def test_what_is_left_out_is_told_when_it_first_happens_and_at_the_end(
-    toy_model: LanguageModel, capsys: pytest.CaptureFixture[str]
-) -> None:
-    examples, config = mixed_lengths(), configure(data={"batch_size": (size := len(mixed_lengths())), "max_length": 99})
-    step = step_of(
-        policy_of(toy_model, config), config, [examples, examples[1:], examples[1:], examples], TrainerState()
-    )
-    told = list[str]()
-    for number in range(1, 5):
-        step.take(number)
-        told.append(capsys.readouterr().out)
-    so_far, at_the_end = percent(1 / (2 * size)), percent(2 / (4 * size))
-    assert told[1].startswith(f"{so_far} of the examples so far have more than 99 tokens and are left out; raise data")
-    assert (told[0], told[2]) == ("", "")
-    assert told[3].startswith(f"{at_the_end} of the examples have more than 99 tokens")
 
 
 @pytest.mark.slow

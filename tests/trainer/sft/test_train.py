@@ -149,12 +149,6 @@ def test_an_adapter_is_fine_tuned(configure: Configure, warm_model: Path, tmp_pa
     assert str(tmp_path / "adapted") in (warm_model / USERS).read_text()
 
 
-@pytest.mark.slow
-def test_a_new_decoder_that_hardly_moves_is_told_of_its_settings(configure: Configure, capsys: Any) -> None:
-    fine_tune(configure(run={"steps": 1}, optimizer={"learning_rate": 2e-5}))
-    assert "by the examples; tinyzero warmstart has the settings for a new decoder\n" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("epochs", "steps"), [(None, 8), (2, 5), (1, 3)])
 def test_epochs_set_the_number_of_steps(
     epochs: int | None, steps: int, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
