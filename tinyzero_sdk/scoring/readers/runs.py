@@ -70,6 +70,8 @@ def _read(file: Path, columns: Sequence[str]) -> pa.Table:
     try:
         present = pq.read_schema(open_for_arrow(file)).names
         table = pq.read_table(open_for_arrow(file), columns=[name for name in present if name in columns])
+        if "step" in table.column_names:
+            table = table.set_column(table.column_names.index("step"), "step", table["step"].cast(pa.int64()))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot read {file}: {' '.join(str(error).split())}") from error
     if missing := [name for name in _OTHERWISE if name in columns and name not in present]:
@@ -98,7 +100,7 @@ def _files(run: Path) -> list[Path]:
 
 def _steps(file: Path) -> list[int]:
     """The steps whose evaluations are in a file."""
-    return pc.unique(_read(file, ["step"])["step"].cast(pa.int64())).to_pylist()
+    return pc.unique(_read(file, ["step"])["step"]).to_pylist()
 
 
 def _every_step(run: Path) -> list[int]:
