@@ -18,12 +18,14 @@ from tinyzero_trainer.training.policy import Policy
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 from tinyzero_trainer.utils import jagged
 
+WRONG = Score(0.0, False, "wrong")
 
-def make_rollout(prompt: list[int], ids: list[int], logprobs: list[float] | None = None) -> Rollout:
-    """A finished completion without a reward."""
-    return Rollout(
-        Prompt(Item(None), "", prompt), Generation(ids, logprobs, finished=True), "", Score(0.0, False, "wrong")
-    )
+
+def make_rollout(
+    prompt: list[int], ids: list[int], logprobs: list[float] | None = None, score: Score = WRONG
+) -> Rollout:
+    """A finished completion, without a reward unless it is given."""
+    return Rollout(Prompt(Item(None), "", prompt), Generation(ids, logprobs, finished=True), "", score)
 
 
 def make_sample(prompt: int, completion: int) -> Rollout:

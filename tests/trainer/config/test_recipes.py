@@ -79,24 +79,6 @@ def test_recipes_mean_what_their_papers_say() -> None:
         assert make_config(with_recipe(TINY, name)).algorithm.kl_coefficient == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "prompts", "samples", "kl_placement"),
-    [("tinyzero-ppo", 256, 1, "reward"), ("tinyzero-grpo", 128, 5, "loss")],
-)
-def test_tinyzeros_configurations_are_its_scripts(name: str, prompts: int, samples: int, kl_placement: str) -> None:
-    config = make_config(with_recipe(LARGE, name))
-    assert (config.data.prompts_per_step, config.rollout.group_size) == (prompts, samples)
-    assert (config.rollout.max_completion_tokens, config.rollout.temperature) == (1024, 1.0)
-    assert config.optimizer.num_mini_batches == 2
-    assert (config.optimizer.learning_rate, config.optimizer.max_grad_norm) == (1e-6, 1.0)
-    assert config.optimizer.weight_decay == 0.01
-    algorithm = config.algorithm
-    assert (algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.entropy_coefficient) == (0.2, 0.2, 0.001)
-    assert (algorithm.kl_coefficient, algorithm.kl_placement) == (0.001, kl_placement)
-    assert (algorithm.loss_aggregation, algorithm.gamma, algorithm.gae_lambda) == ("token-mean", 1.0, 1.0)
-    assert (config.critic.learning_rate, config.critic.value_clip_range) == (1e-5, 0.5)
-
-
 # ---- layers ----------------------------------------------------------------------------------------------------------
 
 
@@ -110,12 +92,6 @@ def test_what_suits_the_model_yields_to_the_recipe_and_both_to_the_user(monkeypa
     assert (algorithm.kl_coefficient, algorithm.kl_estimator) == (0.0, "k3")
     assert composition.config.optimizer.num_mini_batches == 2  # against 4 for full size
     assert composition.model_defaults == {"optimizer.num_mini_batches": 2}
-
-
-def test_what_is_recorded_for_other_algorithms_is_dropped() -> None:
-    plain, ppo = compose(TINY), compose(with_recipe(TINY, "ppo"))
-    assert "critic.learning_rate" not in plain.model_defaults
-    assert "critic.learning_rate" in ppo.model_defaults
 
 
 def test_a_setting_against_the_recipe_says_whose_it_is() -> None:

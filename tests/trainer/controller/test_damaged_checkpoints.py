@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from tests.trainer.configurations import typed
 from tests.trainer.controller.test_checkpointer import batch_of
-from tests.trainer.runs import short_run
 from tests.trainer.samples import make_sample
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.checkpoint import store
@@ -24,13 +23,10 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.resume import fingerprint
-from tinyzero_trainer.controller import loop
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY, SavedRun, newest_checkpoint
 from tinyzero_trainer.controller.rollout_batch import save_batch
-from tinyzero_trainer.controller.session import open_session
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.data.prompts import StreamState
-from tinyzero_trainer.monitoring.progress import Progress
 
 MANIFEST, STATE, BATCH = "manifest.json", f"{STATE_DIRECTORY}/state.json", f"{STATE_DIRECTORY}/next_batch.json"
 ODD: list[Any] = [None, True, -1, 0, 7, 0.5, 1e308, float("nan"), 10**400, "", "x", "\ud800", [], {}, [[]], {"x": 1}]
@@ -207,45 +203,3 @@ def assert_saved_again(found: SavedRun, directory: Path) -> None:
     """The state is what it is written as."""
     found.state.save(directory)
     assert repr(TrainerState.load(directory)) == repr(found.state)
-
-
-# ---- tensors: the whole way to a run that goes on --------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def run(warm_model: Path, toy_task: str, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    """A run with checkpoints of steps 1 and 2, and a critic."""
-    changes: dict[str, Any] = {"run__steps": 2, "checkpoint__every": 1, "algorithm__advantage_estimator": "gae"}
-    changes |= {"run__task": toy_task, "task__limit": 5, "eval__num_problems": 1, "eval__every": 9}
-    config = short_run(warm_model, tmp_path_factory.mktemp("run") / "run", **changes)
-    loop.train(config)
-    return config
-
-
-def resumed_at(
-    config: TrainConfig, damage: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str]:
-    """The step at which a run resumes whose newest checkpoint is damaged, and what was printed."""
-    output = Path(config.run.output)
-    whole = shutil.copytree(output, output.with_name("whole"))
-    try:
-        damage(output / "checkpoints/step_2")
-        with Progress() as progress, open_session(config, config, progress, resume=True, tasks=None) as session:
-            step = session.state.step
-    finally:
-        shutil.rmtree(output)
-        whole.rename(output)
-    return step, capsys.readouterr().err
-
-
-@pytest.mark.nightly(reason="each example loads a model once or twice")
-@given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_is_changed_in_any_file_of_a_checkpoint_the_run_goes_on_from_a_sound_one(run, capsys, data):
-    files = [path.relative_to(run.run.output) for path in Path(run.run.output, "checkpoints/step_2").rglob("*.*")]
-    names = [path.relative_to("checkpoints/step_2").as_posix() for path in files]
-    try:
-        step, printed = resumed_at(run, lambda path: mutate(path, sorted(names), data), capsys)
-    except SettingsError:  # it is of another configuration
-        return
-    assert step == 2 or "step_2" in printed

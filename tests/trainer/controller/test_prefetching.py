@@ -63,28 +63,6 @@ class World:
     def gpu_memory(self) -> list[Any]:
         return []
 
-    def generate(
-        self,
-        prompts: Sequence[list[int]],
-        samples: int,
-        params: SamplingParams,
-        *,
-        seed: int,
-        on_progress: Callable[[int], None],
-    ) -> list[list[Generation]]:
-        self.under_way, ends = True, time.monotonic() + self.generating
-        self.sampled.append(seed)
-        try:
-            self.during_generation()
-            while time.monotonic() < ends:
-                time.sleep(TICK)
-                on_progress(0)
-            if self.fail_sampling is not None:
-                raise self.fail_sampling
-            return [[Generation([self.loaded], [-1.0], True)] * samples for _ in prompts]
-        finally:
-            self.under_way = False
-
     def submit(self, groups: Sequence[Group]) -> None:
         self.waiting += groups
 

@@ -87,34 +87,31 @@ def test_each_task_is_judged_on_its_own(watch):
     assert "a harder option" in text
 
 
-def test_what_the_settings_intend_is_no_fault(watch):
-    cut = groups([0.0, 1.0] * 4, finished=False)
-    for changes, count in (
-        ({}, 1),
-        ({"rollout": {"ignore_eos": True}}, 0),
-        ({"length_control": {"mode": "adaptive"}}, 0),
-    ):
-        monitor, warned = watch(**changes)
-        monitor.step(1, cut)
-        assert len(warned) == count
-    alike = groups([0.0] * 8, count=20) + groups([1.0] * 8, count=20)
-    for estimator, count in (("grpo", 1), ("reinforce_pp", 0)):  # the latter compares prompts with each other
-        monitor, warned = watch(algorithm={"advantage_estimator": estimator})
-        monitor.step(1, alike)
-        assert len(warned) == count
+CUT, WRONG = groups([0.0, 1.0] * 4, finished=False), groups([0.0] * 8)
+ALIKE = groups([0.0] * 8, count=20) + groups([1.0] * 8, count=20)
 
 
-def test_right_completions_suffice_for_raft_and_any_for_a_teacher(watch):
-    wrong, alike = groups([0.0] * 8), groups([0.0] * 8, count=20) + groups([1.0] * 8, count=20)
-    taught = {"algorithm": {"advantage_estimator": "on_policy_distillation"}, "model": {"teacher": "tiny"}}
-    for changes, rollouts, count in (
-        ({"algorithm": {"advantage_estimator": "raft"}}, alike, 0),
-        ({"algorithm": {"advantage_estimator": "raft"}}, wrong, 1),
-        (taught, wrong, 0),
-    ):
-        monitor, warned = watch(**changes)
-        monitor.step(1, rollouts)
-        assert len(warned) == count
+@pytest.mark.parametrize(
+    ("changes", "rollouts", "warns"),
+    [
+        ({}, CUT, True),
+        ({"rollout": {"ignore_eos": True}}, CUT, False),
+        ({"length_control": {"mode": "adaptive"}}, CUT, False),
+        ({"algorithm": {"advantage_estimator": "grpo"}}, ALIKE, True),
+        ({"algorithm": {"advantage_estimator": "reinforce_pp"}}, ALIKE, False),  # it compares prompts with each other
+        ({"algorithm": {"advantage_estimator": "raft"}}, ALIKE, False),
+        ({"algorithm": {"advantage_estimator": "raft"}}, WRONG, True),
+        (
+            {"algorithm": {"advantage_estimator": "on_policy_distillation"}, "model": {"teacher": "tiny"}},
+            WRONG,
+            False,
+        ),
+    ],
+)
+def test_what_the_settings_intend_or_can_learn_from_is_no_fault(watch, changes, rollouts, warns):
+    monitor, warned = watch(**changes)
+    monitor.step(1, rollouts)
+    assert len(warned) == warns
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.trainer.controller.fakes import FakeStream, fake_workers
+from tests.trainer.samples import make_rollout
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.algorithms.advantages import gae, remax
 from tinyzero_trainer.algorithms.batch import TrainingBatch
@@ -179,14 +180,6 @@ def test_tokens_are_summed_over_the_only_rank(take) -> None:
     assert metrics["perf/total_num_tokens"] == total
 
 
-def test_parts_of_scores_are_averaged_over_all_completions(take) -> None:
-    _, _, metrics, _ = take([replace(SCORES[0], parts={"task": 1.5, "length": -0.5}), *SCORES[1:]])
-    assert {name: value for name, value in metrics.items() if name.startswith("reward/part/")} == {
-        "reward/part/task": 1.5 / 4,
-        "reward/part/length": -0.5 / 4,
-    }
-
-
 def test_a_completion_that_was_trained_on_has_its_advantage_and_entropies(take) -> None:
     masked = [SCORES[0], SCORES[1], Score(0.0, False, masked=True), SCORES[3]]
     policy, *_ = take(masked)
@@ -256,9 +249,7 @@ SETTINGS = StepSettings(learning_rate=1e-3, temperature=0.7, kl_coefficient=0.2)
 
 
 def sample(reward: float, length: int) -> Rollout:
-    return Rollout(
-        Prompt(Item(None), "", [1]), Generation([2] * length, [-1.0] * length, True), "", Score(reward, False)
-    )
+    return make_rollout([1], [2] * length, [-1.0] * length, Score(reward, False))
 
 
 SAMPLES = [sample(reward, length) for reward, length in zip(REWARDS, ROW_LENGTHS, strict=True)]
@@ -377,11 +368,8 @@ def test_remax_compares_with_the_greedy_completion_at_full_length(monkeypatch: p
     assert advantages.tolist() == [0.25, 0.25, -0.75, 0.0, 0.0, 0.0, 0.25, 0.25]
 
 
-def rollout_of(prompt: Prompt, *, correct: bool) -> Rollout:
-    return Rollout(prompt, Generation([1], None, True), "", Score(float(correct), correct))
-
-
 def test_a_problem_of_unknown_difficulty_is_of_no_level() -> None:
     task = SimpleNamespace(difficulties=lambda items: [math.nan if item.ground_truth == 0 else 2.5 for item in items])
-    samples = [rollout_of(Prompt(Item(truth, {}), "", [1]), correct=True) for truth in (0, 1)]
+    right = make_rollout([1], [1], None, Score(1.0, True))
+    samples = [replace(right, prompt=Prompt(Item(truth, {}), "", [1])) for truth in (0, 1)]
     assert step_metrics._by_difficulty(task, samples, "acc") == {"acc/2": 1.0}

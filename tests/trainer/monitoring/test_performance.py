@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tinyzero_sdk import Item, Score
+from tests.trainer.samples import make_rollout
+from tinyzero_sdk import Score
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.controller.step_metrics import trained_tokens
 from tinyzero_trainer.monitoring import performance
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
-from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 SECONDS = {"gen": 1.0, "update_actor": 2.0, "update_critic": 4.0, "step": 7.0}
 
@@ -46,7 +46,7 @@ def parameters(adapter: object) -> dict[str, int]:
 
 
 def test_it_counts_the_tokens_that_are_trained_and_not_an_adapter() -> None:
-    one = Rollout(Prompt(Item(None), "", [1, 2]), Generation([3, 4, 5], None, True), "", Score(0.0, False))
+    one = make_rollout([1, 2], [3, 4, 5])
     tokens = trained_tokens([one, one, replace(one, score=Score(0.0, False, masked=True))])
     assert tokens == 10
     assert performance.utilization(SECONDS, 2 * tokens, parameters=parameters(None), peak=1000.0) == {

@@ -15,7 +15,6 @@ from tinyzero_trainer.monitoring.metrics_log import (
     MetricsLog,
     held_out_key,
     size_key,
-    task_key,
 )
 from tinyzero_trainer.monitoring.plot import PlotError, plot_curve, smooth
 
@@ -74,25 +73,6 @@ def test_everything_is_labelled_and_a_reward_that_is_not_the_accuracy_is_drawn(
     assert figure.axes[-1].get_xlabel() == "training step"
     assert {text.get_text() for text in top.texts} == {"25.0%", "50.0%"}
     assert len(top.get_legend().get_texts()) == 2
-
-
-@pytest.mark.slow
-def test_several_tasks_have_a_colour_and_labels_each(metrics, tmp_path, drawn):
-    held_out = {held_out_key("multiply"): 0.4, size_key("multiply"): 64, **before()}
-    row = {ACCURACY: 0.3, task_key("countdown", "acc"): 0.2, task_key("multiply", "acc"): 0.5}
-    path = metrics([held_out, *[row] * 4, row | held_out])
-    plot_curve(path, tmp_path / "curve.png", tasks=["countdown", "multiply"], model="m")
-    top = drawn[0].axes[0]
-    assert top.get_title(loc="left") == "countdown + multiply, m"
-    labels = [text.get_text() for text in top.get_legend().get_texts()]
-    assert labels == [
-        f"{task}, {what}"
-        for what in ("training problems, running mean", "held-out problems, ± one standard error")
-        for task in ("countdown", "multiply")
-    ]
-    strong = [line for line in top.lines if line.get_label() in labels]
-    assert len({line.get_color() for line in strong}) == 2
-    assert [line.get_ydata()[0] for line in strong] == [20.0, 50.0]
 
 
 @pytest.mark.parametrize(

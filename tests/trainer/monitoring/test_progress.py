@@ -12,13 +12,9 @@ from rich.console import Console
 from tinyzero_sdk import progress
 from tinyzero_trainer.monitoring.metrics_log import (
     ACCURACY,
-    FALSE_POSITIVES,
     LENGTH,
-    NO_ANSWER,
     REWARD,
     THROUGHPUT,
-    TRUNCATED,
-    ZERO_STD,
 )
 from tinyzero_trainer.monitoring.progress import Progress, outcome_line, sparkline
 
@@ -225,25 +221,6 @@ def test_the_terminal_names_what_a_slow_step_does_and_when_nothing_moves(termina
         clock.now += 45
         assert live(terminal)[2] == "no progress for 0:45"
     assert len(live(terminal)) == 1
-
-
-SIGNAL = {NO_ANSWER: 1.0, TRUNCATED: 1.0, ZERO_STD: 1.0}
-
-
-def test_what_cannot_be_learnt_from_has_a_line_of_its_own(plain, terminal, clock):
-    for display in (plain, terminal):
-        display.train(94)
-        clock.now += 1.5
-        display.step(1, METRICS | SIGNAL)
-    shown = "no answer 100.0%  cut off 100.0%  zero-variance groups 100.0%"
-    assert printed(plain)[-1] == f"  {shown}"
-    assert live(terminal)[2] == shown
-    terminal.step(2, METRICS | {NO_ANSWER: 0.0, FALSE_POSITIVES: 0.02})
-    assert live(terminal)[2] == "no answer 0.0%  false rewards 2.0%"
-    plain.step(
-        94, METRICS | {NO_ANSWER: 0.0, TRUNCATED: 0.0, FALSE_POSITIVES: 0.0}
-    )  # groups of one have no variance to speak of
-    assert printed(plain)[-1] == "  no answer 0.0%  cut off 0.0%"
 
 
 def test_the_time_left_runs_down_during_a_step(terminal, clock):

@@ -86,16 +86,6 @@ def test_prompts_with_completions_are_text_or_messages(read: Read, name: str) ->
     assert (prompt.index("Be brief.") < prompt.index("2+2"), completion) == (True, "4")
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_each_turn_of_the_assistant_is_an_example_after_all_before_it(read: Read, name: str) -> None:
-    turns = [*CHAT, {"role": "assistant", "content": "4"}, {"role": "user", "content": "+1"}]
-    first, second = texts(read([{"messages": [*turns, {"role": "assistant", "content": "5"}]}], name))
-    assert sorted([first[1], second[1]]) == ["4", "5"]
-    longer = max(first, second, key=lambda pair: len(pair[0]))
-    assert longer[1] == "5"
-    assert "4" in longer[0]
-
-
 def test_a_completion_of_several_messages_is_learned_turn_by_turn(read: Read) -> None:
     turns = [("user", "2+2"), ("assistant", "4"), ("user", "+1"), ("assistant", "5"), ("user", "thanks")]
     messages = [{"role": role, "content": content} for role, content in turns]
@@ -273,22 +263,6 @@ def test_right_completions_that_a_run_kept_are_learned(tmp_path: Path) -> None:
     pq.write_table(pq.read_table(file).drop_columns("data"), file)
     with pytest.raises(DataError, match=r":1: task 'gsm8k': .* a problem needs the columns that the task gives it"):
         ExampleFile(str(tmp_path), config, loaded)
-
-
-def test_problems_of_a_tasks_own_test_split_are_refused(read: Read, toy_task: str, tmp_path: Path) -> None:
-    """Whatever fraction of the file is held out for the loss."""
-    finite = Path(toy_task).read_text().replace("start + size)", "min(start + size, 9))")
-    path = tmp_path / "divided.py"
-    path.write_text(f"{finite}\n\n@hookimpl\ndef has_own_splits() -> bool:\n    return True\n")
-    tasks = {"toy": {"task": str(path), "options": {"limit": 10**6}}}
-    task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
-    trained, [*_, held_out] = list(task.dataset("train", 9)), task.dataset("test", 9)
-    rows = [scored(task, item, "yes") for item in trained]
-    assert len(texts(read(rows, tasks=tasks))) == len(trained) == 9
-    with pytest.raises(DataError, match=r"rows\.jsonl:10 is of a held-out problem"):
-        read([*rows, scored(task, held_out, "no")], tasks=tasks)
-    with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):
-        read([{"prompt": task.make_prompt(held_out, "base"), "completion": "no"}], tasks=tasks)
 
 
 @pytest.mark.parametrize(
