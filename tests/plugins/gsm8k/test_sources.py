@@ -3,7 +3,7 @@
 import datasets
 import pytest
 
-from tests.plugins.gsm8k.rows import SHARED, TEST, TRAIN, as_dataset, write_jsonl, write_parquet, write_repository
+from tests.plugins.gsm8k.rows import SHARED, TEST, TRAIN, as_dataset, write_jsonl, write_repository
 from tinyzero_gsm8k.sources import collect
 from tinyzero_sdk import Item, load_task
 from tinyzero_sdk.errors import DataError, SettingsError
@@ -57,16 +57,8 @@ def test_a_question_of_both_splits_leaves_train(tmp_path):
     assert not keys["train"] & keys["test"]
 
 
-def saved_rows(folder, rows):
-    as_dataset(rows).save_to_disk(folder)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("write", "name"), [(write_jsonl, "data.jsonl"), (write_parquet, "data.parquet"), (saved_rows, "data")]
-)
-def test_data_without_splits_is_one_pool_that_is_divided(write, name, tmp_path):
-    task = open_path(write(tmp_path / name, TRAIN))
+def test_data_without_splits_is_one_pool_that_is_divided(tmp_path):
+    task = open_path(write_jsonl(tmp_path / "data.jsonl", TRAIN))
     assert not task.has_own_splits
     assert questions(task, "train") == questions(task, "test") == {row["question"] for row in TRAIN}
     parts = {"train": [], "test": []}

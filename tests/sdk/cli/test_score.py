@@ -214,16 +214,6 @@ def test_ground_truths_of_another_form_are_reported_with_their_column(score):
     assert "reward_model.ground_truth of row 1 is 2" in score(rows, score=hook)[2]
 
 
-@pytest.mark.slow
-def test_unusual_grouping_is_reported(score):
-    keyed = [GOOD | {"extra_info": {"key": str(n // 2)}} for n in range(1100)]
-    out = score([GOOD] * 1100 + keyed)[1]
-    assert "extra_info.key does not identify prompts, since the first rows have none" in out
-    out = score(keyed + [GOOD] * 3)[1]
-    assert "3 rows without extra_info.key, each counted as its own prompt" in out
-    assert "does not identify" not in out
-
-
 LENGTHS = [(20, True), (60, True), (100, False)]
 
 

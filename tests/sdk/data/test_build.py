@@ -196,15 +196,6 @@ def test_ground_truths_of_several_shapes_need_json_lines(task_file, tmp_path):
     assert {tuple(truth) for truth in truths} == {("n",), ("m",)}
 
 
-def test_existing_files_are_kept_unless_overwrite(task_file, tmp_path):
-    task = load_task(task_file)
-    (tmp_path / "test.parquet").write_text("mine")
-    with pytest.raises(DataError, match=r"test\.parquet already exists"):
-        build(task, tmp_path)
-    assert (tmp_path / "test.parquet").read_text() == "mine"
-    assert build(task, tmp_path, overwrite=True)["test.parquet"] != b"mine"
-
-
 RAISED = r"generate_dataset raised RuntimeError: no more ideas \(.*halves\.py:\d+\)"
 
 

@@ -12,16 +12,6 @@ from tinyzero_sdk.data.rows import item_to_row, plain, row_to_item
 from tinyzero_sdk.errors import DataError
 
 # Rows as TinyZero's own preprocessing writes them and pandas reads them.
-TINYZERO_ROW = {
-    "target": np.int64(98),
-    "nums": np.array([44, 19, 35]),
-    "data_source": "countdown",
-    "prompt": np.array([{"content": "A conversation between User and Assistant. ...", "role": "user"}], dtype=object),
-    "ability": "math",
-    "reward_model": {"ground_truth": {"numbers": np.array([44, 19, 35]), "target": np.int64(98)}, "style": "rule"},
-    "extra_info": {"index": np.int64(0), "split": "train"},
-}
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(), below, max_size=3),
@@ -57,13 +47,6 @@ def test_row_has_the_columns_that_tinyzero_and_verl_read():
 def test_item_survives_its_row(truth, data):
     item = Item(truth, {"own": data})
     assert row_to_item(item_to_row(make_task(), item, index=0, split="train")) == item
-
-
-def test_row_of_tinyzero_is_read_as_plain_json():
-    item = row_to_item(TINYZERO_ROW)
-    assert item == Item({"numbers": [44, 19, 35], "target": 98}, {"target": 98, "nums": [44, 19, 35]})
-    assert type(item.ground_truth["target"]) is int
-    assert type(item.data["nums"]) is list
 
 
 def test_task_column_must_not_hide_one_of_the_format():

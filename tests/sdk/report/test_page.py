@@ -266,20 +266,6 @@ def test_a_directory_whose_name_is_not_utf_8_is_served(odd_path):
         assert row_id.isascii()
 
 
-@pytest.mark.parametrize("below", [False, True])
-def test_a_server_below_a_name_that_is_not_utf_8_answers(odd_path, below):
-    with make_server(odd_path if below else odd_path.parent, 0) as server:
-        for path, status in (("/", 200), ("/runs", 200), ("/describe?run=x", 404)):
-            thread = threading.Thread(target=server.handle_request)
-            thread.start()
-            connection = HTTPConnection("127.0.0.1", server.server_port)
-            connection.request("GET", path)
-            with connection.getresponse() as response:
-                assert (response.status, len(response.read().decode()) > 10) == (status, True)
-            connection.close()
-            thread.join()
-
-
 def test_a_lone_surrogate_stays_json():
     assert json.loads(as_json({"a\udce9": "\\\ud800"}).encode()) == {"a\udce9": "\\\ud800"}
 

@@ -18,9 +18,7 @@ from tests.sdk.rows import write_rows
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.report.comparison import compare as on_the_page
 from tinyzero_sdk.report.completions import read_completions
-from tinyzero_sdk.scoring import scored_table
 from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
-from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean
 
 SCORER = {"task": "say", "task_version": "1", "task_options": '{"top": 9}', "task_wrappers": "[]"}
 
@@ -86,18 +84,6 @@ def test_an_interval_of_few_problems_stays_within_what_is_possible(compare):
     assert comparison.metrics[0].interval[1] > 9  # a score may be anything
 
 
-def test_a_bootstrap_drawn_in_parts_is_the_same(monkeypatch):
-    values = np.random.default_rng(1).normal(size=50)
-    seen = list[float]()
-    whole, none, other = bootstrap_intervals([values, values[:1], -values], 300, on_progress=seen.append)
-    assert (none, seen) == (None, [1.0])
-    assert other == pytest.approx((-whole[1], -whole[0]))
-    monkeypatch.setattr("tinyzero_sdk.scoring.statistics._TOGETHER", 350)
-    assert bootstrap_intervals([values], 300, on_progress=seen.append) == [pytest.approx(whole, abs=1e-15)]
-    assert len(seen) == 44
-    assert interval_of_mean(values[:1]) is None
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_both_directions_mirror_each_other_and_order_does_not_matter(compare, ending):
     a, b = map(rows_of, two_models(12))
@@ -118,15 +104,6 @@ def test_both_directions_mirror_each_other_and_order_does_not_matter(compare, en
 
 def everything(comparison):
     return [comparison.accuracy, *comparison.metrics, *comparison.by_reason, *comparison.by_difficulty]
-
-
-def test_a_file_does_not_differ_from_itself(compare):
-    rows = rows_of(two_models(30)[0])
-    report = compare(rows, rows, rows)
-    for comparison in report.comparisons:
-        assert {(one.difference, one.interval) for one in everything(comparison)} == {(0.0, (0.0, 0.0))}
-        assert (comparison.better, comparison.worse, comparison.gains, comparison.losses) == (0, 0, [], [])
-    assert report.differing == {}
 
 
 @pytest.mark.slow
@@ -261,20 +238,6 @@ def test_a_run_stands_for_its_last_evaluation_and_alone_for_its_first_and_last(t
         compare_files([run, run])
     with pytest.raises(DataError, match="is no run with two evaluations; compare needs something to compare with"):
         compare_files([run])
-
-
-def test_completions_of_a_parquet_file_are_not_read(compare, monkeypatch):
-    read, columns = scored_table.read_blocks, set()
-
-    def spy(path, names):
-        for block in read(path, names):
-            columns.update(block.names)
-            yield block
-
-    monkeypatch.setattr(scored_table, "read_blocks", spy)
-    rows = rows_of([[1, 0]], prompt="a long prompt")
-    assert compare(rows, rows, ending="parquet", key="extra_info.key").problems == 1
-    assert columns == {"extra_info", "finished", "token_count", "score", "correct", "reason", *SCORER}
 
 
 def test_greedy_completions_of_a_run_are_compared_beside_the_sampled_ones(tmp_path):

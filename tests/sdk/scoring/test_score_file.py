@@ -83,11 +83,6 @@ BAD_LINES = {
     "no ground truth": '{"completion": "a"}',
     "null ground truth": '{"completion": "a", "ground_truth": null, "reward_model": {}}',
     "odd reward model": '{"completion": "a", "reward_model": "rule"}',
-    "lone surrogate": '{"completion": "\\ud800", "ground_truth": 1}',
-    "raw NUL": '{"completion": "\0", "ground_truth": 1}',
-    "NaN": '{"completion": "a", "ground_truth": NaN}',
-    "no object": '["a", 1]',
-    "key twice": '{"completion": "a", "completion": "b", "ground_truth": 1}',
 }
 
 

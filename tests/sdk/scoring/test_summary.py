@@ -148,18 +148,6 @@ def test_better_grouping_that_comes_late_is_noted(tables):
     assert (early.prompts_by, early.late, early.alone) == ("extra_info.key", "", 2)
 
 
-def test_a_row_costs_little_until_the_end():
-    builder = SummaryBuilder()
-    size = 10_000
-    table = pa.table({"completion": ["x"] * size, "ground_truth": ["1"] * size, "prompt": ["p"] * size})
-    block = Block(list(range(size)), table, [], 1.0)
-    scores = ScoreColumns([1.0] * size, [True] * size, ["ok"] * size, ["1"] * size)
-    (batch,) = read_outputs([block], Path("t"), accept_any)
-    builder.add(batch, scores)
-    kept = sum(part.nbytes for parts in builder._columns.values() for part in parts)
-    assert kept <= 31 * size
-
-
 CELLS = st.one_of(
     st.lists(st.none() | st.text("abé\0", max_size=3), max_size=6),
     st.lists(st.none() | st.integers(-3, 3), max_size=6),
