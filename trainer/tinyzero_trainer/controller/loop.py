@@ -28,17 +28,19 @@ def train(
     tasks: Mapping[str, Task] | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Train by a resolved configuration; arguments and errors are those of `tinyzero_trainer.train`, which resolves it.
+    """Train with a resolved configuration; `tinyzero_trainer.train`, which resolves it, documents arguments and errors.
 
-    What is still `auto` in it takes a default that suits the CPU.
+    A setting that is still `auto` takes a default that suits the CPU.
     """
-    with open_training(config, resume=resume, tasks=tasks, progress=progress) as (session, step, evaluation):
+    opened = open_training(config, resume=resume, tasks=tasks, progress=progress)
+    with opened as (session, training_step, evaluation):
         audited = {name: task.task for name, task in session.workers.tasks.items()}
         warn = session.workers.display.warn
-        with Audit(session.config, audited, session.state.audit, session.run.audit, warn) as session.audit:
-            result = take_steps(session, step, evaluation)
-            if session.audit.alarm is not None:  # of the last step
-                raise session.audit.alarm
+        with Audit(session.config, audited, session.state.audit, session.run.audit, warn) as audit:
+            session.audit = audit
+            result = take_steps(session, training_step, evaluation)
+            if audit.alarm is not None:  # from a sample that was judged only before the last checkpoint
+                raise audit.alarm
             return result
 
 
@@ -50,29 +52,37 @@ def open_training(
     tasks: Mapping[str, Task] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[Session, TrainingStep, HeldOutEvaluation]]:
-    """The session of `train`, and what it repeats."""
+    """A session of reinforcement learning, with its training step and its held-out evaluation."""
     with (
         progress or Progress() as display,
         open_session(config, config, display, resume=resume, tasks=tasks) as session,
     ):
-        workers, stop, saved = session.workers, session.stop, session.saved
+        workers, saved = session.workers, session.saved
         if config.rollout.bias:
             display.log(config.rollout.bias)
         signal = SignalMonitor(config, workers)
-        evaluation = HeldOutEvaluation(config, workers, session.evaluated, stop, signal)
-        ahead = (None, None) if saved is None else (saved.prefetched, saved.in_flight)
-        yield session, TrainingStep(config, workers, session.state, stop, *ahead, signal), evaluation
+        evaluation = HeldOutEvaluation(config, workers, session.evaluated, session.stop, signal)
+        training_step = TrainingStep(
+            config,
+            workers,
+            session.state,
+            session.stop,
+            prefetched=None if saved is None else saved.prefetched,
+            in_flight=None if saved is None else saved.in_flight,
+            signal=signal,
+        )
+        yield session, training_step, evaluation
 
 
 def take_steps(session: Session, training_step: Step, evaluation: HeldOutEvaluation) -> TrainResult:
-    """Take all steps to the last, and report; a signal or an error ends them earlier, with a checkpoint."""
-    state, progress, audit, last = session.state, session.workers.display, session.audit, training_step.last
+    """Take all remaining steps, and report; a signal or an error ends the run earlier, with a checkpoint."""
+    state, progress, audit = session.state, session.workers.display, session.audit
     session.checkpointer.report_disk_use()
     with ending(session, training_step):
-        if state.pending_metrics is not None:  # of step 0, or of the last one before the run was stopped
+        if state.pending_metrics is not None:  # of step 0, or of a step that was taken but not logged before a stop
             _evaluate_and_log(session, training_step, evaluation)
-        progress.train(last, done=state.step)
-        while state.step < training_step.last:
+        progress.train(training_step.last, done=state.step)
+        while state.step < training_step.last:  # which a step of fine-tuning may change
             step = state.step + 1
             rollouts, metrics = training_step.take(step)
             if audit is not None:
@@ -80,7 +90,7 @@ def take_steps(session: Session, training_step: Step, evaluation: HeldOutEvaluat
             metrics |= state.add_totals(rollouts, metrics["timing_s/step"]) | session.checkpointer.timing()
             state.step, state.pending_metrics = step, metrics
             session.completions.train(step, rollouts)
-            if training_step.failure is not None:
+            if training_step.failure is not None:  # this step is complete; the next batch could not be collected
                 raise training_step.failure
             _evaluate_and_log(session, training_step, evaluation)
             if audit is not None and audit.alarm is not None:
@@ -92,7 +102,7 @@ def take_steps(session: Session, training_step: Step, evaluation: HeldOutEvaluat
 
 
 def _evaluate_and_log(session: Session, training_step: Step, evaluation: HeldOutEvaluation) -> None:
-    """Evaluate if it is due, then write the step's line; a stop meanwhile leaves both to the resumed run."""
+    """Evaluate if it is due, then write the step's metrics; after a stop in between, the resumed run does both."""
     state, progress, last = session.state, session.workers.display, training_step.last
     step, metrics = state.step, state.pending_metrics
     assert metrics is not None

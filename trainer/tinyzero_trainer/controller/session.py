@@ -38,7 +38,7 @@ class Step(Protocol):
     """What a session repeats: a step of reinforcement learning (step.py), or of supervised fine-tuning."""
 
     last: int
-    """Number of the run's last step."""
+    """Number of the run's last step; fine-tuning for a given time sets it once it knows how long a step takes."""
 
     policy_intact: bool
     """Whether the policy is as the last completed step left it."""
