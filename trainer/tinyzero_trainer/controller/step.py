@@ -32,14 +32,15 @@ from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import StopFlag
 
 WAITED = "wait_for_rollouts"
-"""Seconds of a step in which the trainer waited for completions."""
+"""Key of the seconds of a step in which the trainer waited for completions."""
 
 MOST_STALENESS_KL = 0.02
-"""Runs that unlearnt went above 0.03, those that lost nothing stayed below 0.013 (docs/training/asynchronous.md)."""
+"""The user is warned of a `staleness/kl` above it: runs that unlearnt went above 0.03, those that lost nothing stayed
+below 0.013 (docs/training/asynchronous.md)."""
 
 
 class TrainingStep:
-    """Takes training steps, for loop.py; each brings `state` up to date."""
+    """Takes the steps that loop.py asks for, and keeps `state` up to date."""
 
     def __init__(
         self,
@@ -51,16 +52,18 @@ class TrainingStep:
         in_flight: InFlight | None = None,
         signal: SignalMonitor | None = None,
     ) -> None:
-        """`prefetched` and `in_flight` are a checkpoint's."""
+        """`prefetched` and `in_flight` come from the checkpoint that the run is resumed from."""
         assert workers.policy is not None
         self.config, self.workers, self.policy, self.state = config, workers, workers.policy, state
         self.stop, self.signal = stop, signal
         self.tasks = {name: task.task for name, task in workers.tasks.items()}
         self.skipped = SkippedUpdates(RunDirectory(Path(config.run.output)), workers.display.warn)
         self.collector = RolloutCollector(config, workers, state, stop, prefetched, in_flight)
-        self._timer = StepTimer()  # of the present step
+        self._timer = StepTimer()  # of the current step
         self._estimate_advantages = find_estimator(config.algorithm.advantage_estimator)
-        self.last, self.policy_intact, self._warned = config.run.steps, True, False
+        self.last = config.run.steps
+        self.policy_intact = True
+        self._warned_of_staleness = False
 
     @property
     def failure(self) -> WorkerDiedError | VllmError | None:
@@ -79,10 +82,10 @@ class TrainingStep:
         self.collector.prefetched, self.collector.groups = load_batch(file), None
 
     def take(self, step: int) -> tuple[list[Rollout], dict[str, float]]:
-        """Take a step (1-based); an engine that samples by itself goes on meanwhile.
+        """Take a step (1-based); returns all completions that were sampled, and the step's metrics.
 
-        Between steps no thread calls the workers, and the engine has the newest weights. The result is all completions
-        that were sampled, and the step's metrics.
+        An engine that samples by itself goes on meanwhile. Between steps no thread calls the workers, and the engine
+        has the newest weights.
 
         Raises:
             StopRequested: a signal requested a stop while generating; nothing has changed.
@@ -109,7 +112,7 @@ class TrainingStep:
         return with_training_values(collected, batch), metrics
 
     def pass_weights(self, version: int, prefetch: "Future[RolloutBatch] | None") -> None:
-        """Let the engine take over the new weights, unless it has failed meanwhile."""
+        """Let the engine take over the new weights, unless prefetching has shown that it failed."""
         failed = None if prefetch is None or not prefetch.done() else prefetch.exception()
         if not isinstance(failed, WorkerDiedError | VllmError):
             moving = self.workers.display.activity("passing the weights to the rollout engine")
@@ -118,7 +121,7 @@ class TrainingStep:
         self._timer.record("update_weights")
 
     def learn(self, collected: RolloutBatch, settings: StepSettings) -> tuple[TrainingBatch, dict[str, float]]:
-        """From scored completions to updated weights; the batch with all its columns, and the update's metrics."""
+        """Train on scored completions; returns the batch with all its columns, and metrics of the update."""
         display, batch = self.workers.display, self.batch_of(collected)
         with (
             display.activity("computing log-probabilities"),
@@ -135,14 +138,14 @@ class TrainingStep:
         return batch, metrics | updated
 
     def batch_of(self, collected: RolloutBatch) -> TrainingBatch:
-        """The completions that are trained on, with what the estimator needs of their scores."""
+        """The batch of the completions that are trained on, with what the estimator needs from their scores."""
         algorithm, rollouts, greedy = self.config.algorithm, collected.kept, collected.greedy_rewards
-        group_size, none_counts = self.config.rollout.group_size, "all completions are masked"
+        group_size, why_nothing = self.config.rollout.group_size, "all completions are masked"
         if algorithm.estimator.only_correct:
             rollouts = mask_rejected(rollouts, group_size, algorithm.max_accepted)
-            none_counts = "no completion is right"
+            why_nothing = "no completion is right"
         if all(rollout.score.masked for rollout in rollouts):
-            self.workers.display.log(f"step {collected.step:,}: {none_counts}, so it trains nothing")
+            self.workers.display.log(f"step {collected.step:,}: {why_nothing}, so it trains nothing")
         return TrainingBatch.of(
             rollouts,
             group_size,
@@ -153,7 +156,10 @@ class TrainingStep:
         )
 
     def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
-        """Old log-probabilities, and with a correction the importance weights; returns the correction's metrics."""
+        """Add the old log-probabilities, and with a correction importance weights; returns the correction's metrics.
+
+        If the source is `update`, nothing is added: the update's own pass computes them.
+        """
         source, correction = self.config.old_logprobs_source, self.config.rollout_correction
         if source == "engine":
             batch.old_logprobs = batch.engine_logprobs
@@ -175,7 +181,10 @@ class TrainingStep:
         return metrics
 
     def add_penalties_and_values(self, batch: TrainingBatch, settings: StepSettings) -> None:
-        """KL penalties, with `algorithm.kl_placement=reward`, the teacher's log-probabilities, the critic's values."""
+        """Add KL penalties, with `algorithm.kl_placement=reward`, the teacher's log-probabilities, the critic's values.
+
+        The batch subtracts the penalties from its rewards (algorithms/batch.py).
+        """
         if self.config.algorithm.kl_in_reward:
             assert batch.old_logprobs is not None
             reference = self.policy.reference_logprobs(batch.rollouts, settings.temperature)
@@ -190,7 +199,7 @@ class TrainingStep:
             self._timer.record("values")
 
     def add_advantages(self, batch: TrainingBatch) -> None:
-        """The advantages; with a critic they are whitened after the returns are taken from them."""
+        """Add the advantages; with a critic add the returns too, and whiten the advantages after that."""
         batch.advantages = self._estimate_advantages(batch)
         if batch.values is not None:
             batch.returns = batch.advantages + batch.values
@@ -215,7 +224,11 @@ class TrainingStep:
         return settings if adapted is None else replace(settings, kl_coefficient=adapted)
 
     def adapt_kl(self, batch: TrainingBatch, updated: dict[str, float], settings: StepSettings) -> dict[str, float]:
-        """Adapt the KL coefficient, with `algorithm.kl_target`, to the KL of the step; metrics of both."""
+        """Adapt the KL coefficient to the KL of the step, if there is an `algorithm.kl_target`.
+
+        `updated` are the update's metrics, which have the KL if it is in the loss. Returns metrics: the coefficient
+        that the step had, and its KL if that is in the reward.
+        """
         algorithm, coefficient = self.config.algorithm, settings.kl_coefficient
         metrics = {"actor/kl_coef": coefficient}
         measured = updated.get("actor/kl_loss")
@@ -226,16 +239,19 @@ class TrainingStep:
             if measured is not None:
                 metrics["actor/reward_kl_penalty"] = measured
         if coefficient and algorithm.kl_target is not None and measured is not None and math.isfinite(measured):
-            target, horizon, count = algorithm.kl_target, algorithm.kl_horizon, len(batch.lengths)
             self.state.kl_coefficient = adapted_coefficient(
-                coefficient, measured, target=target, horizon=horizon, count=count
+                coefficient,
+                measured,
+                target=algorithm.kl_target,
+                horizon=algorithm.kl_horizon,
+                count=len(batch.lengths),
             )
         return metrics
 
     def other_metrics(
         self, collected: RolloutBatch, batch: TrainingBatch, updated: dict[str, float]
     ) -> dict[str, float]:
-        """The step's metrics other than those of the update."""
+        """The step's metrics besides those of the update, which are `updated`, and of the KL coefficient."""
         config, gpus = self.config, self.policy.gpu_memory()
         ranks = self.policy.world_size // config.parallel.sequence_parallel
         metrics = batch_metrics(self.tasks, collected.rollouts, batch, ranks) | collected.curriculum_metrics
@@ -245,10 +261,13 @@ class TrainingStep:
                 metrics["staleness/kl"] = updated[ENGINE_DIVERGENCE]
                 self.warn_of_staleness(metrics["staleness/kl"])
         if config.length_control.mode == "adaptive":
-            after = collected.length_control
-            averages = {"mean_success_length": after.correct_length, "success_rate": after.success_rate}
-            averages["max_tokens"] = float(collected.max_tokens)
-            metrics |= {f"length_control/{name}": value for name, value in averages.items() if value is not None}
+            control = collected.length_control
+            values = {
+                "mean_success_length": control.correct_length,
+                "success_rate": control.success_rate,
+                "max_tokens": float(collected.max_tokens),
+            }
+            metrics |= {f"length_control/{name}": value for name, value in values.items() if value is not None}
         seconds = {**collected.seconds, **self._timer.stop()}
         metrics |= timing_metrics(seconds, collected.rollouts, batch.rollouts) | memory_metrics(gpus)
         if peak := peak_flops(gpus):
@@ -258,32 +277,34 @@ class TrainingStep:
 
     def warn_of_staleness(self, kl: float) -> None:
         """Warn once where the policy moves so far between sampling and training that it may unlearn."""
-        if kl > MOST_STALENESS_KL and not self._warned:
-            self._warned, parts = True, self.config.rollout.max_async_level + 1
+        if kl > MOST_STALENESS_KL and not self._warned_of_staleness:
+            self._warned_of_staleness = True
+            level = self.config.rollout.max_async_level
             self.workers.display.warn(
-                f"the policy changes too fast for rollout.max_async_level={parts - 1} (staleness/kl is {kl:.3f}, above "
-                f"{MOST_STALENESS_KL:g}); if the reward falls, divide optimizer.learning_rate by {parts}, or take a "
-                "lower level"
+                f"the policy changes too fast for rollout.max_async_level={level} (staleness/kl is {kl:.3f}, above "
+                f"{MOST_STALENESS_KL:g}); if the reward falls, divide optimizer.learning_rate by {level + 1}, or take "
+                "a lower level"
             )
 
     def trained_parameters(self) -> dict[str, int]:
-        """The parameters of each model, if all are trained: for an adapter 6 FLOPs a parameter would be too many."""
+        """The parameters of each model, except a policy with an adapter: it takes fewer than 6 FLOPs a parameter."""
         policy, critic = self.workers.language_model, self.workers.critic
         parameters = {} if policy.adapter is not None else {"actor": policy.parameters}
         return parameters if critic is None else parameters | {"critic": critic.parameters}
 
 
 def with_training_values(collected: RolloutBatch, batch: TrainingBatch) -> list[Rollout]:
-    """All completions of a step, those that counted in its loss with their advantages and entropies."""
+    """All completions of a step; those that counted in its loss have their mean advantage and their entropies."""
     assert batch.advantages is not None
     lengths = batch.lengths.tolist()
     advantages = (jagged.sums(batch.advantages, batch.lengths) / batch.lengths).tolist()
     entropies = [None] * len(lengths) if batch.entropies is None else batch.entropies.split(lengths)
     trained = {
         id(rollout): replace(
-            rollout, advantage=advantage, entropies=None if part is None else array("f", part.numpy().tobytes())
+            rollout, advantage=advantage, entropies=None if entropy is None else array("f", entropy.numpy().tobytes())
         )
-        for rollout, used, advantage, part in zip(collected.kept, batch.rollouts, advantages, entropies, strict=True)
+        # The batch has copies of completions that it masks.
+        for rollout, used, advantage, entropy in zip(collected.kept, batch.rollouts, advantages, entropies, strict=True)
         if not used.score.masked
     }
     return [trained.get(id(rollout), rollout) for rollout in collected.rollouts]
