@@ -37,6 +37,38 @@ OnProgress = Callable[[int], None]
 Groups = list[list[Generation]]
 """The completions of each prompt."""
 
+NOTHING = Generation([], [], finished=False)
+"""A completion of which nothing is sampled yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A prompt and its completions: asked for, under way, or complete."""
+
+    number: int
+    """Identifies the group: its place in the order in which groups are submitted."""
+
+    prompt: list[int]
+    """Token ids, not empty."""
+
+    completions: tuple[Generation, ...]
+    """Each as far as it is sampled."""
+
+    max_tokens: int
+    """Longest completion, in tokens."""
+
+    seed: int
+    first: int
+    """Index of the prompt among those of the same seed; its samples depend on it (see `PromptBatch`)."""
+
+    @property
+    def complete(self) -> bool:
+        return all(map(self.is_complete, self.completions))
+
+    def is_complete(self, completion: Generation) -> bool:
+        """Whether nothing of it is left to sample."""
+        return completion.finished or len(completion.token_ids) == self.max_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class PromptBatch:
@@ -58,56 +90,30 @@ class PromptBatch:
     which engine generates them."""
 
     @property
-    def groups(self) -> list["Group"]:
-        """The groups that an engine completes, in the order of the prompts."""
+    def groups(self) -> list[Group]:
+        """A group of each prompt, in their order, with nothing sampled yet."""
         return [
-            Group(place, prompt, (NOTHING,) * self.samples, self.params.max_tokens, self.seed, self.first + place)
+            Group(
+                number=place,
+                prompt=prompt,
+                completions=(NOTHING,) * self.samples,
+                max_tokens=self.params.max_tokens,
+                seed=self.seed,
+                first=self.first + place,
+            )
             for place, prompt in enumerate(self.prompts)
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A prompt and its completions: asked for, under way, or complete."""
-
-    number: int
-    """Place in the order in which groups are submitted; identifies it."""
-
-    prompt: list[int]
-    """Token ids, not empty."""
-
-    completions: tuple[Generation, ...]
-    """What is sampled of them so far."""
-
-    max_tokens: int
-    """Longest completion, in tokens."""
-
-    seed: int
-    first: int
-    """Index of the prompt among those of the same seed: see `PromptBatch`."""
-
-    @property
-    def complete(self) -> bool:
-        return all(map(self.is_complete, self.completions))
-
-    def is_complete(self, completion: Generation) -> bool:
-        """Whether nothing of it is left to sample."""
-        return completion.finished or len(completion.token_ids) == self.max_tokens
-
-
-NOTHING = Generation([], [], finished=False)
-"""A completion that is not begun."""
-
-
 class RolloutEngine(Protocol):
-    """Generates completions under the policy's weights; groups that are submitted may go on while these change.
+    """Generates completions with the policy's weights; groups that are submitted may go on while these change.
 
     An engine implements `submit`, `advance`, `unfinished`, `load_weights`, `sleep` and `close`, and `apart` or
     `generate_batch`.
     """
 
     concurrent: bool = False
-    """Whether it samples on by itself, also while the policy is trained; if not, only within `advance`."""
+    """Whether it keeps sampling by itself, even while the policy is trained; if not, only within `advance`."""
 
     shares_weights: bool = False
     """Whether its weights are the policy's own tensors, so that nothing may be sampled while these change."""
@@ -122,13 +128,13 @@ class RolloutEngine(Protocol):
         """Start these groups, or continue them, as soon as there is room; those submitted first come first."""
 
     def advance(self, params: SamplingParams, on_progress: OnProgress) -> Sequence[Group]:
-        """Sample some more tokens of what was submitted; the groups that are complete now, perhaps none.
+        """Sample some more tokens of the submitted groups; returns those that are complete now, perhaps none.
 
-        The limits of lengths are those of the groups. An error raised by `on_progress` loses nothing.
+        Each group's own `max_tokens` counts, not that of `params`. An error raised by `on_progress` loses nothing.
         """
 
     def unfinished(self) -> Sequence[Group]:
-        """What was submitted and not returned by `advance`, as far as it is sampled; it goes on."""
+        """The submitted groups that `advance` has not returned, as far as they are sampled; their sampling goes on."""
 
     def sleep(self) -> None:
         """Free memory that can be allocated again while nothing is generated; `advance` wakes the engine up."""
@@ -138,13 +144,13 @@ class RolloutEngine(Protocol):
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Within, what was submitted before waits, and what is submitted is dropped at the end."""
+        """Inside the block, groups submitted before it wait; groups submitted inside it are dropped at its end."""
         raise NotImplementedError
-        yield
+        yield  # makes it a generator, which `contextmanager` takes
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within, nothing is sampled."""
+        """Inside the block, nothing is sampled; an engine that samples only within `advance` has nothing to do."""
         yield
 
     def generate(
@@ -160,7 +166,7 @@ class RolloutEngine(Protocol):
         return self.generate_batch(PromptBatch(prompts, samples, params, seed), on_progress)
 
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
-        """What `generate` returns, while what was submitted waits; an error raised by `on_progress` ends it."""
+        """What `generate` returns, while groups submitted before wait; an error raised by `on_progress` ends it."""
         if not batch.samples:
             return [[] for _ in batch.prompts]
         complete = dict[int, Group]()
