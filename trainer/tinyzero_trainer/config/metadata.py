@@ -1,9 +1,9 @@
-"""What a setting says of itself in its field: whether --resume may change it, what it needs to have an effect, and what
-it costs to save memory by it.
+"""Annotations of settings: whether --resume may change a setting, what it needs to have an effect, and what it costs to
+save memory with it.
 
     patience: Annotated[PositiveInt, RESUMABLE, Needs("group.switch", "group.switch=0 …")] = 20
 
-Said of a group, it holds for all of the group's settings.
+The annotations of a group hold for all of its settings.
 """
 
 from collections.abc import Callable
@@ -33,10 +33,10 @@ class Needs:
     """Why there is no effect otherwise, with settings in braces."""
 
     values: tuple[object, ...] = ()
-    """Values of the named setting that count as on; () = all that are true."""
+    """Values of the named setting that count as on; () = all that are truthy."""
 
     def holds(self, config: Any, key: str) -> bool:
-        """Whether the condition holds for the setting `key`."""
+        """Whether the condition holds, which is the same for every setting `key`."""
         if callable(self.condition):
             return bool(self.condition(config))
         value = attrgetter(self.condition)(config)
@@ -71,7 +71,7 @@ class Option:
     """What it costs in exchange for memory; empty = nothing."""
 
     rank: int = 0
-    """Its place among those of all settings in the order in which they are proposed: what costs least comes first."""
+    """Options of all settings are proposed in ascending rank: what costs least comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,37 +98,39 @@ class TradesMemory:
         return self.options[self.place(value)].cost if self.options else ""
 
 
+# Shared by settings of several groups.
 NOT_MOVED = "with one update a batch nothing has moved yet; set optimizer.num_mini_batches or update_epochs above 1"
 ON_RAY = ReadBy("run.kind", "run.executor={run.executor!r} has no such setting; give --gpus N (0 = on the CPU)")
 
 
 @cache
 def metadata(cls: type) -> dict[str, tuple[Any, ...]]:
-    """What each setting of a configuration says of itself, by its full name; that of its group comes first."""
+    """The annotations of each setting of a configuration, by its full name; those of its group come first."""
     groups, hints = get_type_hints(cls), get_type_hints(cls, include_extras=True)
     result: dict[str, tuple[Any, ...]] = {}
     for name, group in groups.items():
         if is_dataclass(group):
             own = get_type_hints(group, include_extras=True)
             for field in fields(group):
-                said = (getattr(hint, "__metadata__", ()) for hint in (hints[name], own[field.name]))
-                result[f"{name}.{field.name}"] = tuple(entry for entries in said for entry in entries)
+                of_group, of_field = (getattr(hint, "__metadata__", ()) for hint in (hints[name], own[field.name]))
+                result[f"{name}.{field.name}"] = (*of_group, *of_field)
     return result
 
 
 def resumable(cls: type) -> frozenset[str]:
     """The settings of a configuration that --resume may change."""
-    return frozenset(key for key, said in metadata(cls).items() if RESUMABLE in said)
+    return frozenset(key for key, entries in metadata(cls).items() if RESUMABLE in entries)
 
 
 def memory_settings(cls: type) -> dict[str, TradesMemory]:
     """The settings of a configuration that trade speed for memory, by their full names."""
-    trades = ((key, entry) for key, said in metadata(cls).items() for entry in said if isinstance(entry, TradesMemory))
-    return dict(trades)
+    return {
+        key: entry for key, entries in metadata(cls).items() for entry in entries if isinstance(entry, TradesMemory)
+    }
 
 
 def reason_without_effect(config: Any, key: str) -> str | None:
-    """Why a setting of a configuration has no effect; None if it has one."""
+    """Why a setting of a configuration, or a setting that it needs, has no effect; None if it has one."""
     cls: type = type(config)
     for entry in metadata(cls).get(key, ()):
         if isinstance(entry, Needs | ReadBy):
