@@ -1,7 +1,7 @@
-"""Records of what a kind of rollout engine or executor is, and how it is found by its name. No torch in here.
+"""Records that describe a kind of rollout engine or executor, and how one is found by name. No torch in here.
 
-The record `KIND` of a kind is in the file kind.py of a folder named after it, such as rollout/vllm/kind.py, so a new
-kind is one new folder. Configuration, checks and predictions ask the record.
+A kind is a folder named after it with its record, `KIND`, in the file kind.py, such as rollout/vllm/kind.py; a new kind
+is a new folder. Configuration, checks and predictions ask the record.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,10 +11,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+ENGINES = "tinyzero_trainer.rollout"
+"""The package of all rollout engines."""
+
+EXECUTORS = "tinyzero_trainer.executors"
+"""The package of all executors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind:
-    """What a rollout engine can do. Callables take a `TrainConfig` where nothing else is said."""
+    """What a rollout engine can do. Callables take a `TrainConfig` unless their docstring names another argument."""
 
     name: str
     """Value of `rollout.engine`."""
@@ -44,7 +50,7 @@ class EngineKind:
     """Whether these need a GPU that computes in fp8; other engines say themselves what they need."""
 
     problem: Callable[[Any], str] = lambda _: ""
-    """Says what else of a `RolloutConfig` the engine cannot do, and what to change; empty = nothing."""
+    """What else in a `RolloutConfig` the engine cannot do, and what to change; empty = nothing."""
 
     max_async_level: int | None = 0
     """Highest `rollout.max_async_level`; None = any, since completions go on while the weights change."""
@@ -59,13 +65,13 @@ class EngineKind:
     """Whether it reserves memory for all its sequences when it starts."""
 
     async_needs_own_gpus: bool = False
-    """Whether it samples during an update on GPUs of its own only."""
+    """Whether it can sample during an update only on GPUs of its own."""
 
     separate_process: Callable[[Any], bool] = lambda _: False
     """Whether it runs in a process of its own rather than the trainer's."""
 
     max_restarts: Callable[[Any], int] = lambda _: 0
-    """Times that it is restarted after it has died."""
+    """How many times it is restarted after it has died."""
 
     expandable_segments: Callable[[Any], bool] = lambda _: True
     """Whether the trainer's process may allocate CUDA memory in expandable segments."""
@@ -94,12 +100,12 @@ class ExecutorKind:
     """Raises a TinyZeroError, before anything is loaded, if a run cannot start."""
 
     prepare: Callable[[Any, int], Callable[[], None] | None] = lambda *_: None
-    """What can be started while PyTorch is imported, for so many tasks; None = nothing."""
+    """What can be started while PyTorch is imported, given the number of tasks; None = nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """What a rollout engine holds of a GPU, in bytes by reason."""
+    """What a rollout engine holds of a GPU's memory: bytes by what they are for."""
 
     awake: Mapping[str, int]
     asleep: Mapping[str, int]
@@ -118,11 +124,8 @@ def kind_names(package: str) -> tuple[str, ...]:
     return tuple(sorted({file.parent.name for folder in folders for file in Path(folder).glob("*/kind.py")}))
 
 
-ENGINES = "tinyzero_trainer.rollout"
-"""The package of all rollout engines."""
-
 UNDECIDED = EngineKind(name="auto", build="", fp8=frozenset({"kv_cache_dtype", "quantization"}), max_async_level=None)
-"""Before an engine is chosen, nothing is refused."""
+"""Stands for the engine until one is chosen, and refuses nothing."""
 
 
 @cache
@@ -133,10 +136,6 @@ def find_engine(name: str) -> EngineKind:
         return replace(UNDECIDED, settings=frozenset().union(*settings))
     kind: EngineKind = import_module(f"{ENGINES}.{name}.kind").KIND
     return kind
-
-
-EXECUTORS = "tinyzero_trainer.executors"
-"""The package of all executors."""
 
 
 @cache
