@@ -48,12 +48,14 @@ class ScoreReport:
     score_sum: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
     unknown: int = 0
-    """Rows without a score, since the scorer of an asynchronous task failed; they are in no number."""
+    """Rows without a score, since the scorer of an asynchronous task failed; accuracy and mean score leave them out."""
 
     bad_rows: int = 0
     """Rows that were not written: unreadable, or without a completion or ground truth."""
 
     bad: list[BadRow] = field(default_factory=list)
+    """The first of them, at most `MAX_LISTED`."""
+
     first_error: str | None = None
     failed_truth: str | None = None
     """Row and ground truth that the scorer failed on first."""
@@ -67,17 +69,17 @@ class ScoreReport:
 
     @property
     def accuracy(self) -> float | None:
-        """Fraction of the scored rows that are correct, or None."""
+        """Fraction of the rows with a score that are correct; None without such rows."""
         return self.correct / (self.rows - self.unknown) if self.rows > self.unknown else None
 
     @property
     def accuracy_of_all(self) -> float | None:
-        """The same of all rows, with bad ones and those without a score as wrong, or None."""
+        """Fraction of all rows that are correct; bad ones and those without a score are not. None without rows."""
         return self.correct / (self.rows + self.bad_rows) if self.rows or self.bad_rows else None
 
     @property
     def mean_score(self) -> float | None:
-        """Mean score, or None."""
+        """Mean over the rows with a score; None without such rows."""
         return self.score_sum / (self.rows - self.unknown) if self.rows > self.unknown else None
 
     @property
@@ -166,38 +168,39 @@ def run_scoring(
     report: ScoreReport,
     each: Callable[[OutputBatch, ScoreColumns], Block] = lambda batch, scores: batch.block,
 ) -> None:
-    """Score a file into a report, and write its rows: `each` returns those of a batch, without their new scores.
+    """Score a file into a report, and write its rows; `each` returns those of a batch, still without their new scores.
 
     Raises:
-        DataError: a file cannot be read or written, or has no rows, or a task that compares completions cannot tell of
-            which problem they are (see `whole_groups`).
-        VersionMismatchError: the check finds a problem with a row.
+        DataError: a file cannot be read or written, or has no rows, or the task compares completions and the rows do
+            not say of which problem they are (see `whole_groups`).
+        VersionMismatchError: the check rejects a row.
     """
     started = time.perf_counter()
     if output is not None:
         check_output(source, output, overwrite=options.overwrite)
-    sample = ""  # a ground truth that the scorer failed on
+    failed = ""  # the ground truth of the first completion that the scorer failed on
     with ExitStack() as stack:
         # The pool first: its workers start while we look at the file.
-        limits = {"timeout": options.timeout, "memory_limit_gb": options.memory_limit_gb}
-        pool = stack.enter_context(ScoringPool(task, workers=options.workers, **limits))
-        becomes_typed = output is not None and output.suffix == ".parquet" and not reader.is_typed(source)
+        pool = stack.enter_context(
+            ScoringPool(task, workers=options.workers, timeout=options.timeout, memory_limit_gb=options.memory_limit_gb)
+        )
         schema = None
-        if becomes_typed:  # in a pass of its own
-            rows = read_outputs(_blocks(task, reader, source), source, check)
-            schema = infer_schema(batch.block.rows() for batch in rows)
+        if output is not None and output.suffix == ".parquet" and not reader.is_typed(source):
+            # A pass of its own finds the types of all columns, which the first table that is written needs.
+            untyped = read_outputs(_blocks(task, reader, source), source, check)
+            schema = infer_schema(batch.block.rows() for batch in untyped)
         write = None if output is None else stack.enter_context(_writing(task, source, output))
         batches = read_outputs(_blocks(task, reader, source), source, check, schema=schema, wrappers=task.wrappers)
         if task.compares_completions:
             batches = whole_groups(batches, source, options.group_by)
-        if reader.is_typed(source):  # Arrow works without the interpreter's lock; Python would only wait for it
+        if reader.is_typed(source):  # Arrow reads without the GIL; JSON rows would only wait for it
             batches = stack.enter_context(closing(_prefetch(batches)))
         builder = SummaryBuilder(options.group_by, options.pass_at, greedy=options.greedy)
         for batch, scores in stack.enter_context(closing(pool.stream(batches))):
             if "error" in scores.reasons:
                 if reader is not OWN and not report.rows:
                     _check_usable(task, batch, scores, pool.first_error)
-                sample = sample or _failed_truth(batch, scores)
+                failed = failed or _failed_truth(batch, scores)
             if task.is_async and ("error" in scores.reasons or "timeout" in scores.reasons):
                 scores = scores.without_failures()
             report.add(scores, batch.block.bad)
@@ -208,22 +211,64 @@ def run_scoring(
             options.on_progress(batch.block.progress)
         if not report.rows and not report.bad_rows:
             raise DataError(f"{source} has no rows; there is nothing to score")
-    report.first_error, report.failed_truth = pool.first_error, sample or None
-    if sample and report.first_error and not any(report.reasons[reason] for reason in ("ok", "wrong", "malformed")):
+    report.first_error, report.failed_truth = pool.first_error, failed or None
+    if failed and report.first_error and not any(report.reasons[reason] for reason in ("ok", "wrong", "malformed")):
         report.suspicion = (
             f"task {task.name!r} failed on every answer; the ground truths may not have the form it needs: "
-            f"{sample} ({report.first_error.splitlines()[-1]}; --json has the traceback)"
+            f"{failed} ({report.first_error.splitlines()[-1]}; --json has the traceback)"
         )
     report.summary = builder.result()
     report.seconds = time.perf_counter() - started
 
 
-def _failed_truth(batch: OutputBatch, scores: ScoreColumns) -> str:
-    """Place and value of the ground truth of the first completion that the scorer failed on."""
-    place = scores.reasons.index("error")
-    is_bare = batch.block.cells("ground_truth")[place] is not None
-    name = "ground_truth" if is_bare else "reward_model.ground_truth"
-    return f"{name} of row {batch.block.numbers[place]} is {describe_value(batch.truths[place])}"
+def check_output(source: Path, output: Path, *, overwrite: bool = True) -> None:
+    """Refuse an output path that must be a mistake: with a `DataError` that says why."""
+    check_ending(output)
+    if output.resolve() == source.resolve():
+        raise DataError(f"the output {output} is the input itself; give it another name")
+    if output.exists() and not overwrite:
+        raise DataError(f"{output} already exists; choose another --output, or overwrite it (--overwrite)")
+    if not output.parent.is_dir():
+        raise DataError(f"the directory of the output, {output.parent}, does not exist; create it first")
+
+
+def _blocks(task: Task, reader: Reader, source: Path) -> Iterator[Block]:
+    """The blocks of a source, with cells of rows that have no types made fit for scoring.
+
+    Parts that are not numbers are left out, since they would not fit in one column. In CSV, ground truths are read as
+    JSON if those of the task are not text; a row whose ground truth is not JSON is bad.
+    """
+    truths_are_json = reader is OWN and ending_of(source) == ".csv" and not _has_text_truths(task)
+    for block in reader.read(source):
+        faults = {}
+        for place, row in enumerate(() if isinstance(block.data, pa.Table) else block.data):
+            if PARTS in row:
+                row[PARTS] = read_parts(row[PARTS])
+            if truths_are_json and isinstance(truth := row.get("ground_truth"), str):
+                try:
+                    row["ground_truth"] = json.loads(truth)
+                except ValueError:
+                    faults[place] = f"the ground_truth {describe_value(truth)} is not JSON, as those of the task are"
+        block.drop(faults)
+        yield block
+
+
+def _has_text_truths(task: Task) -> bool:
+    """Whether the task's ground truths are text, by one of its problems; True if it can make none."""
+    try:
+        return all(isinstance(item.ground_truth, str) for item in task.generate("train", 1))
+    except TinyZeroError:  # its data is not at hand
+        return True
+
+
+def _prefetch(items: Iterable[T]) -> Generator[T, None, None]:
+    """The items, with the next few prefetched in a thread."""
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1) as thread:
+        coming: deque[Future[object]] = deque(thread.submit(next, source, end) for _ in range(_PREFETCHED))
+        while (item := coming.popleft().result()) is not end:
+            coming.append(thread.submit(next, source, end))
+            yield item  # type: ignore[misc]
 
 
 def _check_usable(task: Task, batch: OutputBatch, scores: ScoreColumns, error: str | None) -> None:
@@ -240,57 +285,16 @@ def _check_usable(task: Task, batch: OutputBatch, scores: ScoreColumns, error: s
         )
 
 
-def _prefetch(items: Iterable[T]) -> Generator[T, None, None]:
-    """The items, with the next few prefetched in a thread."""
-    source, end = iter(items), object()
-    with ThreadPoolExecutor(1) as thread:
-        coming: deque[Future[object]] = deque(thread.submit(next, source, end) for _ in range(_PREFETCHED))
-        while (item := coming.popleft().result()) is not end:
-            coming.append(thread.submit(next, source, end))
-            yield item  # type: ignore[misc]
-
-
-def _blocks(task: Task, reader: Reader, source: Path) -> Iterator[Block]:
-    """The blocks of a source; in CSV, ground truths are JSON if those that the task makes are not text.
-
-    JSON rows have no parts but numbers, since others would not fit one column.
-    """
-    truths_are_json = reader is OWN and ending_of(source) == ".csv" and not _has_text_truths(task)
-    for block in reader.read(source):
-        problems = {}
-        for place, row in enumerate(() if isinstance(block.data, pa.Table) else block.data):
-            if PARTS in row:
-                row[PARTS] = read_parts(row[PARTS])
-            if truths_are_json and isinstance(truth := row.get("ground_truth"), str):
-                try:
-                    row["ground_truth"] = json.loads(truth)
-                except ValueError:
-                    problems[place] = f"the ground_truth {describe_value(truth)} is not JSON, as those of the task are"
-        block.drop(problems)
-        yield block
-
-
-def _has_text_truths(task: Task) -> bool:
-    try:
-        return all(isinstance(item.ground_truth, str) for item in task.generate("train", 1))
-    except TinyZeroError:  # its data is not at hand
-        return True
-
-
-def check_output(source: Path, output: Path, *, overwrite: bool = True) -> None:
-    """Refuse an output path that must be a mistake."""
-    check_ending(output)
-    if output.resolve() == source.resolve():
-        raise DataError(f"the output {output} is the input itself; give it another name")
-    if output.exists() and not overwrite:
-        raise DataError(f"{output} already exists; choose another --output, or overwrite it (--overwrite)")
-    if not output.parent.is_dir():
-        raise DataError(f"the directory of the output, {output.parent}, does not exist; create it first")
+def _failed_truth(batch: OutputBatch, scores: ScoreColumns) -> str:
+    """Place and value of the ground truth of the first completion that the scorer failed on."""
+    place = scores.reasons.index("error")
+    name = "reward_model.ground_truth" if batch.block.cells("ground_truth")[place] is None else "ground_truth"
+    return f"{name} of row {batch.block.numbers[place]} is {describe_value(batch.truths[place])}"
 
 
 @contextmanager
 def _writing(task: Task, source: Path, output: Path) -> Iterator[Callable[[Block, ScoreColumns], None]]:
-    """A function that writes rows with their scores to `output`, which appears at the end."""
+    """Yields a function that writes rows with their scores; `output` appears once the block ends without an error."""
     provenance, has_parts = provenance_of(task), bool(task.info.parts or task.wrappers)
     with replacing(output) as temporary:
         if output.suffix != ".parquet":
@@ -320,7 +324,7 @@ def _writing(task: Task, source: Path, output: Path) -> Iterator[Callable[[Block
 
 
 def _scored(block: Block, scores: ScoreColumns, provenance: Provenance, has_parts: bool) -> Block:
-    """The rows with their scores, and what scored them."""
+    """The rows with their scores, and the provenance of these."""
     columns = {
         "score": (scores.values, pa.float64()),
         "correct": (scores.correct, pa.bool_()),
