@@ -11,7 +11,9 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.trainer.configurations import changed
-from tinyzero_trainer.config import TrainConfig
+from tinyzero_sdk.settings import merge
+from tinyzero_trainer.config import SftConfig, TrainConfig
+from tinyzero_trainer.config.sft import compose_sft
 
 UNTIMED = ("timing_", "perf/", "time/")
 Configure = Callable[..., TrainConfig]
@@ -30,6 +32,22 @@ def short_run(model: Path, output: Path, **changes: Any) -> TrainConfig:
         "log": {"rollouts_every": 0, "held_out_count": 0},
     }
     return changed(values, changes)
+
+
+def short_sft(output: Path, task: str, **groups: dict[str, Any]) -> SftConfig:
+    """The configuration of a fine-tuning of a few steps, of a new decoder unless a model is named."""
+    values: dict[str, Any] = {
+        "run": {"output": str(output), "device": "cpu", "steps": 5},
+        "tasks": {"toy": {"task": task, "options": {"limit": 5}}},
+        "new_model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
+        "data": {"prompt_template": "base", "batch_size": 8, "test_fraction": 0.4},
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 0},
+        "rollout": {"max_completion_tokens": 6},
+        "eval": {"num_problems": 5, "num_problems_during": 3, "every": 2, "greedy": False},
+        "checkpoint": {"every": 2},
+    }
+    replaced = {"tasks"} if "tasks" in groups else {"new_model"} if "model" in groups else set()
+    return compose_sft(merge({name: group for name, group in values.items() if name not in replaced}, groups))
 
 
 def lines(output: str | Path, without: tuple[str, ...] = UNTIMED) -> list[dict[str, Any]]:

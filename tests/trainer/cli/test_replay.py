@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from tests.trainer.configurations import call
-from tests.trainer.runs import Configure, lines, short_run
-from tinyzero_trainer.config.sft import compose_sft
+from tests.trainer.runs import Configure, lines, short_run, short_sft
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.rollout_batch import from_json
 from tinyzero_trainer.sft.train import fine_tune
@@ -104,16 +103,7 @@ def test_a_healthy_step_has_the_metrics_of_the_run_which_is_left_alone(
 
 
 def test_a_step_of_supervised_fine_tuning_too(toy_task, tmp_path, capsys) -> None:
-    values: dict[str, Any] = {
-        "run": {"output": str(tmp_path / "run"), "device": "cpu", "steps": 5},
-        "tasks": {"toy": {"task": toy_task, "options": {"limit": 5}}},
-        "new_model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
-        "data": {"prompt_template": "base", "batch_size": 4, "test_fraction": 0.4},
-        "rollout": {"max_completion_tokens": 6},
-        "eval": {"num_problems": 2, "every": 0, "greedy": False},
-        "checkpoint": {"every": 2},
-    }
-    fine_tune(compose_sft(values))
+    fine_tune(short_sft(tmp_path / "run", toy_task))
     before = fingerprints(tmp_path / "run")
     for step in ("5", "1"):
         code, out, error = call(capsys, "replay", str(tmp_path / "run"), step)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.runs import lines, short_run
+from tests.trainer.runs import lines, short_run, short_sft
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
-from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.rollout_batch import from_json, rollouts_from_json
 from tinyzero_trainer.controller.skipped_updates import MOST_SKIPPED, SkippedUpdates
@@ -119,17 +118,11 @@ def test_several_in_a_row_end_the_run_which_can_be_resumed(fault_row, configure,
 
 
 def test_examples_are_kept_too_and_a_run_without_a_checkpoint_says_so(poison, toy_task, tmp_path) -> None:
-    values: dict[str, Any] = {
-        "run": {"output": str(tmp_path / "run"), "device": "cpu", "steps": 5},
-        "tasks": {"toy": {"task": toy_task, "options": {"limit": 5}}},
-        "new_model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
-        "data": {"prompt_template": "base", "batch_size": 4, "test_fraction": 0.4},
-        "optimizer": {"max_nonfinite_updates": 2},
-        "eval": {"num_problems": 2, "every": 0, "greedy": False},
-    }
+    changes: dict[str, Any] = {"data": {"batch_size": 4}, "optimizer": {"max_nonfinite_updates": 2}}
+    changes |= {"eval": {"num_problems": 2, "every": 0, "num_problems_during": 256}, "checkpoint": {"every": 9}}
     poison(1, 3, 4)
     with pytest.raises(TinyZeroError, match=r"the last in step 4; .* 4; .* nothing has been saved yet: start again$"):
-        fine_tune(compose_sft(values))
+        fine_tune(short_sft(tmp_path / "run", toy_task, **changes))
     assert [row.get("train/skipped_updates") for row in lines(tmp_path / "run")] == [None, 1, 0, 1]
     assert len(rollouts_from_json((tmp_path / "run/skipped/step_1.json").read_bytes())) == 4
 

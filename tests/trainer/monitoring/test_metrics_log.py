@@ -69,12 +69,6 @@ def test_cut_and_continued_is_the_same_file_as_never_stopped(tmp_path_factory, w
     assert sorted(entry.name for entry in directory.iterdir()) == ["stopped", "straight"]
 
 
-def test_a_line_still_being_written_is_left_out(path):
-    write(path, range(3))
-    path.write_bytes(path.read_bytes()[:-5])
-    assert [row["step"] for row in read_metrics(path)] == [0, 1]
-
-
 @pytest.mark.parametrize("line", ["nonsense", "[1]", '{"loss": 1}', '{"step": "1"}', ""])
 def test_a_broken_line_is_named(path, line):
     path.write_text(f'{{"step": 0}}\n{line}\n')

@@ -223,16 +223,6 @@ def test_the_terminal_names_what_a_slow_step_does_and_when_nothing_moves(termina
     assert len(live(terminal)) == 1
 
 
-def test_the_time_left_runs_down_during_a_step(terminal, clock):
-    terminal.train(3)
-    clock.now += 10
-    terminal.step(1, {})
-    clock.now += 4
-    assert live(terminal)[0].endswith("step 1/3  0:16 left")
-    clock.now += 1000
-    assert live(terminal)[0].endswith("step 1/3  0:00 left")
-
-
 def test_the_cursor_comes_back_after_an_error(terminal):
     def run():
         with terminal:

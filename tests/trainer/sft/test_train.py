@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from tests.faults import Faults
 from tests.trainer.configurations import call
-from tests.trainer.runs import assert_same_weights, killed, lines
+from tests.trainer.runs import assert_same_weights, killed, lines, short_sft
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, newest_model
@@ -33,24 +33,7 @@ STEPS = 5
 def configure(toy_task: str, tmp_path: Path) -> Configure:
     """Makes the configuration of a short run."""
 
-    def make(name: str = "run", **groups: dict[str, Any]) -> SftConfig:
-        values = {
-            "run": {"output": str(tmp_path / name), "device": "cpu", "steps": STEPS},
-            "tasks": {"toy": {"task": toy_task, "options": {"limit": 5}}},
-            "new_model": {"hidden_size": 32, "layers": 1, "head_size": 16, "mlp_size": 48, "context": 64},
-            "data": {"prompt_template": "base", "batch_size": 8, "test_fraction": 0.4},
-            "optimizer": {"learning_rate": 1e-2, "warmup_steps": 0},
-            "rollout": {"max_completion_tokens": 6},
-            "eval": {"num_problems": 5, "num_problems_during": 3, "every": 2, "greedy": False},
-            "checkpoint": {"every": 2},
-        }
-        for group, changes in groups.items():
-            values[group] = values.get(group, {}) | changes if group != "tasks" else changes
-        if "adapted" in name:
-            del values["new_model"]
-        return compose_sft(values)
-
-    return make
+    return lambda name="run", **groups: short_sft(tmp_path / name, toy_task, **groups)
 
 
 @pytest.mark.slow
@@ -233,7 +216,10 @@ def test_the_new_model_of_a_run_in_progress_is_not_replaced(configure: Configure
     [
         ({"run": {"epochs": 2}}, "run.steps=5 and run.epochs=2 both say how long to train; leave out all but one"),
         ({"run": {"steps": None, "epochs": 2}}, "run.epochs counts passes over data.path, and none is given"),
-        ({"model": {"path": "gpt2"}}, "new_model.hidden_size=32 has no effect: model.path='gpt2' names a model"),
+        (
+            {"model": {"path": "gpt2"}, "new_model": {"hidden_size": 32}},
+            "new_model.hidden_size=32 has no effect: model.path='gpt2' names a model",
+        ),
         ({"data": {"max_per_problem": 2}}, "data.max_per_problem=2 has no effect: data.path=none takes the examples"),
         (
             {"data": {"path": "a.jsonl"}, "tasks": {"countdown": {"weight": 3}, "multiply": {}}},
