@@ -1,8 +1,10 @@
 """Estimators of KL(π ‖ π_ref), one value per token, from the sampled token or from the whole distribution.
 
-As a penalty in the reward the value counts; in the loss the gradient does. They are not the same (arXiv 2506.09477): in
-expectation over tokens sampled from π the gradient of k2 is KL(π ‖ π_ref)'s, that of k3 is KL(π_ref ‖ π)'s,
-that of abs Σ|π − π_ref|'s, and that of k1 is 0. A name with `+` has the named estimator's value and k2's gradient.
+As a penalty in the reward, which batch.py subtracts, the value counts; in the loss the gradient does. They are not the
+same (arXiv 2506.09477): in expectation over tokens sampled from π the gradient of k2 is KL(π ‖ π_ref)'s, that of k3 is
+KL(π_ref ‖ π)'s, that of abs Σ|π − π_ref|'s, and that of k1 is 0. A name with `+` has the named estimator's value and
+k2's gradient.
+
 With long vocabularies `exact` is computed in chunks, with the log-probabilities: models/fused_logprobs.py.
 """
 

@@ -1,4 +1,7 @@
-"""Quantities that change over a run, as functions of the step; `TrainConfig.settings_at` has those of a run."""
+"""Schedules of the learning rate, the temperature and the KL coefficient, as functions of the step.
+
+`TrainConfig.settings_at` has the values of a run.
+"""
 
 import math
 from dataclasses import dataclass

@@ -130,7 +130,7 @@ def memory_settings(cls: type) -> dict[str, TradesMemory]:
 
 
 def reason_without_effect(config: Any, key: str) -> str | None:
-    """Why a setting of a configuration, or a setting that it needs, has no effect; None if it has one."""
+    """Why a setting has no effect, perhaps since one that it needs has none; None if it has an effect."""
     cls: type = type(config)
     for entry in metadata(cls).get(key, ()):
         if isinstance(entry, Needs | ReadBy):

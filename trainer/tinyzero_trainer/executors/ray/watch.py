@@ -1,4 +1,7 @@
-"""What goes wrong below a run: actors that die or hang, and servers of a Ray that it has started."""
+"""Notices what goes wrong below a run: actors that die or hang, and servers of a Ray that it has started.
+
+Restarts are in executors/restart.py; how a run ends is in controller/ending.py.
+"""
 
 import os
 import re
