@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -162,20 +161,6 @@ with replacing(pathlib.Path({str(path)!r})) as temporary:
         assert path.read_text() == "inner"
     assert path.read_text() == "outer"
     assert sorted(file.name for file in tmp_path.iterdir()) == [".a1.jsonl.00000000.tmp", "a[1].jsonl"]
-
-
-@pytest.mark.slow
-@settings(max_examples=20)
-@given(cuts=st.lists(st.integers(0, 40_000), max_size=4))
-def test_how_tables_are_cut_does_not_show_in_the_file(tmp_path_factory, cuts):
-    table = pa.table({"n": range(40_000)})
-    folder = tmp_path_factory.mktemp("cuts")
-    borders = [0, *sorted(cuts), len(table)]
-    for name, edges in (("whole", [0, len(table)]), ("cut", borders)):
-        with ParquetWriter(folder / name) as writer:
-            for start, end in pairwise(edges):
-                writer.write(table[start:end])
-    assert (folder / "whole").read_bytes() == (folder / "cut").read_bytes()
 
 
 def test_json_lines_are_strict_json(tmp_path):
