@@ -31,9 +31,9 @@ nightly: $(READY)  ## run all tests, with more examples, and those that take too
 
 SAMPLE ?= 60
 
-mutants: $(READY)  ## plant faults in the core, and count those that the fast tests notice (an hour; SAMPLE=0: all of mutmut's)
+mutants: $(READY)  ## plant faults in the core, and count those that the fast tests notice (hours)
 	@$(BIN)/python benchmarks/mutants.py --whole
-	@PYTHONPATH=$$($(BIN)/python -m tests.environments mutmut) $(BIN)/python benchmarks/mutation_score.py --sample $(SAMPLE)
+	@PYTHONPATH=$$($(BIN)/python -m tests.environments mutmut) $(BIN)/python benchmarks/mutation_score.py --sample $(SAMPLE) --whole
 
 lint: $(READY)  ## check style (ruff), types (mypy) and the order of imports (import-linter)
 	@$(BIN)/python -m ruff check

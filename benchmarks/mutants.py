@@ -7,7 +7,7 @@ area run there; with `--whole` a fault that survives meets all fast tests of its
 `tests/adapters` and `tests/plugins`). The exit code is 1 if one survives that is not excused, or if its line is not in
 the file any more: adapt it here.
 
-`make mutants` changes the lines of the core in turn, by mutmut; these are the laws by name.
+`mutation_score.py` plants faults that mutmut thinks of; these are the laws by name.
 """
 
 import os
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -30,11 +31,11 @@ import typer
 ALGORITHMS, TRAINING, REWARDS = (f"trainer/tinyzero_trainer/{name}" for name in ("algorithms", "training", "rewards"))
 SCORING, TASKS = "tinyzero_sdk/scoring", "tinyzero_sdk/tasks"
 TESTS = {
-    ALGORITHMS: "tests/trainer/algorithms",
-    TRAINING: "tests/trainer/training",
-    REWARDS: "tests/trainer/rewards",
-    SCORING: "tests/sdk/scoring",
-    TASKS: "tests/sdk/tasks",
+    ALGORITHMS: ("tests/trainer/algorithms",),
+    TRAINING: ("tests/trainer/training", "tests/trainer/distributed/test_ranks.py"),
+    REWARDS: ("tests/trainer/rewards",),
+    SCORING: ("tests/sdk/scoring",),
+    TASKS: ("tests/sdk/tasks",),
 }
 """The tests of each area."""
 
@@ -53,13 +54,6 @@ class Mutant:
     new: str
     excuse: str = ""
     """Why no test can see it."""
-
-    @property
-    def tests(self) -> list[tuple[str, ...]]:
-        """Those of its area, with its own doctests, and those of its half."""
-        area = next(area for area in TESTS if self.file.startswith(f"{area}/"))
-        half = ("tests/trainer",) if area.startswith("trainer/") else ("tests/sdk", "tests/adapters", "tests/plugins")
-        return [(self.file, TESTS[area]), half]
 
 
 def in_file(file: str, *faults: tuple[str, ...]) -> list[Mutant]:
@@ -241,22 +235,46 @@ def failures(copy: Path, options: list[str]) -> list[str]:
     return names or [f"exit code {code}"]
 
 
+def tests_of(file: str) -> list[tuple[str, ...]]:
+    """Its doctests and the tests of its name, those of its area, and those of its half."""
+    area = next(area for area in TESTS if file.startswith(f"{area}/"))
+    half = ("tests/trainer",) if area.startswith("trainer/") else ("tests/sdk", "tests/adapters", "tests/plugins")
+    return [(file, f"{TESTS[area][0]}/test_{Path(file).name}"), TESTS[area], half]
+
+
+def broken_tests(copy: Path, files: Iterable[str], *, stages: int) -> list[str]:
+    """Options of pytest that leave out what fails without a fault."""
+    places = {place for file in files for tests in tests_of(file)[:stages] for place in tests}
+    broken = failures(copy, sorted(place for place in places if (copy / place).exists()))
+    if broken:
+        print("left out, as they fail without a fault:", *broken, sep="\n  ", flush=True)
+    return [f"--deselect={name}" if "::" in name else f"--ignore={name}" for name in broken]
+
+
+def killer(copy: Path, file: str, text: str, *, stages: int, without: list[str]) -> str:
+    """The first test that fails where a file has this text; empty if none does."""
+    right = (copy / file).read_text("utf-8")
+    (copy / file).write_text(text, "utf-8")
+    try:
+        for tests in tests_of(file)[:stages]:
+            present = [place for place in tests if (copy / place).exists()]
+            if present and (killers := failures(copy, [*present, "-x", *without])):
+                return killers[0]
+        return ""
+    finally:
+        (copy / file).write_text(right, "utf-8")
+
+
 def verdict(mutant: Mutant, copy: Path, *, stages: int, without: list[str]) -> str:
     """`killed by …`, `SURVIVED`, or that the line is not there."""
     file = copy / mutant.file
     text = file.read_text("utf-8") if file.exists() else ""
     if text.count(mutant.old) != 1:
         return f"NOT FOUND: {mutant.old!r} is {text.count(mutant.old)} times in {mutant.file}"
-    file.write_text(text.replace(mutant.old, mutant.new), "utf-8")
-    try:
-        for tests in mutant.tests[:stages]:
-            present = [place for place in tests if (copy / place).exists()]
-            if killers := failures(copy, [*present, "-x", *without]):
-                return f"killed by {killers[0]}"
-        line = text[: text.index(mutant.old)].count("\n") + 1
-        return f"SURVIVED: {mutant.file}:{line}: {mutant.old} -> {mutant.new}"
-    finally:
-        file.write_text(text, "utf-8")
+    if name := killer(copy, mutant.file, text.replace(mutant.old, mutant.new), stages=stages, without=without):
+        return f"killed by {name}"
+    line = text[: text.index(mutant.old)].count("\n") + 1
+    return f"SURVIVED: {mutant.file}:{line}: {mutant.old} -> {mutant.new}"
 
 
 def main(
@@ -265,16 +283,12 @@ def main(
     whole: Annotated[bool, typer.Option("--whole", help="survivors meet all fast tests of their half")] = False,
 ) -> None:
     """Plant each fault, run the fast tests, and print which faults survive."""
-    words, stages, bad = only or [""], 2 if whole else 1, 0
+    words, stages, bad = only or [""], 3 if whole else 2, 0
     chosen = [mutant for mutant in MUTANTS if any(word in f"{mutant.law} {mutant.file}" for word in words)]
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         copy = Path(directory)
         copy_to(copy, checkout.resolve())
-        places = {place for mutant in chosen for tests in mutant.tests[:stages] for place in tests}
-        broken = failures(copy, sorted(place for place in places if (copy / place).exists()))
-        without = [f"--deselect={name}" if "::" in name else f"--ignore={name}" for name in broken]
-        if broken:
-            print("left out, as they fail without a fault:", *broken, sep="\n  ", flush=True)
+        without = broken_tests(copy, [mutant.file for mutant in chosen], stages=stages)
         for mutant in chosen:
             result = verdict(mutant, copy, stages=stages, without=without)
             print(f"{mutant.law}: {result}{f' (excused: {mutant.excuse})' if mutant.excuse else ''}", flush=True)

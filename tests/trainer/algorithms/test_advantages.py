@@ -147,8 +147,8 @@ def test_every_estimator_is_its_papers_equation(outcome: TrainingBatch) -> None:
 
 def test_of_a_group_only_the_first_right_completions_are_accepted() -> None:
     right, wrong, masked = Score(1.0, True), Score(0.9, False, "wrong"), Score(1.0, True, masked=True)
-    rollouts = [replace(make_sample(1, 1), score=score) for score in (wrong, right, masked, right, right, wrong)]
-    for most, accepted in ((None, [1, 3, 4]), (1, [1, 3])):
+    rollouts = [replace(make_sample(1, 1), score=score) for score in (wrong, right, right, masked, right, wrong)]
+    for most, accepted in ((None, [1, 2, 4]), (1, [1, 4])):
         kept = [not rollout.score.masked for rollout in mask_rejected(rollouts, 3, most)]
         assert [place for place, counts in enumerate(kept) if counts] == accepted
 
