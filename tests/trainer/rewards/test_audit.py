@@ -233,6 +233,7 @@ def test_signs() -> None:
     assert signs(quiet[0], quiet[:3], honest) == {"repeated_answer": 0.0}  # too little to compare with
     assert repeated_answer([rollout(7, "7", paid=True) for _ in range(9)]) is None  # one answer, rightly
     assert drift(None, [1.0] * 9) is None
+    assert drift(-8.0, [9.0, 10.0, 11.0] * 3) == drift(28.0, [9.0, 10.0, 11.0] * 3) > 8
 
 
 def test_a_sign_is_reported_once_and_only_without_an_oracle(tmp_path: Path) -> None:
