@@ -34,8 +34,8 @@ TESTS = {
     ALGORITHMS: ("tests/trainer/algorithms",),
     TRAINING: ("tests/trainer/training", "tests/trainer/distributed/test_ranks.py"),
     REWARDS: ("tests/trainer/rewards",),
-    SCORING: ("tests/sdk/scoring",),
-    TASKS: ("tests/sdk/tasks",),
+    SCORING: ("tests/sdk/scoring", "tests/sdk/cli/test_score.py"),
+    TASKS: ("tests/sdk/tasks", "tests/sdk/data/test_build.py"),
 }
 """The tests of each area."""
 

@@ -214,7 +214,7 @@ def test_ground_truths_of_another_form_are_reported_with_their_column(score):
     assert "reward_model.ground_truth of row 1 is 2" in score(rows, score=hook)[2]
 
 
-LENGTHS = [(20, True), (60, True), (100, False)]
+LENGTHS = [(20, True), (60, None), (100, False)]  # an end that is unknown is not one that was cut off
 
 
 def with_lengths(**columns):
