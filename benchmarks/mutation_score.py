@@ -1,12 +1,12 @@
 """The mutation score of the core: of the one-line faults that mutmut thinks of, how many do the fast tests notice?
 
     make mutants                                                     a sample of each area, an hour or so
-    make mutants SAMPLE=0                                            every mutant: days
+    make mutants SAMPLE=0                                            every mutant: a day
 
-mutmut (https://mutmut.readthedocs.io) says what may go wrong in a file; `mutants.py` plants it and runs the tests. Its
-own runner is of no use here: its wrappers of functions change what tests of frames, of signatures and of child
-processes see. Prints how many mutants of a sample, drawn by the seed, are killed, and writes the differences of those
-that survive to `build/mutants/`.
+mutmut (https://mutmut.readthedocs.io) says what may go wrong in a file; `mutants.py` plants it and runs the tests.
+mutmut's own runner copies but the tests that it is given, without their helpers, and its wrappers of functions are seen
+by tests that look at frames. Prints how many mutants of a sample, drawn by the seed, are killed, and writes the
+differences of those that survive to `build/mutants/`.
 """
 
 import difflib
