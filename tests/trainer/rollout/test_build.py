@@ -49,6 +49,15 @@ def test_fp8_is_refused_on_the_cpu(engine: str, key: str) -> None:
         require_engine(config, torch.device("cpu"), here=False)
 
 
+def test_the_cpu_of_a_machine_with_a_gpu_has_the_engine_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capability(device: torch.device) -> tuple[int, int]:
+        raise ValueError(f"Expected a cuda device, but got: {device}")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    require_engine(changed(BASE, {"rollout__engine": "torch"}), torch.device("cpu"))
+
+
 def test_vllms_products_in_fp8_are_refused() -> None:
     with pytest.raises(TinyZeroError, match=r"rollout\.quantization=fp8 is for rollout\.engine=torch, not vllm"):
         changed(BASE, {"rollout__engine": "vllm", "rollout__quantization": "fp8"})

@@ -25,8 +25,8 @@ from tinyzero_trainer.utils.bounds import unless_auto
 
 def require(config: TrainConfig, device: torch.device) -> None:
     """Refuse fp8 on a GPU that lacks it."""
-    capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
     for setting in config.rollout.in_fp8:
+        capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
         if problem := lacks_fp8(f"{setting} with rollout.engine=torch", capability):
             raise TinyZeroError(problem)
 
