@@ -194,6 +194,7 @@ def test_a_part_that_changes_is_a_change_where_the_score_stays(run, path, write_
     assert (code, "1 score changed, 0 of them flipped" in out) == (1, True)
     assert "row 1: wrong 0 → wrong 0" in out
     assert "parts: digits 0 → 1" in out
+    assert ["digits", "0", "1", "1", "0"] in [line.split() for line in out.splitlines()]  # means, rose, fell
 
 
 def test_tasks_lists_the_weights(run, path):
