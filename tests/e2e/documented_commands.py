@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.dummy_runs import write_run
 from tinyzero_sdk import load_task
 from tinyzero_sdk.cli.app import build_app
 from tinyzero_sdk.scoring.score_file import score_file
+from tinyzero_trainer.kinds import find_engine
 
 ROOT = Path(__file__).parents[2]
 ANY_MODEL = re.compile(r"(?<=--model )\S+|(?<=model\.teacher=)\S+")
@@ -23,6 +25,7 @@ STOPS = [  # where a command has read its settings, and looks at the machine, lo
     "tinyzero_trainer.cli.start.imported",
     "tinyzero_trainer.cli.doctor._look",
     "tinyzero_trainer.advisor.target_gpu.choose_target",
+    "tinyzero_trainer.executors.ray.cluster.ask_gpu_node",
     "tinyzero_sdk.evaluation.evaluate.evaluate",
     "tinyzero_trainer.sft.default_model.DefaultModel.settle",
     "tinyzero_sdk.report.server.make_server",
@@ -91,7 +94,11 @@ def _check_ours(words: list[str], command: str, monkeypatch: pytest.MonkeyPatch)
     if "default_model." in command:
         monkeypatch.setattr("tinyzero_trainer.hardware.nvml.sees_gpu", lambda device: True)
     if "vllm" in command and words[0] == "train":
-        monkeypatch.setattr("tinyzero_trainer.utils.vllm_version.require_vllm", lambda: "")
+        installed = replace(find_engine("vllm"), require_installed=lambda: None)
+        monkeypatch.setattr(
+            "tinyzero_trainer.config.rollout.find_engine",
+            lambda name: installed if name == installed.name else find_engine(name),
+        )
     monkeypatch.setattr("tinyzero_trainer.executors.ray.cluster.check_address", lambda address: None)
 
     def stop(*args: object, **kwargs: object) -> None:

@@ -140,7 +140,10 @@ class WorkerProcess:
         """The exit code of a process that has ended or will, or minus the signal that ended it; it stays a zombie."""
         if self._process.returncode is not None:
             return self._process.returncode
-        end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        try:
+            end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # another thread has killed it meanwhile
+            return self._process.wait()
         assert end is not None  # without WNOHANG it waits
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 

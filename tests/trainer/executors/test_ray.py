@@ -182,7 +182,7 @@ def test_four_taught_steps_off_policy_are_of_samples_that_are_hardly_old(folder:
 
 
 def test_a_gpu_is_described_where_it_is_unless_there_is_one_here(found: dict[str, Any]) -> None:
-    assert found["gpus"] == [None, target_of("H200"), None]
+    assert found["gpus"] == [None, target_of("H200"), target_of("T4")]
 
 
 def test_the_doctor_sees_two_nodes_as_they_are(folder: Path, found: dict[str, Any]) -> None:
