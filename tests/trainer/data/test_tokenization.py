@@ -1,6 +1,3 @@
-import os
-import signal
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,10 +5,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from tests.faults import Faults
-from tinyzero_trainer.data import chat_template
-from tinyzero_trainer.data.chat_template import TemplateRenderer
-from tinyzero_trainer.data.tokenization import decode_texts, encode_prompt, end_token
+from tinyzero_trainer.data.tokenization import decode_texts, end_token
 from tinyzero_trainer.models.new_model import build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -79,52 +73,3 @@ def test_after_chat_messages_a_turn_ends_with_the_templates_own_token(begin: str
     assert end_token(tokenizer, {turn, text}, chat=False) == text
     assert end_token(tokenizer, {text}, chat=True) == text  # generation does not stop at the template's
     assert end_token(tokenizer, {turn}, chat=False) == turn  # nor at the tokenizer's
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "template",
-    [
-        TURN,
-        "{{ bos_token }}{%- for m in messages %}\n  {{- m | tojson }}{{ loop.index0 }}\n{% endfor %}{{ eos_token }}",
-        "{%- set ns = namespace(last=0) -%}{% for m in messages %}{% set ns.last = loop.index %}"
-        "{% generation %}{{ m.content.split('</think>')[-1].lstrip() }}{% endgeneration %}{% endfor %}{{ ns.last }}",
-        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m['role'] | upper }}{% endfor %}",
-    ],
-)
-def test_a_chat_template_gives_the_text_that_transformers_gives(template: str) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.chat_template = template
-    messages = [{"role": "system", "content": "é <b>"}, {"role": "user", "content": " 1\n</think> 2 "}]
-    text, ids = encode_prompt(tokenizer, messages)
-    assert text == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-@pytest.mark.slow
-@pytest.mark.fault(
-    "chat template",
-    "The process that renders chat templates is killed, or hangs",
-    made="SIGKILL to the first, SIGSTOP to the second",
-    seen="its process has not answered for …",
-    kept="all steps so far: a killed one is started again, one that hangs is ended, and the run with it",
-    code=2,
-)
-def test_a_killed_process_of_chat_templates_is_started_again_and_one_that_hangs_is_ended(
-    fault_row: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    renderer = TemplateRenderer()
-    template, messages = "{{ messages[0].content }}!", [{"role": "user", "content": "yes"}]
-    assert renderer.render(template, messages, {}) == "yes!"
-    assert renderer._worker is not None
-    first = renderer._worker.process
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
-    assert renderer.render(template, messages, {}) == "yes!"
-    second = renderer._worker.process
-    os.kill(second.pid, signal.SIGSTOP)
-    monkeypatch.setattr(chat_template, "HANGS_SECONDS", 0.1)
-    with pytest.raises(chat_template.TemplateError, match=r"^its process has not answered for 0\.1 s$") as error:
-        renderer.render(template, messages, {})
-    fault_row.check(str(error.value), 2)
-    assert second.wait() == -signal.SIGKILL

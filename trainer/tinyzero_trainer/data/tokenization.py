@@ -9,12 +9,8 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tinyzero_trainer.data.byte_level import ByteLevelDecoder
-from tinyzero_trainer.data.chat_template import TemplateRenderer
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.loading import ModelError
-
-_RENDERER = TemplateRenderer()
-
 
 class ChatTemplateError(ModelError):
     """The model's chat template fails on these messages."""
@@ -53,10 +49,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
 
 def _in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **options: Any) -> str:
     try:
-        if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:  # needs no template
-            return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
-        variables = {**tokenizer.special_tokens_map, **options}
-        return _RENDERER.render(tokenizer.get_chat_template(), messages, variables)
+        return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
     except Exception as error:  # the border to a template, which is the model's code
         raise ChatTemplateError(
             f"the model's chat template fails ({first_line(error)}); repair it, or set data.prompt_template=base"

@@ -59,7 +59,7 @@ class Encoder:
 
     def examples(self, prompts: Sequence[Prompt], completions: Sequence[str], chat: Sequence[bool]) -> list[Rollout]:
         """Completions of prompts, each with the end token; `chat` says which one: whether a prompt was of messages."""
-        for of_chat in set(chat) - self._ends.keys():  # only when needed: a chat template takes a process of its own
+        for of_chat in set(chat) - self._ends.keys():  # only when needed: a template may be broken
             self._ends[of_chat] = end_token(self.tokenizer, self._eos_ids, chat=of_chat)
         encoded = self._ids(completions)
         if self._adds_space:  # which a completion does not have after a prompt of text
