@@ -1,6 +1,6 @@
 """Prompts from text to tokens, and completions from tokens to text.
 
-A batch of completions is decoded in one call: a call for each would cost as much as scoring it.
+A batch of completions is decoded in one call, by several threads: a call for each would cost as much as scoring it.
 """
 
 from collections.abc import Collection, Sequence
@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from tinyzero_trainer.data.byte_level import ByteLevelDecoder
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.loading import ModelError
+
 
 class ChatTemplateError(ModelError):
     """The model's chat template fails on these messages."""
@@ -25,9 +25,6 @@ def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int
         or tokenizer.clean_up_tokenization_spaces
     ):
         return tokenizer.batch_decode([list(row) for row in rows], skip_special_tokens=True)
-    decoder = ByteLevelDecoder.of(tokenizer)
-    if decoder is not None:
-        return [decoder.decode(row) for row in rows]
     return tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows], skip_special_tokens=True)
 
 
