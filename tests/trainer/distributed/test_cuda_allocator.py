@@ -23,6 +23,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
     get, change = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
     before = get()
     change(EXPANDING)
+    allocator._set_here.append(EXPANDING)
     yield get
     change(before)
 
@@ -49,6 +50,7 @@ def test_the_users_settings_return_after_an_error(settings: Callable[[], str]) -
 @pytest.mark.parametrize("given", ["", "max_split_size_mb:64", "expandable_segments:False"])
 def test_settings_that_do_not_expand_are_left_alone(given: str, settings: Callable[[], str]) -> None:
     torch._C._accelerator_setAllocatorSettings(given)
+    allocator._set_here[:] = [given]
     with allocator.fixed_segments():
         assert settings() == given
     assert settings() == given
@@ -75,23 +77,3 @@ def test_segments_expand_unless_the_settings_are_given(
     torch._C._accelerator_setAllocatorSettings("")
     allocator.expand_segments(config_of(*words))
     assert settings() == expected
-
-
-@pytest.mark.parametrize("given", [None, "expandable_segments:True"])
-def test_without_a_getter_the_settings_are_those_made_here_or_in_the_environment(
-    given: str | None, settings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
-    if given is not None:
-        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
-    else:
-        torch._C._accelerator_setAllocatorSettings("")
-        allocator.expand_segments(config_of())
-    with allocator.fixed_segments():
-        assert settings() == "expandable_segments:False"
-    assert settings() == "expandable_segments:True"
-
-
-def test_a_torch_that_cannot_turn_them_off_again_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
-    allocator.expand_segments(config_of())

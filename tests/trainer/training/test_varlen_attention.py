@@ -98,12 +98,6 @@ def test_there_is_no_kernel_off_a_gpu(any_model):
     assert not attention.has_kernel(any_model)
 
 
-def test_a_package_without_the_kernel_counts_as_none(tmp_path, monkeypatch):
-    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert attention._if_installed("flash_attn", "flash_attn_varlen_func") is None
-
-
 @pytest.mark.parametrize(("config", "kernel"), [("qwen2", True), ("sinks", False), ("chunks", False)])
 def test_what_the_kernel_does_not_compute_is_left_alone(config, kernel, monkeypatch):
     monkeypatch.setattr(attention, "varlen_attn", fake_kernel)
@@ -128,7 +122,6 @@ def test_without_a_kernel_a_gpu_pads(any_model, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Argument aux_data:UserWarning")  # of FlashAttention-4
 def test_the_real_kernel_agrees_in_half_precision(any_model):
     model, rollouts = any_model.to("cuda", torch.bfloat16), mixed_lengths()
     padded = states_by_completion(model, rollouts, "padded")

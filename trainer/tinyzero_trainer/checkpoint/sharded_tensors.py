@@ -2,8 +2,7 @@
 other; a single rank writes one plain safetensors file. What is read must have the names, shapes and types expected.
 
 torch.distributed.checkpoint writes shards, as safetensors with their index: its default format keeps the index as a
-pickle, which may hold any code. The safetensors
-classes need torch 2.9, which the extra `ray` requires; they are imported late, since one rank does without them.
+pickle, which may hold any code.
 """
 
 import warnings
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -32,16 +32,12 @@ def save_sharded(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     Each writes its shards of DTensors; other tensors, which are equal on all ranks, are written once. All raise an
     OSError if one of them cannot write.
     """
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter
-
     with _errors_of_any_rank():
         save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(directory), save_distributed=True))
 
 
 def load_sharded(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     """Read what `save_sharded` wrote on any number of ranks into `tensors`; a collective of all ranks."""
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
-
     with _errors_of_any_rank(), torch.no_grad():
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=not dist.is_initialized())
 
@@ -58,8 +54,6 @@ def check_sharded(directory: Path, expected: Mapping[str, Kind]) -> None:
     """Raise a DamagedCheckpointError unless `save_sharded` wrote these tensors; reads headers alone, the same on all
     ranks.
     """
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
-
     with damage_in_one_line(directory):
         if not any(directory.glob("*.safetensors")):
             raise DamagedCheckpointError(f"{directory.with_suffix('.safetensors')} is missing")

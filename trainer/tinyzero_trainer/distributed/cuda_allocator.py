@@ -17,8 +17,7 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """PyTorch reads the allocator's settings from the first one that is set."""
 
 _SETTING = "expandable_segments"
-_GET, _SET = "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings"
-_set_here: list[str] = []  # in this process: not every PyTorch that accepts settings returns them
+_set_here: list[str] = []  # by `expand_segments` in this process: not every PyTorch returns its settings
 
 
 def expands(settings: str | None) -> bool:
@@ -44,20 +43,16 @@ def without_expansion(settings: str) -> str:
 def expand_segments(config: TrainConfig) -> None:
     """Turn them on for later allocations.
 
-    Not where the environment has settings of the allocator; nor where the rollout engine does not support them; nor
-    where PyTorch cannot turn them off again (before 2.9).
+    Not where the environment has settings of the allocator; nor where the rollout engine does not support them.
     """
-    supported = config.rollout.kind.expandable_segments(config)
-    if supported and hasattr(torch._C, _SET) and not any(name in os.environ for name in VARIABLES):
+    if config.rollout.kind.expandable_segments(config) and not any(name in os.environ for name in VARIABLES):
         _set_here[:] = [f"{_SETTING}:True"]
-        getattr(torch._C, _SET)(*_set_here)
+        torch._C._accelerator_setAllocatorSettings(*_set_here)
 
 
 def current_settings() -> str:
     """The allocator's settings in this process."""
-    if hasattr(torch._C, _GET):
-        return str(getattr(torch._C, _GET)())
-    return next(iter(_set_here), None) or next((os.environ[name] for name in VARIABLES if name in os.environ), "")
+    return next((os.environ[name] for name in VARIABLES if name in os.environ), "".join(_set_here))
 
 
 @contextmanager
@@ -69,7 +64,7 @@ def fixed_segments() -> Iterator[None]:
         return
     # All settings each time, since those that are not named return to their defaults. While it is off, the allocator
     # skips free blocks of expandable segments.
-    change = getattr(torch._C, _SET)
+    change = torch._C._accelerator_setAllocatorSettings
     change(",".join(filter(None, (without_expansion(settings), f"{_SETTING}:False"))))
     try:
         yield

@@ -162,7 +162,7 @@ def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] 
     reductions = []
     for module, dtype, resharded in units:
         _fully_shard(module, mesh.weights, options, dtype, reshard=resharded)
-        if mesh.weights.size() == 1 and hasattr(module, "set_custom_reduce_scatter"):  # since PyTorch 2.8
+        if mesh.weights.size() == 1:
             reductions.append(_OwnGradients())
             cast(Any, module).set_custom_reduce_scatter(reductions[-1])
     if hasattr(model, "states"):

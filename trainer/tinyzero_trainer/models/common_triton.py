@@ -10,9 +10,6 @@ from torch import Tensor
 from tinyzero_trainer.hardware.nvml import nvidia_driver
 from tinyzero_trainer.models.float8_format import FP8_MAX, SMALLEST_SCALE
 
-NEW_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
-"""Whether products may have 8 columns, and kernels start early."""
-
 LARGEST_FP8 = tl.constexpr(FP8_MAX)
 LEAST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
@@ -30,13 +27,13 @@ def _can_start_early(device: torch.device) -> bool:
     """Whether the GPU has "programmatic dependent launch" (from Hopper on), and the driver CUDA graphs with it."""
     driver = nvidia_driver()
     captures = driver is not None and driver.cuda is not None and driver.cuda >= (12, 3)
-    return NEW_TRITON and captures and torch.cuda.get_device_capability(device) >= (9, 0)
+    return captures and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit
 def wait(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
     """Wait until the kernel before has ended: its results cannot be read earlier, nor its inputs overwritten."""
-    if EARLY:  # Triton's own `gdc_wait`, whose name alone is an error in versions without it
+    if EARLY:
         tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 

@@ -1,19 +1,18 @@
 """Attention within packed sequences: a kernel for sequences of unequal length one after another.
 
-On a GPU that is FlashAttention-4 on Hopper and FlashAttention-2 on others, where they are installed, else PyTorch's
-own; all compute in half precision. Elsewhere the model masks the whole packed row, at a cost of the square of its
-length; but ranks that share a row have no whole one to mask, and compute the same as the kernels in plain PyTorch.
+On a GPU that is PyTorch's own, in half precision. Elsewhere the model masks the whole packed row, at a cost of the
+square of its length; but ranks that share a row have no whole one to mask, and compute the same as the kernel in plain
+PyTorch.
 """
 
-import importlib
 from collections.abc import Mapping
-from functools import partial
 from inspect import signature
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -21,29 +20,13 @@ from transformers.masking_utils import sdpa_mask
 
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import SequenceParallelGroup
-from tinyzero_trainer.training.flash_attention_4 import flash_attention_4, suits
 from tinyzero_trainer.training.micro_batches import MicroBatch
 
-KERNEL, HOPPER_KERNEL = "tinyzero_varlen", "tinyzero_varlen_hopper"
-"""The names that transformers knows it by."""
-
-
-def _if_installed(module: str, name: str) -> Any:
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):  # the package flash-attn-4 alone leaves `flash_attn` empty
-        return None
-
-
-flash_attn = _if_installed("flash_attn", "flash_attn_varlen_func")
-varlen_attn = _if_installed("torch.nn.attention.varlen", "varlen_attn")  # since PyTorch 2.10
+KERNEL = "tinyzero_varlen"
+"""The name that transformers knows it by."""
 
 # Required for heads that share keys since PyTorch 2.12, and unknown before.
-_GROUPED: Mapping[str, Any] = (
-    {"enable_gqa": True} if "enable_gqa" in str(varlen_attn and signature(varlen_attn)) else {}
-)
-
-HALF = (torch.bfloat16, torch.float16)
+_GROUPED: Mapping[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 def use_kernel(model: PreTrainedModel, dtype: torch.dtype, device: torch.device, *, or_plain: bool = False) -> bool:
@@ -54,19 +37,14 @@ def use_kernel(model: PreTrainedModel, dtype: torch.dtype, device: torch.device,
     """
     if not is_plain(model) or not (or_plain or _has_kernel(device, dtype)):
         return False
-    config = model.config.get_text_config()
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    hopper = dtype in HALF and suits(device, heads, kv_heads or heads, head_size)
-    name = HOPPER_KERNEL if hopper else KERNEL
-    AttentionInterface.register(name, partial(_attend, hopper=hopper))
-    AttentionMaskInterface.register(name, sdpa_mask)
-    model.set_attn_implementation(name)
+    AttentionInterface.register(KERNEL, _attend)
+    AttentionMaskInterface.register(KERNEL, sdpa_mask)
+    model.set_attn_implementation(KERNEL)
     return True
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cuda" and dtype in HALF and (varlen_attn is not None or flash_attn is not None)
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 def is_plain(model: PreTrainedModel) -> bool:
@@ -80,7 +58,7 @@ def is_plain(model: PreTrainedModel) -> bool:
 
 def has_kernel(model: PreTrainedModel) -> bool:
     """Whether `use_kernel` found one."""
-    return model.config._attn_implementation in (KERNEL, HOPPER_KERNEL)
+    return bool(model.config._attn_implementation == KERNEL)
 
 
 def arguments(model: PreTrainedModel, batch: MicroBatch) -> Mapping[str, Any]:
@@ -117,8 +95,6 @@ def _attend(
     key_indices: Tensor | None = None,
     sliding_window: int | None = None,
     sequence_group: SequenceParallelGroup | None = None,
-    *,
-    hopper: bool = False,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """As transformers calls attention: query [1, heads, tokens, head size], key and value with as many heads or fewer.
@@ -139,15 +115,12 @@ def _attend(
         # In float32, in which the gradients of a shared prompt add up.
         key, value = (column.float().index_select(0, key_indices).to(column.dtype) for column in (key, value))
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
-    bounds = (cu_seq_lens_q, cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k, longest, longest)
-    if hopper:
-        attended = flash_attention_4(query, key, value, *bounds[:3], scale=scaling, window=window[0])
-    elif not _has_kernel(query.device, query.dtype):
-        attended = one_after_another(query, key, value, *bounds[:2], scale=scaling, window=window[0])
-    elif flash_attn is not None:
-        attended = flash_attn(query, key, value, *bounds, softmax_scale=scaling, causal=True, window_size=window)
-    else:
+    key_boundaries = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
+    if _has_kernel(query.device, query.dtype):
+        bounds = cu_seq_lens_q, key_boundaries, longest, longest
         attended = varlen_attn(query, key, value, *bounds, scale=scaling, window_size=window, **_GROUPED)
+    else:
+        attended = one_after_another(query, key, value, cu_seq_lens_q, key_boundaries, scale=scaling, window=window[0])
     if sequence_group is not None:
         attended = ulysses.to_tokens(attended, sequence_group)
     return attended.unsqueeze(0), None
@@ -163,7 +136,7 @@ def one_after_another(
     scale: float | None,
     window: int,
 ) -> Tensor:
-    """What the kernels compute, in plain PyTorch and any precision: one sequence after another.
+    """What the kernel computes, in plain PyTorch and any precision: one sequence after another.
 
     Query [tokens, heads, size], key and value with as many heads or fewer; boundaries [sequences + 1] are where each
     sequence starts, and where the last ends, in the queries and in the keys, of which a sequence may have more: its

@@ -18,7 +18,6 @@ _OWN = ("tinyzero_sdk", "tinyzero_trainer")
 _COMPILED_IN = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
-    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash-attn-4",
 }
 """Variables that say where compiled kernels are kept, and the directory's name in the user's cache."""
 
@@ -44,7 +43,6 @@ def set_torch_environment() -> None:
         raise SettingsError("the current directory has been deleted; change to one that exists") from None
     logging.getLogger("torchao").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     for variable, name in _COMPILED_IN.items():
         directory = Path(user_cache("compiled"), name).expanduser()
         with suppress(OSError):  # a home that cannot be written to, as in some containers

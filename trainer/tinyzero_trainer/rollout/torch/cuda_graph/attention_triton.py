@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinyzero_trainer.models.common_triton import LARGEST_FP8, LEAST_SCALE, NEW_TRITON, early, round_to_fp8, wait
+from tinyzero_trainer.models.common_triton import LARGEST_FP8, LEAST_SCALE, early, round_to_fp8, wait
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
 from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import HEADROOM, LayerCache, Tables
 
@@ -24,7 +24,7 @@ SMALLEST_PIECE = 128
 MOST_PIECES = 64
 """Most pieces of a context: the program that finishes last adds them up, one after another."""
 
-FEWEST_HEADS = 8 if NEW_TRITON else 16
+FEWEST_HEADS = 8
 """Query heads of a product at least, padded with zeros."""
 
 _UNPACKED_UNIT = tl.constexpr(2.0**8)  # by which the exponents of float16 are further from 0
