@@ -1,4 +1,4 @@
-"""The six distributions agree: bounds, pins, licence, versions. Contracts for imports are in pyproject.toml."""
+"""All distributions agree: bounds, pins, licence, versions. Contracts for imports are in pyproject.toml."""
 
 import ast
 import sys
@@ -17,6 +17,7 @@ FOLDERS = {
     "tinyzero-countdown": ROOT / "plugins/countdown",
     "tinyzero-multiply": ROOT / "plugins/multiply",
     "tinyzero-gsm8k": ROOT / "plugins/gsm8k",
+    "tinyzero-symbolic": ROOT / "plugins/symbolic",
     "tinyzero-reasoning-gym": ROOT / "plugins/reasoning_gym",
 }
 ADAPTED = {"datasets", "verifiers"}  # who uses an adapter has what it is for
@@ -34,7 +35,7 @@ def groups(name: str) -> dict[str, list[str]]:
 
 
 def requirements(name: str) -> Iterator[Requirement]:
-    """Of the distribution, its extras and its dependency groups, without our own six."""
+    """Of the distribution, its extras and its dependency groups, without our own."""
     table = project(name)
     extras = {**table.get("optional-dependencies", {}), **groups(name)}  # type: ignore[dict-item]
     for line in [*table["dependencies"], *(line for group in extras.values() for line in group)]:  # type: ignore[misc]

@@ -101,7 +101,7 @@ def test_no_command_hides_from_the_tests(document: Path) -> None:
 
 COMPLETE = (
     "docs/reference/hooks.md",
-    "docs/tasks/symbolic.md",
+    "plugins/symbolic/README.md",
     "docs/tasks/reward-parts.md",
     "docs/tasks/group-rewards.md",
 )

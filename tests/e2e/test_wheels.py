@@ -1,4 +1,4 @@
-"""The contents of the six wheels, and that they work in new environments.
+"""The contents of all wheels, and that they work in new environments.
 
 Environments are outside the repository, so that nothing is imported from it.
 """
@@ -46,7 +46,7 @@ def install(programs: Path, wheels: Path, *what: str) -> None:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the six wheels and source distributions, as a release has them."""
+    """A folder with all wheels and source distributions, as a release has them."""
     folder = tmp_path_factory.mktemp("wheels")
     run(sys.executable, ROOT / ".ci/release.py", "build", folder, cwd=folder)
     assert len(list(folder.glob("*.whl"))) == len(FOLDERS)

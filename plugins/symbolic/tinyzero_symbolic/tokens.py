@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tinyzero_sdk.symbolic.expression import MAX_DIGITS, MAX_LENGTH, ExpressionError
+from tinyzero_symbolic.expression import MAX_DIGITS, MAX_LENGTH, ExpressionError
 
 FUNCTIONS = {
     name: name.replace("arc", "a")

@@ -5,13 +5,13 @@ and runs nothing, its time is linear in a text of bounded length, and what it gi
 sympy, which may take any time: call it in `score`, which the scoring pool runs in processes that it can kill.
 
 Example:
-    >>> from tinyzero_sdk.symbolic import equal, parse
+    >>> from tinyzero_symbolic import equal, parse
     >>> equal(parse(r"\\frac{x^2 - 1}{x - 1}"), parse("1 + x"))
     True
 """
 
-from tinyzero_sdk.symbolic.compare import equal, numerically_equal
-from tinyzero_sdk.symbolic.expression import Expression, ExpressionError
-from tinyzero_sdk.symbolic.parser import parse
+from tinyzero_symbolic.compare import equal, numerically_equal
+from tinyzero_symbolic.expression import Expression, ExpressionError
+from tinyzero_symbolic.parser import parse
 
 __all__ = ["Expression", "ExpressionError", "equal", "numerically_equal", "parse"]

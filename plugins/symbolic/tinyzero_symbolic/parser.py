@@ -10,7 +10,7 @@ atom     = number | letter | constant | function … | "\\frac" … | "(" sum ")
 
 from fractions import Fraction
 
-from tinyzero_sdk.symbolic.expression import (
+from tinyzero_symbolic.expression import (
     INFINITY,
     MAX_DEPTH,
     MAX_PARTS,
@@ -28,7 +28,7 @@ from tinyzero_sdk.symbolic.expression import (
     power,
     root,
 )
-from tinyzero_sdk.symbolic.tokens import Token, tokenize
+from tinyzero_symbolic.tokens import Token, tokenize
 
 _CLOSING = {"(": ")", "{": "}", "|": "|"}
 _OPEN, _CLOSE = ("(", "[", "{", "\\{"), (")", "]", "}", "\\}")
@@ -43,7 +43,7 @@ _ENDLESS = {  # infinity stands alone or not at all: there is no reckoning with 
 
 
 def parse(text: str) -> Expression:
-    """The expression that a text holds; see `docs/tasks/symbolic.md` for what it may hold.
+    """The expression that a text holds; the README of the package says which.
 
     Raises:
         ExpressionError: it is none, could be read in two ways, or is larger than the limits in `expression.py`.
@@ -54,7 +54,7 @@ def parse(text: str) -> Expression:
         >>> parse("1/2x")
         Traceback (most recent call last):
         ...
-        tinyzero_sdk.symbolic.expression.ExpressionError: a product without a sign after '/' is ambiguous
+        tinyzero_symbolic.expression.ExpressionError: a product without a sign after '/' is ambiguous
     """
     tokens = tokenize(text)
     if not tokens:

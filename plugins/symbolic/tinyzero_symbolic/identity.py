@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass, field
 from math import gcd, prod
 
-from tinyzero_sdk.symbolic.expression import Node
+from tinyzero_symbolic.expression import Node
 
 _BITS = 127
 _MAX_DEGREE = 2**32

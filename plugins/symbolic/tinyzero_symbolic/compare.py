@@ -6,15 +6,13 @@ expressions are rational), a point at which the values differ (a disproof), symp
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.symbolic.expression import Expression, Node, add, negative
-from tinyzero_sdk.symbolic.identity import Field, UndefinedError
-from tinyzero_sdk.symbolic.numeric import BeyondError, points_for
+import sympy
 
-if TYPE_CHECKING:
-    import sympy
+from tinyzero_symbolic.expression import Expression, Node, add, negative
+from tinyzero_symbolic.identity import Field, UndefinedError
+from tinyzero_symbolic.numeric import BeyondError, points_for
 
 _ENOUGH = 6  # of sixteen points
 Comparison = Callable[[Node, Node], bool]
@@ -29,11 +27,8 @@ def equal(left: Expression, right: Expression) -> bool:
     and everything else of the SDK run in a `ScoringPool`. In a plain call of `Task.score_completion` a hang is the
     caller's risk.
 
-    Raises:
-        TinyZeroError: sympy is not installed.
-
     Example:
-        >>> from tinyzero_sdk.symbolic import parse
+        >>> from tinyzero_symbolic import parse
         >>> equal(parse(r"\\sin^2 x + \\cos^2 x"), parse("1")), equal(parse("355/113"), parse("pi"))
         (True, False)
     """
@@ -47,11 +42,8 @@ def numerically_equal(left: Expression, right: Expression) -> bool:
     constants have: an expression made to be this close to another passes. Where only one has a value, or too few
     points have one, they do not count as equal. For what `equal` would not prove, and for calls outside a pool.
 
-    Raises:
-        TinyZeroError: mpmath, which comes with sympy, is not installed.
-
     Example:
-        >>> from tinyzero_sdk.symbolic import parse
+        >>> from tinyzero_symbolic import parse
         >>> numerically_equal(parse(r"\\sqrt{2}\\sqrt{3}"), parse(r"\\sqrt 6"))
         True
     """
@@ -107,51 +99,37 @@ def _settle(left: Node, right: Node) -> Verdict:
 def _agree(left: Node, right: Node, seed: str) -> Verdict:
     """Whether the values agree at the points where both have one."""
     agreed, needed, one_sided = 0, 0, False
-    try:
-        for number, point in enumerate(points_for(seed, left, right)):
-            needed = min(number + 1, _ENOUGH)
-            values, defined = [], []
-            for node in (left, right):
-                try:
-                    values.append(point.evaluate(node))
-                    defined.append(True)
-                except BeyondError:
-                    pass
-                except UndefinedError:
-                    defined.append(False)
-            one_sided |= defined in ([True, False], [False, True])
-            if len(values) == 2:
-                (value, slack), (other, other_slack) = values
-                if abs(value - other) > slack + other_slack:
-                    return "different"
-                agreed += 1
-    except ModuleNotFoundError as error:
-        raise _missing() from error
+    for number, point in enumerate(points_for(seed, left, right)):
+        needed = min(number + 1, _ENOUGH)
+        values, defined = [], []
+        for node in (left, right):
+            try:
+                values.append(point.evaluate(node))
+                defined.append(True)
+            except BeyondError:
+                pass
+            except UndefinedError:
+                defined.append(False)
+        one_sided |= defined in ([True, False], [False, True])
+        if len(values) == 2:
+            (value, slack), (other, other_slack) = values
+            if abs(value - other) > slack + other_slack:
+                return "different"
+            agreed += 1
     if not agreed:
         return "different"
     return "unclear" if one_sided or agreed < needed else "alike"
 
 
-def _missing() -> TinyZeroError:
-    return TinyZeroError("symbolic equality needs sympy: pip install 'tinyzero-sdk[symbolic]'")
-
-
 def _is_zero(difference: Node) -> bool:
-    try:
-        import sympy
-    except ModuleNotFoundError as error:
-        raise _missing() from error
-    built = to_sympy(difference)
-    for reduce in (sympy.expand, sympy.simplify):
-        if reduce(built) == 0:
-            return True
-    return built.equals(0) is True
+    expression = to_sympy(difference)
+    if any(reduce(expression) == 0 for reduce in (sympy.expand, sympy.simplify)):
+        return True
+    return expression.equals(0) is True
 
 
-def to_sympy(node: Node) -> "sympy.Expr":
+def to_sympy(node: Node) -> sympy.Expr:
     """The same expression in sympy, with real letters; no text is passed on but the letters' names."""
-    import sympy
-
     functions: dict[str, Any] = {name: getattr(sympy, name) for name in _SAME_NAME}
     functions |= {"add": sympy.Add, "mul": sympy.Mul, "pow": sympy.Pow, "ln": sympy.log, "abs": sympy.Abs}
     if node.value is not None:

@@ -11,8 +11,10 @@ from fractions import Fraction
 from functools import cache, partial
 from typing import Any
 
-from tinyzero_sdk.symbolic.expression import Node, symbols
-from tinyzero_sdk.symbolic.identity import UndefinedError
+from mpmath import MPContext
+
+from tinyzero_symbolic.expression import Node, symbols
+from tinyzero_symbolic.identity import UndefinedError
 
 _DIGITS = 60  # beyond those that the constants of a text have themselves
 _GUARD = 10  # of these, digits that the rounding of one operation may spoil
@@ -166,8 +168,6 @@ def _digits(node: Node) -> int:
 @cache
 def _context(digits: int) -> Any:
     """Arithmetic of that many digits, apart from mpmath's own context, which others may have set."""
-    from mpmath import MPContext
-
     context = MPContext()
     context.dps = digits
     return context

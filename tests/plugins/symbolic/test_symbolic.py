@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from tests.relative_time import relative_time
 from tinyzero_sdk import load_task
-from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.symbolic import ExpressionError, compare, equal, numerically_equal, parse
-from tinyzero_sdk.symbolic.compare import to_sympy
+from tinyzero_symbolic import ExpressionError, equal, numerically_equal, parse
+from tinyzero_symbolic.compare import to_sympy
 
-DOCUMENT = (Path(__file__).parents[3] / "docs/tasks/symbolic.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[3] / "plugins/symbolic/README.md").read_text(encoding="utf-8")
 
 
 def comparisons(left, right):
@@ -242,7 +241,7 @@ def test_any_text_is_read_or_refused_in_no_time(text):
 
 AUDIT = """
 import json, sys
-from tinyzero_sdk.symbolic import ExpressionError, parse
+from tinyzero_symbolic import ExpressionError, parse
 texts, seen = json.loads(sys.argv[1]), []
 sys.addaudithook(lambda event, arguments: seen.append(event))
 for text in texts:
@@ -250,14 +249,14 @@ for text in texts:
         parse(text)
     except ExpressionError:
         pass
-print([event for event in seen if event != "cpython._PySys_ClearAuditHooks"], "sympy" in sys.modules)
+print([event for event in seen if event != "cpython._PySys_ClearAuditHooks"])
 """
 
 
 def test_parsing_compiles_imports_and_opens_nothing():
     texts = ["__import__('os').system('x')", "S", "lambda x: x", r"\frac{1}{2}", "sin(x)^2", "exec", "x" * 999, "9!"]
     command = [sys.executable, "-c", AUDIT, json.dumps(texts)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[] False\n"
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 # ---- as a task -------------------------------------------------------------------------------------------------------
@@ -279,10 +278,3 @@ def test_the_example_task_works(tmp_path):
     }.items():
         assert task.score_completion(f"<answer>{answer}</answer>", truth).reason == reason
     assert task.error_count == 0
-
-
-def test_without_sympy_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sympy", None)
-    monkeypatch.setattr(compare, "_agree", lambda *_: "alike")
-    with pytest.raises(TinyZeroError, match=r"needs sympy: pip install 'tinyzero-sdk\[symbolic\]'"):
-        equal(parse("sqrt(12)"), parse("2 sqrt 3"))
