@@ -4,8 +4,7 @@
 
 Synthetic runs. First paint is the browser's first contentful paint of the file, curves drawn the frame after which they
 are on the screen: of a report, whose data are in the file, the same one or the next. A filter is the time from the
-input to the table, which `view` shows before it has searched all texts. Needs Chromium; playwright is installed on
-first use.
+input to the table. Needs Chromium; playwright is installed on first use.
 """
 
 import shutil
@@ -31,8 +30,7 @@ FILTERS: dict[str, dict[str, Any]] = {
     "a range of steps": {"step": [100, 400], "sort": "num_tokens"},
     "a text": {"text": "multiply {}"},  # another one each time: the server remembers what it has searched
 }
-ALL = "a text, to the last completion"
-TARGETS = {"first paint": 1.5, "curves drawn": 1.5, **dict.fromkeys(FILTERS, 0.3), ALL: None}
+TARGETS = {"first paint": 1.5, "curves drawn": 1.5, **dict.fromkeys(FILTERS, 0.3)}
 
 
 def measure(browser: Any, address: str, number: int) -> dict[str, float]:
@@ -48,17 +46,14 @@ def measure(browser: Any, address: str, number: int) -> dict[str, float]:
     page.wait_for_timeout(3000)  # the texts are unpacked while the page is idle
     for what, filters in FILTERS.items():
         script = """async (filters) => {
-            const start = performance.now(), marks = (name) => performance.getEntriesByName(name).length;
-            const before = ["filtered", "searched"].map(marks), found = [];
+            const start = performance.now(), marks = () => performance.getEntriesByName("filtered").length;
+            const before = marks();
             show({filters: JSON.stringify(filters), offset: 0});
-            for (const [place, name] of ["filtered", "searched"].entries()) {
-                while (marks(name) === before[place]) await new Promise(requestAnimationFrame);
-                found.push((performance.now() - start) / 1000);
-            }
-            return found;
+            while (marks() === before) await new Promise(requestAnimationFrame);
+            return (performance.now() - start) / 1000;
         }"""
         wanted = {name: value.format(number) if name == "text" else value for name, value in filters.items()}
-        found[what], found[ALL] = page.evaluate(script, wanted)
+        found[what] = page.evaluate(script, wanted)
     page.close()
     return found
 
@@ -92,7 +87,7 @@ def main(
             times = [measure(browser, address, 7 + number) for number in range(runs)]
             medians = [statistics.median(one[what] for one in times) for what in TARGETS]
             rows[name] = {what: f"{median:.2f} s" for what, median in zip(TARGETS, medians, strict=True)}
-        rows["target, of the report"] = {what: f"{target:.1f} s" if target else "–" for what, target in TARGETS.items()}
+        rows["target, of the report"] = {what: f"{target:.1f} s" for what, target in TARGETS.items()}
         print_table(f"median of {runs}", rows)
         browser.close()
 

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.score import Overwrite
-from tinyzero_sdk.console import plural, stdout, warn
+from tinyzero_sdk.console import plural, stdout
 from tinyzero_sdk.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -65,15 +65,14 @@ def report(
 
 
 def _open(paths: list[Path]) -> "list[Run]":
-    from tinyzero_sdk.report.runs import name_of, open_run
+    from tinyzero_sdk.report.runs import open_run
 
     full = [Path(os.path.realpath(path)) for path in paths]  # `resolve` raises where links form a loop
     if len({*full}) < len(paths):
         raise SettingsError("a run is given twice; name each once")
-    names = [name_of(path.name) for path in full]
+    names = [path.name for path in full]
     return [
-        open_run(path, name if names.count(name) == 1 else name_of(path))
-        for path, name in zip(paths, names, strict=True)
+        open_run(path, name if names.count(name) == 1 else str(path)) for path, name in zip(paths, names, strict=True)
     ]
 
 
@@ -120,7 +119,7 @@ def view(
     The page is for this machine alone (127.0.0.1) and changes nothing. On another machine, forward the port:
     `ssh -L 8020:127.0.0.1:8020 HOST`.
     """
-    from tinyzero_sdk.report.server import Library, make_server
+    from tinyzero_sdk.report.server import make_server
 
     if not directory.exists():
         raise DataError(f"{directory} does not exist; expected a run, a scored file, or a directory with some")
@@ -130,9 +129,6 @@ def view(
         if port is not None:
             raise SettingsError(f"port {port} cannot be used: {error.strerror}; give another --port") from error
         server = make_server(directory, 0)
-    if unreadable := Library(directory).unreadable():
-        names = ", ".join(str(path.relative_to(directory.resolve())) for path in unreadable[:5])
-        warn(f"left out, since they cannot be read ({len(unreadable):,}): {names}{', …' if unreadable[5:] else ''}")
     address = f"http://127.0.0.1:{server.server_port}/"
     stdout.print(Text(f"{directory.resolve()} at {address} (Ctrl-C ends)"), soft_wrap=True)
     if open:

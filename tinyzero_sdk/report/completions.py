@@ -1,17 +1,14 @@
 """The completions of a run, or of scored files: an index of their short columns in memory, their texts on disk.
 
 A file is Parquet as runs write it, or any scored file; rows without a score are left out, a missing column is empty.
-Filters read the index; a search for text also reads the texts of the rows that all other filters leave, by row group.
+Filters read the index; a search for a text also reads all texts.
 """
 
-import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, reduce
-from itertools import pairwise
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +19,8 @@ import pyarrow.parquet as pq
 
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import to_texts
-from tinyzero_sdk.data.files import open_for_arrow
 from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.report.runs import name_of
 from tinyzero_sdk.scoring.scored_table import TEXT, read_scored_blocks, read_scored_table, sources, to_parts
 from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, interval_of_rate, named_ranges, pass_at_k
 
@@ -61,12 +56,10 @@ TEXTS = pa.schema(
 SEARCHED = ("prompt", "completion")
 CHOICES = ("reason", "task", "split", "decoding")
 RANGES = ("step", "difficulty", "score")
-_HIT, _MISS = 2, 1
-_MOST_SEARCHES = 16  # that are remembered
 _SEARCH_ROWS = 16_384  # read at a time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompletionFile:
     """One file, as it was when it was read."""
 
@@ -78,41 +71,32 @@ class CompletionFile:
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Rows that are left out, by what they lack."""
 
-    @cached_property
-    def groups(self) -> list[int]:
-        """Rows of each row group."""
-        file = self.metadata
-        return [file.row_group(group).num_rows for group in range(file.num_row_groups)] if file else [len(self.index)]
-
-    def search(self, group: int, text: str) -> np.ndarray:
-        """[rows of a row group] whether prompt, completion or answer have a text, in any case."""
-        start = sum(self.groups[:group])
-        answers = self.index["answer"].slice(start, self.groups[group])
+    def search(self, text: str) -> np.ndarray:
+        """[n] whether prompt, completion or answer have a text, in any case."""
+        hits = _contain([self.index["answer"]], text)
         if self.metadata is None:
-            return _contain([*self.texts(range(start, start + len(answers)), SEARCHED).columns, answers], text)
+            return hits | _contain(self.texts(range(len(self.index)), SEARCHED).columns, text)
         present = [name for name in SEARCHED if name in self.metadata.schema.to_arrow_schema().names]
-        # All samples of a problem have one prompt.
-        repeated = [name for name in ("prompt",) if name in present]
-        hits, done = [np.empty(0, bool)], 0
-        with pq.ParquetFile(open_for_arrow(self.path), metadata=self.metadata, read_dictionary=repeated) as file:
-            for batch in file.iter_batches(_SEARCH_ROWS, row_groups=[group], columns=present, use_threads=False):
-                hits.append(_contain([*batch.columns, answers.slice(done, len(batch))], text))
+        repeated, done = [name for name in present if name == "prompt"], 0  # all samples of a problem have one
+        with pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=repeated) as file:
+            for batch in file.iter_batches(_SEARCH_ROWS, columns=present):
+                hits[done : done + len(batch)] |= _contain(batch.columns, text)
                 done += len(batch)
-        return np.concatenate(hits)
+        return hits
 
     def texts(self, rows: Sequence[int], columns: Sequence[str] = TEXTS.names) -> pa.Table:
         """The long columns of these rows, in this order; of Parquet only the row groups with these rows are read."""
         if self.metadata is None:
             block = _scored_rows(self.path, *_version(self.path)).take(rows)
         else:
-            ends = np.cumsum(self.groups)
-            groups = np.unique(np.searchsorted(ends, rows, side="right"))
-            sizes = np.diff(ends, prepend=0)
-            places = np.concatenate([np.arange(ends[group] - sizes[group], ends[group]) for group in groups])
+            sizes = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
+            starts = np.cumsum([0, *sizes])
+            groups = np.unique(np.searchsorted(starts, rows, side="right") - 1)
+            places = np.concatenate([np.arange(starts[group], starts[group + 1]) for group in groups])
             wanted = {path.split(".")[0] for path in sources(columns)}
             present = sorted(wanted & {*self.metadata.schema.to_arrow_schema().names})
             try:
-                with pq.ParquetFile(open_for_arrow(self.path), metadata=self.metadata) as file:
+                with pq.ParquetFile(self.path, metadata=self.metadata) as file:
                     table = file.read_row_groups(groups.tolist(), columns=present)
                 table.validate(full=True)  # of texts that are not UTF-8
             except (pa.ArrowException, OSError) as error:
@@ -143,9 +127,6 @@ class Completions:
     index: pa.Table
     """[n] `INDEX`, file after file."""
 
-    searched: dict[str, np.ndarray] = field(default_factory=dict)
-    """[n] by text, for those last searched for: whether a row has it (`_HIT`), has not (`_MISS`), or is unread (0)."""
-
     left_out: tuple[str, ...] = ()
     """Files that cannot be read, and rows without a score: how many, of which file."""
 
@@ -153,19 +134,12 @@ class Completions:
         return len(self.index)
 
     def select(self, filters: Mapping[str, Any]) -> np.ndarray:
-        """The places of the rows that pass all filters, sorted; `filters` as for `select_within`."""
-        return self.select_within(filters, math.inf)[0]
-
-    def select_within(self, filters: Mapping[str, Any], seconds: float) -> tuple[np.ndarray, int]:
-        """The places of the rows that pass all filters, sorted, and how many are still to be searched for a text.
-
-        Another call goes on with these.
+        """The places of the rows that pass all filters, sorted.
 
         Args:
             filters: a list of values for each of `CHOICES`, least and greatest value for each of `RANGES` (None for no
                 bound), `problem`, `cut_off`, `text` (in prompt, completion or answer, in any case), and to sort by,
                 `sort` and `descending`.
-            seconds: after which no more texts are read.
         """
         mask = np.ones(len(self), bool)
         for name in CHOICES:
@@ -180,16 +154,16 @@ class Completions:
             mask &= True if high is None else values <= high
         if filters.get("cut_off") is not None:
             mask &= self._numbers("finished") == (0 if filters["cut_off"] else 1)
-        places, left = np.flatnonzero(mask), 0
         if filters.get("text"):
-            places, left = self._search(places, str(filters["text"]).lower(), seconds)
+            mask &= _search(self.files, str(filters["text"]).lower())
+        places = np.flatnonzero(mask)
         if (sort := filters.get("sort")) in INDEX.names:
             column = self.index[sort].combine_chunks().take(pa.array(places))
             column = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
             order = "descending" if filters.get("descending") else "ascending"
             keys = pa.table({"key": column, "place": places})
             places = places[pc.sort_indices(keys, [("key", order), ("place", "ascending")]).to_numpy()]
-        return places, left
+        return places
 
     def rows(self, places: np.ndarray) -> list[dict[str, Any]]:
         """The index's columns of these rows, each with its `id`."""
@@ -201,9 +175,7 @@ class Completions:
         starts = self._starts()
         numbers = np.searchsorted(starts, places, side="right") - 1
         own = (places - starts[numbers]).tolist()
-        return [
-            f"{name_of(self.files[number].path.stem)}:{row}" for number, row in zip(numbers.tolist(), own, strict=True)
-        ]
+        return [f"{self.files[number].path.stem}:{row}" for number, row in zip(numbers.tolist(), own, strict=True)]
 
     def texts_at(self, places: np.ndarray, columns: Sequence[str] = TEXTS.names) -> pa.Table:
         """The long columns of the rows at these places, which are sorted."""
@@ -218,17 +190,17 @@ class Completions:
 
     def texts(self, ids: Sequence[str]) -> list[dict[str, Any] | None]:
         """Index and long columns of the rows with these ids; None where there is none (any more)."""
-        stems = {name_of(file.path.stem): number for number, file in enumerate(self.files)}
-        found: list[dict[str, Any] | None] = []
+        files = {file.path.stem: file for file in self.files}
+        rows: list[dict[str, Any] | None] = []
         for name in ids:
             stem, _, own = name.rpartition(":")
-            if stem not in stems or not own.isdecimal() or int(own) >= len(self.files[stems[stem]].index):
-                found.append(None)
+            file = files.get(stem)
+            if file is None or not own.isdecimal() or int(own) >= len(file.index):
+                rows.append(None)
                 continue
-            file = self.files[stems[stem]]
             row = file.index.slice(int(own), 1).to_pylist()[0] | file.texts([int(own)]).to_pylist()[0]
-            found.append({**row, "parts": dict(row["parts"] or ()), "id": name})
-        return found
+            rows.append({**row, "parts": dict(row["parts"] or ()), "id": name})
+        return rows
 
     def facets(self) -> dict[str, Any]:
         """What there is to choose from: the values of each of `CHOICES`, and the range of each of `RANGES`."""
@@ -239,42 +211,36 @@ class Completions:
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Accuracy, reasons and levels of each evaluation: the completions of a step that are not for training."""
-        keys = [name for name in ("step", "split", "decoding", "task") if self.index[name].null_count < len(self)]
-        codes = {name: self._codes(name) for name in keys}
-        mask = ~self._equal("split", ["train"])
+        keys = ("step", "split", "decoding", "task")
+        is_evaluation = ~self._equal("split", ["train"])
         which = np.zeros(len(self), np.int64)
-        for values in codes.values():
-            which = which * (values.max(initial=0) + 2) + values + 1
-        chosen = np.flatnonzero(mask)
+        for codes in map(self._codes, keys):
+            which = which * (codes.max(initial=0) + 2) + codes + 1
+        chosen = np.flatnonzero(is_evaluation)
         chosen = chosen[np.argsort(which[chosen], kind="stable")]
         starts = np.unique(which[chosen], return_index=True)[1]
-        columns = self.index.select(["step", "split", "decoding", "task", "correct", "reason"]).take(pa.array(chosen))
-        every_problem, finished = self.problems(), self._numbers("finished")
-        names, every_level = self._levels(codes.get("task", np.zeros(len(self))), mask)
-        found = []
-        for start, end in pairwise([*starts.tolist(), len(chosen)]):
-            places, part = chosen[start:end], columns.slice(start, end - start)
-            correct = np.asarray(part["correct"].fill_null(False))
-            problems, level = every_problem[places], every_level[places]
-            reasons = pc.value_counts(part["reason"].combine_chunks()).to_pylist()
-            first = part.slice(0, 1).to_pylist()[0]
-            found.append(
-                {name: first[name] for name in ("step", "split", "decoding", "task")}
-                | _accuracy(correct, problems)
+        problems, finished, correct = self.problems(), self._numbers("finished"), self._numbers("correct") == 1
+        names, level = self._levels(is_evaluation)
+        evaluations = []
+        for places in np.split(chosen, starts[1:]) if len(chosen) else ():
+            rows = self.index.select([*keys, "reason"]).take(pa.array(places))
+            reasons = pc.value_counts(rows["reason"].combine_chunks()).to_pylist()
+            first = rows.slice(0, 1).to_pylist()[0]
+            of_level = {names[one]: places[level[places] == one] for one in np.unique(level[places]) if one >= 0}
+            evaluations.append(
+                {name: first[name] for name in keys}
+                | _accuracy(correct[places], problems[places])
                 | {
                     "reasons": {entry["values"] or "unknown": entry["counts"] for entry in reasons},
                     "cut_off": int((finished[places] == 0).sum()),
-                    "levels": {
-                        names[one]: _accuracy(correct[level == one], problems[level == one])
-                        for one in np.unique(level[level >= 0])
-                    },
+                    "levels": {name: _accuracy(correct[rows], problems[rows]) for name, rows in of_level.items()},
                 }
             )
-        return found
+        return evaluations
 
-    def _levels(self, tasks: np.ndarray, mask: np.ndarray) -> tuple[list[str], np.ndarray]:
+    def _levels(self, mask: np.ndarray) -> tuple[list[str], np.ndarray]:
         """Names of the ranges of difficulty, formed of a task's problems as in `tinyzero compare`; [n] which, or -1."""
-        problems, difficulty = self.problems(), self._numbers("difficulty")
+        problems, difficulty, tasks = self.problems(), self._numbers("difficulty"), self._codes("task")
         names, levels = list[str](), np.full(len(self), -1)
         for task in np.unique(tasks[mask]):
             rows = np.flatnonzero(mask & (tasks == task))
@@ -307,33 +273,12 @@ class Completions:
         """[files] the place of the first row of each."""
         return np.cumsum([0, *(len(file.index) for file in self.files)])[:-1]
 
-    def _search(self, places: np.ndarray, text: str, seconds: float) -> tuple[np.ndarray, int]:
-        """Those of the places known to have a text, after that many seconds of search, and how many are unread."""
-        known, until = self._known(text), time.monotonic() + seconds
-        groups = [(file, group) for file in self.files for group in range(len(file.groups))]
-        ends = np.cumsum([size for file in self.files for size in file.groups])
-        unread = np.unique(np.searchsorted(ends, places[known[places] == 0], side="right")).tolist()
 
-        def search(at: int) -> None:
-            if time.monotonic() < until:
-                file, group = groups[at]
-                known[ends[at] - file.groups[group] : ends[at]] = np.where(file.search(group, text), _HIT, _MISS)
-
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-            list(pool.map(search, unread))
-        return places[known[places] == _HIT], int((known[places] == 0).sum())
-
-    def _known(self, text: str) -> np.ndarray:
-        """The entry of `searched`; a new one knows what has no part of the text."""
-        if text not in self.searched:
-            known = np.zeros(len(self), np.int8)
-            for other, found in list(self.searched.items()):
-                if other in text:
-                    known[found == _MISS] = _MISS
-            for old in list(self.searched)[: 1 - _MOST_SEARCHES]:
-                self.searched.pop(old, None)
-            self.searched[text] = known
-        return self.searched[text]
+@lru_cache(maxsize=16)
+def _search(files: Sequence[CompletionFile], text: str) -> np.ndarray:
+    """[n] the rows of all files that have a text."""
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+        return np.concatenate([np.empty(0, bool), *pool.map(lambda file: file.search(text), files)])
 
 
 def _contain(columns: Sequence[pa.Array | pa.ChunkedArray], text: str) -> np.ndarray:
@@ -378,7 +323,7 @@ def _version(path: Path) -> tuple[int, int]:
 @lru_cache(maxsize=4096)
 def _read_file(path: Path, modified: int, size: int) -> CompletionFile:
     table = read_scored_table(path, INDEX)
-    metadata = pq.read_metadata(open_for_arrow(path)) if path.suffix == ".parquet" else None
+    metadata = pq.read_metadata(path) if path.suffix == ".parquet" else None
     if metadata and metadata.num_rows > len(table.numbers):
         metadata = None
     return CompletionFile(path, table.columns, metadata, table.ignored)
@@ -391,19 +336,13 @@ def _scored_rows(path: Path, modified: int, size: int) -> Block:
 
 def _accuracy(correct: np.ndarray, problems: np.ndarray) -> dict[str, Any]:
     """Accuracy with its 95% interval, the completions of a problem taken as alike, and pass@k where all have k."""
-    _, inverse = np.unique(problems, return_inverse=True)
-    size = np.bincount(inverse)
+    _, inverse, size = np.unique(problems, return_inverse=True, return_counts=True)
     solved = np.bincount(inverse, weights=correct)
     low, high = interval_of_rate(solved, size)
-    rate = float(correct.mean())
-    found: dict[str, Any] = {
-        "accuracy": rate,
-        "low": low,
-        "high": high,
-        "completions": len(correct),
-        "problems": len(size),
-    }
+    counts = {"completions": len(correct), "problems": len(size)}
+    accuracy: dict[str, Any] = {"accuracy": float(correct.mean()), "low": low, "high": high, **counts}
     if (k := int(size.min())) > 1:
         passed = pass_at_k(solved, size, k)
-        found |= {"pass_at": k, "passed": float(passed.mean()), "passed_interval": interval_of_mean_rate(passed, size)}
-    return found
+        accuracy |= {"pass_at": k, "passed": float(passed.mean())}
+        accuracy["passed_interval"] = interval_of_mean_rate(passed, size)
+    return accuracy

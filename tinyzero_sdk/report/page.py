@@ -85,15 +85,8 @@ def report(
                 on_progress((done + min(first + _BLOCK_ROWS, len(places))) / total)
         done += len(places)
         described.append(describe(run, completions) | {"kept": len(places), "withTokens": with_tokens})
-    quantiles = [student_t(freedom) for freedom in range(1, EXACT_FREEDOM)]
-    page = {
-        "runs": described,
-        "studentT": quantiles,
-        "remarks": [remark(changed) for changed in range(FEW)],
-        "refresh": refresh,
-        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-    }
-    return html(page, blocks)
+    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    return html({"runs": described, "refresh": refresh, "written": written}, blocks)
 
 
 def html(
@@ -107,6 +100,9 @@ def html(
         connect: where the script may send requests to, as in a Content-Security-Policy.
     """
     style, script = _joined(STYLES), _joined(SCRIPTS)
+    # What the page needs to compare two evaluations.
+    quantiles = [student_t(freedom) for freedom in range(1, EXACT_FREEDOM)]
+    page = {**page, "studentT": quantiles, "remarks": [remark(changed) for changed in range(FEW)]}
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src {connect}; "
         "img-src data:; base-uri 'none'; form-action 'none'"

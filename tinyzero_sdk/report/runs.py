@@ -4,7 +4,6 @@ Tolerant, since the run may be in progress, killed, resumed or made by an older 
 """
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -66,7 +65,7 @@ def open_run(path: Path, name: str = "") -> Run:
     Raises:
         DataError: it is neither.
     """
-    name = name or name_of(path)
+    name = name or str(path)
     if path.is_file() and path.suffix in ENDINGS:
         return Run(name, path, is_run=False)
     metrics = path / METRICS
@@ -75,16 +74,6 @@ def open_run(path: Path, name: str = "") -> Run:
             f"{path} is not a run or a scored file; expected a directory with {METRICS}, or a .jsonl or .parquet file"
         )
     return _read_run(name, path, (modified(metrics), metrics.stat().st_size, modified(path / CONFIG)))
-
-
-def name_of(path: Path | str) -> str:
-    """A path as text for pages and requests: bytes that are not UTF-8 are escaped.
-
-    Example:
-        >>> name_of(os.fsdecode(b"runs/caf\\xe9"))
-        'runs/caf\\\\xe9'
-    """
-    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def modified(path: Path) -> int:

@@ -7,33 +7,29 @@ host, so that no other site's page can read the answers by pointing its own name
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import numpy as np
 import pyarrow.parquet as pq
 
-from tinyzero_sdk.data.files import open_for_arrow
+from tinyzero_sdk.data.files import ENDINGS
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.report.comparison import compare
 from tinyzero_sdk.report.completions import Completions, read_completions
 from tinyzero_sdk.report.page import as_json, describe, html
-from tinyzero_sdk.report.runs import CONFIG, METRICS, Run, modified, name_of, open_run
+from tinyzero_sdk.report.runs import CONFIG, METRICS, Run, modified, open_run
 
 POLL_SECONDS = 3.0
 _DEPTH = 4  # of the directories searched for runs
 _INSIDE_RUN = {"checkpoints", "completions"}
 _MOST_ROWS = 50_000
-_SEARCH_SECONDS = 0.2  # of one request; the page asks again, and shows what has been found so far
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)  # a forwarded port may be any other
 
-
-_FAULTS = (DataError, OSError, KeyError, ValueError, ArithmeticError, AttributeError, RecursionError, TypeError)
-"""What a request that the page does not send may raise."""
+_FAULTS = (OSError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
+"""What a request that the page does not send may raise, beside DataError."""
 
 
 class Library:
@@ -47,36 +43,19 @@ class Library:
     def paths(self) -> dict[str, Path]:
         """What there is now, by name, in the order of names."""
         if self.root.is_file() or (self.root / METRICS).is_file():
-            return {name_of(self.root.name): self.root}
-        found = {name_of(path.relative_to(self.root)): path for path in self._search(self.root, _DEPTH, [])}
-        return dict(sorted(found.items()))
+            return {self.root.name: self.root}
+        return {str(path.relative_to(self.root)): path for path in sorted(self._search(self.root, _DEPTH))}
 
-    def unreadable(self) -> list[Path]:
-        """What is there beside these, and might hold some."""
-        unreadable: list[Path] = []
-        if self.root.is_dir() and not (self.root / METRICS).is_file():
-            self._search(self.root, _DEPTH, unreadable)
-        return unreadable
-
-    def _search(self, directory: Path, depth: int, unreadable: list[Path]) -> list[Path]:
-        """The runs and scored files; adds to `unreadable`."""
-        found: list[Path] = []
-        try:
-            entries = sorted(directory.iterdir())
-        except OSError:
-            unreadable.append(directory)
-            return []
-        for path in entries:
+    def _search(self, directory: Path, depth: int) -> Iterator[Path]:
+        """The runs and scored files; what cannot be read is none."""
+        for path in directory.iterdir():
             if path.name.startswith(".") or not Path(os.path.realpath(path)).is_relative_to(self.root):
                 continue
-            try:
-                if (path / METRICS).is_file() or (path.is_file() and _is_scored(path)):
-                    found.append(path)
+            with suppress(OSError):
+                if (path / METRICS).is_file() or _is_scored(path):
+                    yield path
                 elif depth > 1 and path.is_dir() and path.name not in _INSIDE_RUN:
-                    found += self._search(path, depth - 1, unreadable)
-            except (OSError, ValueError, RecursionError):
-                unreadable.append(path)
-        return found
+                    yield from self._search(path, depth - 1)
 
     def listed(self) -> list[dict[str, Any]]:
         """The newest first, each with what changes when it grows."""
@@ -119,29 +98,29 @@ class Library:
             return [describe(run, self.completions(run)) for run in runs]
         if path == "/texts" and runs:
             return self.completions(runs[0]).texts(query.get("id", ()))
-        if path == "/compare" and len(runs) == len(query.get("filters", ())) == 2:
-            filters = [json.loads(text) for text in query["filters"]]
-            return compare([(self.completions(run), own) for run, own in zip(runs, filters, strict=True)])
         if path == "/completions" and runs:
             completions = self.completions(runs[0])
-            places, left = completions.select_within(json.loads(query["filters"][0]), _SEARCH_SECONDS)
+            places = completions.select(json.loads(query["filters"][0]))
             offset, limit = int(query["offset"][0]), min(_MOST_ROWS, int(query["limit"][0]))
             if min(offset, limit) < 0:
                 raise ValueError("offset and limit are at least 0")
-            rows = completions.rows(places[offset : offset + limit].astype(np.int64))
-            return {"total": len(places), "rows": rows, "left": left}
+            return {"total": len(places), "rows": completions.rows(places[offset : offset + limit])}
         raise DataError(f"there is no {path}")
 
 
 def _is_scored(path: Path) -> bool:
-    """Whether the first row of a file has a score; raises OSError, ValueError or RecursionError if it has none."""
-    if path.suffix == ".parquet":
-        return {"score", "completion"} <= set(pq.read_schema(open_for_arrow(path)).names)
-    if path.suffix != ".jsonl" or not path.stat().st_size:
+    """Whether a file is a table with scores, or its first line has one."""
+    if not (path.suffix in ENDINGS and path.is_file()):
         return False
-    with path.open("rb") as file:
-        row = json.loads(file.readline(1 << 24))
-    return isinstance(row, dict) and {"score", "completion"} <= set(row)
+    try:
+        if path.suffix == ".parquet":
+            names = pq.read_schema(path).names
+        else:
+            with path.open("rb") as file:
+                names = [*json.loads(file.readline(1 << 24))]
+    except (OSError, ValueError, TypeError, RecursionError):  # damaged, or empty
+        return False
+    return {"score", "completion"} <= {*names}
 
 
 def make_server(root: Path, port: int) -> ThreadingHTTPServer:
@@ -151,7 +130,7 @@ def make_server(root: Path, port: int) -> ThreadingHTTPServer:
         OSError: the port is taken.
     """
     library = Library(root)
-    page = html({"live": POLL_SECONDS, "written": name_of(root), "runs": []}, connect="'self'")
+    page = html({"live": POLL_SECONDS, "written": str(root), "runs": []}, connect="'self'")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -162,25 +141,22 @@ def make_server(root: Path, port: int) -> ThreadingHTTPServer:
                 return self._send(200, "text/html", page)
             try:
                 answer = library.answer(address.path, parse_qs(address.query, keep_blank_values=True))
+            except DataError as error:
+                return self._send(404, "text/plain", str(error))
             except _FAULTS as error:
-                if isinstance(error, DataError | OSError | KeyError):
-                    return self._send(404, "text/plain", str(error))
                 return self._send(400, "text/plain", f"not a request of this page: {error}")
             return self._send(200, "application/json", as_json(answer))
 
-        do_HEAD = do_GET
-
         def _send(self, status: int, kind: str, text: str) -> None:
-            body = text.encode(errors="backslashreplace")  # an error may name a path that is not UTF-8
+            body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
             self.send_header("X-Content-Type-Options", "nosniff")
             self.end_headers()
-            if self.command != "HEAD":
-                with suppress(ConnectionError):  # a page that is closed meanwhile
-                    self.wfile.write(body)
+            with suppress(ConnectionError):  # a page that is closed meanwhile
+                self.wfile.write(body)
 
         def log_message(self, format: str, *values: Any) -> None:
             pass  # the terminal is for the address

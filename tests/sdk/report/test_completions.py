@@ -45,20 +45,6 @@ def test_filters_leave_the_rows_that_pass(completions, filters, passes):
     assert [row["id"] for row in found] == [row["id"] for row in every if passes(row)]
 
 
-def test_a_search_goes_on_where_it_stopped(run_path, monkeypatch):
-    completions = read_completions(open_run(run_path).completion_files())
-    whole = completions.select({"text": "multiply"})
-    clock = iter(range(1, 1000))
-    fresh = read_completions(open_run(run_path).completion_files())
-    with monkeypatch.context() as patch:
-        patch.setattr("tinyzero_sdk.report.completions.time.monotonic", lambda: next(clock))
-        patch.setattr("tinyzero_sdk.report.completions.os.cpu_count", lambda: 1)
-        found, left = fresh.select_within({"text": "MULTIPLY"}, 1.5)  # time for one row group of two
-    assert left == len(fresh) - fresh.files[0].groups[0]
-    assert found.tolist() == [place for place in whole if place < fresh.files[0].groups[0]]
-    assert fresh.select({"text": "multiply"}).tolist() == whole.tolist()
-
-
 def test_rows_are_sorted_and_found_again_by_their_ids(completions):
     rows = completions.rows(completions.select({"sort": "num_tokens", "descending": True}))
     assert [row["num_tokens"] for row in rows] == sorted((row["num_tokens"] for row in rows), reverse=True)

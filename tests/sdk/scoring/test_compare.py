@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import asdict
 from itertools import combinations
 
 import numpy as np
@@ -16,8 +15,6 @@ from hypothesis import strategies as st
 from tests.dummy_runs import write_run
 from tests.sdk.rows import write_rows
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.report.comparison import compare as on_the_page
-from tinyzero_sdk.report.completions import read_completions
 from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
 
 SCORER = {"task": "say", "task_version": "1", "task_options": '{"top": 9}', "task_wrappers": "[]"}
@@ -257,6 +254,3 @@ def test_greedy_completions_of_a_run_are_compared_beside_the_sampled_ones(tmp_pa
     assert [m.name for m in sampled_only.comparisons[0].metrics] == [
         m.name for m in with_greedy.comparisons[0].metrics if m is not found
     ]
-    completions = read_completions([file])
-    sides = [(completions, {"step": [step, step], "decoding": ["sampled"]}) for step in (0, 4)]
-    assert asdict(found) in on_the_page(sides)["metrics"]

@@ -56,11 +56,11 @@ function completionsView() {
   async function drawList(run) {
     const ask = ++asked;
     const offset = Number(state.offset);
-    const found = await source.query(run.name, filters(), offset, PAGE_ROWS);
+    const waiting = setTimeout(() => replace(list, empty("Searching …", "")), 500);
+    const found = await source.query(run.name, filters(), offset, PAGE_ROWS).finally(() => clearTimeout(waiting));
     if (ask !== asked) return undefined; // a later question has been asked
     ({ rows, total } = found);
-    const left = found.left ?? 0; // a server has not searched them yet
-    if (total && offset >= total && !left) return show({ offset: total - 1 - ((total - 1) % PAGE_ROWS) });
+    if (total && offset >= total) return show({ offset: total - 1 - ((total - 1) % PAGE_ROWS) });
     const columns = COLUMNS.filter(([name]) => (name === "task" ? run.facets.task.length > 1 : name === "split" || rows.some((row) => row[name] !== null)));
     const sorted = filters();
     const head = columns.map(([name, label, kind]) => {
@@ -71,12 +71,10 @@ function completionsView() {
       columns.map(([name, , kind]) => h("td", { className: kind }, name === "reason" ? badge(reasonOf(row)) : name === "split" ? setOf(row) : kind.startsWith("number") ? short(row[name]) : row[name] ?? "–"))));
     const kept = run.kept !== undefined && run.kept < run.completions ? `, of ${count(run.completions)}; this file holds some problems only, “tinyzero view” shows all` : "";
     const pages = h("div", { className: "pages" },
-      h("span", {}, total ? `${count(offset + 1)}–${count(Math.min(offset + PAGE_ROWS, total))} of ${plural(total, "completion")}${kept}${left ? `; ${count(left)} to search` : ""}` : ""),
+      h("span", {}, total ? `${count(offset + 1)}–${count(Math.min(offset + PAGE_ROWS, total))} of ${plural(total, "completion")}${kept}` : ""),
       total > PAGE_ROWS && [["‹ Previous", offset - PAGE_ROWS], ["Next ›", offset + PAGE_ROWS]].map(([label, to]) => h("button", { type: "button", disabled: to < 0 || to >= total, onclick: () => show({ offset: to }) }, label)));
-    replace(list, pages, total ? h("div", { className: "scroll" }, h("table", { className: "rows" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, lines))) : left ? empty("Searching …", `${count(left)} completions to go`) : empty("No completion passes these filters.", ""));
+    replace(list, pages, total ? h("div", { className: "scroll" }, h("table", { className: "rows" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, lines))) : empty("No completion passes these filters.", ""));
     performance.mark("filtered");
-    if (left) return drawList(run);
-    performance.mark("searched");
     return undefined;
   }
 

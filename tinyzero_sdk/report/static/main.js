@@ -1,7 +1,7 @@
 // The frame: which runs and which view, theme, keys, and new data while a run goes on.
 
 const page = JSON.parse(document.getElementById("data").textContent);
-const source = page.live ? new ServerSource() : new FileSource(page);
+const source = page.live ? new ServerSource(page) : new FileSource(page);
 const MOST_RUNS = 7; // as many as there are colours
 let loaded = [];
 

@@ -2,6 +2,7 @@
 // Both have listed(), load(names), query(run, filters, offset, limit), texts(run, ids), compare(sides) and prepare(run).
 
 const MOST_FLIPS = 100;
+const MOST_ROWS = 50_000; // that a server sends at once
 
 async function unpack(base64) {
   const binary = atob(base64);
@@ -18,11 +19,64 @@ const cell = (column, place) => {
 
 const parsed = new Promise((done) => (document.readyState === "loading" ? addEventListener("DOMContentLoaded", done, { once: true }) : done()));
 
-class FileSource {
+// What changed between two selections, problem by problem.
+class Source {
   constructor(page) {
     this.page = page;
-    this.unpacked = new Map();
   }
+
+  // All rows that pass the filters, by problem.
+  async problems(run, filters) {
+    let rows = [], total = 1;
+    while (rows.length < total) {
+      const next = await this.query(run, filters, rows.length, MOST_ROWS);
+      rows = rows.concat(next.rows);
+      total = next.rows.length ? next.total : 0;
+    }
+    return byProblem(rows);
+  }
+
+  // As `tinyzero compare` does; a test holds both equal.
+  async compare(sides) {
+    const [first, second] = await Promise.all(sides.map(async ({ run, filters }) => {
+      const problems = await this.problems(run, filters);
+      if (String(filters.decoding) !== "sampled") return problems;
+      const greedy = await this.problems(run, { ...filters, decoding: ["greedy"] });
+      for (const [problem, rows] of problems) for (const row of rows) row.greedy = meanOf(greedy.get(problem) ?? [], QUANTITIES.accuracy);
+      return problems;
+    }));
+    const shared = [...first.keys()].filter((problem) => problem !== null && second.has(problem)).map((problem) => [problem, first.get(problem), second.get(problem)]);
+    if (!shared.length) return { problems: 0 };
+    const metrics = Object.entries(QUANTITIES).map(([name, of]) => this.difference(name, shared.map(([, a, b]) => [meanOf(a, of), meanOf(b, of)])));
+    const changes = shared.map(([problem, a, b]) => ({ problem, rates: [a, b].map((rows) => meanOf(rows, QUANTITIES.accuracy)), rows: [a[0], b[0]] }));
+    const flips = (sign) => {
+      const by = (one) => sign * (one.rates[1] - one.rates[0]);
+      const some = changes.filter((one) => by(one) > 0).sort((one, two) => by(two) - by(one));
+      return { total: some.length, first: some.slice(0, MOST_FLIPS) };
+    };
+    const occurs = (one) => one && (!(one.name in REASONS) || one.baseline > 0 || one.other > 0);
+    const [better, worse] = [flips(1), flips(-1)];
+    return { problems: shared.length, metrics: metrics.filter(occurs), better, worse, remark: this.page.remarks[better.total + worse.total] ?? null };
+  }
+
+  // Of the problems that both sides know; null where there is none.
+  difference(name, pairs) {
+    const known = pairs.filter(([a, b]) => Number.isFinite(a + b));
+    const size = known.length;
+    if (!size) return null;
+    const average = (values) => values.reduce((sum, value) => sum + value, 0) / size;
+    const changes = known.map(([a, b]) => b - a);
+    const difference = average(changes);
+    const varies = size > 1 && (changes[0] === 0 || changes.some((one) => one !== changes[0]));
+    const spread = varies && studentT(size - 1, this.page.studentT) * Math.sqrt(average(changes.map((one) => (one - difference) ** 2)) / (size - 1));
+    const most = ["mean score", "tokens"].includes(name) ? Infinity : 1; // what else is compared is a fraction
+    const interval = varies ? [Math.max(-most, difference - spread), Math.min(most, difference + spread)] : null;
+    return { name, problems: size, baseline: average(known.map(([a]) => a)), other: average(known.map(([, b]) => b)), difference, interval };
+  }
+}
+
+class FileSource extends Source {
+  unpacked = new Map();
 
   listed() {
     return this.page.runs.map((run) => ({ name: run.name, isRun: run.isRun }));
@@ -129,44 +183,6 @@ class FileSource {
     }));
   }
 
-  // As tinyzero_sdk/report/comparison.py does, and equal to it.
-  async compare(sides) {
-    const [first, second] = await Promise.all(sides.map(async ({ run, filters }) => {
-      const problems = byProblem((await this.query(run, filters, 0, Infinity)).rows);
-      if (String(filters.decoding) !== "sampled") return problems;
-      const greedy = byProblem((await this.query(run, { ...filters, decoding: ["greedy"] }, 0, Infinity)).rows);
-      for (const [problem, rows] of problems) for (const row of rows) row.greedy = meanOf(greedy.get(problem) ?? [], QUANTITIES.accuracy);
-      return problems;
-    }));
-    const shared = [...first.keys()].filter((problem) => problem !== null && second.has(problem)).map((problem) => [problem, first.get(problem), second.get(problem)]);
-    if (!shared.length) return { problems: 0 };
-    const metrics = Object.entries(QUANTITIES).map(([name, of]) => this.difference(name, shared.map(([, a, b]) => [meanOf(a, of), meanOf(b, of)])));
-    const changes = shared.map(([problem, a, b]) => ({ problem, rates: [a, b].map((rows) => meanOf(rows, QUANTITIES.accuracy)), rows: [a[0], b[0]] }));
-    const flips = (sign) => {
-      const by = (one) => sign * (one.rates[1] - one.rates[0]);
-      const some = changes.filter((one) => by(one) > 0).sort((one, two) => by(two) - by(one));
-      return { total: some.length, first: some.slice(0, MOST_FLIPS) };
-    };
-    const occurs = (one) => one && (!(one.name in REASONS) || one.baseline > 0 || one.other > 0);
-    const [better, worse] = [flips(1), flips(-1)];
-    return { problems: shared.length, metrics: metrics.filter(occurs), better, worse, remark: this.page.remarks[better.total + worse.total] ?? null };
-  }
-
-  // Of the problems that both sides know; null where there is none.
-  difference(name, pairs) {
-    const known = pairs.filter(([a, b]) => Number.isFinite(a + b));
-    const size = known.length;
-    if (!size) return null;
-    const average = (values) => values.reduce((sum, value) => sum + value, 0) / size;
-    const changes = known.map(([a, b]) => b - a);
-    const difference = average(changes);
-    const varies = size > 1 && (changes[0] === 0 || changes.some((one) => one !== changes[0]));
-    const spread = varies && studentT(size - 1, this.page.studentT) * Math.sqrt(average(changes.map((one) => (one - difference) ** 2)) / (size - 1));
-    const most = ["mean score", "tokens"].includes(name) ? Infinity : 1; // what else is compared is a fraction
-    const interval = varies ? [Math.max(-most, difference - spread), Math.min(most, difference + spread)] : null;
-    return { name, problems: size, baseline: average(known.map(([a]) => a)), other: average(known.map(([, b]) => b)), difference, interval };
-  }
-
   // So that the first search needs no wait.
   async prepare(run) {
     await this.search(run, await this.index(run), [], "");
@@ -202,7 +218,7 @@ function studentT(freedom, few) {
   return terms.reduce((sum, term, power) => sum + term / freedom ** power, 0);
 }
 
-class ServerSource {
+class ServerSource extends Source {
   async ask(path, parameters) {
     const response = await fetch(`${path}?${new URLSearchParams(parameters)}`);
     if (!response.ok) throw new Error(await response.text());
@@ -223,10 +239,6 @@ class ServerSource {
 
   query(run, filters, offset, limit) {
     return this.ask("completions", { run, filters: JSON.stringify(filters), offset, limit });
-  }
-
-  compare(sides) {
-    return this.ask("compare", sides.flatMap(({ run, filters }) => [["run", run], ["filters", JSON.stringify(filters)]]));
   }
 
   texts(run, ids) {
