@@ -361,37 +361,6 @@ def test_what_checkpoints_take_of_the_disk_is_said_before_the_first_step(fault_r
 
 
 @pytest.mark.slow
-@pytest.mark.fault(
-    "directory",
-    "What is in a run's directory is deleted while it trains: checkpoints/, config.toml, or a file takes a place in it",
-    made="the first two are deleted during step 3, and completions/ becomes a file",
-    seen="warning: …completions…; the run goes on, and completions wait in memory until they can be written…"
-    "completions: …/completions (0 bytes); … files could not be written",
-    kept="all that comes after: the next checkpoint is whole, with the configuration, and the run can be resumed; "
-    "completions if their place is free again before the end",
-)
-def test_what_is_deleted_in_a_run_is_written_again(fault_row, config, whole, monkeypatch, capsys):
-    run = config(run__steps=4)
-    output = Path(run.run.output)
-
-    def delete() -> None:
-        shutil.rmtree(output / "checkpoints")
-        (output / "config.toml").unlink()
-        shutil.rmtree(output / "completions")
-        (output / "completions").touch()
-
-    with on_call(monkeypatch, TrainingStep, "take", 3, delete):
-        train(run)
-    printed = capsys.readouterr()
-    fault_row.check(printed.err + printed.out)
-    (output / "completions").unlink()
-    train(config(), resume=True)
-    assert [row["step"] for row in lines(output)] == list(range(STEPS + 1))
-    assert lines(output)[-1] == lines(whole.output)[-1]
-    assert_same_weights(output, whole.output, STEPS)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name"), [(AutoModelForCausalLM, "from_pretrained"), (Path, "read_bytes")])
 @pytest.mark.fault(
     "F18",
@@ -439,28 +408,6 @@ def test_a_checkpoint_that_another_run_needs_is_kept(fault_row, config):
     with pytest.raises(SettingsError) as error:
         refuse_model(run, resume=True)
     fault_row.check(error.value)
-
-
-@pytest.mark.slow
-@pytest.mark.fault(
-    "metrics.jsonl",
-    "metrics.jsonl is emptied, deleted or damaged, while the run goes on or before it is resumed",
-    made="its first lines are taken away during step 3, and again between two sessions",
-    seen="metrics.jsonl was cut short by another program: lines up to step 2 are lost; the run goes on…"
-    "metrics.jsonl lacks 3 lines up to step 4, the first of step 0; the run goes on without them",
-    kept="all that the model has learned, every other line, and what is written at the end of a run",
-)
-@pytest.mark.parametrize("damage", ["", "garbage\n"])
-def test_lost_lines_of_metrics_cost_nothing_else(config, whole, damage, monkeypatch, fault_row, capsys):
-    run = config(run__steps=4)
-    file = Path(run.run.output) / "metrics.jsonl"
-    with on_call(monkeypatch, TrainingStep, "take", 3, lambda: file.write_text(damage)):
-        train(run)
-    train(config(), resume=True)
-    fault_row.check(capsys.readouterr().err)
-    assert lines(file.parent)[-1] == lines(whole.output)[-1]
-    assert [row["step"] for row in lines(file.parent)] == [3, 4, 5]
-    assert_same_weights(file.parent, whole.output, STEPS)
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """metrics.jsonl keeps every number exactly, and a resumed run continues it as if it had never stopped."""
 
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,7 +60,7 @@ def test_cut_and_continued_is_the_same_file_as_never_stopped(tmp_path_factory, w
     with (directory / "stopped").open("ab") as file:
         file.write(torn)
     with MetricsLog(directory / "stopped", pytest.fail) as log:
-        assert log.cut_after(checkpoint) == written - checkpoint + len(torn.splitlines())
+        log.cut_after(checkpoint)
         for step in range(checkpoint + 1, 8):
             log.append(step, {"critic/score/mean": step / 3})
     assert (directory / "stopped").read_bytes() == (directory / "straight").read_bytes()
@@ -127,39 +125,3 @@ def test_what_waits_for_room_is_bounded(path, monkeypatch):
             log.append(step, {"a": 1.0})
         with pytest.raises(MetricsError, match="No space left on device"):
             log.append(4, {"a": 1.0})
-
-
-@pytest.mark.parametrize(
-    ("what", "harm"),
-    [
-        ("deleted", lambda path: path.unlink()),
-        ("cut short", lambda path: path.write_bytes(b"")),
-        ("replaced", lambda path: (path.unlink(), path.write_text(f"{' ' * 1000}\n"))),
-    ],
-)
-def test_lines_that_another_program_takes_away_are_told_of_and_later_ones_are_written(path, what, harm):
-    warnings = []
-    with MetricsLog(path, warnings.append) as log:
-        for step in range(6):
-            if step == 3:
-                harm(path)
-            log.append(step, {"a": step / 3})
-    assert warnings == [f"{path} was {what} by another program: lines up to step 2 are lost; the run goes on"]
-    rows = [line for line in path.read_text().splitlines() if line.strip()]
-    assert rows == [f'{{"step": {step}, "a": {step / 3}}}' for step in range(3, 6)]
-    with MetricsLog(path, warnings.append) as log:
-        log.cut_after(4)
-    assert warnings[1:] == [f"{path} lacks 3 lines up to step 4, the first of step 0; the run goes on without them"]
-    assert [row["step"] for row in read_metrics(path)] == [3, 4]
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_a_directory_or_a_pipe_in_place_of_the_file_costs_the_lines_alone(path, make):
-    warnings = []
-    with MetricsLog(path, warnings.append) as log:
-        log.append(0, {})
-        path.unlink()
-        make(path)
-        log.append(1, {})
-        log.append(2, {})
-    assert warnings == [f"{path} was replaced by another program: lines up to step 0 are lost; the run goes on"]

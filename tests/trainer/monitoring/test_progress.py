@@ -1,7 +1,6 @@
 """Bars in a terminal, lines in a log: the same content, in 80 columns."""
 
 import io
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tinyzero_sdk import progress
 from tinyzero_trainer.monitoring.metrics_log import (
     ACCURACY,
     LENGTH,
@@ -102,27 +100,6 @@ def test_nothing_is_waited_for_while_it_moves_or_between_activities(plain, clock
     clock.now += 1000
     plain._tell_stall()
     assert not any("waiting" in line for line in printed(plain))
-
-
-def test_the_watch_says_what_it_waits_for_by_itself(plain, clock, monkeypatch):
-    monkeypatch.setattr(progress, "WATCH_SECONDS", 0.01)
-    with plain:
-        plain.phase("loading the model")
-        clock.now += 31
-        deadline = time.monotonic() + 10
-        while len(printed(plain)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert printed(plain)[1] == "waiting for 0:31 without progress: loading the model"
-
-
-def test_colours_forced_on_a_log_file_do_not_make_it_move_the_cursor(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    file = io.StringIO()
-    with Progress(Console(file=file, width=80, highlight=False)) as display:
-        display.phase("evaluating", total=8)
-        display.advance(4)
-    assert file.getvalue().count("\x1b[?25l") == 0
-    assert file.getvalue().startswith("evaluating: 0/8")
 
 
 def test_the_start_up_is_told_by_part(plain, clock):
@@ -221,18 +198,6 @@ def test_the_terminal_names_what_a_slow_step_does_and_when_nothing_moves(termina
         clock.now += 45
         assert live(terminal)[2] == "no progress for 0:45"
     assert len(live(terminal)) == 1
-
-
-def test_the_cursor_comes_back_after_an_error(terminal):
-    def run():
-        with terminal:
-            terminal.phase("training")
-            raise RuntimeError("loss")
-
-    with pytest.raises(RuntimeError, match="loss"):
-        run()
-    shown, hide, bring_back = terminal._console.file.getvalue(), "\x1b[?25l", "\x1b[?25h"
-    assert 0 <= shown.find(hide) < shown.rfind(bring_back)
 
 
 def test_the_outcome_is_one_line():

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -45,13 +44,10 @@ def init(**options): return Run(options)
 
 
 class Server(BaseHTTPRequestHandler):
-    """Answers, but does not know the page, and takes no key."""
+    """Answers, but does not know the page."""
 
     def do_GET(self):
         self.send_error(404)
-
-    def do_POST(self):
-        self.send_error(401)
 
     def log_message(self, *_):
         pass
@@ -122,7 +118,6 @@ def test_wandb_gets_every_step_without_nan(tmp_path, fake_wandb):
             "raise ModuleNotFoundError(\"No module named 'wandb'\")",
             "No module named 'wandb'; install it with: pip install 'tinyzero-trainer[trackers]'",
         ),
-        ("def init(**options): raise SystemExit(7)", "SystemExit: 7"),
         ("def init(**options): os._exit(9)", "its process ended with code 9"),
         ("def log(self, metrics, step): os.kill(0, 9)\nRun.log = log", "its process was ended by signal 9"),
         ("print('x' * 10**7); os.write(2, b'x' * 10**7); raise ValueError", "ValueError: no reason given"),
@@ -169,17 +164,15 @@ def test_without_a_server_wandb_records_offline(fault_row, tmp_path, fake_wandb)
     [
         "HANG()",
         "def init(**options): HANG()",
-        "Run.log = lambda self, metrics, step: HANG()",
         "Run.log = lambda self, metrics, step: time.sleep(0.9)",
         "Run.finish = lambda self: HANG()",
-        "import signal\nfor one in (1, 2, 15): signal.signal(one, lambda *_: HANG())\nRun.finish = lambda self: HANG()",
         "import subprocess\nsubprocess.Popen(['sleep', '1000'])\nRun.finish = lambda self: HANG()",
     ],
 )
 @pytest.mark.fault(
     "F10",
     "A tracker hangs",
-    made="at import, at its start, with a step, at its end, deaf to signals or with children",
+    made="at import, at its start, with a step, at its end, or with children",
     seen=(
         "wandb: it did not finish in time; metrics.jsonl has everything, to record it there later: tinyzero runs "
         "--send …"
@@ -283,14 +276,7 @@ def test_without_trackers_nothing_is_started(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.fault(
-    "metrics.jsonl",
-    "metrics.jsonl of a run that is sent holds null, a text, or a number that no float can hold",
-    made="each is in all lines, one of 401 digits in the last",
-    seen="40 steps recorded in wandb",
-    kept="all numbers of all lines",
-)
-def test_a_run_is_sent_once_more_whole(tmp_path, fake_wandb, monkeypatch, capsys, fault_row):
+def test_a_run_is_sent_once_more_whole(tmp_path, fake_wandb, monkeypatch, capsys):
     monkeypatch.setattr(trackers, "MOST_WAITING", 5)
     fake_wandb()
     directory = tmp_path / "run"
@@ -310,7 +296,7 @@ def test_a_run_is_sent_once_more_whole(tmp_path, fake_wandb, monkeypatch, capsys
     with pytest.raises(SystemExit, match="1"):
         main(["runs", "--send", str(directory)])
     captured = capsys.readouterr()
-    fault_row.check(captured.out)
+    assert "40 steps recorded in wandb" in captured.out
     assert "SystemExit: 7; metrics.jsonl has everything" in captured.err
     (directory / "config.toml").write_text("")
     with pytest.raises(SystemExit, match="2"):
@@ -325,33 +311,6 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert scalars(tmp_path) == [(0, 0.0), (1, 0.25), (2, 0.5)]
     run(tmp_path, "tensorboard", steps=1)  # resumed from the start: what came after is hidden
     assert scalars(tmp_path) == [(0, 0.0)]
-
-
-@pytest.mark.slow
-@pytest.mark.fault(
-    "F10",
-    "A tracker's disk is full",
-    made="its process may write 2,000 bytes",
-    seen=(
-        "tensorboard: OSError: [Errno 27] File too large; metrics.jsonl has everything, to record it there "
-        "later: tinyzero runs --send …"
-    ),
-    kept="the run",
-)
-def test_a_full_disk_costs_the_tracker_alone(fault_row, tmp_path):
-    pytest.importorskip("tensorboard")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    messages = []
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # the process inherits it
-    try:
-        observers = Trackers(LogConfig(trackers=("tensorboard",)), {}, tmp_path, messages.append)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    with observers:
-        for step in range(200):
-            observers.log(step, {"critic/score/mean": step / 4})
-    (message,) = messages
-    fault_row.check(message)
 
 
 def scalars(directory):
@@ -374,34 +333,21 @@ def test_the_real_trackio_continues_a_resumed_run_and_leaves_stdout_alone(tmp_pa
     }
 
 
-AGAIN = pytest.mark.nightly(reason="starts W&B once more, and takes the same path as without a server")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "is_served"),
-    [
-        pytest.param(None, True, id="no key", marks=AGAIN),
-        pytest.param("a" * 40, True, id="wrong key", marks=AGAIN),
-        pytest.param("a" * 40, False, id="no server"),
-    ],
-)
 @pytest.mark.fault(
     "F10",
-    "W&B has no key, a wrong one, or no server",
-    made="the real library; its server answers 401, or is a closed port",
+    "W&B has no key and no server",
+    made="the real library; its server is a closed port",
     seen="wandb: recording offline (…); upload with: wandb sync …/wandb/offline-run-*",
     kept="the run, which does not ask for a key, and every point on the disk",
 )
-def test_the_real_wandb_records_offline_and_does_not_prompt_for_a_key(
-    fault_row, tmp_path, monkeypatch, server, key, is_served
-):
+def test_the_real_wandb_records_offline_and_does_not_prompt_for_a_key(fault_row, tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     for name in ("START_SECONDS", "PATIENCE", "FINISH_SECONDS"):
         monkeypatch.setattr(trackers, name, 120.0)  # on a busy machine, too
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WANDB_BASE_URL", server if is_served else "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_API_KEY", key) if key else monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
     (message,) = run(tmp_path, "wandb")
     fault_row.check(message)
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

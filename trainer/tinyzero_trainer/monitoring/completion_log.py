@@ -9,7 +9,6 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -29,9 +28,6 @@ from tinyzero_trainer.types import EXAMPLE, Rollout
 
 SECONDS = 60.0
 """The most that a process which is killed loses, and the least time between two files of a long run."""
-
-WAITING_BYTES = 2**28
-"""The most of what cannot be written that waits in memory."""
 
 _WORD = pa.dictionary(pa.int16(), pa.string())
 
@@ -67,7 +63,7 @@ _FILE = re.compile(r"(?:train|heldout)_(\d+)_\d+\.parquet")  # first and last st
 
 
 class CompletionLog:
-    """Collects rows and writes them now and then; a file that cannot be written waits in memory, within a bound."""
+    """Collects rows and writes them now and then; rows that cannot be written are lost, which is told once."""
 
     def __init__(
         self,
@@ -81,8 +77,7 @@ class CompletionLog:
         self._ends = TokenEnds(tokenizer)
         self._rows: dict[Split, list[dict[str, Any]]] = {"train": [], "heldout": []}
         self._written = -SECONDS  # the first step's are written at once
-        self._waiting: dict[str, pa.Table] = {}  # files that could not be written
-        self._told = False  # of them
+        self._lost = 0  # files that could not be written
 
     def train(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Keep all completions of some of a step's problems, as many of each task; of examples those with a task."""
@@ -111,12 +106,18 @@ class CompletionLog:
 
     def write(self) -> None:
         """Write what has been collected; before each checkpoint, so that no file reaches past one."""
-        for name in list(self._waiting):
-            self._write_file(name, self._waiting.pop(name))
         for split, rows in self._rows.items():
             if rows:
                 steps = [row["step"] for row in rows]
-                self._write_file(f"{split}_{min(steps):08d}_{max(steps):08d}", pa.Table.from_pylist(rows, SCHEMA))
+                path = self.directory / f"{split}_{min(steps):08d}_{max(steps):08d}.parquet"
+                try:
+                    self.directory.mkdir(exist_ok=True)  # but not a run's directory that is gone
+                    with replacing(path) as temporary:
+                        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary, compression="zstd")
+                except (OSError, DataError) as error:
+                    if not self._lost:
+                        self.warn(f"{error}; the run goes on without these completions")
+                    self._lost += 1
                 rows.clear()
         self._written = time.monotonic()
 
@@ -128,31 +129,11 @@ class CompletionLog:
 
     def summary(self) -> list[str]:
         """Where they are and how many bytes, and how many files could not be written: a line, where there are any."""
-        size, lost = 0, len(self._waiting)
-        with suppress(OSError):
-            size = sum(path.stat().st_size for path in self.directory.glob("*.parquet"))
-        text = f"completions: {self.directory} ({filesize.decimal(size)})"
-        if lost:
-            return [f"{text}; {plural(lost, 'file')} could not be written"]
-        return [text] if size else []
-
-    def _write_file(self, name: str, table: pa.Table) -> None:
-        path = self.directory / f"{name}.parquet"
-        try:
-            self.directory.mkdir(exist_ok=True)
-            with replacing(path) as temporary:
-                pq.write_table(table, temporary, compression="zstd")
-        except (OSError, DataError) as error:
-            if not self._told:
-                self.warn(f"{error}; the run goes on, and completions wait in memory until they can be written")
-            self._told = True
-            self._waiting[name] = table
-            while sum(each.nbytes for each in self._waiting.values()) > WAITING_BYTES:
-                lost = next(iter(self._waiting))
-                del self._waiting[lost]
-                self.warn(f"{lost}.parquet is not kept: too much waits to be written")
-        else:
-            self._told = bool(self._waiting)
+        files = list(self.directory.glob("*.parquet"))
+        if not files and not self._lost:
+            return []
+        text = f"completions: {self.directory} ({filesize.decimal(sum(path.stat().st_size for path in files))})"
+        return [f"{text}; {plural(self._lost, 'file')} could not be written" if self._lost else text]
 
     def _add(self, split: Split, step: int, decoding: str, group: Sequence[Rollout]) -> None:
         self._rows[split] += [self._row(split, step, decoding, number, rollout) for number, rollout in enumerate(group)]

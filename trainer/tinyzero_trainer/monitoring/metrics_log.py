@@ -7,14 +7,13 @@ memory; a checkpoint needs all those before it.
 import fcntl
 import json
 import math
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tinyzero_sdk.console import plural
+from tinyzero_sdk.data.files import replacing
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.workers.process import ClosesOnExit
 
@@ -90,8 +89,8 @@ class MetricsError(TinyZeroError):
 class MetricsLog(ClosesOnExit):
     """Appends lines to `metrics.jsonl`; the operating system has each before `append` returns, unless it refuses it.
 
-    Such lines are written with the next; `warn` is told of the first, and of lines that another program took away.
-    Methods other than `append` raise a `MetricsError` if the file cannot be written.
+    Such lines are written with the next, and `warn` is told of the first. Methods other than `append` raise a
+    `MetricsError` if the file cannot be written.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -109,7 +108,6 @@ class MetricsLog(ClosesOnExit):
             MetricsError: too much is waiting.
         """
         row = {"step": step} | {name: plain_number(metrics[name]) for name in sorted(metrics)}
-        self._look_after_file(step)
         is_first = not self._waiting
         self._waiting += json.dumps(row).encode() + b"\n"
         try:
@@ -122,36 +120,21 @@ class MetricsLog(ClosesOnExit):
 
     def flush(self) -> None:
         """Write the lines that wait."""
-        with self._errors_in_one_line():
+        try:
             while self._waiting:  # a disk may have room for a part of a line
-                written = self._file.write(self._waiting)
-                self._waiting = self._waiting[written:]
-                self._bytes += written
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as error:
+            raise MetricsError(f"cannot write {self.path}: {error.strerror}") from error
 
-    def cut_after(self, step: int) -> int:
-        """Drop the lines past `step` and damaged ones, when a run resumes from `step`; returns their number.
-
-        A line up to `step` that is missing must not cost the run what it has learned: it is warned of.
-
-        Raises:
-            MetricsError: the file cannot be rewritten.
-        """
+    def cut_after(self, step: int) -> None:
+        """Drop the lines past `step`, from whose checkpoint the run is resumed, and a torn one."""
         lines = self.path.read_bytes().splitlines(keepends=True)
-        rows = [(line, _parse(line)) for line in lines]
-        kept = [line for line, row in rows if row is not None and row["step"] <= step]
-        present = {row["step"] for _, row in rows if row is not None}
-        if missing := set(range(step + 1)) - present:
-            lacks = f"lacks {plural(len(missing), 'line')} up to step {step:,}, the first of step {min(missing):,}"
-            self._warn(f"{self.path} {lacks}; the run goes on without them")
-        if len(kept) == len(lines):
-            return 0
-        aside = self.path.with_name(f"{self.path.name}.tmp")
-        with self._errors_in_one_line():
-            aside.write_bytes(b"".join(kept))
-            os.replace(aside, self.path)
+        kept = [line for line in lines if (row := _parse(line)) is not None and row["step"] <= step]
+        if len(kept) < len(lines):
+            with replacing(self.path) as temporary:
+                temporary.write_bytes(b"".join(kept))
             self._file.close()
-        self._open()
-        return len(lines) - len(kept)
+            self._open()
 
     def close(self) -> None:
         """Close the file; nothing can be appended afterwards."""
@@ -160,43 +143,12 @@ class MetricsLog(ClosesOnExit):
         self._file.close()
 
     def _open(self) -> None:
-        with self._errors_in_one_line():
-            # A pipe in its place is refused rather than waited for.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
-            self._file = os.fdopen(os.open(self.path, flags, 0o666), "ab", 0)
-            with suppress(OSError):  # of some network file systems; RunDirectory.acquire looks for it
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._opened = os.fstat(self._file.fileno())
-            self._bytes: float = self._opened.st_size
-
-    def _look_after_file(self, step: int) -> None:
-        """Say what another program took away; go on in a new file if this one was deleted, but not its directory."""
         try:
-            now = self.path.stat()
-        except FileNotFoundError:
-            now = None
-        except OSError:
-            return
-        is_same = now is not None and os.path.samestat(now, self._opened)
-        if (now is not None and is_same and now.st_size >= self._bytes) or not self.path.parent.is_dir():
-            return
-        what = "cut short" if is_same else "deleted" if now is None else "replaced"
-        self._warn(
-            f"{self.path} was {what} by another program: lines up to step {step - 1:,} are lost; the run goes on"
-        )
-        former = self._file
-        try:
-            self._open()
-            former.close()
-        except MetricsError:  # a directory in its place: the file that was deleted is still written to
-            self._opened, self._bytes = now or self._opened, -math.inf
-
-    @contextmanager
-    def _errors_in_one_line(self) -> Iterator[None]:
-        try:
-            yield
+            self._file = open(self.path, "ab", 0)  # noqa: SIM115
         except OSError as error:
             raise MetricsError(f"cannot write {self.path}: {error.strerror}") from error
+        with suppress(OSError):  # of some network file systems; RunDirectory.acquire looks for it
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -58,13 +58,17 @@ def _rows(connection: Connection, tell: Tell) -> Rows:
 def _record_in_wandb(options: dict[str, Any], rows: Rows, tell: Tell) -> None:
     import wandb
 
+    directory = Path(options["directory"])
     settings = wandb.Settings(init_timeout=_INIT_SECONDS, silent=True, console="off")
     server = wandb.setup(settings).settings.base_url
+    file = directory / ".wandb-id"  # the same when a run is resumed
+    if options["anew"] or not file.exists():
+        file.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
     arguments: dict[str, Any] = {
         **{name: options[name] for name in ("project", "config")},
-        "name": Path(options["directory"]).name,
-        "dir": options["directory"],
-        "id": _run_id(Path(options["directory"]), new=options["anew"]),
+        "name": directory.name,
+        "dir": str(directory),
+        "id": file.read_text(encoding="utf-8"),
         "resume": "allow",
         "settings": settings,
     }
@@ -75,7 +79,7 @@ def _record_in_wandb(options: dict[str, Any], rows: Rows, tell: Tell) -> None:
         run = wandb.init(**arguments)
     except Exception as error:  # of any type: a run on the disk can be uploaded later
         is_online = False
-        upload = f"wandb sync {options['directory']}/wandb/offline-run-*"
+        upload = f"wandb sync {directory}/wandb/offline-run-*"
         tell(say=f"recording offline ({str(error).partition(chr(10))[0]}); upload with: {upload}")
         wandb.teardown()  # or the failed attempt keeps the id
         run = wandb.init(**arguments, mode="offline")
@@ -93,22 +97,9 @@ def _reach(server: str) -> None:
     """Raise an OSError if nothing answers there."""
     try:
         urlopen(server, timeout=_REACH_SECONDS).close()
-    except HTTPError as error:
-        if error.code >= 500:  # which W&B would repeat for as long as it may
-            raise OSError(f"{server} answers with {error.code}") from error
-    except URLError as error:
-        if not isinstance(error.reason, ssl.SSLError):  # W&B may know other certificates
+    except URLError as error:  # an HTTPError is an answer, and W&B may know other certificates
+        if not isinstance(error, HTTPError) and not isinstance(error.reason, ssl.SSLError):
             raise OSError(f"{server} cannot be reached: {error.reason}") from error
-    except OSError as error:
-        raise OSError(f"{server} does not answer: {error}") from error
-
-
-def _run_id(directory: Path, *, new: bool) -> str:
-    """W&B's id of this run: new in a new directory, the same when it is resumed."""
-    file = directory / ".wandb-id"
-    if new or not file.exists():
-        file.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
-    return file.read_text(encoding="utf-8")
 
 
 def _record_in_trackio(options: dict[str, Any], rows: Rows, tell: Tell) -> None:

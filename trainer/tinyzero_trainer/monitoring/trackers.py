@@ -45,12 +45,9 @@ class Trackers(ClosesOnExit):
     def __init__(
         self, log: LogConfig, config: Mapping[str, Any], directory: Path, report: Report, *, anew: bool = False
     ) -> None:
-        """Start the trackers of a run.
+        """Start the trackers that `log` names for the run in `directory`; `config` is what they show of it.
 
         Args:
-            log: names them, and the project.
-            config: what they show as the run's configuration.
-            directory: of the run.
             report: told one-line messages for the user, by other threads.
             anew: whether a whole run is recorded beside what a tracker has of it, for which `log` and `close` wait.
         """
@@ -82,17 +79,15 @@ class _Tracker:
 
     def __init__(self, options: Mapping[str, Any], report: Report) -> None:
         self._name, self._report = options["name"], report
-        self._directory = options["directory"]
-        self._waits, self._patience = options["anew"], START_SECONDS if options["anew"] else PATIENCE
+        self._directory, self._waits = options["directory"], options["anew"]
         self.has_failed = self._is_finishing = False
         self._put = self._recorded = self._dropped = 0
         self._sign = time.monotonic()  # of life, the last one
         self._queue: SimpleQueue[tuple[int, Mapping[str, float]] | None] = SimpleQueue()
         arguments = pickle.dumps(json.dumps(options, default=str))
         self._worker = Worker(WorkerProcess(arguments, record, outlives_parent=True), self._name)
-        self._writer, self._listener = (
-            Thread(target=work, name=self._name, daemon=True) for work in (self._write, self._listen)
-        )
+        self._writer = Thread(target=self._write, name=self._name, daemon=True)
+        self._listener = Thread(target=self._listen, name=self._name, daemon=True)
         self._writer.start()
         self._listener.start()
 
@@ -129,8 +124,9 @@ class _Tracker:
     def _deadline(self) -> float:
         if self._is_finishing:
             return self._sign + FINISH_SECONDS
-        start = 0.0 if self._recorded else self._sign + START_SECONDS
-        return max(start, max(self._sign, self._closed) + self._patience)
+        if self._waits or not self._recorded:
+            return max(self._sign + START_SECONDS, self._closed + PATIENCE)
+        return max(self._sign, self._closed) + PATIENCE
 
     def _write(self) -> None:
         with suppress(OSError):  # it has ended, which the other thread reports once it has heard everything
