@@ -8,7 +8,6 @@ import errno
 import json
 import math
 import os
-import select
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -22,12 +21,6 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.redaction import redact
 
 UNEXPECTED = 70  # exit code of an unexpected error
-
-PIECE_CHARACTERS = 1000
-"""No more bytes than a pipe that has room takes at once: a page."""
-
-STUCK_SECONDS = 5.0
-"""To wait for what reads the log, before a part of it is left out."""
 
 
 class _Results(Console):
@@ -88,35 +81,15 @@ def warn(message: str) -> None:
 
 
 class LogStream:
-    """A stream without keys of services that loses what cannot be written: a full disk costs a log, not the work.
-
-    Nor does a terminal that is paused (Ctrl-S) or a pipe that nobody reads, where writing would wait for ever.
-    """
+    """A stream without keys of services that loses what cannot be written: a full disk costs a log, not the work."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream, self._is_stuck = stream, False
+        self._stream = stream
 
     def write(self, text: str) -> int:
-        redacted = redact(text)
         with suppress(OSError):
-            for start in range(0, len(redacted), PIECE_CHARACTERS):
-                was_stuck = self._is_stuck
-                if not self._takes_more():
-                    break
-                note = "(output is missing here, since it was not read)\n" if was_stuck else ""
-                self._stream.write(note + redacted[start : start + PIECE_CHARACTERS])
-                self._stream.flush()  # what it keeps back could be more than fits
+            self._stream.write(redact(text))
         return len(text)
-
-    def _takes_more(self) -> bool:
-        """Whether a piece can be written without waiting, now or within some seconds."""
-        try:
-            poll = select.poll()
-            poll.register(self._stream.fileno(), select.POLLOUT)
-        except (OSError, ValueError):  # not a file, or closed
-            return True
-        self._is_stuck = not poll.poll(0 if self._is_stuck else STUCK_SECONDS * 1000)
-        return not self._is_stuck
 
     def flush(self) -> None:
         with suppress(OSError):
@@ -142,13 +115,6 @@ def exit_on_error() -> Iterator[None]:
         if isinstance(error, OSError):
             what = error.filename or ("cannot write the output" if error.errno == errno.ENOSPC else None)
             _line("[red]error:[/]", f"{what}: {error.strerror}" if what else str(error))
-            sys.exit(2)
-        if isinstance(error, RuntimeError) and "determine home directory" in str(error):  # of pathlib
-            _line(
-                "[red]error:[/]",
-                "a path begins with ~ or lies in the home directory, which cannot be determined; give the whole path, "
-                "or set HOME",
-            )
             sys.exit(2)
         _line("[red]unexpected error:[/]", f"{type(error).__name__}: {error} (set TINYZERO_DEBUG=1 to see where)")
         sys.exit(UNEXPECTED)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tinyzero_sdk.console import plural, warn
 from tinyzero_sdk.data.arrow import Row
-from tinyzero_sdk.data.rows import ROW_COLUMNS, find_ground_truth, is_prompt
+from tinyzero_sdk.data.rows import ROW_COLUMNS, as_messages, find_ground_truth, is_prompt
 from tinyzero_sdk.data.sources import Rows, find_files
 from tinyzero_sdk.errors import BrokenTaskError, DataError, describe_error
 from tinyzero_sdk.hookspecs import Message
@@ -64,7 +64,7 @@ class FileTask(Task):
         vars(self).update(vars(task))
         self._rows, self.makes_prompts = rows, False
         self._has_own_key = not task.plugin_manager.has_plugin("default item_key")
-        self._keys, self._prompt_bytes = np.zeros(len(rows), np.uint64), rows.sizes("prompt")
+        self._keys, self._prompt_sizes = np.zeros(len(rows), np.uint64), np.zeros(len(rows), np.int64)
         self.split = np.full(len(rows), OTHER_TASK, np.int8)  # 0 = training, 1 = held out
         self._scan(first_test, sources)
         self.has_own_splits = first_test is not None or bool((self.split == 1).any())
@@ -77,24 +77,18 @@ class FileTask(Task):
     def _scan(self, first_test: int | None, sources: frozenset[str | None]) -> None:
         """Check all rows, and note their keys and splits."""
         rows = self._rows
-        # The values of a table's column have one type: the first prompt tells of all, and reading them is slow.
-        first = (rows[start] for start in rows.starts[:-1].tolist() if start < len(rows))
-        skips = all(path.suffix != ".jsonl" for path in rows.paths) and all(map(self._has_key_and_prompt, first))
-        for index, row in enumerate(rows.read(without="prompt" if skips else None)):
+        for index, row in enumerate(rows):
             source = named if isinstance(named := row.get("data_source"), str) else None
             if sources and source not in sources and (not source or source.rpartition("/")[2] not in sources):
                 continue
             try:
                 item = self._item(row)
-                key = self._own_key(row, item)
-                if not skips or not key or not self._prompt_bytes[index]:
-                    row = rows[index] if skips else row
-                    self._check_prompt(item, row)
+                self._prompt_sizes[index] = self._check_prompt(item, row)
                 is_early = min(index, abs(index - (first_test or 0))) < _TRIAL_SCORES
                 self._check_ground_truth(item.ground_truth, trial=is_early)
             except (DataError, BrokenTaskError) as error:
                 raise DataError(f"{rows.place(index)}: {error}") from error
-            self._keys[index] = key_hash(key or _content_key(row, item))
+            self._keys[index] = key_hash(self._own_key(row, item) or _content_key(row, item))
             own = _info(row).get("split") in HELD_OUT
             self.split[index] = own if first_test is None else own or index >= first_test
 
@@ -116,7 +110,7 @@ class FileTask(Task):
     def longest(self, split: Split, count: int, test_fraction: float) -> Iterator[Item]:
         """The problems with the most text in their prompts."""
         indices = self._indices(split, test_fraction)
-        return self._items(indices[np.argsort(self._prompt_bytes[indices])[::-1][:count]])
+        return self._items(indices[np.argsort(self._prompt_sizes[indices])[::-1][:count]])
 
     def _indices(self, split: Split, test_fraction: float) -> np.ndarray:
         """The rows of a split, but of those with equal keys only the first."""
@@ -191,16 +185,11 @@ class FileTask(Task):
             return super().item_key(item) if self._has_own_key else None
         return None
 
-    def _has_key_and_prompt(self, row: Row) -> bool:
-        try:
-            return is_prompt(row.get("prompt")) and self._own_key(row, self._item(row)) is not None
-        except DataError:
-            return False
-
-    def _check_prompt(self, item: Item, row: Row) -> None:
+    def _check_prompt(self, item: Item, row: Row) -> int:
+        """The characters of a row's prompt; 0 where the task makes it."""
         prompt = row.get("prompt")
         if is_prompt(prompt):
-            return
+            return sum(len(message["content"]) for message in as_messages(prompt))
         if prompt is not None:
             raise DataError(f"the prompt is {str(prompt)[:80]!r}; expected text, or messages with role and content")
         try:
@@ -211,6 +200,7 @@ class FileTask(Task):
                 "chat messages in the column `prompt`"
             ) from error
         self.makes_prompts = True
+        return 0
 
     def _check_ground_truth(self, truth: Json, *, trial: bool) -> None:
         if self.plugin_manager.hook.is_valid.get_hookimpls():

@@ -3,10 +3,7 @@
 A file that cannot be read raises a DataError; a row that cannot is a `BadRow`, and reading continues.
 """
 
-import contextlib
 import csv
-import fcntl
-import glob
 import gzip
 import io
 import json
@@ -40,7 +37,7 @@ _TABLE_ROWS = 4096
 _TABLE_BYTES = 8 << 20
 _READ_AHEAD = 1 << 20
 _SMALL_PARQUET = 64 << 20
-_MAX_LINE = 64 << 20
+_MAX_CELL = 64 << 20  # characters, in CSV
 _GROUP_ROWS = 16384
 _GROUP_BYTES = 256 << 20
 
@@ -83,8 +80,6 @@ def read_blocks(path: Path, columns: Sequence[str] | None = None) -> Iterator[Bl
         DataError: the file cannot be read.
     """
     check_ending(path, READ_ENDINGS)
-    if path.exists() and not path.is_file():  # a pipe may never end
-        raise DataError(f"cannot read {path}: not a regular file")
     try:
         yield from _read_parquet(path, columns) if path.suffix == ".parquet" else _read_text(path)
     except (OSError, EOFError, zlib.error) as error:
@@ -118,16 +113,16 @@ _Record = tuple[int, Row | str | None, int]
 
 
 def _json_records(file: BinaryIO) -> Iterator[_Record]:
-    for number, line in _lines(file):
+    for number, line in enumerate(file, start=1):
         try:
-            yield number, parse_line(line), len(line)
+            yield number, parse_line(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line), len(line)
         except DataError as error:
             yield number, str(error), len(line)
 
 
 def _csv_records(file: BinaryIO) -> Iterator[_Record]:
     """The rows below a header; cells of `CSV_TEXTS` are text, others JSON where they can be read as that."""
-    csv.field_size_limit(_MAX_LINE)
+    csv.field_size_limit(_MAX_CELL)
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         reader = csv.reader(text, strict=True)
         try:
@@ -155,17 +150,6 @@ def _csv_value(cell: str) -> Json:
         return words[cell] if cell in words else _DECODER.decode(cell)
     except (ValueError, RecursionError, DataError):
         return cell
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines; of a line too long for memory only the start, which is not JSON."""
-    number = 0
-    while line := file.readline(_MAX_LINE):
-        number += 1
-        rest = line
-        while len(rest) == _MAX_LINE and not rest.endswith(b"\n"):
-            rest = file.readline(_MAX_LINE)
-        yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
 
 
 def parse_line(line: bytes) -> Row | None:
@@ -243,32 +227,14 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Block]:
             rows = max(16, min(_TABLE_ROWS, int(_TABLE_BYTES / max(1.0, row_bytes))))
             for batch in file.iter_batches(rows, columns=columns):
                 start, done = done, done + len(batch)
+                batch.validate(full=True)  # text that is not UTF-8, offsets that lead nowhere
                 table = without_views(pa.Table.from_batches([batch]))
-                block = Block(list(range(start + 1, done + 1)), table, [], done / file.metadata.num_rows)
-                block.drop(invalid_rows(table))
-                yield block
+                yield Block(list(range(start + 1, done + 1)), table, [], done / file.metadata.num_rows)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         reason = " ".join(str(error).split())
         raise DataError(f"{path} is not Parquet, or damaged after row {done}: {reason}") from error
-
-
-def invalid_rows(table: pa.Table) -> dict[int, str]:
-    """Problems of rows whose values do not fit their type, such as text that is not UTF-8, by index."""
-    if not _fault_of_values(table):
-        return {}
-    # Copies, since validation of a slice covers its whole buffers.
-    faults = {place: _fault_of_values(table.take([place])) for place in range(len(table))}
-    return {place: fault for place, fault in faults.items() if fault}
-
-
-def _fault_of_values(table: pa.Table) -> str:
-    try:
-        table.validate(full=True)
-    except pa.ArrowInvalid as error:
-        return " ".join(str(error).split())
-    return ""
 
 
 @contextmanager
@@ -278,15 +244,10 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         DataError: the system refuses to write.
     """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Remove the temporary files of killed processes: those without a lock.
-        for stale in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
-            with contextlib.suppress(OSError), stale.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                stale.unlink()
-        with _claim(path) as file:
-            temporary = Path(file.name)
+        with temporary.open("xb") as file:
             try:
                 yield temporary
                 os.fsync(file.fileno())
@@ -295,17 +256,6 @@ def replacing(path: Path) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _claim(path: Path) -> BinaryIO:
-    """A new file next to `path`, locked while it is open, which marks it as in use."""
-    while True:
-        file = open(path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp"), "xb")  # noqa: SIM115
-        with contextlib.suppress(OSError):  # some network file systems have no locks; nothing is swept there
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.exists(file.name):
-            return file
-        file.close()  # it was swept before it was locked
 
 
 class JsonLinesWriter:

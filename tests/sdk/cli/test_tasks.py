@@ -127,8 +127,6 @@ def register_commands(app):
     def crash(): raise ValueError("two\\nlines [red]")
     @app.command("stop")
     def stop(): raise KeyboardInterrupt
-    @app.command("read")
-    def read(path: Path): path.expanduser()
 """
 
 
@@ -138,14 +136,6 @@ def test_hook_register_commands(run, install):
     assert (code, out) == (70, "")  # 1 would say that some rows failed
     assert err == "unexpected error: ValueError: two lines [red] (set TINYZERO_DEBUG=1 to see where)\n"
     assert run("stop")[0] == 130
-
-
-def test_a_home_directory_that_is_unknown_is_one_line(run, install):
-    install("tz-commands", modules={"commands_module": COMMANDS}, plugins={"more": "commands_module"})
-    code, out, err = run("read", "~nobody-of-this-name/m")
-    assert (code, out) == (2, "")
-    assert err.startswith("error: a path begins with ~ or lies in the home directory, which cannot be determined; ")
-    assert err.count("\n") == 1
 
 
 def test_plugins_lists_what_each_offers(run, install):

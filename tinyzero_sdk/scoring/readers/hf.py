@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tinyzero_sdk.data.arrow import without_views
-from tinyzero_sdk.data.files import invalid_rows, open_for_arrow, read_blocks
+from tinyzero_sdk.data.files import open_for_arrow, read_blocks
 from tinyzero_sdk.data.folders import TABLES, split_files
 from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
@@ -53,10 +53,8 @@ def _read_arrow(path: Path) -> Iterator[Block]:
                 for start in range(0, len(table), 1024):
                     part = table[start : start + 1024]
                     progress = min(1.0, (file.tell() + _END_MARKER) / size)
-                    block = Block(list(range(done + 1, done + len(part) + 1)), part, [], progress)
+                    yield Block(list(range(done + 1, done + len(part) + 1)), part, [], progress)
                     done += len(part)
-                    block.drop(invalid_rows(part))
-                    yield block
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not Arrow, or damaged after row {done}: {' '.join(str(error).split())}") from error
 
