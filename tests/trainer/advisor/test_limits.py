@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.advisor.planned import HALF_B, target_of
+from tests.trainer.advisor.planned import HALF_B
 from tests.trainer.configurations import call
 from tinyzero_trainer.advisor import target_gpu
+from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
 from tinyzero_trainer.models.hub import config_of, find_spec
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.models.spec import context_in
@@ -85,9 +86,10 @@ def test_train_refuses_before_anything_is_loaded(
 
 @pytest.mark.slow
 def test_vllm_on_several_gpus_needs_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_gpu, "_look", lambda _: target_of("RTX 4090"))
+    gpu = GpuInfo(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for count, expected in ((1, 2), (2, 0)):
-        monkeypatch.setattr(target_gpu, "visible_gpus", lambda count=count: (None,) * count)
+        monkeypatch.setattr(target_gpu, "nvidia_driver", lambda count=count: Driver(gpus=(gpu,) * count))
         code, out, _ = call(capsys, *VLLM)
         assert code == expected
     assert "vLLM is on 2 GPUs" in out

@@ -1,7 +1,6 @@
 """The GPU that a plan is for: by the driver's name, by its size, or this machine's; and the type it computes in."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -66,80 +65,52 @@ H200 = GpuInfo(0, "NVIDIA H200", (9, 0), 140 * GIB, uuid="aa-1")
 L4 = GpuInfo(1, "NVIDIA L4", (8, 9), 22 * GIB, 15 * GIB, 7 * GIB, uuid="bb-2")
 
 
-def gpus_here(monkeypatch: pytest.MonkeyPatch, known: Sequence[GpuInfo], seen: Sequence[GpuInfo] | None) -> None:
-    """What nvidia-smi tells of, and what CUDA shows."""
-    monkeypatch.setattr(target, "nvidia_driver", lambda: Driver(gpus=tuple(known)) if known else None)
-    monkeypatch.setattr(target, "visible_gpus", lambda: seen)
+def gpus_here(monkeypatch: pytest.MonkeyPatch, *gpus: GpuInfo) -> None:
+    monkeypatch.setattr(target, "nvidia_driver", lambda: Driver(gpus=gpus) if gpus else None)
     monkeypatch.setattr(target, "version", lambda _: "2.11.0")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.mark.parametrize(
     ("device", "name"),
-    [("auto", "NVIDIA L4"), ("cuda", "NVIDIA L4"), ("cuda:1", "NVIDIA H200"), ("cuda:2", None), ("cpu", None)],
+    [("auto", "NVIDIA H200"), ("cuda", "NVIDIA H200"), ("cuda:1", "NVIDIA L4"), ("cuda:2", None), ("cpu", None)],
 )
-def test_the_gpu_that_is_here_is_the_one_at_its_place_in_cudas_order(
+def test_the_gpu_that_is_here_is_the_one_that_the_device_names(
     device: str, name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in nvidia-smi's, which is that of the slots."""
-    gpus_here(monkeypatch, [H200, L4], [replace(L4, index=0, memory=21 * GIB), replace(H200, index=1)])
+    gpus_here(monkeypatch, H200, L4)
     found = present_gpu(device)
     assert (found.name if found else None) == name
     monkeypatch.setattr(target, "version", lambda _: "2.11.0+cpu")  # computes on the CPU, unless the user insists
     assert present_gpu(device) == (None if device == "auto" else found)
     if name == "NVIDIA L4":
         assert found is not None
-        assert (found.memory, found.in_use, found.free) == (22 * GIB, 7 * GIB, 15 * GIB)  # as nvidia-smi has them
-
-
-def test_a_part_of_a_gpu_has_its_own_memory_and_no_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = GpuInfo(0, "NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 10 * GIB, 70 * GIB, uuid="cc-3")
-    for uuid in ("cc-3", "dd-4"):  # older drivers name it by the GPU
-        part = GpuInfo(0, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 10 * GIB, uuid=uuid)
-        gpus_here(monkeypatch, [whole], [part])
-        found = choose_target(None, None, "auto")
-        assert (found.memory, found.spec, found.in_use) == (10 * GIB, None, 0)
-
-
-def test_without_nvidia_smi_cuda_knows_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus_here(monkeypatch, [], [L4])
-    assert choose_target(None, None, "auto").spec == find_gpu_spec("L4")
+        assert (found.memory, found.in_use, found.free) == (22 * GIB, 7 * GIB, 15 * GIB)
 
 
 @pytest.mark.parametrize(
-    ("known", "seen", "device", "visible", "reason"),
+    ("gpus", "device", "visible", "reason"),
     [
-        ([], None, "auto", None, "this machine has no NVIDIA GPU to plan for"),
-        ([], [], "auto", None, "this machine has no NVIDIA GPU to plan for"),
-        ([L4], [], "auto", "-1", "CUDA shows none of this machine's 1 GPUs (CUDA_VISIBLE_DEVICES='-1')"),
-        ([L4], None, "auto", "-1", "this machine has no NVIDIA GPU to plan for"),
-        ([H200, L4], [L4], "cuda:1", None, "run.device=cuda:1, but CUDA shows cuda:0 only"),
-        ([L4], [L4, L4], "cuda:2", "0,1", "CUDA shows cuda:0 to cuda:1 (CUDA_VISIBLE_DEVICES='0,1')"),
-        ([H200, L4], None, "cuda:1", None, "CUDA cannot be asked which of them run.device=cuda:1 is"),
-        ([L4], None, "cuda:1", None, "run.device=cuda:1, but this machine has 1 GPU"),
-        ([H200], None, "auto", "MIG-1", "how large CUDA_VISIBLE_DEVICES='MIG-1' is"),
-        ([L4], [L4], "cpu", None, "run.device=cpu uses no GPU"),
+        ([], "auto", None, "this machine has no NVIDIA GPU to plan for"),
+        ([L4], "auto", "-1", "CUDA shows 0 of this machine's 1 GPUs (CUDA_VISIBLE_DEVICES='-1')"),
+        ([L4], "cuda:1", None, "run.device=cuda:1, but CUDA shows 1 of this machine's 1 GPUs"),
+        ([H200, L4], "cuda:1", None, "this machine's GPUs differ (NVIDIA H200, NVIDIA L4); set CUDA_DEVICE_ORDER=PCI"),
+        ([replace(L4, memory=0)], "auto", None, "the driver does not say how much memory the NVIDIA L4 has"),
+        ([L4], "cpu", None, "run.device=cpu uses no GPU"),
     ],
 )
 def test_where_the_gpu_cannot_be_known_the_error_says_why_and_what_to_type(
-    known: list[GpuInfo], seen: list[GpuInfo] | None, device: str, visible: str | None, reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    gpus_here(monkeypatch, known, seen)
+    gpus: list[GpuInfo], device: str, visible: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus_here(monkeypatch, *gpus)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(SettingsError, match=rf"{re.escape(reason)}.*; give --gpu-memory 24GB, or --gpu 'RTX 4090'"):
         choose_target(None, None, device)
     assert present_gpu(device) is None
     assert choose_target(None, "24GB", device).memory == 24e9
-
-
-def test_where_cuda_cannot_be_asked_gpus_that_are_alike_need_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus_here(monkeypatch, [L4, replace(L4, index=2, used=GIB)], None)
-    found = choose_target(None, None, "cuda:1")
-    assert (found.name, found.in_use) == ("NVIDIA L4", 0)  # which of them is not known
-    gpus_here(monkeypatch, [L4], None)
-    assert choose_target(None, None, "auto").in_use == 7 * GIB
 
 
 def test_no_gpu_has_less_than_its_box_says() -> None:
@@ -179,7 +150,7 @@ def test_the_run_and_the_plan_mean_the_same(
 ) -> None:
     run = str(compute_dtype(name, pretend(monkeypatch, capability))).removeprefix("torch.")
     here = GpuInfo(0, "Synthetic", capability, 24 * GIB, uuid="a")
-    gpus_here(monkeypatch, [here], [here])
+    gpus_here(monkeypatch, here)
     planned = on_gpu(config_of(f"model.dtype={name}"), choose_target(None, None, "auto")).model.dtype
     assert {"auto": "bfloat16"}.get(planned, planned) == run
 
@@ -189,7 +160,7 @@ def test_what_a_gpu_is_called_tells_it_where_its_capability_is_not_known(monkeyp
     assert not choose_target("T4", None, "auto").bfloat16
     assert choose_target("L4", None, "auto").bfloat16
     here = GpuInfo(0, "Tesla V100-SXM2-16GB", None, 16 * GIB, uuid="a")
-    gpus_here(monkeypatch, [here], None)
+    gpus_here(monkeypatch, here)
     assert not choose_target(None, None, "auto").bfloat16
     assert not choose_target(None, "16GB", "auto").bfloat16  # the speed is that of the GPU that is here, too
 

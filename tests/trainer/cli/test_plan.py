@@ -20,7 +20,6 @@ from tinyzero_trainer.rollout.vllm.sizes import GB
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "nvidia_driver", lambda: None)
-    monkeypatch.setattr(target, "visible_gpus", lambda: None)
 
 
 SEVEN_B = "Qwen/Qwen2.5-7B"
@@ -98,7 +97,6 @@ def test_what_others_hold_of_the_gpu_that_is_here_is_planned_around(capsys, monk
     def planned(taken: int, *more: str) -> tuple[int, str]:
         gpu = GpuInfo(0, "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, used=taken, uuid="a")
         monkeypatch.setattr(target, "nvidia_driver", lambda: Driver(gpus=(gpu,)))
-        monkeypatch.setattr(target, "visible_gpus", lambda: (gpu,))
         return call(capsys, "plan", "--task", "countdown", "--model", HALF_B, *more)[:2]
 
     monkeypatch.setattr(plan_report.stdout, "_width", 80)
@@ -223,7 +221,6 @@ def test_fp8_is_planned_unless_the_gpu_is_known_to_have_none(
 ) -> None:
     here = GpuInfo(0, "NVIDIA GeForce RTX 3060", (8, 6), 12 * GIB, uuid="a")
     monkeypatch.setattr(target, "nvidia_driver", lambda: Driver(gpus=(here,)))
-    monkeypatch.setattr(target, "visible_gpus", lambda: [here])
     code, _, err = call(capsys, "plan", "--model", HALF_B, *words.split())
     assert (code != 2, "the RTX 3060 has 8.6; leave it out" in err) == (planned, not planned)
 

@@ -37,7 +37,7 @@ NONE = Requirements()
 def facts_of(*gpus: GpuInfo, archs: Sequence[str] = CU130, **changes: object) -> Facts:
     """A machine without problems, with GPUs or without."""
     parts: dict[str, object] = {
-        "machine": Machine("3.12.3", 4, 64 * GIB, 60 * GIB, 8 * GIB, (65536, 65536), shared_memory_free=8 * GIB),
+        "machine": Machine("3.12.3", 4, 64 * GIB, 60 * GIB, 8 * GIB, (65536, 65536)),
         "torch": Torch("2.13.0+cu130", "13.0", archs=tuple(archs), gpus=gpus) if gpus else Torch("2.13.0+cpu"),
         "driver": Driver("580.82.07", (13, 0), gpus) if gpus else None,
         "visible": None,
@@ -64,7 +64,7 @@ VERSIONS = {
     "tinyzero-countdown": "0.1.0",
 }
 REPORT = NodeReport("3.12.3", VERSIONS, 16 * GIB, 65536, ("NVIDIA H200",) * 8, "shared")
-NODE = Node("10.0.0.1", True, "", True, 32, 8, 30, 8, 9 * GIB, REPORT)
+NODE = Node("10.0.0.1", True, 32, 8, 30, 8, 9 * GIB, REPORT)
 OTHER = dataclasses.replace(NODE, address="10.0.0.2", head=False)
 ADDRESS = "10.0.0.1:6379"
 BY_ADDRESS = Requirements(address=ADDRESS)
@@ -74,9 +74,9 @@ def reporting(node: Node, **changes: Any) -> Node:
     return dataclasses.replace(node, report=dataclasses.replace(REPORT, **changes))
 
 
-def with_ray(*nodes: Node, sends_token: bool = True, **changes: Any) -> Facts:
+def with_ray(*nodes: Node, **changes: Any) -> Facts:
     """A machine that sees a Ray cluster of these nodes."""
-    ray = RayCluster(ADDRESS, nodes=nodes, local=REPORT, directory="/data/runs", sends_token=sends_token)
+    ray = RayCluster(ADDRESS, nodes=nodes, local=REPORT, directory="/data/runs")
     return facts_of(**{"ray": ray} | changes)
 
 

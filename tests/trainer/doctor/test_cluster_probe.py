@@ -19,7 +19,7 @@ from tinyzero_trainer.distributed.parallel_dims import ParallelDims
 from tinyzero_trainer.doctor import cluster_probe, node_probe
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.cluster_checks import NO_ADDRESS
-from tinyzero_trainer.doctor.cluster_probe import look_at_ray, marker, sends_token
+from tinyzero_trainer.doctor.cluster_probe import look_at_ray, marker
 from tinyzero_trainer.doctor.facts import RayCluster, Requirements
 
 
@@ -69,18 +69,6 @@ def test_a_ray_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     code = 'import time; print(\'{"stage": "connect"}\', flush=True); time.sleep(60)'
     assert look(tmp_path, command=("-c", code), timeout=0.3).error == "no answer within 0.3 s"
-
-
-def test_whether_a_token_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert not sends_token("auto")
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray/auth_token").write_text("s3cret")
-    assert (sends_token("auto"), sends_token(ADDRESS)) == (True, False)
-    monkeypatch.setenv("RAY_AUTH_MODE", "TOKEN")
-    assert sends_token(ADDRESS)
 
 
 def test_the_marker_is_seen_where_it_is_and_removed_afterwards(tmp_path: Path) -> None:

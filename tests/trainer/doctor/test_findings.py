@@ -4,9 +4,8 @@ After an intended change, `.venv/bin/python -m tests.trainer.doctor.test_finding
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,9 @@ from tests.trainer.doctor.machines import (
 from tinyzero_trainer.distributed.parallel_dims import ParallelDims
 from tinyzero_trainer.doctor import checks, cluster_checks, gpu_checks, package_checks
 from tinyzero_trainer.doctor.cluster_checks import NO_ADDRESS, fits
-from tinyzero_trainer.doctor.facts import Facts, Folder, Node, Package, RayCluster, Requirements, Torch
+from tinyzero_trainer.doctor.facts import Facts, Folder, Package, RayCluster, Requirements, Torch
 from tinyzero_trainer.errors import Fault
-from tinyzero_trainer.hardware.gpu import Driver, Link, Process
+from tinyzero_trainer.hardware.gpu import Driver, Process
 from tinyzero_trainer.kinds import find_engine
 from tinyzero_trainer.models.files import Model
 
@@ -66,13 +65,10 @@ MISMATCH = (
     "on node 10.0.0.1 was started with:\n    Ray: 2.60.0\n    Python: 3.11.2\n"
 )
 UNREACHABLE = (
-    "RpcError: InvalidAuthToken: Authentication token is missing or incorrect",
     MISMATCH,
     "RayError: run.executor='ray' needs Ray (No module named 'ray'); install it with: pip",
     NO_ADDRESS,
     "Connection refused",
-    "Exception: Ray expects this IP address",
-    "no answer within 75 s",
 )
 
 
@@ -84,18 +80,6 @@ def on(device: str) -> Requirements:
     return Requirements(device=device)
 
 
-def linked(count: int, kind: Callable[[int, int], str], *visible: int) -> Facts:
-    """GPUs with links; `visible` are those that torch sees, by NVML's indices."""
-    gpus = tuple(replace(H200, index=index, uuid=f"u{index}") for index in range(count))
-    shown = [replace(gpus[number], index=index) for index, number in enumerate(visible or range(count))]
-    links = tuple(Link(one, two, kind(one, two)) for one, two in combinations(range(count), 2))
-    return facts_of(*shown, driver=Driver("580", (13, 0), gpus, links=links))
-
-
-def first_pair(one: int, two: int) -> str:
-    return "NVLink" if (one, two) == (0, 1) else "NODE"
-
-
 def local() -> Iterator[tuple[str, Facts, Requirements]]:
     for gpus in ((), (H200,), (RTX_5090,), (H200, SECOND_H200)):
         yield f"{len(gpus)} GPUs without problems", facts_of(*gpus), NONE
@@ -103,25 +87,14 @@ def local() -> Iterator[tuple[str, Facts, Requirements]]:
     for version, cuda in (("535.104", (12, 2)), ("470.1", (11, 4)), ("580.1", (13, 0)), ("", None)):
         old = facts_of(H200, driver=Driver(version, cuda, (H200,)))
         yield f"driver {version}", old, NONE
-        yield (
-            f"driver {version}, a minor version behind",
-            replace(old, torch=replace(old.torch, cuda="12.9")),
-            on("cpu"),
-        )
+        yield f"driver {version}, on the CPU", old, on("cpu")
     for container in (True, False):
         broken = facts_of(driver=Driver(error="NVML: version mismatch"), machine=machine(container=container))
         yield f"a driver that cannot be asked, container={container}", broken, NONE
         small = machine(shared_memory=64 * 2**20, container=container)
         for gpus, names in (((), ()), ((H200,), ("ray",)), ((H200, SECOND_H200), ())):
-            packages = [Package(name, "2.60") for name in names]
-            yield (
-                f"little shared memory, {container} {len(gpus)}",
-                facts_of(*gpus, machine=small, packages=packages),
-                NONE,
-            )
-    lost = Driver("580", (13, 0), (H200,), failed=("GPU 1: it is lost somewhere",) * 40)
-    for gpus, device in (((H200,), "auto"), ((), "auto"), ((), "cpu")):
-        yield f"GPUs that do not answer, {len(gpus)} {device}", facts_of(*gpus, driver=lost), on(device)
+            shm = facts_of(*gpus, machine=small, packages=[Package(name, "2.60") for name in names])
+            yield f"little shared memory, {container} {len(gpus)}", shm, NONE
     two = Driver("580.1", (13, 0), (H200, H200))
     yield "torch for the CPU", facts_of(torch=Torch("2.13.0+cpu"), driver=two), NONE
     ancient = Driver("470.1", (11, 4), (replace(H200, capability=(3, 5)),))
@@ -139,11 +112,6 @@ def local() -> Iterator[tuple[str, Facts, Requirements]]:
     yield "a GPU without bfloat16", facts_of(T4), NONE
     amd = Torch("2.13.0+rocm7", hip=True, archs=("gfx942",), gpus=(replace(H200, name="MI300X"),))
     yield "AMD's GPU", facts_of(torch=amd, driver=None), NONE
-    yield "NVLink", linked(8, lambda *_: "NVLink"), NONE
-    yield "PCIe", linked(2, lambda *_: "PHB"), NONE
-    yield "NVLink between some", linked(3, first_pair), NONE
-    yield "NVLink between those visible", linked(3, first_pair, 1, 0), NONE
-    yield "GPUs that differ", facts_of(H200, replace(RTX_5090, index=1)), NONE
     yield "few cores", facts_of(machine=machine(cores=2)), Requirements(workers=7)
     yield "a large model on the CPU", facts_of(model=SEVEN_B), Requirements(trained_models=2, frozen_models=1)
     offload = Requirements(offload="always", offload_bytes=16 * 7_000_000_000)
@@ -154,18 +122,17 @@ def local() -> Iterator[tuple[str, Facts, Requirements]]:
         yield f"disk, {free}", facts_of(H200, model=SEVEN_B, output=Folder("runs", free * GIB)), Requirements(keep=5)
     yield "a disk that is not writable", facts_of(output=Folder("/mnt", GIB, writable=False)), NONE
     yield "a small disk", facts_of(model=AWAY, output=Folder("runs", GIB)), NONE
-    yield "full shared memory", facts_of(H200, SECOND_H200, machine=machine(shared_memory_free=2**20)), NONE
     for limits, packages in (((1024, 4096), ()), ((1024, 2**31), (RAY,)), ((256, 10_240), ()), ((256, 512), ())):
         yield f"open files {limits}", facts_of(machine=machine(open_files=limits), packages=packages), NONE
-    yield (
-        "a broken model",
-        facts_of(model=Model("m", True, None, Fault("config.json is missing", "copy it", ("x",)))),
-        NONE,
-    )
+    missing = Fault("config.json is missing", "copy it", ("x",))
+    yield "a broken model", facts_of(model=Model("m", True, None, missing)), NONE
     yield "a model to download", facts_of(model=AWAY), NONE
     yield "a model to download, offline", facts_of(model=AWAY, offline=True), NONE
     yield "a read-only cache", facts_of(model=AWAY, hub_cache=Folder("/cache", GIB, writable=False)), NONE
     yield "no model on a GPU", facts_of(H200), Requirements(names_model=False)
+
+
+def installations() -> Iterator[tuple[str, Facts, Requirements]]:
     yield "no torch", facts_of(torch=Torch(error="No module named 'torch'")), NONE
     broken = Torch("2.13.0+cpu", transformers_error="operator torchvision::nms does not exist")
     yield "no transformers", facts_of(torch=broken), NONE
@@ -194,21 +161,13 @@ def clusters() -> Iterator[tuple[str, Facts, Requirements]]:
     yield "two nodes", with_ray(NODE, OTHER), BY_ADDRESS
     for number, error in enumerate(UNREACHABLE):
         yield f"unreachable {number}", facts_of(ray=RayCluster(ADDRESS, error)), BY_ADDRESS
-    yield "no token", with_ray(NODE, OTHER, sends_token=False), BY_ADDRESS
-    dead = Node("10.0.0.3", alive=False, reason="health check failed")
-    yield "a dead node", with_ray(NODE, OTHER, dead), BY_ADDRESS
-    yield "a node that came back", with_ray(NODE, OTHER, replace(dead, address="10.0.0.2")), BY_ADDRESS
     yield "a silent node", with_ray(NODE, replace(OTHER, report=None, error="no answer within 25 s")), BY_ADDRESS
-    yield "GPUs that Ray does not count", with_ray(replace(NODE, gpus=4, gpus_free=4)), BY_ADDRESS
     for number, changes in enumerate(
         (
-            {"gpus": ("NVIDIA H200",)},
-            {"gpus": None},
             {"packages": VERSIONS | {"torch": "2.11.0"}},
             {"packages": VERSIONS | {"tinyzero-countdown": "0.2"}},
             {"packages": VERSIONS | {"vllm": "0.25.1"}},
             {"python": "3.11.2"},
-            {"python": "3.12.9"},
             *({"directory": state} for state in ("missing", "other", "unwritable")),
             {"model": False},
             {"shared_memory": 64 * 2**20},
@@ -231,7 +190,7 @@ def clusters() -> Iterator[tuple[str, Facts, Requirements]]:
         yield f"layout {number}", with_ray(*eight_gpu_nodes(*free)), Requirements(address=ADDRESS, dims=layout)
 
 
-CASES = {name: (facts, requirements) for name, facts, requirements in (*local(), *clusters())}
+CASES = {name: (facts, requirements) for name, facts, requirements in (*local(), *installations(), *clusters())}
 
 
 def found(facts: Facts, requirements: Requirements) -> Any:

@@ -1,7 +1,6 @@
 """Healthy and failed GPUs as NVML describes them, and what the plan makes of them."""
 
 from pathlib import Path
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 
 from tests.trainer.advisor.planned import config_of
 from tinyzero_trainer.advisor import advice
-from tinyzero_trainer.advisor import target_gpu as target
 from tinyzero_trainer.advisor.target_gpu import present_gpu
-from tinyzero_trainer.hardware import nvml
-from tinyzero_trainer.hardware.gpu import MIB, Driver, Link, Process
-from tinyzero_trainer.hardware.nvml import count_gpus, nvidia_driver
+from tinyzero_trainer.hardware.gpu import MIB, Driver, Process
+from tinyzero_trainer.hardware.nvml import count_gpus, nvidia_driver, visible_gpus
 
 
 class Nvml:
@@ -40,8 +37,7 @@ class Nvml:
             ),
             "nvmlDeviceGetComputeRunningProcesses": lambda handle: processes[: 2 * (handle == 0)],
             "nvmlSystemGetProcessName": lambda pid: "/usr/bin/python3",
-            "nvmlDeviceGetTopologyCommonAncestor": lambda first, second: 20,
-            "nvmlDeviceGetP2PStatus": lambda first, second, index: 0,
+            "nvmlDeviceGetMigMode": lambda handle: [0, 0],
         }
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -57,9 +53,7 @@ class Nvml:
 
 
 @pytest.fixture(autouse=True)
-def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA on the machine where the tests run knows other GPUs."""
-    monkeypatch.setattr(target, "visible_gpus", lambda: None)
+def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -71,22 +65,20 @@ def driver_of(patch: pytest.MonkeyPatch, **broken: int) -> Driver:
 def test_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = driver_of(monkeypatch)
     first, second = driver.gpus
-    assert (driver.version, driver.cuda, driver.error, driver.failed) == ("580.82.07", (13, 0), "", ())
+    assert (driver.version, driver.cuda, driver.error) == ("580.82.07", (13, 0), "")
     assert (first.capability, first.free, first.uuid) == ((9, 0), 20000 * MIB, "a")
     assert first.used == 123158 * MIB  # the driver keeps some for itself
     assert first.processes == (Process(4711, "python3", 123000 * MIB), Process(7, "python3", 0))
     assert (second.name, second.processes) == ("Odd", ())
-    assert driver.links == (Link(0, 1, "NVLink"),)
     assert count_gpus() == 2
 
 
 def test_what_nvml_does_not_support_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED
-    names = ("MemoryInfo_1", "CudaComputeCapability_1", "ComputeRunningProcesses", "P2PStatus")
+    names = ("MemoryInfo_1", "CudaComputeCapability_1", "ComputeRunningProcesses")
     driver = driver_of(monkeypatch, **{f"nvmlDeviceGet{name}": unsupported for name in names})
     odd = driver.gpus[1]
     assert (odd.memory, odd.free, odd.used, odd.capability, odd.processes) == (0, None, None, None, ())
-    assert driver.links == (Link(0, 1, "PXB"),)
 
 
 def test_no_driver_and_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,28 +94,26 @@ def test_no_driver_and_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert present_gpu("cuda") is None
 
 
-@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_1", "nvmlDeviceGetMemoryInfo_1"])
-def test_a_failed_gpu_is_listed_and_the_healthy_one_stays(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = driver_of(monkeypatch, **{call: pynvml.NVML_ERROR_GPU_IS_LOST})
-    assert (driver.error, len(driver.failed), [gpu.uuid for gpu in driver.gpus]) == ("", 1, ["a"])
-    assert driver.failed[0].startswith("GPU 1: ")
-    found = present_gpu("cuda")
-    assert found.name == "NVIDIA H200"
+def test_a_gpu_that_has_failed_is_an_error_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = driver_of(monkeypatch, nvmlDeviceGetHandleByIndex_1=pynvml.NVML_ERROR_GPU_IS_LOST)
+    assert (driver.error.startswith("NVML: "), driver.gpus) == (True, ())
 
 
-def test_all_gpus_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = driver_of(monkeypatch, nvmlDeviceGetHandleByIndex=pynvml.NVML_ERROR_GPU_IS_LOST)
-    assert (driver.error, driver.gpus, len(driver.failed)) == ("", (), 2)
+def test_of_instances_of_a_gpu_the_size_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = driver_of(monkeypatch, nvmlDeviceGetMigMode_1=pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert [gpu.memory > 0 for gpu in driver.gpus] == [True, True]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda _: [1, 1])
+    assert [gpu.memory for gpu in nvidia_driver().gpus] == [0, 0]
+    assert present_gpu("cuda") is None
 
 
-def test_a_driver_that_hangs_is_an_error_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml().install(monkeypatch)
-    released = Event()
-    monkeypatch.setattr(pynvml, "nvmlInit", released.wait)
-    assert nvidia_driver(timeout=0.05) == Driver(error="NVML: no answer within 0.05 s")
-    monkeypatch.setattr(nvml, "SECONDS", 0.05)
-    assert count_gpus() == 0
-    released.set()
+@pytest.mark.parametrize(
+    ("names", "seen"), [(None, "ab"), ("1,0", "ba"), ("GPU-b", "b"), ("1,-1,0", "b"), ("", ""), ("MIG-a", "")]
+)
+def test_the_gpus_that_cuda_shows(names: str | None, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if names is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+    assert "".join(gpu.uuid for gpu in visible_gpus(driver_of(monkeypatch).gpus)) == seen
 
 
 def test_whatever_goes_wrong_in_the_binding_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,5 +3,5 @@
 - workload.py, memory.py, speed.py, communication.py: predict a step from a model's sizes and a configuration.
 - fit.py, auto.py, plan.py, engine_choice.py: choose settings by these predictions.
 - advice.py, limits.py: what commands say before a run and after memory ran out.
-- target_gpu.py, cuda_devices.py, host.py: the GPU and the host that a run has to fit.
+- target_gpu.py, host.py: the GPU and the host that a run has to fit.
 """

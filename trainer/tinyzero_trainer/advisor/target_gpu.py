@@ -2,21 +2,18 @@
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_trainer.advisor.cuda_devices import visible_gpus
 from tinyzero_trainer.advisor.host import host_memory
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import device_of
 from tinyzero_trainer.hardware.gpu import GIB, Capability, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, has_bfloat16, known_gpus
-from tinyzero_trainer.hardware.nvml import nvidia_driver
+from tinyzero_trainer.hardware.nvml import nvidia_driver, visible_gpus
 
 _NONE = "this machine has no NVIDIA GPU to plan for"
-_LARGEST = 100_000  # `--gpu-memory`, in GB
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,8 @@ def choose_target(name: str | None, memory: str | None, device: str) -> TargetGp
 
 def gpus_for(name: str | None, memory: str | None) -> int:
     """Number of GPUs that one process sees: all of this machine, or the one that is described (`choose_target`)."""
-    return 1 if name is not None or memory is not None else len(visible_gpus() or (None,))
+    driver = nvidia_driver() if name is None and memory is None else None
+    return len(visible_gpus(driver.gpus)) if driver and driver.gpus else 1
 
 
 def present_gpu(device: str) -> TargetGpu | None:
@@ -102,41 +100,20 @@ def gpu_of_run(config: TrainConfig) -> TargetGpu | None:
 
 
 def _look(device: str) -> TargetGpu | str:
-    """The GPU that `run.device` stands for, or why there is none."""
+    """The GPU that `run.device` stands for, or why it is not known."""
     if device == "cpu":
         return "run.device=cpu uses no GPU"
-    driver, seen = nvidia_driver(), visible_gpus()
-    known = driver.gpus if driver else ()
-    position = int(device.partition(":")[2] or 0)
-    if seen is None:
-        return _by_nvml(known, device, position)
-    if position >= len(seen):
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
-        if seen:
-            last = len(seen) - 1
-            return f"run.device={device}, but CUDA shows cuda:0{f' to cuda:{last}' if last else ' only'}{hidden}"
-        return f"CUDA shows none of this machine's {len(known)} GPUs{hidden}" if known else _NONE
-    gpu = seen[position]
-    if re.search(r"\bMIG\b", gpu.name):  # older drivers give the instance the UUID of the whole GPU
-        return _target(gpu)
-    return _target(next((same for same in known if same.uuid == gpu.uuid and same.memory), gpu))
-
-
-def _by_nvml(known: Sequence[GpuInfo], device: str, position: int) -> TargetGpu | str:
-    """The GPU by NVML alone, whose order is not CUDA's: known only where all GPUs are the same."""
-    models = list(dict.fromkeys((gpu.name, gpu.memory) for gpu in known))
-    if len(models) > 1:
-        names = ", ".join(name for name, _ in models)
-        return f"this machine's GPUs differ ({names}), and CUDA cannot be asked which of them run.device={device} is"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
-    if not models or visible in ("", "-1"):
+    driver, position = nvidia_driver(), int(device.partition(":")[2] or 0)
+    if driver is None or not driver.gpus:
         return _NONE
-    if visible.startswith("MIG-"):
-        return f"CUDA cannot be asked how large CUDA_VISIBLE_DEVICES={visible!r} is"
-    if position >= len(known):
-        return f"run.device={device}, but this machine has {len(known)} GPU{'s' * (len(known) > 1)}"
-    return _target(known[0] if len(known) == 1 else replace(known[0], used=None))
+    visible, names = visible_gpus(driver.gpus), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if position >= len(visible):
+        hidden = "" if names is None else f" (CUDA_VISIBLE_DEVICES={names!r})"
+        return f"run.device={device}, but CUDA shows {len(visible)} of this machine's {len(driver.gpus)} GPUs{hidden}"
+    models = dict.fromkeys(gpu.name for gpu in driver.gpus)
+    if len(models) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        return f"this machine's GPUs differ ({', '.join(models)}); set CUDA_DEVICE_ORDER=PCI_BUS_ID to number them"
+    return _target(visible[position])
 
 
 def _target(gpu: GpuInfo) -> TargetGpu | str:
@@ -171,8 +148,4 @@ def read_size(text: str) -> int:
     matched = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GiB|GB|G)?\s*", text, re.IGNORECASE)
     if not matched or not float(matched[1]):
         raise SettingsError(f"--gpu-memory {text!r} is not a size; give a number of GB or GiB, such as 24GB")
-    size = float(matched[1]) * (GIB if (matched[2] or "").lower() == "gib" else 10**9)
-    if size > _LARGEST * 10**9:
-        shown = text if len(text) <= 40 else f"{text[:40]}…"
-        raise SettingsError(f"--gpu-memory {shown!r} is more than any GPU has; expected at most {_LARGEST}GB")
-    return int(size)
+    return int(float(matched[1]) * (GIB if (matched[2] or "").lower() == "gib" else 10**9))

@@ -30,10 +30,11 @@ def check_memory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         yield Finding("memory", "ok", what)
         return
     what += f"; {purpose} {facts.model.name} takes at least {as_size(need)}"
-    fits_alone, pinned = machine.memory >= need, purpose.startswith("memory.cpu_offload")
-    do = "end other programs, or take a smaller --model" if fits_alone else "take a smaller --model"
+    pinned = purpose.startswith("memory.cpu_offload")
+    do = "end other programs, or take a smaller --model"
     do += ", train an adapter (lora.rank=16), or leave memory.cpu_offload out" if pinned else ""
-    yield Finding("memory", "error" if pinned and not fits_alone else "warning", what, do)  # pinned: never swapped out
+    never = pinned and machine.memory < need  # pinned memory is never swapped out
+    yield Finding("memory", "error" if never else "warning", what, do)
 
 
 def _host_memory(facts: Facts, requirements: Requirements) -> tuple[int, str]:
@@ -65,34 +66,26 @@ def check_disk(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         do = "give --output a directory on a larger disk" if low else ""
         yield Finding("disk", "warning" if low else "ok", what, do)
     else:
-        each = WEIGHT_BYTES * parameters * SAVED_COPIES * requirements.trained_models
-        need = each * (keep + 1)
+        need = WEIGHT_BYTES * parameters * SAVED_COPIES * requirements.trained_models * (keep + 1)
         what += f"; {keep} checkpoints and the next take {as_size(need)}"
         if output.free >= need:
             yield Finding("disk", "ok", what)
             return
-        do = f"give --output a directory on a disk with {as_size(need)} free"
-        fewer = ("checkpoint.keep=2",) if keep > 2 and output.free >= 3 * each else ()
-        yield Finding("disk", "error", what, do + (", or keep fewer" if fewer else ""), fewer)
+        do = f"give --output a directory on a disk with {as_size(need)} free, or keep fewer (checkpoint.keep)"
+        yield Finding("disk", "error", what, do)
 
 
 def check_shared_memory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """/dev/shm, through which the processes of several GPUs and of Ray pass tensors."""
-    machine, several = facts.machine, len(facts.torch.gpus) > 1
+    machine = facts.machine
     if machine.shared_memory is None:
         return
     what = f"{as_size(machine.shared_memory)} of shared memory (/dev/shm)"
     if machine.shared_memory >= ENOUGH_SHARED:
-        if not several or machine.shared_memory_free >= ENOUGH_SHARED:
-            yield Finding("shared memory", "ok", what)
-            return
-        what += f", {as_size(machine.shared_memory_free)} free: too little for {SHARED_FOR['error']}"
-        do = "delete the files that ended programs left there"
-        yield Finding("shared memory", "warning", what, do, ("ls -lh /dev/shm",))
+        yield Finding("shared memory", "ok", what)
         return
-    level: Level = (
-        "error" if several else "warning" if facts.installed.keys() & {"ray", *package_checks.ENGINES} else "note"
-    )
+    users = facts.installed.keys() & {"ray", *package_checks.ENGINES}
+    level: Level = "error" if len(facts.torch.gpus) > 1 else "warning" if users else "note"
     what += f", too little for {SHARED_FOR[level]}" if level in SHARED_FOR else ""
     do, command = "make it larger", "sudo mount -o remount,size=16G /dev/shm"
     if machine.container:

@@ -23,7 +23,6 @@ SAME_WHERE_INSTALLED = ("transformers", *ENGINES, "peft", "nvidia-nccl-cu12", "n
 RESTART = "restart Ray there"
 INSTALL = ("pip install 'tinyzero-trainer[ray]'",)
 NO_ADDRESS = "not the address of a Ray cluster"
-TOKEN = ("export RAY_AUTH_MODE=token", "export RAY_AUTH_TOKEN=SECRET")
 MAX_NAMED = 4
 
 Key = TypeVar("Key", bound=Hashable)
@@ -32,37 +31,6 @@ Item = TypeVar("Item")
 
 # ---- Ray -------------------------------------------------------------------------------------------------------------
 
-UNREACHABLE = {
-    "needs Ray": ("--address needs Ray, which is not installed", "install it", INSTALL),
-    NO_ADDRESS: (
-        f"--address or RAY_ADDRESS is {NO_ADDRESS}; that of Ray's dashboard or client is another",
-        "give auto, or HOST:PORT as `ray start --head` prints it",
-        ("tinyzero doctor --address HOST:6379",),
-    ),
-    "RAY_AUTH|[Aa]uthentication|Unauthenticated|InvalidAuthToken": (
-        "Ray at {address} requires a token, and none or a different one is set here",
-        "set the token of `ray start`",
-        TOKEN,
-    ),
-    "Version mismatch": ("Ray at {address}: {reason}", "install the same Ray and Python on all machines", ()),
-    r"node_ip_address\.json|expects this IP address|No node info found|Failed to get node info": (
-        "this machine is not a node of Ray at {address}",
-        "run this on a machine of the cluster, or let this one join",
-        ("ray start --address={address}",),
-    ),
-    "any running Ray instance|multiple active Ray instances|[Rr]efused": (
-        "no Ray at {address} ({reason})",
-        "start it on one machine, then on the others with the address that it prints",
-        ("ray start --head --port=6379", "ray start --address=HOST:6379"),
-    ),
-    "": (
-        "Ray at {address}: {reason}",
-        "check that it is healthy, and that no firewall is in between",
-        ("ray status --address={address}",),
-    ),
-}
-"""Why a cluster cannot be examined, what to do, and the commands for it, by what is found in Ray's error; "" = else."""
-
 
 def check_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     ray = facts.ray
@@ -70,43 +38,38 @@ def check_ray(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         if requirements.dims is not None and "ray" not in facts.installed:
             what = "a run in several processes needs Ray, which is not installed"
             yield Finding("ray", "error", what, "install it", INSTALL)
+    elif "needs Ray" in ray.error:
+        yield Finding("ray", "error", "--address needs Ray, which is not installed", "install it", INSTALL)
+    elif ray.error == NO_ADDRESS:
+        what = f"--address or RAY_ADDRESS is {NO_ADDRESS}; that of Ray's dashboard or client is another"
+        do = "give auto, or HOST:PORT as `ray start --head` prints it"
+        yield Finding("ray", "error", what, do, ("tinyzero doctor --address HOST:6379",))
     elif ray.error:
         reason = in_one_line(re.sub(r"^\w+: ", "", ray.error))
-        what, do, commands = next(entry for pattern, entry in UNREACHABLE.items() if re.search(pattern, ray.error))
-        what, *filled = (text.format(address=ray.address, reason=reason) for text in (what, *commands))
-        yield Finding("ray", "error", what, do, tuple(filled))
+        do = "start it there, with this Ray and Python and the same token (RAY_AUTH_MODE, RAY_AUTH_TOKEN), then here"
+        commands = ("ray start --head --port=6379", f"ray start --address={ray.address}")
+        yield Finding("ray", "error", f"Ray at {ray.address}: {reason}", do, commands)
     else:
         version = ray.local.packages.get("ray", "") if ray.local else ""
-        what = f"Ray {version} at {ray.address}: {_count(len(ray.alive), 'node')}"
-        if len(ray.alive) > 1 and not ray.sends_token:
-            what += "; it requires no token, so anyone who can reach it can run code on all nodes"
-            do = "unless the network is private, restart it with a token, the same everywhere"
-            yield Finding("ray", "note", what, do, TOKEN)
-        else:
-            yield Finding("ray", "ok", what)
+        yield Finding("ray", "ok", f"Ray {version} at {ray.address}: {_count(len(ray.nodes), 'node')}")
 
 
 # ---- nodes -----------------------------------------------------------------------------------------------------------
 
 
 def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """What each node has; those that have left, run no task, or have too little of something."""
+    """What each node has; those that run no task, or have too little of something."""
     ray = facts.ray
     if ray is None or ray.error:
         return
-    for what, nodes in _grouped((_description(node), node) for node in ray.alive).items():
+    for what, nodes in _grouped((_description(node), node) for node in ray.nodes).items():
         check, each = ("node", "") if len(nodes) == 1 else (f"{len(nodes)} nodes", "each: ")
         head = " (the head)" if len(nodes) == 1 and nodes[0].head else ""
         yield Finding(check, "ok", f"{_names(nodes)}{head}, {each}{what}")
-    join, alive = f"ray start --address={ray.address}", {node.address for node in ray.alive}
-    if gone := [node for node in ray.nodes if node.address not in alive]:
-        reasons = "; ".join(dict.fromkeys(node.reason for node in gone if node.reason))
-        what = f"{_names(gone)} left the cluster{f': {reasons}' if reasons else ''}"
-        yield Finding("nodes", "warning", what, "if it is still needed, start Ray there again", (join,))
-    for node in ray.alive:
+    for node in ray.nodes:
         if node.error:
             what, do = f"{node.address} runs no task: {node.error}", f"see /tmp/ray/session_latest/logs, and {RESTART}"
-            yield Finding("node", "error", what, do, (join,))
+            yield Finding("node", "error", what, do, (f"ray start --address={ray.address}",))
     for size, nodes in _grouped((report.shared_memory or ENOUGH_SHARED, node) for node, report in ray.reports).items():
         if size < ENOUGH_SHARED:
             level: Level = "error" if any(node.gpus > 1 for node in nodes) else "warning"
@@ -117,12 +80,6 @@ def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
         if files < ENOUGH_FILES:
             what = f"at most {files:,} open files on {_names(nodes)}"
             yield Finding("open files", "warning", what, "raise the limit before `ray start`", ("ulimit -n 65536",))
-    for node, report in ray.reports:
-        if report.gpus is not None and len(report.gpus) != node.gpus:
-            what = f"Ray counts {_count(node.gpus, 'GPU')} on {node.address}, where the driver knows {len(report.gpus)}"
-            start = f"ray start {'--head' if node.head else f'--address={ray.address}'} --num-gpus={len(report.gpus)}"
-            do = f"{RESTART}, without CUDA_VISIBLE_DEVICES if all GPUs are for it"
-            yield Finding("gpu", "error" if node.gpus > len(report.gpus) else "warning", what, do, ("ray stop", start))
 
 
 def _description(node: Node) -> str:
@@ -158,7 +115,7 @@ def check_same_versions(facts: Facts, requirements: Requirements) -> Iterator[Fi
         yield Finding("versions", "ok", "Python, Ray, torch and TinyZero are the same here and on all nodes")
     engine = requirements.engine
     if engine.packages:
-        on_gpus = any(node.gpus for node in ray.alive)
+        on_gpus = any(node.gpus for node in ray.nodes)
         generating = [(node, report) for node, report in ray.reports if node.gpus or not on_gpus]
         if without := [node for node, report in generating if report.packages.keys().isdisjoint(engine.packages)]:
             what = f"rollout.engine={engine.name}, but it is not installed on {_names(without)}"
@@ -167,19 +124,16 @@ def check_same_versions(facts: Facts, requirements: Requirements) -> Iterator[Fi
 
 
 def _version(report: NodeReport, package: str) -> str:
-    return report.python if package == "python" else report.packages.get(package, "")
+    return report.python.rpartition(".")[0] if package == "python" else report.packages.get(package, "")
 
 
 def _different_versions(package: str, by_version: dict[str, list[str]], here: str) -> Finding:
     what = f"{package}: " + "; ".join(
         f"{version or 'none'} on {_listed(names)}" for version, names in by_version.items()
     )
-    if package == "python":
-        level: Level = "warning" if len({version.rpartition(".")[0] for version in by_version}) == 1 else "error"
-        return Finding("versions", level, what, f"install the same Python everywhere, and {RESTART}")
-    commands = (f"pip install '{package}=={here}'",) if here else ()
+    commands = (f"pip install '{package}=={here}'",) if here and package != "python" else ()
     do = f"install the same on all machines, and {RESTART}"
-    return Finding("versions", "error" if package in SAME else "warning", what, do, commands)
+    return Finding("versions", "error" if package in ("python", *SAME) else "warning", what, do, commands)
 
 
 def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
@@ -195,7 +149,7 @@ def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator
     ):
         if nodes := by_state.get(state):
             yield Finding("run directory", "error", f"{ray.directory} {problem} {_names(nodes)}", do)
-    if len(ray.alive) > 1 and set(by_state) == {"shared"}:
+    if len(ray.nodes) > 1 and set(by_state) == {"shared"}:
         yield Finding("run directory", "ok", f"all nodes see {ray.directory}, and may write to it")
     if without := [node for node, report in ray.reports if report.model is False]:
         what = f"{facts.model.name} is not on {_names(without)}"
@@ -226,8 +180,8 @@ def check_layout(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
             do = "lower --gpus, or name a cluster by --address"
             yield Finding("layout", "error", f"{what}; torch sees {here} here", do)
         return
-    free: list[Resources] = [{"GPU": node.gpus_free, "CPU": node.cpus_free} for node in ray.alive]
-    existing: list[Resources] = [{"GPU": node.gpus, "CPU": node.cpus} for node in ray.alive]
+    free: list[Resources] = [{"GPU": node.gpus_free, "CPU": node.cpus_free} for node in ray.nodes]
+    existing: list[Resources] = [{"GPU": node.gpus, "CPU": node.cpus} for node in ray.nodes]
     if fits(bundles, free):
         yield Finding("layout", "ok", f"{what}: they are free")
         return

@@ -41,12 +41,12 @@ def look_at_ray(
         names = [*SAME, *SAME_WHERE_INSTALLED]
         asked = json.dumps({"address": address, "look": [names, path, content, model]})
         seen = ask_child(command or ("-m", "tinyzero_trainer.doctor.cluster_probe", asked), timeout, "connect")
-    cluster = RayCluster(named, directory=str(Path(path).parent) if path else "", sends_token=sends_token(address))
+    cluster = RayCluster(named, directory=str(Path(path).parent) if path else "")
     if error := seen.get("connect_error") or seen.get("nodes_error"):
         return replace(cluster, error=error)
     nodes = [Node(**node | {"report": _report(node.get("report"))}) for node in seen["nodes"].values()]
     if late := seen.get("reports_error"):
-        nodes = [replace(node, error=late) if node.alive else node for node in nodes]
+        nodes = [replace(node, error=late) for node in nodes]
     nodes.sort(key=lambda node: (not node.head, len(node.address), node.address))
     return replace(cluster, address=seen["address"], nodes=tuple(nodes), local=_report(seen["local"]))
 
@@ -71,14 +71,6 @@ def marker(directory: Path) -> Iterator[tuple[str, str]]:
         path.unlink(missing_ok=True)
 
 
-def sends_token(address: str) -> bool:
-    """Whether Ray authenticates with a token; with `auto`, and then alone, it sends one that exists without a mode."""
-    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
-        return True
-    has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    return address == "auto" and (has_token or Path("~/.ray/auth_token").expanduser().is_file())
-
-
 def _report(report: dict[str, Any] | None) -> NodeReport | None:
     if report is None:
         return None
@@ -98,11 +90,12 @@ def main(address: str, look: list[Any]) -> None:
     def nodes(seen: dict[str, Any]) -> None:
         ray = import_ray()
         free = ray._private.state.available_resources_per_node()
-        seen["nodes"] = {node["NodeID"]: _node(node, free.get(node["NodeID"], {})) for node in ray.nodes()}
+        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        seen["nodes"] = {key: _node(node, free.get(key, {})) for key, node in alive.items()}
         seen["local"] = node_probe.look(*look)
 
     def reports(seen: dict[str, Any]) -> None:
-        _ask_nodes({key: node for key, node in seen["nodes"].items() if node["alive"]}, look)
+        _ask_nodes(seen["nodes"], look)
 
     def shutdown(_: dict[str, Any]) -> None:
         import_ray().shutdown()
@@ -114,8 +107,6 @@ def _node(node: dict[str, Any], free: dict[str, float]) -> dict[str, Any]:
     total = node["Resources"]
     return {
         "address": node["NodeManagerAddress"],
-        "alive": node["Alive"],
-        "reason": "" if node["Alive"] else (node.get("DeathReasonMessage") or "").strip().partition("\n")[0],
         "head": "node:__internal_head__" in total,
         "cpus": total.get("CPU", 0.0),
         "gpus": total.get("GPU", 0.0),

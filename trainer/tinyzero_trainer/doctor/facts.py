@@ -54,7 +54,6 @@ class Machine:
     """Limit on open files, and the most it may be raised to."""
 
     container: bool = False
-    shared_memory_free: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,6 @@ class Node:
     """A node of a Ray cluster, as Ray knows it."""
 
     address: str
-    alive: bool = True
-    reason: str = ""
     head: bool = False
     cpus: float = 0
     gpus: float = 0
@@ -111,21 +108,15 @@ class RayCluster:
     """Why it cannot be examined, in Ray's words; empty = it was."""
 
     nodes: tuple[Node, ...] = ()
-    """All, the head first; also those that have left."""
+    """Those that are alive, the head first."""
 
     local: NodeReport | None = None
     directory: str = ""
     """The run directory that nodes looked for, or the one in which it would be created."""
 
-    sends_token: bool = False
-
-    @property
-    def alive(self) -> tuple[Node, ...]:
-        return tuple(node for node in self.nodes if node.alive)
-
     @property
     def reports(self) -> list[tuple[Node, NodeReport]]:
-        return [(node, node.report) for node in self.alive if node.report is not None]
+        return [(node, node.report) for node in self.nodes if node.report is not None]
 
 
 @dataclass(frozen=True)

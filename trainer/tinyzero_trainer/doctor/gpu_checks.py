@@ -1,10 +1,9 @@
-"""Findings on the driver, the GPUs and the links between them."""
+"""Findings on the driver and the GPUs."""
 
-import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tinyzero_trainer.doctor.facts import Facts, Finding, Level, Requirements, as_size
+from tinyzero_trainer.doctor.facts import Facts, Finding, Requirements, as_size
 from tinyzero_trainer.hardware.compute_capability import (
     MIN_DRIVER,
     build_for,
@@ -32,17 +31,12 @@ def check_driver(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
             yield Finding("driver", "note", "no NVIDIA GPU: training runs on the CPU, which suits the tiny model")
     elif driver.error:
         commands: tuple[str, ...] = ("nvidia-smi",)
-        do = "see the output of nvidia-smi; after an update of the driver, reboot"
+        do = "see the output of nvidia-smi; after an update of the driver, or if a GPU has failed, reboot"
         if facts.machine.container:
             do, commands = f"{do}; a container has to be started with its GPUs", (*commands, *CONTAINER)
         yield _if_used(Finding("driver", "error", driver.error, do, commands), requirements)
     else:
         yield _if_used(_driver_version(facts, driver), requirements)
-        if driver.failed:
-            level: Level = "warning" if facts.torch.gpus else "error"
-            what = textwrap.shorten(f"some GPUs do not answer: {' / '.join(driver.failed)}", 300, placeholder=" …")
-            do = "a GPU may have failed: see the output of nvidia-smi, and reboot if it persists"
-            yield _if_used(Finding("driver", level, what, do, ("nvidia-smi",)), requirements)
 
 
 def _if_used(finding: Finding, requirements: Requirements, *devices: str) -> Finding:
@@ -53,21 +47,15 @@ def _if_used(finding: Finding, requirements: Requirements, *devices: str) -> Fin
 
 def _driver_version(facts: Facts, driver: Driver) -> Finding:
     what = f"NVIDIA driver {driver.version}"
-    if driver.cuda is None:
-        return Finding("driver", "note", f"{what}; which CUDA it supports is not known")
-    what += f" supports CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
-    if not facts.torch.cuda:
+    if driver.cuda is None or not facts.torch.cuda:
         return Finding("driver", "ok", what)
     built = parse_cuda(facts.torch.cuda)
-    what += f", torch was built for CUDA {facts.torch.cuda}"
+    what += f" supports CUDA up to {driver.cuda[0]}.{driver.cuda[1]}, torch was built for CUDA {facts.torch.cuda}"
     if built[0] > driver.cuda[0]:
         build = build_for(_capability(driver), driver.cuda) if driver.cuda >= (12, 0) else None  # the oldest builds
         do = f"update the driver (to {MIN_DRIVER.get(built[0], f'one for CUDA {built[0]}')} or newer)"
         do += ", or install a torch built for its CUDA" if build else ""
         return Finding("driver", "error", what, do, (install(build),) if build else ())
-    if built > driver.cuda:
-        do = f"nothing, unless a kernel cannot be compiled: then update the driver to one for CUDA {facts.torch.cuda}"
-        return Finding("driver", "note", f"{what}: that works within CUDA {built[0]}", do)
     return Finding("driver", "ok", what)
 
 
@@ -144,26 +132,4 @@ def _state(check: str, gpu: GpuInfo, emptier: str) -> Finding:
     return Finding(check, "ok", what + ("" if gpu.free is None else f", {as_size(gpu.free)} free"))
 
 
-def check_links(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """Several visible GPUs: whether they are of one model, and how they are connected."""
-    torch = facts.torch
-    names = dict.fromkeys(gpu.name for gpu in torch.gpus)
-    if len(names) > 1:
-        what = f"the GPUs differ ({', '.join(names)}): together they are as fast as the slowest"
-        yield Finding("links", "note", what, "train on GPUs of one model")
-    uuids = {gpu.uuid for gpu in torch.gpus}
-    visible = {gpu.index for gpu in facts.driver.gpus if gpu.uuid in uuids} if facts.driver else set()
-    links = [link for link in facts.driver.links if {link.first, link.second} <= visible] if facts.driver else []
-    slow = [link.kind for link in links if link.kind != "NVLink"]
-    if not slow:
-        if links:
-            yield Finding("links", "ok", f"NVLink connects all {len(visible)} GPUs")
-        return
-    pcie = ", ".join(sorted(set(slow) - {""}))
-    where = "the GPUs" if len(slow) == len(links) else f"{len(slow)} of {len(links)} pairs of GPUs"
-    what = f"no NVLink between {where}, but PCIe ({pcie}), which is several times slower"
-    do = "measure what more than one GPU gains, or use GPUs that NVLink connects"
-    yield Finding("links", "note", what, do, ("nvidia-smi topo -m",))
-
-
-CHECKS = (check_driver, check_visibility, check_gpus, check_links)
+CHECKS = (check_driver, check_visibility, check_gpus)

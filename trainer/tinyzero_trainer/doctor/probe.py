@@ -72,7 +72,6 @@ def packages() -> tuple[Package, ...]:
 
 def machine() -> Machine:
     memory, free = host_memory()
-    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     soft, hard = (
         2**31 if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
@@ -81,10 +80,9 @@ def machine() -> Machine:
         cores=cores(),
         memory=memory,
         memory_free=free,
-        shared_memory=shared.total if shared else None,
+        shared_memory=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None,
         open_files=(soft, hard),
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
-        shared_memory_free=shared.free if shared else 0,
     )
 
 

@@ -31,7 +31,7 @@ class Process:
 @dataclass(frozen=True)
 class GpuInfo:
     index: int
-    """NVML's index; for a visible GPU the N of `cuda:N`."""
+    """That of NVML, or the N of torch's `cuda:N`."""
 
     name: str
     capability: Capability | None
@@ -48,16 +48,6 @@ class GpuInfo:
 
 
 @dataclass(frozen=True)
-class Link:
-    """The connection of two GPUs, by NVML's indices."""
-
-    first: int
-    second: int
-    kind: str
-    """`NVLink`; or PCIe, the nearest first: `PIX`, `PXB`, `PHB`, `NODE`, `SYS`; empty = not known."""
-
-
-@dataclass(frozen=True)
 class Driver:
     version: str = ""
     cuda: CudaVersion | None = None
@@ -66,8 +56,3 @@ class Driver:
 
     error: str = ""
     """Why it cannot be queried; empty = it can."""
-
-    failed: tuple[str, ...] = ()
-    """GPUs that do not answer, each with the reason."""
-
-    links: tuple[Link, ...] = ()

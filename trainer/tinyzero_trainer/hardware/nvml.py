@@ -1,81 +1,45 @@
-"""The GPUs of NVIDIA's driver, by NVML (nvidia-ml-py) and in its order, which is not CUDA's.
-
-Which GPUs a process sees, and in which order, is up to CUDA: cuda_devices.py. No torch in here.
-"""
+"""The GPUs of NVIDIA's driver, by NVML (nvidia-ml-py) and in its order, that of the slots. No torch in here."""
 
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from importlib.util import find_spec
-from itertools import combinations
 from pathlib import Path
-from threading import Thread
 from typing import Any, TypeVar
 
 import pynvml
 
 from tinyzero_trainer.errors import first_line
-from tinyzero_trainer.hardware.gpu import Driver, GpuInfo, Link, Process
+from tinyzero_trainer.hardware.gpu import Driver, GpuInfo, Process
 
 T = TypeVar("T")
 
-SECONDS = 15.0  # a driver wakes many GPUs in some seconds; a broken one may hang
 
-_PCIE_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""NVML's levels of topology by the names that `nvidia-smi topo -m` gives them."""
-
-
-def nvidia_driver(timeout: float = SECONDS) -> Driver | None:
+def nvidia_driver() -> Driver | None:
     """The driver and all its GPUs; None = there is none."""
     try:
-        return _within(timeout, _driver)
+        pynvml.nvmlInit()
+        try:
+            return _driver()
+        finally:
+            pynvml.nvmlShutdown()
     except Exception as error:  # NVML's binding may fail in any way where driver and library do not match
         if isinstance(error, pynvml.NVMLError_LibraryNotFound):
             hidden = "there is an NVIDIA driver, but this container was started without GPUs"
             return Driver(error=hidden) if Path("/proc/driver/nvidia/version").exists() else None
-        why = f"no answer within {timeout:g} s" if isinstance(error, TimeoutError) else first_line(error)
-        return Driver(error=f"NVML: {why}")
-
-
-def _within(timeout: float, ask: Callable[[], T]) -> T:
-    """What `ask` returns; a driver that hangs is left to its thread, which does not keep the process alive."""
-    answer: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(ask())
-        except Exception as error:  # raised in the thread that waits
-            answer.set_exception(error)
-
-    Thread(target=work, daemon=True).start()
-    return answer.result(timeout)
+        return Driver(error=f"NVML: {first_line(error)}")
 
 
 def _driver() -> Driver:
-    pynvml.nvmlInit()
-    try:
-        handles, failed = {}, []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            try:
-                handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
-                pynvml.nvmlDeviceGetMemoryInfo(handles[index])
-            except pynvml.NVMLError as error:
-                if not isinstance(error, pynvml.NVMLError_NotSupported):  # then only its size is not known
-                    handles.pop(index, None)
-                    failed.append(f"GPU {index}: {error}")
-        cuda = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
-        return Driver(
-            version=_known(pynvml.nvmlSystemGetDriverVersion) or "",
-            cuda=(cuda // 1000, cuda % 1000 // 10) if cuda else None,
-            gpus=tuple(_gpu(index, handle) for index, handle in handles.items()),
-            error="" if handles or failed else "NVML: it lists no GPU",
-            failed=tuple(failed),
-            links=tuple(Link(one, two, _link(handles[one], handles[two])) for one, two in combinations(handles, 2)),
-        )
-    finally:
-        pynvml.nvmlShutdown()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    cuda = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+    return Driver(
+        version=_known(pynvml.nvmlSystemGetDriverVersion) or "",
+        cuda=(cuda // 1000, cuda % 1000 // 10) if cuda else None,
+        gpus=tuple(_gpu(index, handle) for index, handle in enumerate(handles)),
+        error="" if handles else "NVML: it lists no GPU",
+    )
 
 
 def _gpu(index: int, handle: Any) -> GpuInfo:
@@ -83,9 +47,11 @@ def _gpu(index: int, handle: Any) -> GpuInfo:
     memory = _known(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2) or _known(
         pynvml.nvmlDeviceGetMemoryInfo, handle
     )
+    if (_known(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0]:
+        memory = None  # CUDA shows instances of the GPU, not the whole
     processes = [
-        Process(one.pid, Path(_known(pynvml.nvmlSystemGetProcessName, one.pid) or "").name, one.usedGpuMemory or 0)
-        for one in _known(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+        Process(each.pid, Path(_known(pynvml.nvmlSystemGetProcessName, each.pid) or "").name, each.usedGpuMemory or 0)
+        for each in _known(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     ]
     return GpuInfo(
         index=index,
@@ -99,18 +65,26 @@ def _gpu(index: int, handle: Any) -> GpuInfo:
     )
 
 
-def _link(first: Any, second: Any) -> str:
-    if _known(pynvml.nvmlDeviceGetP2PStatus, first, second, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == 0:
-        return "NVLink"
-    level = _known(pynvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
-    return "" if level is None else _PCIE_PATHS.get(level, "")
-
-
 def _known(ask: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
     """NVML's answer; None where this GPU or driver has none."""
     with suppress(pynvml.NVMLError, UnicodeDecodeError):  # a process's name may be any bytes
         return ask(*arguments, **options)
     return None
+
+
+def visible_gpus(gpus: tuple[GpuInfo, ...]) -> tuple[GpuInfo, ...]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, in its order; it counts up to the first name that no GPU has."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return gpus
+    visible = list[GpuInfo]()
+    for name in map(str.strip, names.split(",")):
+        uuid = name.removeprefix("GPU-") if name.startswith("GPU-") else "none"
+        named = [gpu for gpu in gpus if name == str(gpu.index) or gpu.uuid.startswith(uuid)]
+        if not named:
+            break
+        visible.append(named[0])
+    return tuple(visible)
 
 
 def sees_gpu(device: str) -> bool:
@@ -132,13 +106,5 @@ def torch_is_for_cuda() -> bool:
 
 
 def count_gpus() -> int:
-    def count() -> int:
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetCount())
-        finally:
-            pynvml.nvmlShutdown()
-
-    with suppress(pynvml.NVMLError, TimeoutError):
-        return _within(SECONDS, count)
-    return 0
+    driver = nvidia_driver()
+    return len(driver.gpus) if driver else 0
