@@ -7,7 +7,7 @@ import pytest
 from tests.environments import run_script
 
 
-@pytest.mark.nightly(reason="TRL takes minutes to install, to load and to learn; the loss itself is tested on every change")
+@pytest.mark.nightly(reason="installs and loads TRL; every change tests the loss itself")
 def test_the_loss_curve_is_trls(tmp_path: Path) -> None:
     curves = run_script("trl", Path(__file__).with_name("against_trl.py"), str(tmp_path), cwd=tmp_path)
     assert len(curves["ours"]) == len(curves["trl"]) == 16
