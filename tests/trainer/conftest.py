@@ -194,8 +194,9 @@ def make_warm_model(toy_task: str, output: Path) -> None:
 def built_in_preset(monkeypatch: pytest.MonkeyPatch) -> dict:
     """The tiny model's defaults; empty unless a test adds some."""
     settings: dict = {}
+    nothing: dict = {"settings": {}, "warmed_on": []}
     content = {"warmed_on": [{"task": "countdown", "options": {}}], "settings": settings}
-    monkeypatch.setattr(presets, "_read", lambda model: content if model is None else {"settings": {}})
+    monkeypatch.setattr(presets, "_read", lambda model: content if model is None else nothing)
     return settings
 
 

@@ -30,8 +30,7 @@ from tinyzero_trainer.advisor.plan import make_plan
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.cli import oom_advice
 from tinyzero_trainer.config import SftConfig, TrainConfig
-from tinyzero_trainer.config.metadata import resumable
-from tinyzero_trainer.config.settings import with_settings
+from tinyzero_trainer.config.settings import resumable, with_settings
 from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.utils.oom import OutOfMemoryError

@@ -11,7 +11,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import compose, gather, make_config
 from tinyzero_trainer.config.recipes import find_recipe, recipe_names
-from tinyzero_trainer.config.unused import default_settings
+from tinyzero_trainer.config.settings import default_settings
 
 ROOT = Path(__file__).parents[3]
 NAMES = recipe_names()
@@ -50,7 +50,7 @@ def test_a_recipe_stands_alone_with_the_tiny_model_and_with_one_that_nothing_sui
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_sets_no_more_than_it_means(name: str) -> None:
-    recipe, defaults = find_recipe(name), dict(flatten(default_settings()))
+    recipe, defaults = find_recipe(name), dict(flatten(default_settings(TrainConfig)))
     settings = dict(flatten(recipe.settings))
     assert settings
     assert {key for key, value in settings.items() if value == defaults.get(key)} <= EXPLICIT_DEFAULTS
@@ -84,7 +84,7 @@ def test_recipes_mean_what_their_papers_say() -> None:
 
 def test_what_suits_the_model_yields_to_the_recipe_and_both_to_the_user(monkeypatch) -> None:
     preset = {"algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact"}, "optimizer": {"num_mini_batches": 2}}
-    monkeypatch.setattr(presets, "_read", lambda model: {"settings": preset})
+    monkeypatch.setattr(presets, "_read", lambda model: {"settings": preset, "warmed_on": []})
     composition = compose({"run": {"task": "x", "recipe": "gspo"}, "algorithm": {"clip_ratio_high": 0.1}})
     algorithm = composition.config.algorithm
     assert (algorithm.policy_loss, algorithm.loss_aggregation) == ("gspo", "seq-mean-token-mean")

@@ -91,21 +91,6 @@ def test_resuming_where_there_is_no_run_is_one_line(tmp_path):
         resume_config(tmp_path, {})
 
 
-@pytest.mark.fault(
-    "config.toml",
-    "config.toml of a run is emptied",
-    made="the file is truncated between two sessions",
-    seen="config.toml is empty, so what was learned from is unknown; restore it, or start another run",
-    kept="all files, as they are",
-    code=2,
-)
-def test_resuming_without_a_configuration_is_one_line(fault_row, saved_run):
-    (saved_run / "config.toml").write_text("")
-    with pytest.raises(SettingsError) as error:
-        resume_config(saved_run, {})
-    fault_row.check(error.value)
-
-
 def test_the_fingerprint_changes_with_what_is_learnt_and_only_with_that():
     config = make_config(typed("task.numbers=[3]", task="countdown"))
     same = make_config(typed("task.numbers=[3]", "run.steps=7", "log.rollouts_every=0", task="countdown"))

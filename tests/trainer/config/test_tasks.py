@@ -24,7 +24,7 @@ TWO = ["countdown:2", "multiply:1"]
 
 @pytest.fixture(autouse=True)
 def _no_preset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presets, "_read", lambda model: {"settings": {}})
+    monkeypatch.setattr(presets, "_read", lambda model: {"settings": {}, "warmed_on": []})
 
 
 def typed(*words: str, task: list[str] = TWO, file: Path | None = None) -> dict:
@@ -87,8 +87,8 @@ def test_a_task_is_named_by_itself_and_among_several_by_its_last_part(tasks: lis
         (["run.task=gsm8k"], "run.task='gsm8k' and tasks (countdown, multiply) are both given; with one task write"),
         (["task.numbers=[3]"], "task.numbers is ambiguous with several tasks; write tasks.countdown.options.numbers"),
         (["tasks.countdown.weigth=2"], "unknown key 'tasks.countdown.weigth'; did you mean 'tasks.countdown.weight'?"),
-        (["tasks.gsm8k.weight=0"], "tasks.gsm8k.weight: got 0, expected a number above 0, such as 2"),
-        (["tasks.gsm8k.task=3"], "tasks.gsm8k.task: got 3, expected the name of a task"),
+        (["tasks.gsm8k.weight=0"], "tasks.gsm8k.weight: got 0; input should be greater than 0"),
+        (["tasks.gsm8k.task=3"], "tasks.gsm8k.task: got 3; input should be a valid string"),
         (["tasks.countdown.weight=3"], "tasks.countdown.weight is given twice"),
         (["eval.tasks=[gsm8k,multiply]"], "eval.tasks.multiply: the run trains on it, and evaluates it anyway"),
         (["eval.tasks.gsm8k.weight=2"], "unknown key 'eval.tasks.gsm8k.weight'; known here: eval.tasks.gsm8k.task"),
@@ -109,8 +109,8 @@ def test_a_mistake_is_one_line(words: list[str], message: str) -> None:
     [
         (["countdown:2"], "tasks.countdown.weight=2 has no effect: there is no other task; leave it out"),
         (["countdown:two", "multiply"], "--task countdown:two: got the weight 'two', expected TASK or TASK:WEIGHT"),
-        (["countdown:-1", "multiply"], "tasks.countdown.weight: got -1.0, expected a number above 0"),
-        (["countdown:inf", "multiply"], "tasks.countdown.weight: got inf, expected a number above 0"),
+        (["countdown:-1", "multiply"], "tasks.countdown.weight: got -1.0; input should be greater than 0"),
+        (["countdown:inf", "multiply"], "tasks.countdown.weight: got inf; input should be less than inf"),
         (["./a/x.py", "./b/x.py"], "two of --task would be called 'x'; give them different names in a file"),
     ],
 )

@@ -11,8 +11,7 @@ from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, merge, parse_overrides, unflatten
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose
-from tinyzero_trainer.config.metadata import Needs, ReadBy, metadata
-from tinyzero_trainer.config.unused import default_settings, drop_unused, unused_settings
+from tinyzero_trainer.config.settings import Needs, ReadBy, default_settings, drop_unused, metadata, unused_settings
 
 UNUSED = [
     ("algorithm.policy_loss=reinforce algorithm.clip_ratio_low=0.1", "clips nothing"),
@@ -64,7 +63,7 @@ def test_every_condition_can_be_asked_and_every_reason_told() -> None:
 
 
 def test_the_defaults_and_whatever_equals_them_are_never_refused() -> None:
-    assert compose(default_settings(), {}, needs_task=False).config == TrainConfig()
+    assert compose(default_settings(TrainConfig), {}, needs_task=False).config == TrainConfig()
 
 
 VALUES = {
@@ -99,5 +98,5 @@ def test_without_what_has_no_effect_all_the_rest_has_one(chosen: set[str], switc
 
 def test_what_is_requested_is_kept_for_the_error_to_name() -> None:
     values = {"optimizer": {"lr_schedule": "cosine", "warmup_steps": 9}, "run": {"steps": 9}}
-    assert drop_unused(values, {}) == {"optimizer": {"warmup_steps": 9}, "run": {"steps": 9}}
-    assert drop_unused(values, {"optimizer": {"lr_schedule": "cosine"}}) == values
+    assert drop_unused(values, {}, TrainConfig) == {"optimizer": {"warmup_steps": 9}, "run": {"steps": 9}}
+    assert drop_unused(values, {"optimizer": {"lr_schedule": "cosine"}}, TrainConfig) == values

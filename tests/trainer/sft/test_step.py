@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.samples import mixed_lengths
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.config.optimizer import Layout
+from tinyzero_trainer.config.algorithm import Layout
 from tinyzero_trainer.config.sft import SftConfig, compose_sft
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
 from tinyzero_trainer.controller.state import TrainerState

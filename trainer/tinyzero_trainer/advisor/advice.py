@@ -11,8 +11,7 @@ from tinyzero_trainer.advisor.memory import Phase, host_bytes, predict_memory, p
 from tinyzero_trainer.advisor.plan import Change, Plan, candidate_changes, make_plan
 from tinyzero_trainer.advisor.target_gpu import TargetGpu, on_gpu, present_gpu
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.metadata import resumable
-from tinyzero_trainer.config.settings import Settings, setting, with_settings
+from tinyzero_trainer.config.settings import Settings, resumable, setting, with_settings
 from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims
 from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu import GIB

@@ -17,9 +17,8 @@ from tinyzero_trainer.advisor.memory import Memory, host_bytes, predict_memory
 from tinyzero_trainer.advisor.speed import launching_seconds, predict_speed
 from tinyzero_trainer.advisor.target_gpu import TargetGpu, gpu_of_run, on_gpu
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.metadata import memory_settings, reason_without_effect
-from tinyzero_trainer.config.optimizer import MICRO_BATCH_TOKENS
-from tinyzero_trainer.config.settings import replaced, setting, with_settings
+from tinyzero_trainer.config.algorithm import MICRO_BATCH_TOKENS
+from tinyzero_trainer.config.settings import memory_settings, reason_without_effect, replaced, setting, with_settings
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.distributed.workload import workload_of

@@ -11,9 +11,8 @@ from tinyzero_trainer.advisor.constants import COMMON_GPU
 from tinyzero_trainer.advisor.fit import LEAST_TOKENS
 from tinyzero_trainer.advisor.memory import Memory, host_bytes, predictions_of
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.metadata import SMALLER
-from tinyzero_trainer.config.optimizer import MICRO_BATCH_TOKENS
-from tinyzero_trainer.config.settings import Settings, setting, with_settings
+from tinyzero_trainer.config.algorithm import MICRO_BATCH_TOKENS
+from tinyzero_trainer.config.settings import SMALLER, Settings, setting, with_settings
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.distributed.workload import Workload, workload_of

@@ -92,9 +92,10 @@ def _diff(left: str, right: str, as_json: bool) -> None:
 def _resolved(recipe: Any) -> dict[str, Any]:
     """All settings of a recipe and the defaults, by full names."""
     from tinyzero_sdk.settings import flatten, merge
-    from tinyzero_trainer.config.unused import default_settings
+    from tinyzero_trainer.config import TrainConfig
+    from tinyzero_trainer.config.settings import default_settings
 
-    values = merge(default_settings(), merge(recipe.full_size, recipe.settings))
+    values = merge(default_settings(TrainConfig), merge(recipe.full_size, recipe.settings))
     return {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(values)}
 
 

@@ -76,7 +76,7 @@ def _replay(path: Path, step: int, overrides: list[str], directory: Path) -> "Re
     of_sft = is_sft(read_toml(directory / "config.toml"))
     cls: Any = SftConfig if of_sft else TrainConfig
     config = resume_config(directory, gather(cls, {"log.trackers": []}, overrides), cls)
-    workers = resolve(config.workers_config, start.print_choice)
+    workers = resolve(config.workers_config if of_sft else config, start.print_choice)
     config = config.with_resolved(workers) if of_sft else workers
     tasks = start.check(workers, {}, resume=True)
     module = "tinyzero_trainer.sft.train" if of_sft else "tinyzero_trainer.controller.loop"

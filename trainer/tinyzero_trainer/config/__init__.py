@@ -4,11 +4,11 @@ It says what to run, not how: no torch, no model and no plan in here.
 """
 
 from tinyzero_trainer.config.algorithm import AlgorithmConfig as AlgorithmConfig
+from tinyzero_trainer.config.algorithm import CriticConfig as CriticConfig
 from tinyzero_trainer.config.algorithm import KlEstimator as KlEstimator
-from tinyzero_trainer.config.optimizer import CriticConfig as CriticConfig
-from tinyzero_trainer.config.optimizer import Layout as Layout
-from tinyzero_trainer.config.optimizer import LoraConfig as LoraConfig
-from tinyzero_trainer.config.optimizer import OptimizerConfig as OptimizerConfig
+from tinyzero_trainer.config.algorithm import Layout as Layout
+from tinyzero_trainer.config.algorithm import LoraConfig as LoraConfig
+from tinyzero_trainer.config.algorithm import OptimizerConfig as OptimizerConfig
 from tinyzero_trainer.config.rollout import CurriculumConfig as CurriculumConfig
 from tinyzero_trainer.config.rollout import DataConfig as DataConfig
 from tinyzero_trainer.config.rollout import LengthControlConfig as LengthControlConfig

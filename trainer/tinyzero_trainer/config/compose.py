@@ -9,24 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import (
-    TABLE,
-    build,
-    describe,
-    flatten,
-    format_value,
-    get,
-    merge,
-    parse_overrides,
-    read_toml,
-    unflatten,
-)
-from tinyzero_trainer.config.foreign_keys import check_keys
+from tinyzero_sdk.settings import build, flatten, format_value, get, merge, parse_overrides, read_toml, unflatten
 from tinyzero_trainer.config.model_defaults import is_path, recorded_defaults
 from tinyzero_trainer.config.recipes import Recipe, find_recipe
+from tinyzero_trainer.config.settings import check_keys, default_settings, drop_unused, refuse_unused, unused_settings
 from tinyzero_trainer.config.tasks import with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
-from tinyzero_trainer.config.unused import default_settings, drop_unused, unused_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +38,17 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
         SettingsError: a key is unknown or given twice, or a file cannot be read.
     """
     typed = parse_overrides(words)
+    for key, value in flatten(typed):
+        if value is None and key.startswith(("task.", "tasks.", "eval.tasks.", "settings.")):  # TOML has no null
+            raise SettingsError(f"{key}=none cannot be kept in config.toml; leave it out for the task's own default")
     flagged = {key: value for key, value in flags.items() if value is not None}
     for key, value in flatten(typed):
         if key in flagged:
             raise SettingsError(f"{key} is given twice, as a flag and as {key}={value}; give it once")
     typed = merge(unflatten(flagged), typed)  # the order of --task is that of the tasks
     check_keys(cls, typed)
-    tables = ("task.", *(f"{field.key}." for field in describe(cls) if field.type == TABLE))
-    for key, value in flatten(typed):
-        if value is None and key.startswith(tables):  # TOML has no null
-            raise SettingsError(f"{key}=none cannot be kept in config.toml; leave it out for the task's own default")
     if file is None:
-        return with_home(with_task_table(typed))
+        return with_task_table(typed)
     content = read_toml(file)
     made_with, recipe = get(content, "run.recipe"), get(typed, "run.recipe")
     if made_with and recipe not in (None, made_with):
@@ -74,21 +61,10 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
             raise SettingsError(f"{file} is of another command; give it to tinyzero {command} --config {file}")
     check_keys(cls, content, file)
     if not is_of_run(file):
-        return with_home(with_task_table(merge(content, typed)))
+        return with_task_table(merge(content, typed))
     content.get("run", {}).pop("output", None)
     values = with_task_table(merge(content, typed))  # to be repeated elsewhere, with what still has an effect
-    return with_home(drop_unused(values, typed) if cls is TrainConfig else values)
-
-
-def with_home(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the home directory for `~` in `run.output`, which no shell expands in a file or a KEY=VALUE."""
-    output = text(settings, "run.output")
-    if not output or not output.startswith("~"):
-        return dict(settings)
-    try:
-        return merge(settings, {"run": {"output": str(Path(output).expanduser())}})
-    except RuntimeError as error:  # of whom there is no home
-        raise SettingsError(f"run.output={output!r}: no home directory is known; give the path without ~") from error
+    return drop_unused(values, typed, cls) if cls is TrainConfig else values
 
 
 def is_of_run(file: Path | None) -> bool:
@@ -119,7 +95,7 @@ def compose(
     Raises:
         SettingsError: what `build` raises, a setting of the user or the recipe without effect, no task, or no model.
     """
-    overrides = with_home(with_task_table(overrides))
+    overrides = with_task_table(overrides)
     if not overrides.get("tasks") and (needs_task or overrides.get("task")):
         raise SettingsError("no task is named; give --task, or a table [tasks.NAME] in the file")
     check_models(overrides)
@@ -130,19 +106,17 @@ def compose(
         model_defaults = recorded_defaults(text(requested, "model.path"), requested.get("tasks"))
     # A recipe's values for models of full size yield to what suits this model.
     defaults = merge(recipe.full_size, model_defaults)
-    values = drop_unused(merge(merge(requested, defaults), requested), requested)  # in the order requested
+    values = drop_unused(merge(merge(requested, defaults), requested), requested, TrainConfig)  # in the order requested
     config = build(TrainConfig, values)
 
-    layers = (overrides, recipe.settings, recipe.full_size, values, default_settings())
+    layers = (overrides, recipe.settings, recipe.full_size, values, default_settings(TrainConfig))
     typed, of_recipe, full_size, used, by_default = (dict(flatten(layer)) for layer in layers)
+    refuse_unused(config, typed)
     for key, value, reason in unused_settings(config):
-        if key in typed:
-            raise SettingsError(f"{key}={value!r} has no effect: {reason}")
-        if key in of_recipe:
-            raise SettingsError(
-                f"{key}={format_value(value)} of the recipe {name} has no effect: {reason}; "
-                f"give {key}={format_value(by_default[key])} too, or leave the recipe out"
-            )
+        raise SettingsError(
+            f"{key}={format_value(value)} of the recipe {name} has no effect: {reason}; "
+            f"give {key}={format_value(by_default[key])} too, or leave the recipe out"
+        )
     of_model = dict(flatten(model_defaults)).keys() - typed.keys() - of_recipe.keys()
     return Composition(
         config,

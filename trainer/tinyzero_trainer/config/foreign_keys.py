@@ -1,13 +1,9 @@
 """Keys of other trainers, by their names here: for messages and help."""
 
 from collections import defaultdict
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from tinyzero_sdk import settings
-from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import describe, flatten
+from tinyzero_sdk.settings import TABLE, describe
 
 FOREIGN_KEYS = {
     "run.output": "output_dir default_local_dir run_name experiment_name",
@@ -75,33 +71,6 @@ FOREIGN_WORDS = {
 """Names that something other than a key answers."""
 
 
-def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -> None:
-    """Reject keys that a configuration does not have; the name of another trainer is answered with the key here.
-
-    Args:
-        cls: the configuration's dataclass.
-        values: a nested mapping.
-        file: where they were read, named in the message.
-
-    Example:
-        >>> from tinyzero_trainer.config import TrainConfig
-        >>> check_keys(TrainConfig, {"trainer": {"resume_mode": "auto"}})
-        Traceback (most recent call last):
-        ...
-        tinyzero_sdk.errors.SettingsError: unknown key 'trainer.resume_mode'; here it is the option --resume
-    """
-    run = values.get("run")
-    short = {"run": {key: value for key, value in run.items() if key != "task"}} if isinstance(run, Mapping) else {}
-    values = {name: group for name, group in {**values, **short}.items() if name != "task"}  # see tasks.py
-    try:
-        _check_foreign(cls, values)
-        settings.check_keys(cls, values, in_help=True)
-    except SettingsError as error:
-        if file is None:
-            raise
-        raise SettingsError(f"{file}: {error}") from error
-
-
 def foreign_names(cls: type) -> Mapping[str, list[str]]:
     """The names in other trainers of each key of `cls` that has any."""
     known, names_of = {field.key for field in describe(cls)}, defaultdict[str, list[str]](list)
@@ -111,15 +80,20 @@ def foreign_names(cls: type) -> Mapping[str, list[str]]:
     return names_of
 
 
-def _check_foreign(cls: type, values: Mapping[str, Any]) -> None:
-    """Answer the name of another trainer, in any table or none, with the key here and its meaning, which may differ."""
+def foreign_answer(cls: type, keys: Iterable[str]) -> str | None:
+    """What answers the first name of another trainer among `keys`, in any table or none; its meaning may differ.
+
+    Example:
+        >>> from tinyzero_trainer.config import TrainConfig
+        >>> foreign_answer(TrainConfig, ["run.steps", "trainer.resume_mode"])
+        "unknown key 'trainer.resume_mode'; here it is the option --resume"
+    """
     known = {field.key: field for field in describe(cls)}
-    words = {name: words for words, names in FOREIGN_WORDS.items() for name in names.split()}
-    tables = tuple(f"{key}." for key, field in known.items() if field.type == settings.TABLE)
-    for key, _ in flatten(values):
-        for here, names in foreign_names(cls).items() if key not in known and not key.startswith(tables) else ():
-            if any(f".{key}".endswith(f".{name}") for name in names):
-                raise SettingsError(f"unknown key {key!r}; here it is {here}: {known[here].help}")
-        if key not in known and not key.startswith(tables):
-            for name in (name for name in words if f".{key}".endswith(f".{name}")):
-                raise SettingsError(f"unknown key {key!r}; here it is {words[name]}")
+    answers = {name: f"{key}: {known[key].help}" for key, names in foreign_names(cls).items() for name in names}
+    answers |= {name: words for words, names in FOREIGN_WORDS.items() for name in names.split()}
+    tables = tuple(f"{key}." for key, field in known.items() if field.type == TABLE)
+    for key in keys:
+        for name, answer in answers.items():
+            if f".{key}".endswith(f".{name}") and key not in known and not key.startswith(tables):
+                return f"unknown key {key!r}; here it is {answer}"
+    return None

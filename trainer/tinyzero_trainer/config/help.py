@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import TABLE, Field, describe, format_value
 from tinyzero_trainer.config.foreign_keys import foreign_names
-from tinyzero_trainer.config.metadata import resumable
+from tinyzero_trainer.config.settings import resumable
 from tinyzero_trainer.config.sft import SHARED_GROUPS, SftConfig
 from tinyzero_trainer.config.train_config import TrainConfig
 

@@ -24,17 +24,16 @@ PRESET_FILE = "tinyzero.toml"
 def recorded_defaults(model: str | None, tasks: Any) -> dict[str, Any]:
     """Settings recorded with a `model.path`, and the options of those tasks (still unchecked) it was trained on."""
     content = _read(directory_of(model))
-    recorded = content["settings"]
-    warmed_on = _warmed_on(content)
+    recorded, options = content["settings"], {warmed["task"]: warmed["options"] for warmed in content["warmed_on"]}
     for name, entry in tasks.items() if isinstance(tasks, Mapping) else ():
-        if options := warmed_on.get(identity(task_of(name, entry))):
-            recorded = merge(recorded, {"tasks": {name: {"options": options}}})
+        if own := options.get(identity(task_of(name, entry))):
+            recorded = merge(recorded, {"tasks": {name: {"options": own}}})
     return recorded
 
 
 def other_task(task: str, model: Path | None = None) -> str | None:
     """The tasks that a model (None = the tiny one) was warm-started on, unless `task` is among them."""
-    warmed_on = _warmed_on(_read(model))
+    warmed_on = [warmed["task"] for warmed in _read(model)["warmed_on"]]
     return " and ".join(warmed_on) if warmed_on and identity(task) not in warmed_on else None
 
 
@@ -54,11 +53,6 @@ def recorded_content(options: Mapping[str, Mapping[str, Any]], settings: Mapping
     return {"warmed_on": tables, "settings": dict(settings)}
 
 
-def _warmed_on(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The options of each task that a warm start was made for, by its identity."""
-    return {entry["task"]: entry["options"] for entry in content.get("warmed_on", ())}
-
-
 def _read(model: Path | None) -> dict[str, Any]:
     path = (model or BUILT_IN_MODEL) / PRESET_FILE
-    return read_toml(path) if path.exists() else {"settings": {}}
+    return {"settings": {}, "warmed_on": [], **(read_toml(path) if path.exists() else {})}

@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import build, flatten, format_value, get, merge, read_toml, to_mapping, unflatten
-from tinyzero_trainer.config.metadata import resumable
+from tinyzero_trainer.config.settings import drop_unused, refuse_unused, resumable, setting
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.config.tasks import with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig
-from tinyzero_trainer.config.unused import drop_unused, unused_settings
 
 C = TypeVar("C", TrainConfig, SftConfig)
 
@@ -49,20 +48,12 @@ def resume_config(
     file = directory / "config.toml"
     if not file.exists():
         raise SettingsError(f"{directory} holds no run to resume; leave out --resume to start one")
-    if not file.is_file():
-        raise SettingsError(f"{file} is not a regular file; put the run's own in its place")
     content = read_toml(file)
-    if not content:
-        raise SettingsError(f"{file} is empty, so what was learned from is unknown; restore it, or start another run")
     if is_sft(content) != (cls is SftConfig):
         raise SettingsError(
             f"{directory} holds another kind of run; resume it with: {resume_command(content, directory)}"
         )
     saved = build(cls, content)
-    if isinstance(saved, SftConfig) and (epochs := get(overrides, "run.epochs")) and saved.run.steps:
-        raise SettingsError(
-            f"run.epochs={epochs} has become run.steps={saved.run.steps} when the run was started; leave it out"
-        )
     before = _flat(saved)
     if get(overrides, "rollout.engine") == "auto":  # which chose the saved one
         overrides = merge(overrides, {"rollout": {"engine": saved.rollout.engine}})
@@ -76,13 +67,11 @@ def resume_config(
         _reject_changes(cls, before, before | typed)  # the reason, if there is such a change
         raise
     _reject_changes(cls, before, _flat(config))
-    for key, value, reason in unused_settings(config):
-        if key in typed:
-            raise SettingsError(f"{key}={value!r} has no effect: {reason}")
+    refuse_unused(config, typed)
     steps, saved_steps = config.run.steps or 0, saved.run.steps or 0
     if steps < saved_steps:
         raise SettingsError(f"--resume can raise run.steps={saved_steps}, but not lower it; leave it out")
-    if steps > saved_steps and (schedules := ending_schedules(saved)):
+    if steps > saved_steps and (schedules := _ending_schedules(saved)):
         raise SettingsError(
             f"--resume cannot raise run.steps={saved_steps}, where {' and '.join(schedules)} ends: it would jump "
             "back; leave it out, or start a run in another --output"
@@ -96,6 +85,13 @@ def _reject_changes(cls: type, before: Mapping[str, Any], after: Mapping[str, An
         if old != new and key not in resumable(cls):
             change = f"{key} from {format_value(old)} to {format_value(new)}"
             raise SettingsError(f"--resume cannot change {change}; leave it out, or start a run in another --output")
+
+
+def _ending_schedules(config: TrainConfig | SftConfig) -> list[str]:
+    """The settings, as `key=value`, with which a schedule ends at `run.steps`."""
+    workers = config.workers_config if isinstance(config, SftConfig) else config
+    keys = ("optimizer.lr_schedule", "rollout.temperature_end", "algorithm.kl_coefficient_end")
+    return [f"{key}={value}" for key in keys if (value := setting(workers, key)) not in (None, "constant")]
 
 
 def fingerprint(config: TrainConfig | SftConfig) -> str:
@@ -117,15 +113,3 @@ def _flat(config: TrainConfig | SftConfig) -> dict[str, Any]:
 
 def _learned_from(config: TrainConfig | SftConfig) -> dict[str, Any]:
     return {key: value for key, value in _flat(config).items() if key not in resumable(type(config))}
-
-
-def ending_schedules(config: TrainConfig | SftConfig) -> list[str]:
-    """The settings, as `key=value`, with which a schedule ends at `run.steps`."""
-    config = config.workers_config
-    optimizer, rollout, algorithm = config.optimizer, config.rollout, config.algorithm
-    ending = {
-        "optimizer.lr_schedule": optimizer.lr_schedule if optimizer.lr_schedule != "constant" else None,
-        "rollout.temperature_end": rollout.temperature_end,
-        "algorithm.kl_coefficient_end": algorithm.kl_coefficient_end,
-    }
-    return [f"{key}={value}" for key, value in ending.items() if value is not None]

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tinyzero_trainer.config.metadata import ON_RAY, RESUMABLE, SMALLER, Needs, Option, TradesMemory
+from tinyzero_trainer.config.settings import ON_RAY, RESUMABLE, SMALLER, Needs, Option, TradesMemory
 from tinyzero_trainer.kinds import ENGINES, UNDECIDED, EngineKind, find_engine, kind_names
 from tinyzero_trainer.utils.bounds import (
     Auto,
     Fraction,
-    NoneIs,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -134,7 +132,6 @@ class RolloutConfig:
 
     max_num_seqs: Annotated[
         PositiveInt | Auto,
-        NoneIs("auto"),
         RESUMABLE,
         TradesMemory((Option(SMALLER, "completions are generated in more rounds", rank=2),), chosen_by="engine"),
     ] = "auto"
@@ -213,12 +210,11 @@ _RESTARTS = Needs(
 class VllmConfig:
     """The rollout engine `vllm`."""
 
-    gpu_memory_gb: Annotated[PositiveFloat | Auto, NoneIs("auto"), RESUMABLE, TradesMemory(chosen_by="engine")] = "auto"
+    gpu_memory_gb: Annotated[PositiveFloat | Auto, RESUMABLE, TradesMemory(chosen_by="engine")] = "auto"
     """GB of GPU memory for weights, KV cache and workspace; `auto` = what the update leaves."""
 
     sleep_mode: Annotated[
         bool | Auto,
-        NoneIs("auto"),
         RESUMABLE,
         Needs(
             lambda c: not c.rollout.max_async_level,
@@ -281,16 +277,8 @@ class RolloutCorrectionConfig:
     is_threshold: Annotated[float, Ge(1), Le(1e6), _WEIGHTS, _CUTS] = 2.0
     """Weights are truncated to this value."""
 
-    rejection_bounds: tuple[NonNegativeFloat, Annotated[float, Gt(1), Le(1e6)]] | None = None
+    rejection_bounds: tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Gt(1), Le(1e6)]] | None = None
     """Tokens (with is_level=sequence, completions) whose π_old/π_engine lies outside are masked in the policy loss."""
-
-    def __post_init__(self) -> None:
-        if self.rejection_bounds is not None and self.rejection_bounds[0] >= 1:
-            raise ValueError(
-                f"rollout_correction.rejection_bounds={list(self.rejection_bounds)} leaves out tokens on which "
-                f"engine and policy agree; "
-                "give [low, high] with low < 1 < high"
-            )
 
     @property
     def corrects(self) -> bool:

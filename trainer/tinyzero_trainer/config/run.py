@@ -1,15 +1,16 @@
 """Groups of the configuration: the run, its model, memory and processes, scoring, evaluation and records."""
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from tinyzero_trainer.config.metadata import ON_RAY, RESUMABLE, Needs, Option, TradesMemory
+from tinyzero_trainer.config.settings import ON_RAY, RESUMABLE, Needs, NoneIs, Option, TradesMemory
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, name_of, read_task_specs
 from tinyzero_trainer.kinds import EXECUTORS, ExecutorKind, find_executor, kind_names
-from tinyzero_trainer.utils.bounds import Auto, Fraction, NoneIs, NonNegativeInt, PositiveFloat, PositiveInt
+from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 DEVICES = "auto, cpu, cuda or cuda:N"
 """Values of `run.device`."""
@@ -25,12 +26,6 @@ def is_device(name: str) -> bool:
     return re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name, re.ASCII) is not None
 
 
-def check_device(name: str) -> None:
-    """Raise a ValueError if `run.device` is not one of `DEVICES`."""
-    if not is_device(name):
-        raise ValueError(f"run.device={name!r} is not a device; give {DEVICES}")
-
-
 if TYPE_CHECKING:
     Executor = str
 else:
@@ -38,8 +33,8 @@ else:
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """The run and its device."""
+class AnyRunConfig:
+    """What reinforcement learning and supervised fine-tuning both say of a run."""
 
     output: Annotated[str, RESUMABLE] = ""
     """Run directory; created if missing."""
@@ -47,8 +42,7 @@ class RunConfig:
     seed: int = 0
     """Seed of every random choice of the run."""
 
-    steps: Annotated[PositiveInt, RESUMABLE] = 100
-    """Training steps; each takes one batch of prompts."""
+    steps: Annotated[PositiveInt | None, RESUMABLE] = None
 
     executor: Annotated[Executor, RESUMABLE] = "local"
     """Where policy, engines and scorers run: `local` = in this process, `ray` = in processes of Ray."""
@@ -56,16 +50,27 @@ class RunConfig:
     device: Annotated[str, RESUMABLE] = "auto"
     """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
 
-    recipe: str | None = None
-    """Recipe whose settings yours override: a name (`tinyzero recipes` lists them), or a TOML file."""
-
     def __post_init__(self) -> None:
-        check_device(self.device)
+        if not is_device(self.device):
+            raise ValueError(f"run.device={self.device!r} is not a device; give {DEVICES}")
+        # No shell expands ~ in a file or in KEY=VALUE.
+        object.__setattr__(self, "output", os.path.expanduser(self.output))
 
     @property
     def kind(self) -> ExecutorKind:
         """What the executor is."""
         return find_executor(self.executor)
+
+
+@dataclass(frozen=True)
+class RunConfig(AnyRunConfig):
+    """The run and its device."""
+
+    steps: Annotated[PositiveInt, RESUMABLE] = 100
+    """Training steps; each takes one batch of prompts."""
+
+    recipe: str | None = None
+    """Recipe whose settings yours override: a name (`tinyzero recipes` lists them), or a TOML file."""
 
 
 COMPILED_FROM = 100_000_000
@@ -118,8 +123,8 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class NewModelConfig:
-    """A new decoder with random weights, if model.path names no model."""
+class DecoderShape:
+    """The shape of a small decoder."""
 
     hidden_size: PositiveInt = 128
     """Width of the residual stream; a multiple of head_size."""
@@ -136,11 +141,11 @@ class NewModelConfig:
     mlp_size: PositiveInt = 256
     """Hidden width of the gated MLP."""
 
-    context: PositiveInt = 2048
-    """Longest sequence, prompt and completion together."""
-
     def __post_init__(self) -> None:
-        _check_heads(self)
+        if self.hidden_size % self.head_size:
+            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of head_size={self.head_size}")
+        if self.kv_heads and self.hidden_size // self.head_size % self.kv_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} does not divide the {self.heads} heads; 1 always does")
 
     @property
     def heads(self) -> int:
@@ -148,17 +153,16 @@ class NewModelConfig:
         return self.hidden_size // self.head_size
 
 
-def _check_heads(shape: "NewModelConfig | DefaultModelConfig", group: str = "") -> None:
-    if shape.hidden_size % shape.head_size:
-        raise ValueError(
-            f"{group}hidden_size={shape.hidden_size} is not a multiple of {group}head_size={shape.head_size}"
-        )
-    if shape.kv_heads and (heads := shape.hidden_size // shape.head_size) % shape.kv_heads:
-        raise ValueError(f"{group}kv_heads={shape.kv_heads} does not divide the {heads} heads; 1 always does")
+@dataclass(frozen=True)
+class NewModelConfig(DecoderShape):
+    """A new decoder with random weights, if model.path names no model."""
+
+    context: PositiveInt = 2048
+    """Longest sequence, prompt and completion together."""
 
 
 @dataclass(frozen=True)
-class DefaultModelConfig:
+class DefaultModelConfig(DecoderShape):
     """The small model made for the task on a GPU without --model.
 
     It learns the attempts that the task's hook `demonstrate` writes, so that reinforcement learning starts from a model
@@ -166,20 +170,12 @@ class DefaultModelConfig:
     stands in for it, `tinyzero warmstart` makes one for a task of your own.
     """
 
+    # The default shape has 9.9 million parameters.
     hidden_size: PositiveInt = 384
-    """Width of the residual stream; a multiple of head_size. The default shape has 9.9 million parameters."""
-
     layers: PositiveInt = 6
-    """Number of decoder layers."""
-
     head_size: PositiveInt = 64
-    """Width of an attention head; vLLM has kernels for 32 and 64, among others."""
-
     kv_heads: PositiveInt = 2
-    """Heads of keys and values; reading them dominates the cost of long completions."""
-
     mlp_size: PositiveInt = 1024
-    """Hidden width of the gated MLP."""
 
     steps: PositiveInt = 1_600
     """Steps of training on the task's demonstrations. Countdown's search is learnt all at once, between 500 and 900."""
@@ -189,9 +185,6 @@ class DefaultModelConfig:
 
     directory: str | None = None
     """Directory of these models; none = tinyzero/models in the user's cache."""
-
-    def __post_init__(self) -> None:
-        _check_heads(self, "default_model.")
 
 
 Offload = Literal["auto", "none", "idle", "always"]
@@ -403,7 +396,9 @@ class EvalConfig:
             object.__setattr__(self, "tasks", {name_of(task): {"task": task} for task in self.tasks})
         if len(set(self.pass_at)) < len(self.pass_at):
             raise ValueError(f"eval.pass_at: got {list(self.pass_at)}, expected each k once, such as [1, 8]")
-        object.__setattr__(self, "tasks", complete_table(self.task_specs, ("task", "options")))
+        object.__setattr__(
+            self, "tasks", complete_table(read_task_specs(self.tasks, "eval.tasks"), ("task", "options"))
+        )
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, flatten, format_value, get, merge, unflatten
-from tinyzero_trainer.config.algorithm import AlgorithmConfig
+from tinyzero_sdk.settings import build, flatten, get, merge, unflatten
+from tinyzero_trainer.config.algorithm import AlgorithmConfig, Decay, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.compose import check_models
-from tinyzero_trainer.config.metadata import RESUMABLE, Needs
 from tinyzero_trainer.config.model_defaults import recorded_content, recorded_defaults
-from tinyzero_trainer.config.optimizer import Decay, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import DataConfig, Engine, RolloutConfig, VllmConfig
 from tinyzero_trainer.config.run import (
+    AnyRunConfig,
     CheckpointConfig,
     EvalConfig,
-    Executor,
     LogConfig,
     MemoryConfig,
     ModelConfig,
@@ -29,16 +27,14 @@ from tinyzero_trainer.config.run import (
     RayConfig,
     RewardConfig,
     RunConfig,
-    check_device,
 )
-from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs, with_task_table
-from tinyzero_trainer.config.train_config import TrainConfig, check_tasks, check_update
-from tinyzero_trainer.config.unused import unused_settings
+from tinyzero_trainer.config.settings import RESUMABLE, Needs, refuse_unused
+from tinyzero_trainer.config.tasks import TaskSpec, read_task_specs, with_task_table
+from tinyzero_trainer.config.train_config import TrainConfig, complete_and_check
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.utils.bounds import (
     Auto,
     Fraction,
-    NoneIs,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -50,14 +46,8 @@ DEFAULT_EPOCHS = 3
 
 
 @dataclass(frozen=True)
-class SftRunConfig:
+class SftRunConfig(AnyRunConfig):
     """The run, its length and its device."""
-
-    output: Annotated[str, RESUMABLE] = ""
-    """Run directory; created if missing."""
-
-    seed: int = 0
-    """Seed of every random choice of the run."""
 
     steps: Annotated[PositiveInt | None, RESUMABLE] = None
     """Optimizer steps; none = run.epochs of a file, and 200 of the tasks' own examples, which have no end."""
@@ -69,14 +59,8 @@ class SftRunConfig:
     """Seconds of training instead: the number of steps is set by the time of the first ones, so no two runs are equal
     bit for bit."""
 
-    executor: Annotated[Executor, RESUMABLE] = "local"
-    """Where the model is trained: `local` = in this process, `ray` = in processes of Ray."""
-
-    device: Annotated[str, RESUMABLE] = "auto"
-    """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
-
     def __post_init__(self) -> None:
-        check_device(self.device)
+        super().__post_init__()
         lengths = [f"run.{name}={value:g}" for name in ("steps", "epochs", "seconds") if (value := getattr(self, name))]
         if len(lengths) > 1:
             raise ValueError(f"{' and '.join(lengths)} both say how long to train; leave out all but one")
@@ -156,7 +140,7 @@ class SftRolloutConfig:
     max_completion_tokens: PositiveInt = 256
     """Longest completion, in tokens."""
 
-    max_num_seqs: Annotated[PositiveInt | Auto, NoneIs("auto"), RESUMABLE] = "auto"
+    max_num_seqs: Annotated[PositiveInt | Auto, RESUMABLE] = "auto"
     """Sequences generated at a time; `auto` = as many as fit on a GPU, and 512 on the CPU."""
 
 
@@ -194,9 +178,7 @@ class SftConfig:
         return read_task_specs(self.tasks)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tasks", complete_table(self.task_specs))
-        check_update(self.model, self.lora, self.parallel, self.optimizer)
-        check_tasks(self.tasks, self.eval)
+        complete_and_check(self)
         if self.run.epochs and self.data.path is None:
             raise ValueError("run.epochs counts passes over data.path, and none is given; give run.steps")
 
@@ -266,10 +248,8 @@ def compose_sft(overrides: Mapping[str, Any], *, needs_examples: bool = True) ->
     check_models(overrides)
     if needs_examples and not config.task_specs and config.data.path is None:
         raise SettingsError("there is nothing to learn from; give --task, or a file of examples with --data")
-    typed, file = dict(flatten(overrides)), config.data.path
-    for key, value, reason in unused_settings(config):
-        if key in typed:
-            raise SettingsError(f"{key}={format_value(value)} has no effect: {reason}")
+    refuse_unused(config, dict(flatten(overrides)))
+    file = config.data.path
     for spec in config.task_specs:
         if file is not None and spec.weight != 1:
             raise SettingsError(

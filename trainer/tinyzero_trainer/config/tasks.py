@@ -5,21 +5,34 @@ a saved config.toml, holds the table only.
 """
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import get, merge, unknown_key_message
+from tinyzero_sdk.settings import build, get, merge
 from tinyzero_sdk.tasks.local_packages import is_path
+from tinyzero_trainer.utils.bounds import PositiveFloat
 
 if TYPE_CHECKING:
     from tinyzero_sdk import Task
     from tinyzero_trainer.config.rollout import DataConfig
 
-ENTRY_KEYS = ("task", "weight", "options")
+
+@dataclass(frozen=True)
+class EvaluatedTask:
+    """An entry of the table `eval.tasks`."""
+
+    task: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainedTask(EvaluatedTask):
+    """An entry of the table `tasks`."""
+
+    weight: PositiveFloat = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +98,19 @@ def read_task_specs(tasks: Mapping[str, Any], table: Literal["tasks", "eval.task
         >>> read_task_specs({"countdown": {"weight": 2}, "multiply": {}})[0].weight
         2.0
     """
-    specs = tuple(_read_entry(name, entry, table) for name, entry in tasks.items())
+    specs = []
+    for name, values in tasks.items():
+        if not name or "." in name:
+            raise ValueError(f"{table}: got the name {name!r}, expected one without dots; a file goes into its `task`")
+        if not isinstance(values, Mapping):
+            raise SettingsError(f"{table}.{name}: got {values!r}, expected a table, with {name}.options.KEY=…")
+        entry = build(TrainedTask if table == "tasks" else EvaluatedTask, {"task": name, **values}, f"{table}.{name}.")
+        specs.append(TaskSpec(name, entry.task, getattr(entry, "weight", 1.0), entry.options))
     if len(specs) == 1 and specs[0].weight != 1:
         raise ValueError(
             f"tasks.{specs[0].name}.weight={specs[0].weight:g} has no effect: there is no other task; leave it out"
         )
-    return specs
+    return tuple(specs)
 
 
 def identity(task: str) -> str:
@@ -104,7 +124,7 @@ def task_of(name: str, entry: Any) -> str:
     return named if isinstance(named, str) else name
 
 
-def complete_table(specs: Sequence[TaskSpec], keys: Sequence[str] = ENTRY_KEYS) -> dict[str, Any]:
+def complete_table(specs: Sequence[TaskSpec], keys: Sequence[str] = ("task", "weight", "options")) -> dict[str, Any]:
     """The table of these, with every default written out: equal settings are written alike."""
     return {spec.name: {key: getattr(spec, key) for key in keys} for spec in specs}
 
@@ -153,24 +173,3 @@ def refuse_unused(tasks: Mapping[str, "Task"], typed: Mapping[str, Any]) -> None
         raise SettingsError(
             f"data.prompt_template={template!r} has no effect: the rows of data.path have their own prompts"
         )
-
-
-def _read_entry(name: str, entry: Any, table: str) -> TaskSpec:
-    place, keys = f"{table}.{name}", [key for key in ENTRY_KEYS if key != "weight" or table == "tasks"]
-    if not name or "." in name:
-        raise ValueError(f"{table}: got the name {name!r}, expected one without dots; a file goes into its key `task`")
-    _expect(isinstance(entry, Mapping), place, entry, f"a table, such as {place}.options.KEY=…")
-    for key in entry:
-        if key not in keys:
-            raise ValueError(unknown_key_message(f"{place}.{key}", [f"{place}.{known}" for known in keys]))
-    task, weight, options = entry.get("task", name), entry.get("weight", 1), entry.get("options", {})
-    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    _expect(isinstance(task, str) and task, f"{place}.task", task, "the name of a task or the path of its file")
-    _expect(is_number and 0 < weight <= sys.float_info.max, f"{place}.weight", weight, "a number above 0, such as 2")
-    _expect(isinstance(options, Mapping), f"{place}.options", options, f"a table, such as {place}.options.KEY=…")
-    return TaskSpec(name, task, float(weight), options)
-
-
-def _expect(fine: object, key: str, value: object, expected: str) -> None:
-    if not fine:
-        raise ValueError(f"{key}: got {value!r}, expected {expected}")

@@ -4,14 +4,11 @@ Checks across groups are in `__post_init__`, so that an impossible configuration
 settings without effect say so in their own fields, see unused.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from tinyzero_trainer.algorithms.schedules import StepSettings, decayed
-from tinyzero_trainer.config.algorithm import AlgorithmConfig
-from tinyzero_trainer.config.metadata import ON_RAY, Needs, ReadBy
-from tinyzero_trainer.config.optimizer import CriticConfig, LoraConfig, OptimizerConfig
+from tinyzero_trainer.config.algorithm import AlgorithmConfig, CriticConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.config.rollout import (
     CurriculumConfig,
     DataConfig,
@@ -33,32 +30,33 @@ from tinyzero_trainer.config.run import (
     RewardConfig,
     RunConfig,
 )
+from tinyzero_trainer.config.settings import ON_RAY, Needs, ReadBy
 from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_specs
 
 
-def check_update(model: ModelConfig, lora: LoraConfig, parallel: ParallelConfig, optimizer: OptimizerConfig) -> None:
-    """Raise a ValueError if the update cannot do what these groups ask of it together."""
-    if parallel.sequence_parallel > 1 and optimizer.packing == "padded":
+def complete_and_check(config: Any) -> None:
+    """Write out the table of tasks, and raise a ValueError if what the groups of any training ask does not go together.
+
+    Args:
+        config: a `TrainConfig` or `SftConfig`.
+    """
+    object.__setattr__(config, "tasks", complete_table(read_task_specs(config.tasks)))
+    for name in config.tasks.keys() & config.eval.tasks.keys():
         raise ValueError(
-            f"parallel.sequence_parallel={parallel.sequence_parallel} divides packed rows; leave out "
+            f"eval.tasks.{name}: the run trains on it, and evaluates it anyway; leave it out, or give other options of "
+            f"it another name: eval.tasks.OTHER.task={config.eval.tasks[name]['task']}"
+        )
+    sharded = config.parallel.sequence_parallel > 1
+    if sharded and config.optimizer.packing == "padded":
+        raise ValueError(
+            f"parallel.sequence_parallel={config.parallel.sequence_parallel} divides packed rows; leave out "
             "optimizer.packing='padded'"
         )
-    if model.float8 and (lora.rank or parallel.sequence_parallel > 1):
-        other = "lora.rank" if lora.rank else "parallel.sequence_parallel"
-        raise ValueError(f"model.float8=rowwise does not go with {other}; leave one of them out")
-    if model.float8 and model.dtype == "float32":
-        raise ValueError(
-            "model.float8=rowwise is for models in bfloat16, not model.dtype=float32; leave one of them out"
-        )
-
-
-def check_tasks(tasks: Mapping[str, Any], evaluation: EvalConfig) -> None:
-    """Raise a ValueError if a task of the run is among those that are only evaluated."""
-    if twice := [spec for spec in evaluation.task_specs if spec.name in tasks]:
-        raise ValueError(
-            f"eval.tasks.{twice[0].name}: the run trains on it, and evaluates it anyway; leave it out, or give other "
-            f"options of it another name: eval.tasks.OTHER.task={twice[0].task}"
-        )
+    if config.model.float8:
+        wrong = {"lora.rank": config.lora.rank, "parallel.sequence_parallel": sharded}
+        wrong["model.dtype=float32"] = config.model.dtype == "float32"
+        for other in filter(wrong.get, wrong):
+            raise ValueError(f"model.float8=rowwise does not go with {other}; leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -145,11 +143,6 @@ class TrainConfig:
         is_needed = self.lora.rank or self.algorithm.kl_coefficient or self.rollout.num_engines or self.model.teacher
         return tuple(filter(None, (self.model.path if is_needed else None, self.model.teacher)))
 
-    @property
-    def workers_config(self) -> "TrainConfig":
-        """Itself; see `SftConfig`."""
-        return self
-
     def wrappers_with_limit(self) -> tuple[str, ...]:
         """`reward.wrappers` as `load_task` takes them: one that needs a limit gets the longest completion."""
         from tinyzero_sdk.rewards.wrappers import with_limit
@@ -159,9 +152,7 @@ class TrainConfig:
         return with_limit(self.reward.wrappers, limit)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tasks", complete_table(self.task_specs))
-        check_update(self.model, self.lora, self.parallel, self.optimizer)
-        check_tasks(self.tasks, self.eval)
+        complete_and_check(self)
         rollout = self.rollout
         wrong = ""
         if rollout.max_async_level and (problem := self._problem_with_async()):

@@ -19,8 +19,8 @@ from tinyzero_trainer.config.compose import gather, make_config, text
 from tinyzero_trainer.config.help import key_help
 from tinyzero_trainer.config.model_defaults import TINY_MODEL, TINY_NAME, directory_of
 from tinyzero_trainer.config.resume import is_sft
+from tinyzero_trainer.config.settings import drop_unused
 from tinyzero_trainer.config.tasks import identity, load_tasks, read_task_specs, refuse_unused, task_of, with_task_table
-from tinyzero_trainer.config.unused import drop_unused
 from tinyzero_trainer.models.files import start_loading
 from tinyzero_trainer.models.hub import refuse_unreachable
 from tinyzero_trainer.monitoring.progress import Progress
@@ -126,7 +126,9 @@ def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
             # The run's name for the task need not be the task's own.
             typed = [{"options": get(entry, "options") or {}} for entry in tasks.values()]
             values = {**values, "tasks": dict(zip(inherited["tasks"], typed, strict=False))}
-        values = merge(drop_unused(merge(inherited, values), values), {"model": {"path": newest_model(model)}})
+        values = merge(
+            drop_unused(merge(inherited, values), values, TrainConfig), {"model": {"path": newest_model(model)}}
+        )
     return make_config(values)
 
 

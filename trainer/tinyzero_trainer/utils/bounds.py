@@ -1,8 +1,7 @@
 """Types of the configuration's fields: bounded numbers, and settings that may be left to the run."""
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -21,16 +20,3 @@ Auto = Literal["auto"]
 def unless_auto(value: T | Auto) -> T | None:
     """A setting's value; None where it is left to the run."""
     return None if value == "auto" else value
-
-
-@dataclass(frozen=True)
-class NoneIs:
-    """`none` is typed for this value, and in Python given as None: metadata of a field's type, for pydantic."""
-
-    value: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic import BeforeValidator
-
-        validator = BeforeValidator(lambda value: self.value if value is None else value)
-        return validator.__get_pydantic_core_schema__(source, handler)

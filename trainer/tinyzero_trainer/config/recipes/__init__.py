@@ -10,7 +10,7 @@ from typing import Any
 
 from tinyzero_sdk.errors import SettingsError, did_you_mean
 from tinyzero_sdk.settings import read_toml
-from tinyzero_trainer.config.foreign_keys import check_keys
+from tinyzero_trainer.config.settings import check_keys
 from tinyzero_trainer.config.train_config import TrainConfig
 
 FOLDER = Path(__file__).parent
