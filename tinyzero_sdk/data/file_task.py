@@ -187,7 +187,7 @@ class FileTask(Task):
 
     def _check_prompt(self, item: Item, row: Row) -> int:
         """The characters of a row's prompt; 0 where the task makes it."""
-        prompt = row.get("prompt")
+        prompt: Any = row.get("prompt")
         if is_prompt(prompt):
             return sum(len(message["content"]) for message in as_messages(prompt))
         if prompt is not None:

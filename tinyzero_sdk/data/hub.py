@@ -1,15 +1,10 @@
 """Data sets by their name on the Hugging Face Hub: the files of a cached copy, else of a download by `datasets`.
 
-A cached copy comes first: no request for each process and run. Before a download one request tells whether there is a
-network at all, where the library would try again and again for half a minute.
+A cached copy comes first: no request for each process and run.
 """
 
 import contextlib
-import http.client
 import re
-import ssl
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from tinyzero_sdk.data.folders import split_files
@@ -34,6 +29,7 @@ def hub_files(repository: str, configuration: str | None) -> dict[str, list[Path
     """
     try:
         import datasets
+        import huggingface_hub
     except ModuleNotFoundError as error:
         raise DataError(
             f"there is no file or folder {repository}, and the Hugging Face Hub needs the package datasets: "
@@ -42,15 +38,12 @@ def hub_files(repository: str, configuration: str | None) -> dict[str, list[Path
     for folder in [*_hub_cache(repository, configuration), *_datasets_cache(repository, configuration)]:
         with contextlib.suppress(DataError):  # a snapshot holds what was fetched, which may be the README alone
             return split_files(folder)
-    reason = "HF_HUB_OFFLINE is set" if datasets.config.HF_HUB_OFFLINE else unreachable(datasets.config.HF_ENDPOINT)
-    if reason is None:
-        try:
-            data_set = datasets.load_dataset(repository, configuration)
-            return {
-                str(split): [Path(file["filename"]) for file in part.cache_files] for split, part in data_set.items()
-            }
-        except Exception as error:  # the border to a library that raises many kinds, most of several lines
-            reason = " ".join(str(error).split())[:300]
+    try:
+        huggingface_hub.dataset_info(repository, timeout=_PATIENCE)  # where the other would try for half a minute
+        data_set = datasets.load_dataset(repository, configuration)
+        return {str(split): [Path(file["filename"]) for file in part.cache_files] for split, part in data_set.items()}
+    except Exception as error:  # the border to a library that raises many kinds, most of several lines
+        reason = " ".join(str(error).split())[:300]
     name = "/".join(filter(None, (repository, configuration)))
     raise DataError(
         f"cannot get {name} from the Hugging Face Hub ({reason}), and no copy of it is cached here; give a file or a "
@@ -87,17 +80,3 @@ def _datasets_cache(repository: str, configuration: str | None) -> list[Path]:
     name = configuration or ("default" if "default" in names else "*")
     folders = [folder for folder in root.glob(f"{name}/*/*/") if folder.suffix != ".incomplete"]
     return sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)
-
-
-def unreachable(endpoint: str) -> str | None:
-    """Why the endpoint cannot be reached, or None if it answers, whatever it says. Heeds the proxies set."""
-    try:
-        request = urllib.request.Request(f"{endpoint}/api/datasets", method="HEAD")
-        with urllib.request.urlopen(request, timeout=_PATIENCE):
-            return None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        # "Not found" and nonsense are answers, too; and for TLS the library has certificates of its own.
-        if isinstance(error, urllib.error.HTTPError | http.client.HTTPException) or isinstance(reason, ssl.SSLError):
-            return None
-        return f"{endpoint}: {getattr(reason, 'strerror', None) or reason}"

@@ -9,7 +9,6 @@ import pytest
 from tests.plugins.gsm8k.rows import TEST, TRAIN, as_dataset
 from tinyzero_gsm8k import sources
 from tinyzero_sdk import load_task
-from tinyzero_sdk.data import hub
 from tinyzero_sdk.errors import DataError
 
 
@@ -18,8 +17,7 @@ def download(tmp_path, monkeypatch):
     """The download, which a test may let return or fail, where no copy is cached."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "unreachable", lambda endpoint: None)
+    monkeypatch.setattr(huggingface_hub, "dataset_info", Mock())
     monkeypatch.setattr(datasets, "load_dataset", loaded := Mock())
     sources._problems.cache_clear()
     yield loaded

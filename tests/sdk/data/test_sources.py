@@ -91,7 +91,7 @@ def test_a_name_that_the_hub_does_not_allow_is_one_line(name):
 def test_a_cached_data_set_of_the_hub_is_read_without_a_request(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     cached = tmp_path / "openai___gsm8k" / "main" / "0.0.0" / "e53f"
     datasets.Dataset.from_list([{"question": "1 + 1?"}]).save_to_disk(cached / "saved")
     next((cached / "saved").glob("*.arrow")).rename(cached / "gsm8k-train.arrow")
@@ -105,5 +105,5 @@ def test_a_cached_data_set_of_the_hub_is_read_without_a_request(tmp_path, monkey
     assert list(open_rows("some/one")) == [{"a": 1}]
     with pytest.raises(DataError, match="cannot get some/one/other"):
         open_rows("some/one/other")
-    with pytest.raises(DataError, match=r"cannot get openai/gsm8k/socratic .*HF_HUB_OFFLINE is set.*give a file"):
+    with pytest.raises(DataError, match=r"cannot get openai/gsm8k/socratic .*HF_HUB_OFFLINE.*give a file"):
         open_rows("openai/gsm8k/socratic")
