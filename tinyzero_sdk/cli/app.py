@@ -30,7 +30,6 @@ TRAINER_COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code; `arguments` default to those of the process."""
-    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for model text that the terminal cannot encode
@@ -43,14 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             app(args=arguments, prog_name="tinyzero")
         finally:
             _flush_stdout()
-
-
-def _replace_closed_streams() -> None:
-    """Let streams that the caller has closed (`2>&-`) lead nowhere: a file opened later would get their number."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so this one
-            setattr(sys, name, os.fdopen(descriptor, "w" if number else "r", encoding="utf-8"))
 
 
 def _flush_stdout() -> None:

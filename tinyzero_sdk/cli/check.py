@@ -1,7 +1,6 @@
 """`tinyzero check`: whether a task passes the checks of the conformance kit."""
 
 import textwrap
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ from rich.text import Text
 
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, one_task, show_judge
 from tinyzero_sdk.console import plural, print_json, stderr, stdout, warn
-from tinyzero_sdk.errors import SettingsError, TinyZeroError
+from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from tinyzero_sdk.testing.report import Report, Result
 
 _STYLES = {"passed": "green", "failed": "bold red", "waived": "yellow", "not checked": "dim"}
-_MANY = 500  # problems, of which most should be different
 
 
 def check(
@@ -78,21 +76,8 @@ def check(
         path = local_cases_path(opened)
         added = add_cases(path, [result.case for result in report.results if result.case])
         stderr.print(Text(f"{plural(added, 'new case')} in {path}"), soft_wrap=True)
-    if replay is None:
-        _warn_of_repeats(opened, seed)
     if not report.passed or (prop and any(result.status == "not checked" for result in report.results)):
         raise typer.Exit(1)
-
-
-def _warn_of_repeats(task: "Task", seed: int) -> None:
-    """Say if few of the problems are different ones, as where a key leaves out what makes them so."""
-    with suppress(TinyZeroError):  # a check has failed on it
-        keys = [task.item_key(item) for item in task.generate("train", _MANY, seed=seed)]
-        if (different := len({*keys})) < len(keys) / 2:
-            warn(
-                f"only {different:,} of {len(keys):,} generated problems are different ones: problems with the same "
-                "item_key, by default the ground truth, count as one"
-            )
 
 
 def _run(

@@ -1,7 +1,6 @@
 """`tinyzero compare`: what differs between scored files, with intervals."""
 
 import dataclasses
-import os
 from json import dumps as to_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,14 +9,12 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.score import GroupBy
-from tinyzero_sdk.cli.summary_report import PassAt, parse_pass_at, table
+from tinyzero_sdk.cli.summary_report import PassAt, parse_pass_at, shorten, table
 from tinyzero_sdk.console import percent, plural, print_json, stdout
 from tinyzero_sdk.errors import SettingsError
 
 if TYPE_CHECKING:
     from tinyzero_sdk.scoring.compare import Comparison, ComparisonReport, Difference
-
-_RESAMPLES = (100, 100_000)  # fewer leave the quantiles to chance, more change no digit that is shown
 
 
 def compare(
@@ -52,9 +49,8 @@ def compare(
     from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
 
-    least, most = _RESAMPLES
-    if bootstrap and not least <= bootstrap <= most:
-        raise SettingsError(f"--bootstrap={bootstrap}: expected from {least} to {most:,} samples, such as 1000")
+    if bootstrap and not 100 <= bootstrap <= 100_000:  # fewer leave the quantiles to chance, more change no digit shown
+        raise SettingsError(f"--bootstrap={bootstrap}: expected from 100 to 100,000 samples, such as 1000")
     with Progress(announce=False) as progress:
         progress.phase("comparing", 1.0, "%")
         options = CompareOptions(group_by, parse_pass_at(pass_at), bootstrap, progress.update)
@@ -62,25 +58,9 @@ def compare(
     if json:
         print_json(dataclasses.asdict(report))
     else:
-        _show(_with_short_names(report), limit)
+        _show(report, limit)
     if any(file.ignored for file in report.files):
         raise typer.Exit(1)
-
-
-def _with_short_names(report: "ComparisonReport") -> "ComparisonReport":
-    """The same with the part of the paths in which they differ."""
-    paths = [os.path.abspath(file.file) for file in report.files]
-    shared = os.path.commonpath([os.path.dirname(path) for path in paths])
-    names = [os.path.relpath(path, shared) for path in paths]
-    if len({*names}) < len(names):
-        return report
-    return dataclasses.replace(
-        report,
-        files=[dataclasses.replace(file, file=name) for file, name in zip(report.files, names, strict=True)],
-        comparisons=[
-            dataclasses.replace(each, file=name) for each, name in zip(report.comparisons, names[1:], strict=True)
-        ],
-    )
 
 
 def _show(report: "ComparisonReport", limit: int) -> None:
@@ -102,8 +82,6 @@ def _show(report: "ComparisonReport", limit: int) -> None:
     if left_out:
         stdout.print(Text(f"not compared: {'; '.join(left_out)}"), style="yellow", soft_wrap=True)
     known = {name: values for name, values in report.differing.items() if None not in values}
-    if all(Path(file.file).name.startswith("step_") for file in report.files):
-        known.pop("evaluation.step", None)  # their names say it
     if known:
         differing = [f"{name} {' → '.join(_values(each or []) for each in values)}" for name, values in known.items()]
         stdout.print(Text(f"settings that differ: {' · '.join(differing)}"), style="yellow", soft_wrap=True)
@@ -164,9 +142,8 @@ def _show_comparison(report: "ComparisonReport", comparison: "Comparison", limit
         stdout.print(f"\n{name} on {plural(total, 'problem')}{f', {solved}' if total else ''}")
         for change in changes[:limit]:
             before, now = (f"{right}/{size}" for right, size in zip(change.correct, change.completions, strict=True))
-            problem = change.problem if len(change.problem) <= 60 else change.problem[:57] + "..."
             rows = " and ".join(f"{row:,}" for row in change.rows)
-            stdout.print(Text(f"  {before} → {now} right, rows {rows}: {problem!r}"), soft_wrap=True)
+            stdout.print(Text(f"  {before} → {now} right, rows {rows}: {shorten(change.problem)}"), soft_wrap=True)
         if total > limit:
             stdout.print(f"  ... {total - limit:,} more (--limit, or --json)")
     stdout.print(f"\nthe same on {plural(report.problems - better - worse, 'problem')}")

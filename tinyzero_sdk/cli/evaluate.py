@@ -237,72 +237,48 @@ class _EvalCommand(TyperCommand):
 
 
 def _find_local_models(plugins: Sequence[Plugin]) -> "LocalModels | None":
-    from tinyzero_sdk.evaluation.protocol import LocalModels
-
-    for plugin in plugins:
-        models = plugin.call("local_models")
-        if isinstance(models, LocalModels):
-            return models
-        if models is not None:
-            raise TinyZeroError(
-                f"local_models of {plugin.distribution} {plugin.version} returned {models!r}; "
-                "expected an object with the methods plan and key_help"
-            )
-    return None
+    """What loads models on this machine, of the first plugin that has it."""
+    found = (plugin.call("local_models") for plugin in plugins)
+    return next((models for models in found if models is not None), None)
 
 
 class _Observer:
     """Shows the progress of an evaluation."""
 
     def __init__(self, progress: "Progress") -> None:
-        self._progress = progress
-        self.has_begun = self._scores = False
+        self._progress, self._phase = progress, ""
 
     def sampling(self, kept: int, finished: int, total: int) -> None:
         """See `EvaluationObserver`."""
-        if not self.has_begun:
-            self.has_begun = True
+        if not self._phase:
+            self._phase = "sampling"
             self._progress.start()  # not earlier: loading a model shows its own progress
             self._progress.phase("sampling completions", total, "completions", done=kept)
         self._progress.update(kept + finished)
 
     def scoring(self, fraction: float) -> None:
         """See `EvaluationObserver`."""
-        if not self._scores:
-            self._scores = True
+        if self._phase != "scoring":
+            self._phase = "scoring"
             self._progress.phase("scoring", 1.0, "%")
         self._progress.update(fraction)
 
 
 @contextmanager
 def _observer(output: Path | None) -> Iterator[_Observer]:
+    """The progress; where the evaluation stops, a line says that the same command resumes it."""
     from tinyzero_sdk.progress import Progress
 
     progress = Progress(announce=False)
-    observer = _Observer(progress)
     try:
-        yield observer
-    except (KeyboardInterrupt, TinyZeroError) as error:
-        file = None if output is None or not observer.has_begun else output.with_suffix(".jsonl")
-        stored = 0 if file is None else _count(file)
-        if not stored:
-            raise
-        kept = f"{plural(stored, 'completion')} stored in {file}; the same command resumes there"
-        if not isinstance(error, KeyboardInterrupt):
-            raise type(error)(f"{error}; {kept}") from error
+        yield _Observer(progress)
+    except (KeyboardInterrupt, TinyZeroError):
         progress.close()
-        complain(f"stopped: {kept}")
+        if output is not None and (stored := output.with_suffix(".jsonl")).exists():
+            complain(f"stopped: completions are stored in {stored}; the same command resumes there")
         raise
     finally:
         progress.close()
-
-
-def _count(file: Path) -> int:
-    """Number of completions in the file, which is right even if a signal interrupts the bookkeeping."""
-    if not file.exists():
-        return 0
-    with file.open("rb") as lines:
-        return sum(line.endswith(b"\n") for line in lines)
 
 
 def _as_json(result: "EvaluationResult") -> dict[str, Any]:

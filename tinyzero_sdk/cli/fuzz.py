@@ -58,7 +58,9 @@ def fuzz(
     path = cases or local_cases_path(opened)
     if path.exists():
         read_cases(path)  # a file of something else is refused before the search, not after it
-    stderr.print(Text(_aim(opened)), soft_wrap=True)
+    has_oracle = bool(opened.plugin_manager.hook.oracle.get_hookimpls())
+    aim = "on which reward and oracle disagree" if has_oracle else "that raise or hang, since it has no oracle"
+    stderr.print(Text(f"{opened.name} {opened.version}: searching for completions {aim}"), soft_wrap=True)
     with Progress(announce=False) as progress:
         progress.phase("starting")
         report = search(
@@ -70,7 +72,10 @@ def fuzz(
             memory_limit_gb=memory_limit,
             stop_after=1 if first else None,
             corpus=read_cases(corpus) if corpus else (),
-            on_progress=lambda report: progress.update(report.tried, _progress_line(report, time)),
+            on_progress=lambda report: progress.update(
+                report.tried,
+                f"{report.seconds:.0f} of {time:g} s · {report.tried:,} tried · {len(report.findings)} found",
+            ),
         )
     labelled = [case for case in (finding.to_case() for finding in report.findings) if case]
     added = add_cases(path, labelled)
@@ -83,24 +88,6 @@ def fuzz(
         raise typer.Exit(1)
     if report.interrupted:
         raise typer.Exit(130)
-
-
-def _aim(task: "Task") -> str:
-    hooks = task.plugin_manager.hook
-    if hooks.oracle.get_hookimpls():
-        return f"{task.name} {task.version}: searching for completions on which reward and oracle disagree"
-    return (
-        f"{task.name} {task.version} has no oracle: searching for completions that raise or hang, or whose score"
-        " depends on what surrounds the answer"
-    )
-
-
-def _progress_line(report: "FuzzReport", seconds: float) -> str:
-    lines = f" · {report.lines} lines reached" if report.lines else ""
-    return (
-        f"{report.seconds:.0f} of {seconds:g} s · {report.tried:,} tried, {report.rate:,.0f}/s{lines} · "
-        f"{len(report.findings)} found"
-    )
 
 
 def _show(task: "Task", path: Path, report: "FuzzReport", added: int) -> None:

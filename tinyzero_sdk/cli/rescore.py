@@ -1,7 +1,6 @@
 """`tinyzero rescore`: which scores of a file change with the installed task."""
 
 import dataclasses
-from json import dumps as to_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +8,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, Overwrite, Timeout, Wrappers, scoring_options
-from tinyzero_sdk.cli.summary_report import as_json, show_faults, table
+from tinyzero_sdk.cli.summary_report import as_json, shorten, show_faults, table
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, show_judge
 from tinyzero_sdk.console import percent, plural, print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
@@ -106,13 +105,6 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
             means = (f"{total / part.rows:.4g}" for total in (part.old_sum, part.new_sum))
             parts.add_row(name, *means, f"{part.rose:,}", f"{part.fell:,}")
         stdout.print("", parts)
-    if report.changed:
-        # Rows changed by old reason (down) and new reason (across).
-        olds, news = (list(dict.fromkeys(pair[side] for pair, _ in report.reasons.most_common())) for side in (0, 1))
-        matrix = table("old \\ new", *news)
-        for old in olds:
-            matrix.add_row(old, *(f"{report.reasons[old, new]:,}" if report.reasons[old, new] else "" for new in news))
-        stdout.print("", matrix)
     for reasons, rows in report.reasons.most_common():
         shown = [change for change in report.changes if change.reasons == reasons][:limit]
         for change in shown:
@@ -123,24 +115,13 @@ def _show(report: "RescoreReport", limit: int, output: Path | None) -> None:
 
 
 def _show_provenance(report: "RescoreReport") -> None:
-    """What produced the old and new scores: task and version, and the options and wrappers that differ."""
+    """The tasks that produced the old and new scores, and their options and wrappers where these differ."""
     now = report.scored.provenance
     assert now is not None
     provenances = [*report.before, now]
-    labels = [f"{provenance.task} {provenance.task_version}" for provenance in provenances]
-    if len({provenance.task_wrappers for provenance in provenances}) > 1:
-        labels = [f"{text} in {provenance.task_wrappers}" for text, provenance in zip(labels, provenances, strict=True)]
-    options = [provenance.options() for provenance in provenances]
-    names = sorted({name for one in options for name in one})
-    missing = object()
-    differing = [
-        name for name in names if any(one.get(name, missing) != options[0].get(name, missing) for one in options)
-    ]
-    if differing:
-        kept = [{name: one[name] for name in differing if name in one} for one in options]
-        labels = [f"{text} with {to_json(some)}" for text, some in zip(labels, kept, strict=True)]
-    before = " and ".join(labels[:-1]) or "an unknown task"
-    stdout.print(Text(f"before: {before} · now: {labels[-1]}"), soft_wrap=True)
+    settings = [name for name in ("task_options", "task_wrappers") if len({getattr(p, name) for p in provenances}) > 1]
+    *before, last = (" ".join([p.task, p.task_version, *(getattr(p, name) for name in settings)]) for p in provenances)
+    stdout.print(Text(f"before: {' and '.join(before) or 'an unknown task'} · now: {last}"), soft_wrap=True)
 
 
 def _show_change(change: "ScoreChange") -> None:
@@ -150,17 +131,11 @@ def _show_change(change: "ScoreChange") -> None:
         style="red" if change.is_flip else "",
     )
     stdout.print(head, soft_wrap=True)
-    answers = f"answer {_quoted(change.old.answer)}"
+    answers = f"answer {shorten(change.old.answer)}"
     if change.new.answer != change.old.answer:
-        answers += f" → {_quoted(change.new.answer)}"
+        answers += f" → {shorten(change.new.answer)}"
     stdout.print(Text(f"  {answers}"), soft_wrap=True)
     if change.parts:
         parts = " · ".join(f"{name} {old:.4g} → {new:.4g}" for name, (old, new) in change.parts.items())
         stdout.print(Text(f"  parts: {parts}"), soft_wrap=True)
     stdout.print(Text(f"  …{change.completion_end[-60:]!r}"), soft_wrap=True)
-
-
-def _quoted(answer: str | None) -> str:
-    if answer is None:
-        return "none"
-    return repr(answer if len(answer) <= 60 else answer[:57] + "...")

@@ -35,6 +35,11 @@ def parse_pass_at(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
+def shorten(text: str | None) -> str:
+    """A text in quotes, cut off after 60 characters."""
+    return "none" if text is None else repr(text if len(text) <= 60 else text[:57] + "...")
+
+
 def complain(message: str) -> None:
     """Print a line on stderr, without markup."""
     stderr.print(Text(message), soft_wrap=True)
@@ -88,18 +93,13 @@ def show_left_out(report: "ScoreReport") -> None:
         stdout.print(f"\n[red]{left_out}[/]", soft_wrap=True)
 
 
-def show_tables(summary: "Summary") -> None:
-    _show_reasons(summary)
-    _show_difficulties(summary)
-    _show_at_k(summary)
-
-
-def table(*columns: str) -> Table:
-    """A table whose first column is text and whose others are numbers."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+def table(*columns: str, numbers: bool = True) -> Table:
+    """A table whose first column is text, as are the others unless they are numbers."""
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for place, name in enumerate(columns):
-        made.add_column(name, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
-    return made
+        right = numbers and place > 0
+        shown.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return shown
 
 
 def _show_accuracy(report: "ScoreReport", summary: "Summary") -> None:
@@ -113,78 +113,42 @@ def _show_accuracy(report: "ScoreReport", summary: "Summary") -> None:
     if summary.parts:
         parts = " · ".join(f"{name} {mean:.4g}" for name, mean in summary.parts.items())
         stdout.print(Text(f"mean of each part: {parts}"), soft_wrap=True)
-    if report.provenance is not None:
-        by = f"by {report.provenance.task} {report.provenance.task_version}"
-        options = "" if report.provenance.task_options == "{}" else f" with {report.provenance.task_options}"
-        wrappers = "" if report.provenance.task_wrappers == "[]" else f" in {report.provenance.task_wrappers}"
-        stdout.print(Text(by + options + wrappers))
+    if (by := report.provenance) is not None:
+        options = "" if by.task_options == "{}" else f" with {by.task_options}"
+        wrappers = "" if by.task_wrappers == "[]" else f" in {by.task_wrappers}"
+        stdout.print(Text(f"by {by.task} {by.task_version}{options}{wrappers}"))
 
 
-def _show_reasons(summary: "Summary") -> None:
+def show_tables(summary: "Summary") -> None:
+    """Print a table of reasons, of difficulties and of pass@k, where there are any, and how rows were grouped."""
+    cut_off = ["cut off"] * (summary.signal.truncated_frac is not None)
     heading = ("reason", "rows", "share", "mean score", summary.length_unit, "median", "95%", "longest")
-    shown = table(*heading, *_cut_off_heading(summary))
+    reasons = table(*heading, *cut_off)
     for outcome in summary.by_reason:
         lengths = (outcome.mean_length, outcome.median_length, outcome.p95_length, outcome.max_length)
-        shown.add_row(
-            outcome.reason,
-            f"{outcome.rows:,}",
-            percent(outcome.rows / summary.rows),
-            f"{outcome.mean_score:.3g}",
+        reasons.add_row(
+            *(outcome.reason, f"{outcome.rows:,}", percent(outcome.rows / summary.rows), f"{outcome.mean_score:.3g}"),
             *("" if length is None else f"{length:,.0f}" for length in lengths),
-            *_cut_off(outcome.truncated_frac),
+            "" if outcome.truncated_frac is None else percent(outcome.truncated_frac),
         )
-    stdout.print("", shown)
-
-
-def _show_difficulties(summary: "Summary") -> None:
-    if not summary.by_difficulty:
-        return
-    shown = table("difficulty", "rows", "accuracy", "95% interval", "mean score", *_cut_off_heading(summary))
+    difficulties = table("difficulty", "rows", "accuracy", "95% interval", "mean score", *cut_off)
     for bucket in summary.by_difficulty:
-        shown.add_row(
+        difficulties.add_row(
             f"{bucket.low:g}" if bucket.low == bucket.high else f"{bucket.low:g} to {bucket.high:g}",
-            f"{bucket.rows:,}",
-            percent(bucket.accuracy),
-            _interval(bucket.interval),
-            f"{bucket.mean_score:.3g}",
-            *_cut_off(bucket.truncated_frac),
+            *(f"{bucket.rows:,}", percent(bucket.accuracy), _interval(bucket.interval), f"{bucket.mean_score:.3g}"),
+            "" if bucket.truncated_frac is None else percent(bucket.truncated_frac),
         )
-    stdout.print("", shown)
-
-
-def _cut_off_heading(summary: "Summary") -> list[str]:
-    return [] if summary.signal.truncated_frac is None else ["cut off"]
-
-
-def _cut_off(fraction: float | None) -> list[str]:
-    return [] if fraction is None else [percent(fraction)]
-
-
-def _interval(bounds: tuple[float, float]) -> str:
-    return " to ".join(map(percent, bounds))
-
-
-def _show_at_k(summary: "Summary") -> None:
-    if not summary.at_k:
-        _show_grouping(summary)
-        return
-    shown = table("k completions of a prompt", "prompts", "pass@k", "95% interval", "majority@k", "best@k")
+    at_k = table("k completions of a prompt", "prompts", "pass@k", "95% interval", "majority@k", "best@k")
     for entry in summary.at_k:
-        shown.add_row(
-            str(entry.k),
-            f"{entry.prompts:,}",
-            percent(entry.pass_at_k),
-            _interval(entry.interval),
-            percent(entry.majority_at_k),
-            f"{entry.best_at_k:.3g}",
+        at_k.add_row(
+            *(str(entry.k), f"{entry.prompts:,}", percent(entry.pass_at_k), _interval(entry.interval)),
+            *(percent(entry.majority_at_k), f"{entry.best_at_k:.3g}"),
         )
-    stdout.print("", shown)
-    stdout.print(Text(f"prompts identified by {summary.prompts_by}"), style="dim")
-    _show_grouping(summary)
-
-
-def _show_grouping(summary: "Summary") -> None:
-    """Print warnings about how rows were grouped by prompt."""
+    for shown in (reasons, difficulties, at_k):
+        if shown.rows:
+            stdout.print("", shown)
+    if summary.at_k:
+        stdout.print(Text(f"prompts identified by {summary.prompts_by}"), style="dim")
     if summary.too_large_k:
         ks = ", ".join(map(str, summary.too_large_k))
         stdout.print(f"no pass@k for k={ks}: no prompt has as many completions", style="yellow")
@@ -192,6 +156,9 @@ def _show_grouping(summary: "Summary") -> None:
         alone = f"{plural(summary.alone, 'row')} without {summary.prompts_by}, each counted as its own prompt"
         stdout.print(Text(alone), style="yellow")
     if summary.late:
-        by = "every row counts as its own prompt" if summary.prompts_by == "row" else f"{summary.prompts_by} is"
-        late = f"{summary.late} does not identify prompts, since the first rows have none: {by}"
-        stdout.print(Text(late if summary.prompts_by == "row" else f"{late} used"), style="yellow")
+        late = f"{summary.late} does not identify prompts, since the first rows have none: {summary.prompts_by} does"
+        stdout.print(Text(late), style="yellow")
+
+
+def _interval(bounds: tuple[float, float]) -> str:
+    return " to ".join(map(percent, bounds))

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
+from tinyzero_sdk.cli.summary_report import table
 from tinyzero_sdk.cli.task_options import TaskName
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.errors import TaskNotFoundError, TinyZeroError
@@ -76,10 +76,9 @@ def _task_row(name: str, origin: TaskEntry | Plugin) -> dict[str, Any]:
     try:
         info = load_task(name).info
         return {**_row(name, origin, description=info.description), "unsafe_scorer": info.unsafe_scorer}
-    except TaskNotFoundError as error:  # the family itself refuses the task
-        return {**_row(name, origin, description=""), "unsupported": str(error)}
-    except TinyZeroError as error:
-        return {**_row(name, origin, description=""), "broken": str(error)}
+    except TinyZeroError as error:  # the family itself may refuse a task
+        fault = "unsupported" if isinstance(error, TaskNotFoundError) else "broken"
+        return {**_row(name, origin, description=""), fault: str(error)}
 
 
 def _row(name: str, origin: TaskEntry | Plugin, **content: str) -> dict[str, Any]:
@@ -97,22 +96,15 @@ def _show_rows(rows: list[dict[str, Any]], nothing: str) -> None:
         stdout.print(nothing)
         return
     name, content = list(rows[0])[:2]
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(name, style="cyan", no_wrap=True)
-    table.add_column(content)
+    shown = table(name, content, "from", numbers=False)
     origins = [f"{row['distribution']} {row['version']}" for row in rows]
-    is_family = len(rows) > MOST_SHOWN and len(set(origins)) == 1  # then the column would repeat itself
-    if not is_family:
-        table.add_column("from")
     for row, origin in zip(rows, origins, strict=True):
         text = f"[red]broken:[/] {escape(row['broken'])}" if row["broken"] else escape(row[content])
         if row.get("unsupported"):
-            text = f"[yellow]not supported:[/] {escape(row['unsupported'].rpartition(' is not supported: ')[2])}"
+            text = f"[yellow]not supported:[/] {escape(row['unsupported'])}"
         mark = "[yellow]unsafe scorer:[/] " if row.get("unsafe_scorer") else ""
-        table.add_row(escape(row["name"]), mark + text, *([] if is_family else [origin]))
-    stdout.print(table)
-    if is_family:
-        stdout.print(f"\n{len(rows)} from {origins[0]}")
+        shown.add_row(f"[cyan]{escape(row['name'])}[/]", mark + text, origin)
+    stdout.print(shown)
     if any(row.get("unsafe_scorer") for row in rows):
         stdout.print(f"\n[yellow]unsafe scorer[/] = {UNSAFE}; `tinyzero tasks NAME` says why")
 
@@ -145,15 +137,13 @@ def _details(task: Task) -> dict[str, Any]:
 
 def _example(task: Task) -> dict[str, Any]:
     try:
-        items = task.generate("train", 1)
-        if not items:
-            return {"templates": [], "example": None, "no_example": "the task makes no problem"}
-        item = items[0]
-        prompts = task.templates(item)
+        if not (items := task.generate("train", 1)):
+            raise TinyZeroError("the task makes no problem")
+        prompts = task.templates(items[0])
         example = {
             "prompt": next(iter(prompts.values()), None),
-            "ground_truth": item.ground_truth,
-            "solution": task.solve(item),
+            "ground_truth": items[0].ground_truth,
+            "solution": task.solve(items[0]),
         }
     except TinyZeroError as error:  # a task whose data is not at hand still has options to show
         return {"templates": [], "example": None, "no_example": str(error)}
@@ -181,13 +171,11 @@ def _show_details(details: dict[str, Any]) -> None:
         (("option", "type", "default", "meaning"), options),
         (("weight of a part", "default", "range", "meaning"), parts),
     ):
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for column in heading:
-            table.add_column(column, overflow="fold")  # a key that is cut short cannot be typed
+        shown = table(*heading, numbers=False)
         for key, *texts in rows:
-            table.add_row(f"[cyan]{key}[/]", *map(escape, texts))
+            shown.add_row(f"[cyan]{key}[/]", *map(escape, texts))
         if rows:
-            stdout.print("", table)
+            stdout.print("", shown)
     if details["example"] is None:
         stdout.print(f"\nno example: {escape(details['no_example'])}", soft_wrap=True)
         return

@@ -1,12 +1,9 @@
 """`tinyzero compare`, as it is typed."""
 
 import json
-import os
 
-import datasets
 import pytest
 
-from tests.dummy_runs import write_run
 from tests.sdk.scoring.test_compare import rows_of, two_models
 
 
@@ -44,45 +41,6 @@ def test_table_json_and_exit_codes(run, files, monkeypatch):
     assert code == 1
     assert "not compared: 1 row of b.jsonl unreadable" in out
     assert run("compare", names[0])[::2] == (2, COMPARE_TWO)
-
-
-def test_files_are_named_by_what_tells_them_apart(run, files, tmp_path):
-    for place, path in enumerate(files):
-        (folder := tmp_path / "runs" / f"step_{place}").mkdir(parents=True)
-        path.rename(folder / "rows.jsonl")
-    out = run("compare", *(tmp_path / f"runs/step_{place}/rows.jsonl" for place in (0, 1)))[1]
-    assert "step_1/rows.jsonl against step_0/rows.jsonl" in out
-    assert str(tmp_path) not in out
-
-
-@pytest.mark.slow
-@pytest.mark.fault(
-    "directory",
-    "The name of a run's directory, or of a file's, is not UTF-8",
-    made="`compare`, `export`, `score`, `rescore` and `data` read and write in one called `caf\\xe9`",
-    seen="",
-    kept="everything; `train` and `sft` refuse it in one line as a place for a run",
-)
-def test_every_command_reads_and_writes_where_a_name_is_not_utf_8(run, tmp_path, fault_row):
-    write_run(tmp_path / "plain", steps=4, completions=400, tokens=False)
-    rows = [{"prompt": "a", "completion": "<answer>1</answer>", "ground_truth": {"target": 3, "numbers": [1, 2]}}]
-    (tmp_path / "plain" / "rows.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "plain" / "saved")
-    odd = (tmp_path / "plain").rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-    for words in (
-        ("compare", odd),
-        ("export", odd, "--output", odd / "log.eval"),
-        ("score", odd / "rows.jsonl", "--task", "countdown", "--output", odd / "scored.parquet"),
-        ("score", odd / "saved", "--format", "hf", "--task", "countdown", "--output", odd / "scored.jsonl"),
-        ("rescore", odd / "scored.parquet", "countdown"),
-        ("rescore", odd / "scored.parquet", "countdown", "--output", odd / "again.parquet"),
-        ("compare", odd / "scored.parquet", odd / "again.parquet"),
-        ("export", odd / "scored.parquet", "--output", odd / "log.json"),
-        ("data", "countdown", "--output", odd / "data", "--size", 10, "--test-size", 10),
-    ):
-        code, _, err = run(*words)
-        assert code == 0, (words, err)
-    fault_row.check("")
 
 
 COMPARE_TWO = (

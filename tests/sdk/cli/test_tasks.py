@@ -192,24 +192,6 @@ def test_full_disk_behind_stdout_is_one_line(write_task, unbuffered):
 @pytest.mark.slow
 @pytest.mark.fault(
     "terminal",
-    "stdin, stdout or stderr is closed",
-    made="a command is started with each of them closed in turn (`1>&-`)",
-    seen="",
-    kept="everything, and its exit code: what is written there goes nowhere, and not into a file opened later",
-)
-def test_closed_streams_change_nothing(write_task, fault_row):
-    command = [sys.executable, "-c", CALL, "tasks", write_task()]
-    for closed in ("0", "1", "2", "1 2"):
-        redirections = " ".join(f"{number}>&-" for number in closed.split())
-        shell = ["sh", "-c", f'exec "$@" {redirections}', "sh", *command]
-        ended = subprocess.run(shell, capture_output=True, text=True, check=False)
-        fault_row.check(ended.stderr, ended.returncode or None)
-        assert bool(ended.stdout) == ("1" not in closed)
-
-
-@pytest.mark.slow
-@pytest.mark.fault(
-    "terminal",
     "What reads the output leaves",
     made="a command writes into a pipe whose reader has ended (`| head -1`)",
     seen="",

@@ -131,7 +131,7 @@ def test_half_the_micro_batch_is_of_what_a_step_has_and_no_sequence_is_cut(confi
 @pytest.mark.parametrize(
     ("offload", "advice"),
     [
-        ("idle", "start again with memory.cpu_offload=none, which keeps everything on the GPU, or end other programs"),
+        ("idle", "start again with memory.cpu_offload=none, or end other programs"),
         (None, "end other programs, or take a smaller model or a machine with more memory"),
     ],
 )
@@ -145,7 +145,11 @@ def test_advice_for_host_memory(offload: str | None, advice: str) -> None:
     [
         ({}, 3, "start again with memory.cpu_offload=idle"),
         ({"lora.rank": 8, "memory.cpu_offload": "idle"}, 3, "start again with rollout.max_num_seqs=3, which is slow"),
-        ({"lora.rank": 8, "memory.cpu_offload": "idle"}, 0, "start again with rollout.max_completion_tokens=64, or ta"),
+        (
+            {"lora.rank": 8, "memory.cpu_offload": "idle"},
+            0,
+            "start again with a lower rollout.max_comp",
+        ),
     ],
 )
 def test_advice_for_too_few_sequences(values: dict[str, Any], fitting: int, advice: str) -> None:

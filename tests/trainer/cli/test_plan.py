@@ -56,9 +56,8 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_report_fits_eighty_columns(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "plan", *words)
-    assert max(len(line) for line in out.splitlines() if not line.startswith("tinyzero train")) <= 80
+    assert max(len(line) for line in out.splitlines() if "=" not in line) <= 80
     assert code == (1 if "8GB" in words else 0)
-    assert code == 0 or "to train with them:" not in out
     fixes = "; take a smaller model, a GPU with more memory, or more GPUs (--gpus N)"
     assert (fixes in " ".join(out.split())) == (code == 1)
 
@@ -75,23 +74,6 @@ def test_without_a_model_it_plans_the_one_that_train_makes(capsys: pytest.Captur
 
 
 @pytest.mark.slow
-def test_what_to_type_is_what_was_typed_and_what_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ("optimizer.micro_batch_tokens=65536", "memory.cpu_offload=none", "vllm.sleep_mode=false")
-    words = (*PPO, *given, "task.numbers=[3, 4]", "--gpu", "4090")
-    out = call(capsys, "plan", *words)[1]
-    [line] = [line for line in out.splitlines() if line.startswith("tinyzero train")]
-    assert line.startswith(
-        f"tinyzero train --task countdown --model {HALF_B} --recipe tinyzero-ppo rollout.engine=vllm"
-    )
-    assert "'task.numbers=[3, 4]'" in line
-    assert line.count("optimizer.micro_batch_tokens=") == 1
-    assert "micro_batch_tokens=65536" not in line
-    assert " vllm.sleep_mode=true" in line
-    assert "vllm.gpu_memory_gb=" not in line  # which is left to the run
-    assert "vllm.gpu_memory_gb=" in out
-
-
-@pytest.mark.slow
 def test_what_others_hold_of_the_gpu_that_is_here_is_planned_around(capsys, monkeypatch):
 
     def planned(taken: int, *more: str) -> tuple[int, str]:
@@ -104,7 +86,7 @@ def test_what_others_hold_of_the_gpu_that_is_here_is_planned_around(capsys, monk
     code, out = planned(9 * GIB)
     assert (code, line in out.splitlines()) == (0, True)
     assert ", of 15.0 GiB; " in out
-    assert max(len(line) for line in out.splitlines() if not line.startswith("tinyzero train")) <= 80
+    assert max(len(line) for line in out.splitlines() if "=" not in line) <= 80
     assert "other processes" not in planned(2**20)[1]
     assert planned(23 * GIB)[0] == 1
     found = json.loads(planned(9 * GIB, "--json")[1])
@@ -127,9 +109,6 @@ def test_json_has_each_type_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, *APART)
     assert [(one["gpu"], one["count"]) for one in found["gpus"]] == [("rank", 3), ("engine", 1)]
     assert found["proposed"]["peak"] == max(one["peak"] for one in found["gpus"])
-    assert found["interconnect"] == {"kind": "NVLink", "rated": 450e9, "reached": 350e9}
-    assert found["speed"]["tokens_per_s_and_gpu"] == pytest.approx(found["speed"]["tokens_per_s"] / 4)
-    assert as_json(capsys, "--model", SEVEN_B, "--gpu", "H200")["interconnect"] is None
 
 
 @pytest.mark.slow
@@ -139,7 +118,7 @@ def test_the_plan_says_that_vllm_has_no_room_for_the_model(capsys: pytest.Captur
     out = " ".join(out.split())
     assert "vllm.gpu_memory_gb=1 is too small: weights, workspaces and one sequence are predicted to take " in out
     assert "the requested settings fit" not in out
-    [line] = [line for line in out.split("to train with them: ") if line.startswith("tinyzero train")]
+    line = out.partition("to add to the command: ")[2]
     assert line.count("vllm.gpu_memory_gb=") == 1
     assert code == 0
     assert "micro_batch_tokens" not in line  # nothing else is amiss
@@ -169,7 +148,7 @@ def test_supervised_fine_tuning_is_planned_too(capsys: pytest.CaptureFixture[str
     assert found["fits"]
     assert set(found["speed"]["seconds"]) == {"update_actor"}
     code, out, _ = plan(capsys, *words[:-3], "--gpu", "L4", "memory.cpu_offload=none")
-    assert (code, f"to train with them: tinyzero sft --model {SEVEN_B} data.path=FILE" in out) == (0, True)
+    assert (code, "to add to the command: " in out) == (0, True)
     assert "a new decoder: 653,824 parameters" in plan(capsys, "--sft", "--gpu", "L4")[1]
 
 
@@ -181,7 +160,6 @@ def test_supervised_fine_tuning_is_planned_too(capsys: pytest.CaptureFixture[str
         ("--gpu GTX1080", "--gpu 'GTX1080' is not known"),
         ("--gpu-memory much", "--gpu-memory 'much' is not a size"),
         ("--gpu-memory 24GB rollout.num_engines=1", "has no such setting"),
-        ("sft --task countdown", "'sft' is a command; plan a run of it with: tinyzero plan --sft --task TASK"),
         ("--gpu H200 --sft --recipe tinyzero-ppo", "is for reinforcement learning, and --sft plans none; leave out"),
         ("run.device=cpu", "run.device=cpu uses no GPU, and a plan is for GPUs; leave it out"),
         ("--gpu H200 --gpus 0", "a run on Ray with ray.gpus=0 uses no GPU, and a plan is for GPUs; give --gpus N"),

@@ -7,7 +7,6 @@ import pytest
 
 from tests.trainer.checkpoint.test_run_status import make_run
 from tests.trainer.configurations import call
-from tinyzero_trainer.checkpoint import run_status
 
 
 @pytest.fixture
@@ -34,31 +33,6 @@ def test_all_are_listed_with_the_commands_of_the_stopped_ones(capsys, runs) -> N
     }
     (runs / "nothing").mkdir()
     assert "no runs below runs/nothing" in call(capsys, "runs", "runs/nothing")[2]
-
-
-@pytest.mark.fault(
-    "directory",
-    "A run is deleted while `tinyzero runs` lists it, or by two at once",
-    made="`runs --delete` is through between finding the run and reading it",
-    seen="",
-    kept="the list of all others; a second deletion is refused in one line",
-)
-def test_one_that_is_deleted_meanwhile_is_left_out(capsys, runs, monkeypatch, fault_row) -> None:
-    status_of = run_status.status_of
-
-    def of_the_rest(path: Path) -> run_status.RunStatus:
-        if path.name == "second":
-            run_status.delete(path)
-        return status_of(path)
-
-    (runs / "second/.owner.json").write_text("{}")
-    monkeypatch.setattr(run_status, "status_of", of_the_rest)
-    code, out, err = call(capsys, "runs")
-    fault_row.check(err, code or None)
-    assert "countdown-2026-11-23-114711" in out
-    assert "second" not in out
-    with pytest.raises(run_status.RunDirectoryError, match="is not a run directory"):
-        run_status.delete(runs / "second")
 
 
 def test_one_is_explained(capsys, runs) -> None:

@@ -91,7 +91,7 @@ def test_a_task_is_named_by_itself_and_among_several_by_its_last_part(tasks: lis
         (["tasks.gsm8k.task=3"], "tasks.gsm8k.task: got 3; input should be a valid string"),
         (["tasks.countdown.weight=3"], "tasks.countdown.weight is given twice"),
         (["eval.tasks=[gsm8k,multiply]"], "eval.tasks.multiply: the run trains on it, and evaluates it anyway"),
-        (["eval.tasks.gsm8k.weight=2"], "unknown key 'eval.tasks.gsm8k.weight'; known here: eval.tasks.gsm8k.task"),
+        (["eval.tasks.gsm8k.weight=2"], "eval.tasks.gsm8k.weight has no effect"),
         (["eval.tasks=[gsm8k,1]"], "eval.tasks.1: got 1; input should be a valid string"),
         (["eval.pass_at=[1,8,8]"], "eval.pass_at: got [1, 8, 8], expected each k once, such as [1, 8]"),
         (["eval.pass_at=[1,9999]"], "eval.pass_at.1: got 9999; input should be less than or equal to 1024"),

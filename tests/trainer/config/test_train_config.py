@@ -59,7 +59,7 @@ def test_old_samples_are_allowed_where_they_are_weighed(words: str) -> None:
          "'vllm' needs GPUs of its own for that; set run.executor=ray and rollout.num_engines=1 (or more), or take"),
         ("rollout.num_engines=0 rollout.engine=vllm", "GPUs of its own for that; set rollout.num_engines=1"),
         ("rollout.engine=vllm rollout.max_async_level=2",
-         "rollout.max_async_level=2: rollout.engine='vllm' samples whole batches, 1 ahead of the update at most"),
+         "rollout.max_async_level=2 is more than rollout.engine='vllm' can sample ahead of the update"),
         ("rollout.max_async_level=3 rollout_correction.is_level=none algorithm.policy_loss=reinforce",
          "rollout.max_async_level=3 trains on samples of older weights, which"),
         ("rollout_correction.is_level=none rollout.return_logprobs=sample",

@@ -25,7 +25,7 @@ CHECK_WIDTH = 14
 
 
 def doctor(
-    overrides: options.TrainOverrides = None,
+    overrides: options.Overrides = None,
     output: Annotated[
         Path, typer.Option("--output", metavar="DIR", help="Run directory; checked for space for checkpoints.")
     ] = Path("runs"),
@@ -82,28 +82,19 @@ def _markdown(findings: "Sequence[Finding]", facts: "Facts") -> str:
     machine = f"Python {facts.machine.python}, {platform.platform()}, {facts.machine.cores} CPU cores, {gpus}"
     shown = [f"{finding.level:<8}{finding.check}: {finding.what}" for finding in findings]
     text = "\n".join([f"- {machine}", f"- {', '.join(versions)}", "", "```text", *shown, "```"])
-    home = os.path.expanduser("~")  # which names the user; ~ where it is unknown
+    home = os.path.expanduser("~")  # which names the user
     return text if home == "/" else text.replace(home, "~")
 
 
 def requirements_of(config: "TrainConfig") -> "Requirements":
     """What a run with this configuration requires; a ParallelError if its processes do not fit on its GPUs."""
-    from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.distributed.parallel_dims import parallel_dims
     from tinyzero_trainer.doctor.facts import Requirements
-    from tinyzero_trainer.kinds import ENGINES, find_engine, kind_names
 
-    default, own = TrainConfig(), find_engine(config.rollout.engine)
-    # With `auto` an engine is needed if settings of its own are given.
-    asked = (kind for kind in map(find_engine, kind_names(ENGINES)) if own.name == "auto")
-    given = (
-        kind for kind in asked if any(getattr(config, group) != getattr(default, group) for group in kind.settings)
-    )
-    engines = (*given, own)
     sized = config.ray.gpus or config.rollout.num_engines or config.parallel.world_size or config.run.device == "cpu"
     return Requirements(
         device=config.run.device,
-        engine=engines[0],
+        engine=config.rollout.kind,
         trained_models=2 if config.algorithm.needs("critic") else 1,
         frozen_models=int(config.algorithm.kl_coefficient > 0),
         keep=config.checkpoint.keep,

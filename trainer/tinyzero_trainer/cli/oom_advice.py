@@ -11,7 +11,6 @@ from tinyzero_trainer.advisor.advice import (
     LAST_RESORT,
     LOADING,
     after_out_of_memory,
-    fits_without_offload,
     without_advice,
 )
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
@@ -33,9 +32,6 @@ PHASES = {
     "a checkpoint was saved": ("update_weights",),
 }
 """Phases of a plan by the phase that an error names."""
-
-_MIN_COMPLETION = 16
-"""Tokens: shorter completions are not proposed."""
 
 
 @contextmanager
@@ -60,7 +56,8 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
         config = with_settings(config, {"optimizer.micro_batch_tokens": tokens})
     again = "resume from the last checkpoint with --resume" if resumed else "start again with"
     if error.on_host:
-        return _for_host(config, again)
+        more = "end other programs, or take a smaller model or a machine with more memory"
+        return f"{again} memory.cpu_offload=none, or {more}" if config.memory.offload else more
     if half := _half_micro_batch(error, config):
         return f"{again} optimizer.micro_batch_tokens={half}"
     phases = (FEW_SEQUENCES,) if isinstance(error, KvCacheError) else PHASES.get(error.phase, ())
@@ -70,13 +67,8 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
         return without_advice(config, phases, resumed=resumed)
     if error.fitting:
         return f"{again} rollout.max_num_seqs={error.fitting}, which is slow, or {LAST_RESORT}"
-    tokens = config.rollout.max_completion_tokens
-    while tokens > error.fraction * config.rollout.max_completion_tokens:
-        tokens //= 2
-    if tokens < _MIN_COMPLETION:
-        return LAST_RESORT
-    new_run = "start a run in another --output with" if resumed else again
-    return f"{new_run} rollout.max_completion_tokens={tokens}, or {LAST_RESORT}"
+    new_run = "start a run in another --output" if resumed else "start again"
+    return f"{new_run} with a lower rollout.max_completion_tokens, or {LAST_RESORT}"
 
 
 def _half_micro_batch(error: OutOfMemoryError, config: TrainConfig) -> int | None:
@@ -86,12 +78,3 @@ def _half_micro_batch(error: OutOfMemoryError, config: TrainConfig) -> int | Non
     work = workload_of(config, config.data.max_prompt_tokens)
     tokens = min(config.optimizer.token_budget, work.micro_batch)
     return tokens // 2 if tokens * work.sequence_parallel > config.rollout.max_completion_tokens else None
-
-
-def _for_host(config: TrainConfig, again: str) -> str:
-    more = "end other programs, or take a smaller model or a machine with more memory"
-    if config.memory.offload is None:
-        return more
-    if fits_without_offload(config):
-        return f"{again} memory.cpu_offload=none, which keeps everything on the GPU, or {more}"
-    return f"memory.cpu_offload={config.memory.offload} uses it, and the GPU has no room for everything: {more}"

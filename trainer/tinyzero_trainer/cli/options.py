@@ -34,15 +34,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="TASK | KEY=VALUE",
-        help="Tasks, as --task names them, and settings, by the keys below; --help WORD searches them.",
-        autocompletion=complete_word,
-    ),
-]
-TrainOverrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="TASK | KEY=VALUE",
-        help="Tasks, as --task names them, and settings; `tinyzero train --help` lists the keys.",
+        help="Tasks, as --task names them, and settings; `tinyzero train --help WORD` searches the keys.",
         autocompletion=complete_word,
     ),
 ]
@@ -71,7 +63,7 @@ ModelOption = Annotated[
         "--model",
         metavar="MODEL",
         help="Directory or Hugging Face Hub name of a transformers causal LM, or a run.",
-        show_default="the tiny model that comes with the trainer; on a GPU, one made for the task",
+        show_default="a small one: see `model.path`",
     ),
 ]
 OutputOption = Annotated[

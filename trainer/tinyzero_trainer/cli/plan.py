@@ -1,8 +1,6 @@
 """`tinyzero plan`: a run's GPU memory and speed, and settings that fit. plan_report.py prints them."""
 
-import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,13 +9,12 @@ from tinyzero_trainer.cli import options, start
 
 if TYPE_CHECKING:
     from tinyzero_trainer.advisor.plan import Change
-    from tinyzero_trainer.cli.plan_report import PlanReport
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.models.spec import ModelSpec
 
 
 def plan(
-    overrides: options.TrainOverrides = None,
+    overrides: options.Overrides = None,
     task: options.TaskOptions = None,
     model: options.ModelOption = None,
     recipe: options.RecipeOption = None,
@@ -62,9 +59,6 @@ def plan(
     from tinyzero_trainer.sft.default_model import SETTINGS
 
     task, overrides = options.with_named(task, overrides)
-    for command in {"train", "sft", "warmstart"} & {*task}:
-        flag = "" if command == "train" else " --sft"
-        raise SettingsError(f"{command!r} is a command; plan a run of it with: tinyzero plan{flag} --task TASK")
     named = {**options.flag_settings(task, gpus, address), "model.path": model, "run.recipe": recipe}
     if sft and recipe is not None:
         raise SettingsError(f"--recipe {recipe} is for reinforcement learning, and --sft plans none; leave out one")
@@ -90,18 +84,8 @@ def plan(
     if json:
         print_json(as_json(report))
     else:
-        given = {"--model": model, "--recipe": recipe, "--config": config, "--gpus": gpus, "--address": address}
-        complete = config or (sft and get(settings, "data.path"))
-        tasks = task or ([] if complete else ["TASK"])
-        show(report, typed=_typed_again([*(("--task", one) for one in tasks), *given.items()], overrides, report))
+        show(report)
     raise typer.Exit(int(not report.plan.fits))
-
-
-def _typed_again(flags: list[tuple[str, Any]], overrides: Sequence[str], report: "PlanReport") -> str:
-    """What was typed, but for the settings that the plan changes."""
-    changed = {change.key for change in report.plan.changes}
-    kept = [word for word in overrides if word.partition("=")[0] not in changed]
-    return shlex.join([*(str(part) for flag in flags if flag[1] not in (None, "") for part in flag), *kept])
 
 
 def _with_engine(

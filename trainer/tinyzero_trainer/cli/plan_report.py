@@ -1,17 +1,15 @@
 """A plan with its speed, and its report for the terminal or as JSON."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from tinyzero_sdk.cli.summary_report import table
 from tinyzero_sdk.console import plural, stdout
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.advisor.advice import as_overrides, in_use_message, on_which_gpu, shortfall_message
-from tinyzero_trainer.advisor.communication import Interconnect
 from tinyzero_trainer.advisor.constants import GPUS_OF_A_NODE
 from tinyzero_trainer.advisor.fit import predict_within
 from tinyzero_trainer.advisor.memory import ROLES, Memory, host_bytes, predictions_of
@@ -23,16 +21,6 @@ from tinyzero_trainer.distributed.parallel_dims import GpuRole, describe_dims, p
 from tinyzero_trainer.distributed.workload import Workload, workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class GpuGroup:
-    """GPUs that hold the same: the ranks', or the engines'."""
-
-    role: GpuRole
-    count: int
-    memory: Memory
-    """Of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +37,8 @@ class PlanReport:
     host: int
     """Bytes that memory.cpu_offload keeps in host memory; 0 = none."""
 
-    gpus: tuple[GpuGroup, ...]
-    interconnect: Interconnect | None
-    """Between several GPUs; None with `speed`."""
+    memory: Mapping[GpuRole, Memory]
+    """Of each of the ranks' GPUs, and of each of the engines'."""
 
     sft: bool
     """Whether the step is one of supervised fine-tuning."""
@@ -77,23 +64,20 @@ def plan_for(
     config = on_gpu(config, target)
     plan = make_plan(spec, config, target.free, prompt_tokens, gpu=target.spec, host=target.host)
     plan = replace(plan, chosen=(*chosen, *plan.chosen))
-    dims, speed, interconnect = planned_dims(plan.config), None, None
+    dims, speed = planned_dims(plan.config), None
     if target.spec is not None and dims.gpus <= GPUS_OF_A_NODE:
         speed = predict_speed(spec, plan.config, target.spec, prompt_tokens)
-        interconnect = Interconnect.of(target.spec) if dims.gpus > 1 else None
         if sft:
             speed = replace(speed, seconds={"update_actor": speed.seconds["update_actor"]}, generated=0)
-    gpus = tuple(
-        GpuGroup(role, dims.count(role), predict_within(spec, plan.config, plan.limit, prompt_tokens, gpu=role))
-        for role in dims.gpu_roles
-    )
+    memory = {role: predict_within(spec, plan.config, plan.limit, prompt_tokens, gpu=role) for role in dims.gpu_roles}
     work, host = workload_of(plan.config, prompt_tokens), host_bytes(spec, plan.config)
-    return PlanReport(spec, target, plan, work, speed, host, gpus, interconnect, sft, shortfall_message(config, plan))
+    return PlanReport(spec, target, plan, work, speed, host, memory, sft, shortfall_message(config, plan))
 
 
 def as_json(report: PlanReport) -> dict[str, Any]:
     """What `--json` prints, in bytes and seconds."""
-    plan, target, speed, interconnect = report.plan, report.target, report.speed, report.interconnect
+    plan, target, speed = report.plan, report.target, report.speed
+    count = planned_dims(plan.config).count
 
     def described(memory: Memory) -> dict[str, Any]:
         phases = [
@@ -108,40 +92,37 @@ def as_json(report: PlanReport) -> dict[str, Any]:
         "work": asdict(report.work),
         "requested": described(plan.requested),
         "proposed": described(plan.memory),
-        "gpus": [{"gpu": group.role, "count": group.count, **described(group.memory)} for group in report.gpus],
+        "gpus": [{"gpu": role, "count": count(role), **described(memory)} for role, memory in report.memory.items()],
         "fits": plan.fits,
         "vllm_needs": plan.shortfall,
         "host_bytes": report.host,
         "chosen": list(map(asdict, plan.chosen)),
         "changes": list(map(asdict, plan.changes)),
         "overrides": as_overrides(plan.changes),
-        "interconnect": None if interconnect is None else asdict(interconnect),
         "speed": None
         if speed is None
         else {
             "seconds": dict(speed.seconds),
             "step": speed.step,
             "tokens_per_s": speed.throughput,
-            "tokens_per_s_and_gpu": speed.throughput / speed.gpus,
             "generated_per_s": None if report.sft else speed.rollout,
         },
     }
 
 
-def show(report: PlanReport, *, typed: str) -> None:
-    """Print it; `typed` is what the user typed, as arguments of the command that is planned."""
-    spec, work, plan = report.spec, report.work, report.plan
-    command, what = ("sft", "example") if report.sft else ("train", "completion")
+def show(report: PlanReport) -> None:
+    """Print it, and the settings to add to the command."""
+    spec, work, plan, dims = report.spec, report.work, report.plan, planned_dims(report.plan.config)
+    what = "example" if report.sft else "completion"
     _print(
         f"{spec.name}: {spec.parameters:,} parameters",
         f"{plural(work.completions, what)} a step, of {work.prompt:,} + {work.completion:,} tokens; "
         f"{work.micro_batch:,} tokens in a micro-batch",
         *filter(None, [describe_dims(plan.config)]),
     )
-    for group in report.gpus:
-        several = f"each of {group.count} {group.role} GPU{'s' * (group.count > 1)}:"
-        _print("", *([several] if len(report.gpus) > 1 else []))
-        stdout.print(_phases(report, group.memory))
+    for role, memory in report.memory.items():
+        _print("", *([f"each of {plural(dims.count(role), f'{role} GPU')}:"] if len(report.memory) > 1 else []))
+        stdout.print(_phases(report, memory))
     _print("", *_summary(report))
     if plan.chosen:
         _print("\nthe run will choose:")
@@ -156,8 +137,8 @@ def show(report: PlanReport, *, typed: str) -> None:
         _print(f"\n{requested}; {then}")
         stdout.print(_changes(plan.changes))
     if plan.fits and plan.changes:
-        stdout.print("\nto train with them:", style="dim")
-        stdout.print(f"tinyzero {command} {typed} {as_overrides(plan.changes)}", markup=False, soft_wrap=True)
+        stdout.print("\nto add to the command:", style="dim")
+        stdout.print(as_overrides(plan.changes), markup=False, soft_wrap=True)
 
 
 def _summary(report: PlanReport) -> Iterator[str]:
@@ -174,26 +155,12 @@ def _summary(report: PlanReport) -> Iterator[str]:
         )
     if in_use := in_use_message(target):
         yield f"{target.name}: {in_use}"
-    if not target.bfloat16 and plan.config.model.dtype == "float32":
-        yield f"computed in float32 (model.dtype), because {target.name} has no bfloat16"
     if report.host:
-        of_host = "" if target.host is None else f" of {target.host / GIB:.1f}"
         short = ": too little" if target.host is not None and report.host > target.host else ""
-        yield f"memory.cpu_offload keeps {report.host / GIB:.1f}{of_host} GiB in host memory{short}"
-    if speed is not None and target.spec is not None:
-        name, each = target.spec.name, ""
-        where = f"on {'an' if name[:1] in 'AHL' or name.startswith('RTX') else 'a'} {name}"
-        if speed.gpus > 1:
-            where, each = f"on {speed.gpus} {name}", f", {speed.throughput / speed.gpus:,.0f} for each GPU"
-        yield (
-            f"{where} about {_seconds(speed.step)} s a step, {speed.throughput:,.0f} tokens/s{each}"
-            + ("" if report.sft else f" ({speed.rollout:,.0f} while generating)")
-        )
-        if speed.overlaps:
-            yield "completions are sampled during the update (rollout.max_async_level)"
-    if (links := report.interconnect) is not None:
-        reached, rated = links.reached / 1e9, links.rated / 1e9
-        yield f"assumes that {links.kind} reaches {reached:.0f} of its {rated:.0f} GB/s each way"
+        yield f"memory.cpu_offload keeps {report.host / GIB:.1f} GiB in host memory{short}"
+    if speed is not None:
+        while_generating = "" if report.sft else f" ({speed.rollout:,.0f} while generating)"
+        yield f"about {_seconds(speed.step)} s a step, {speed.throughput:,.0f} tokens/s{while_generating}"
     if not report.sft and (note := predictions_of(plan.config).note(report.spec)):
         yield note
 
@@ -211,9 +178,8 @@ def _phases(report: PlanReport, memory: Memory) -> RenderableType:
 
 
 def _changes(changes: Iterable[Change]) -> RenderableType:
-    shown = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    shown.add_column(no_wrap=True)
-    shown.add_column()
+    shown = table("", "", numbers=False)
+    shown.show_header = False
     for change in changes:
         before = "" if change.before in (None, "auto") else f"instead of {format_value(change.before)}"
         shown.add_row(f"{change.key}={format_value(change.value)}", "; ".join(filter(None, (before, change.trade_off))))

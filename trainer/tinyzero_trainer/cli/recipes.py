@@ -1,12 +1,12 @@
 """`tinyzero recipes`: the recipes for `tinyzero train --recipe`, what each sets, and how two of them differ."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
+from tinyzero_sdk.cli.summary_report import table
 from tinyzero_sdk.console import print_json, stdout
 from tinyzero_sdk.errors import SettingsError
 
@@ -40,10 +40,10 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json([{"name": recipe.name, "about": recipe.about, "source": recipe.source} for recipe in known])
         return
-    table = _table("recipe", "", no_wrap=True)
+    shown = table("recipe", "", numbers=False)
     for recipe in known:
-        table.add_row(f"[cyan]{recipe.name}[/]", Text.assemble(recipe.about, (f"\n{recipe.source}", "dim")))
-    stdout.print(table)
+        shown.add_row(Text(recipe.name, "cyan"), Text.assemble(recipe.about, (f"\n{recipe.source}", "dim")))
+    stdout.print(shown)
     stdout.print("\nto see one: tinyzero recipes NAME; to train with it: tinyzero train --recipe NAME", style="dim")
 
 
@@ -59,44 +59,35 @@ def _one(name: str, as_json: bool) -> None:
     stdout.print(f"[bold cyan]{recipe.name}[/] ", Text(recipe.about))
     stdout.print(Text(recipe.source, "dim"))
     full_title = "settings for full-size models; the defaults of a model override them"
-    for title, shown in (("settings", settings), (full_title, full_size)):
-        if not shown:
-            continue
-        table = _table("", "", no_wrap=False)
-        table.show_header = False
-        for key, value in shown.items():
-            table.add_row(Text.assemble((key, "cyan"), f"\n= {format_value(value)}"), help.get(key, ""))
-        stdout.print(f"\n[bold]{title}[/]")
-        stdout.print(table)
+    for title, values in (("settings", settings), (full_title, full_size)):
+        shown = table(title, "", numbers=False)
+        for key, value in values.items():
+            shown.add_row(Text.assemble((key, "cyan"), f"\n= {format_value(value)}"), help.get(key, ""))
+        if values:
+            stdout.print("", shown)
 
 
 def _diff(left: str, right: str, as_json: bool) -> None:
-    from tinyzero_sdk.settings import format_value
+    from tinyzero_sdk.settings import flatten, format_value, merge
+    from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.recipes import find_recipe
+    from tinyzero_trainer.config.settings import default_settings
 
-    sides = [_resolved(find_recipe(name)) for name in (left, right)]
-    keys = [key for key in _help() if sides[0].get(key) != sides[1].get(key)]
+    layers = (merge(recipe.full_size, recipe.settings) for recipe in map(find_recipe, (left, right)))
+    sides = [dict(flatten(merge(default_settings(TrainConfig), layer))) for layer in layers]
+    texts = [{key: format_value(value) for key, value in side.items()} for side in sides]
+    keys = [key for key in _help() if texts[0].get(key) != texts[1].get(key)]
     if as_json:
         print_json({key: {left: sides[0][key], right: sides[1][key]} for key in keys})
         return
     if not keys:
         stdout.print(f"{left} and {right} have the same settings")
         return
-    table = _table("setting", left, right)
+    shown = table("setting", left, right, numbers=False)
     for key in keys:
-        table.add_row(f"[cyan]{key}[/]", *(Text(format_value(side[key])) for side in sides))
-    stdout.print(table)
+        shown.add_row(Text(key, "cyan"), *(Text(side[key]) for side in texts))
+    stdout.print(shown)
     stdout.print("\nwhere only one recipe sets a key, the other has the default", style="dim")
-
-
-def _resolved(recipe: Any) -> dict[str, Any]:
-    """All settings of a recipe and the defaults, by full names."""
-    from tinyzero_sdk.settings import flatten, merge
-    from tinyzero_trainer.config import TrainConfig
-    from tinyzero_trainer.config.settings import default_settings
-
-    values = merge(default_settings(TrainConfig), merge(recipe.full_size, recipe.settings))
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(values)}
 
 
 def _help() -> dict[str, str]:
@@ -105,10 +96,3 @@ def _help() -> dict[str, str]:
     from tinyzero_trainer.config import TrainConfig
 
     return {field.key: field.help for field in describe(TrainConfig) if field.type != TABLE}
-
-
-def _table(*columns: str, no_wrap: bool = True) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for index, name in enumerate(columns):
-        table.add_column(name, no_wrap=no_wrap and index == 0)
-    return table

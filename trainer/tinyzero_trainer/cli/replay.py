@@ -1,10 +1,7 @@
 """`tinyzero replay`: a step of a run again, alone, with what its updates did."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
-from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,10 +19,7 @@ if TYPE_CHECKING:
     from tinyzero_trainer.training.diagnosis import Diagnosis
 
 MOST_SHOWN = 5
-"""Completions, groups of parameters, and metrics that differ; --json has all."""
-
-MOST_MICRO_BATCHES = 16
-"""With more of them in a step, each update is a single row."""
+"""Completions, and metrics that differ; --json has all, and the norms of gradients by groups of parameters."""
 
 
 def replay(
@@ -42,8 +36,11 @@ def replay(
     It starts from the newest checkpoint before the step, or from the start of the run, and takes the steps in between.
     On the CPU the metrics are those of the run, to the last bit. Exit code 1: they differ.
     """
-    with options.exit_by_signal(), TemporaryDirectory(prefix="tinyzero-replay-") as copy, _naming(run, copy):
-        replayed = _replay(run, step, overrides or [], Path(copy))
+    with options.exit_by_signal(), TemporaryDirectory(prefix="tinyzero-replay-") as copy:
+        try:
+            replayed = _replay(run, step, overrides or [], Path(copy))
+        except TinyZeroError as error:
+            raise TinyZeroError(str(error).replace(copy, str(run))) from error
     if json:
         models = {name: _as_json(diagnosis) for name, diagnosis in replayed.models.items()}
         print_json({**asdict(replayed), "run": str(run), "models": models, "differing": replayed.differing})
@@ -51,17 +48,6 @@ def replay(
         _show(replayed)
     if replayed.differing:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _naming(run: Path, directory: str) -> Iterator[None]:
-    """Let errors name the files of the run, and not those of its copy."""
-    try:
-        yield
-    except TinyZeroError as error:
-        if directory not in str(error):
-            raise
-        raise TinyZeroError(str(error).replace(directory, str(run))) from error
 
 
 def _replay(path: Path, step: int, overrides: list[str], directory: Path) -> "Replayed":
@@ -133,48 +119,34 @@ def _show_model(name: str, diagnosis: "Diagnosis") -> None:
     bad = diagnosis.nonfinite_weights
     weights = f"{len(bad):,} of {diagnosis.parameters:,} weights are not finite before the step: {_some(bad)}"
     _line(f"{name}: {weights if bad else 'all weights are finite before the step'}", "red" if bad else "bold")
-    is_long = sum(len(update.micro_batches) for update in diagnosis.updates) > MOST_MICRO_BATCHES
     shown = table("update", "micro-batch", "completions", "tokens", "loss", "gradient norm", "")
     for number, update in enumerate(diagnosis.updates, 1):
-        rows = [update.micro_batches] if is_long else [[each] for each in update.micro_batches]
-        for place, row in enumerate(rows, 1):
-            sizes = (f"{sum(getattr(each, size) for each in row):,}" for size in ("completions", "tokens"))
-            cells = [str(number), f"all {len(row):,}" if is_long else str(place), *sizes]
-            cells.append(f"{sum(each.loss for each in row):.4g}")
-            if place == len(rows):
+        for place, part in enumerate(update.micro_batches, 1):
+            cells = [str(number), str(place), f"{part.completions:,}", f"{part.tokens:,}", f"{part.loss:.4g}"]
+            if place == len(update.micro_batches):
                 cells += [f"{update.grad_norm:.4g}", "skipped" * update.skipped]
             shown.add_row(*cells)
     if diagnosis.updates:
         stdout.print(shown)
     _show_first(diagnosis)
-    finite = [update for update in diagnosis.updates if isfinite(update.grad_norm)]
-    if finite:
-        largest = max(finite, key=lambda update: update.grad_norm)
-        _line(f"largest gradients in update {diagnosis.updates.index(largest) + 1}:")
-        groups = sorted(largest.group_norms.items(), key=lambda group: group[1], reverse=True)
-        for group, norm in groups[:MOST_SHOWN]:
-            _line(f"  {group}  {norm:.4g}")
 
 
 def _show_first(diagnosis: "Diagnosis") -> None:
     """Show the first micro-batch with something that is not finite, if there is one."""
     candidates = (
-        (number, place, each)
+        (f"update {number}, micro-batch {place}", part)
         for number, update in enumerate(diagnosis.updates, 1)
-        for place, each in enumerate(update.micro_batches, 1)
-        if each.nonfinite or each.parameters
+        for place, part in enumerate(update.micro_batches, 1)
+        if part.nonfinite or part.parameters
     )
-    for number, place, each in islice(candidates, 1):
-        where, count = f"update {number}, micro-batch {place}", len(each.nonfinite)
-        if count:
-            _line(f"not finite first: {plural(count, 'completion')} of {each.completions:,} in {where}", "red")
-        else:
-            _line(f"not finite first: gradients after {where}, though its losses are finite", "red")
-        for completion in each.nonfinite[:MOST_SHOWN]:
+    for where, part in islice(candidates, 1):
+        what = f"{plural(len(part.nonfinite), 'completion')} of {part.completions:,} in {where}"
+        _line(f"not finite first: {what if part.nonfinite else f'gradients after {where}'}", "red")
+        for completion in part.nonfinite[:MOST_SHOWN]:
             value = f"{completion.value} from token {completion.token + 1:,}"
             _line(f"  completion {completion.index + 1:,}: {value}: {completion.completion[:40]!r}")
-        if each.parameters:
-            _line(f"  gradients not finite: {len(each.parameters):,}, {_some(each.parameters)}")
+        if part.parameters:
+            _line(f"  gradients not finite: {len(part.parameters):,}, {_some(part.parameters)}")
 
 
 def _some(names: list[str]) -> str:

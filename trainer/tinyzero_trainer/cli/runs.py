@@ -3,7 +3,6 @@
 import dataclasses
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,11 +65,7 @@ def runs(
             _send(path)
         return
     by_place = {run.resolve(): run for path in paths or [Path()] for run in run_status.find_runs(path)}
-    statuses = list["RunStatus"]()
-    for run in by_place.values():
-        with suppress(FileNotFoundError):  # deleted since it was found
-            statuses.append(run_status.status_of(run))
-    statuses.sort(key=lambda run: run.changed, reverse=True)
+    statuses = sorted(map(run_status.status_of, by_place.values()), key=lambda run: run.changed, reverse=True)
     if json:
         print_json([_as_json(run) for run in statuses])
     elif not statuses:
@@ -135,16 +130,11 @@ def _steps(run: "RunStatus") -> str:
     return done if run.steps is None else f"{done}/{run.steps:,}"
 
 
-def _accuracy(run: "RunStatus") -> str:
-    """Mean over the run's own tasks, before and now."""
-    own = [pair for task, pair in run.accuracy.items() if task in run.tasks] or list(run.accuracy.values())
-    if not own:
+def _accuracy(run: "RunStatus", *tasks: str) -> str:
+    """Mean over these tasks, before and now."""
+    if not tasks:
         return ""
-    first, last = (fmean(values) for values in zip(*own, strict=True))
-    return _change(run, first, last)
-
-
-def _change(run: "RunStatus", first: float, last: float) -> str:
+    first, last = (fmean(values) for values in zip(*(run.accuracy[task] for task in tasks), strict=True))
     # A warm start may be evaluated once, at its end.
     return f"{percent(first)} -> {percent(last)}" if run.evaluated and first != last else percent(last)
 
@@ -160,23 +150,26 @@ def _show_all(statuses: list["RunStatus"]) -> None:
     shown = table("run", "state", "step", "accuracy", "size")
     for run in statuses:
         state = run.state + ", audit alarm" * bool(run.alarms)
-        shown.add_row(str(run.path), state, _steps(run), _accuracy(run), filesize.decimal(run.size))
+        shown.add_row(
+            str(run.path),
+            state,
+            _steps(run),
+            _accuracy(run, *run.accuracy.keys() & run.tasks),
+            filesize.decimal(run.size),
+        )
     stdout.print(shown)
     total = filesize.decimal(sum(run.size for run in statuses))
     stdout.print(f"\n{plural(len(statuses), 'run')}, {total}; more of one: tinyzero runs RUN", soft_wrap=True)
     for run in statuses:
         if run.fault:
             stdout.print(Text(f"unreadable: {run.fault}"), soft_wrap=True)
-    commands = [run.resume for run in statuses if run.resume and run.state == "stopped"]
-    for command in commands[:3]:
-        stdout.print(Text(f"resume: {command}"), soft_wrap=True)
-    if len(commands) > 3:
-        stdout.print(f"and {plural(len(commands) - 3, 'more stopped run')}, which --json lists with their commands")
+    for run in statuses:
+        if run.resume and run.state == "stopped":
+            stdout.print(Text(f"resume: {run.resume}"), soft_wrap=True)
 
 
 def _show(run: "RunStatus") -> None:
     where = shlex.quote(str(run.path))
-    steps = ", ".join(map(str, run.checkpoints)) or "none"
     large = sorted(run.bytes.items(), key=lambda entry: entry[1], reverse=True)[:3]
     parts = ", ".join(f"{name} {filesize.decimal(size)}" for name, size in large)
     rows = {
@@ -185,10 +178,10 @@ def _show(run: "RunStatus") -> None:
         "task": ", ".join(run.tasks),
         "model": run.model or "",
         "step": _steps(run),
-        "accuracy": ", ".join(f"{task} {_change(run, first, last)}" for task, (first, last) in run.accuracy.items()),
+        "accuracy": ", ".join(f"{task} {_accuracy(run, task)}" for task in run.accuracy),
         "audit": _audit(run),
         "size": f"{filesize.decimal(run.size)} ({parts})",
-        "checkpoints": f"of step {steps}" if run.checkpoints else steps,
+        "checkpoints": f"of step {', '.join(map(str, run.checkpoints))}" if run.checkpoints else "none",
         "resume": f"{run.resume or ''}{'  # from the start' * (run.state == 'aborted')}",
         "look": f"tinyzero report {where}",
         "prune": f"tinyzero runs --prune {where}" if len(run.checkpoints) > 1 and run.state != "running" else "",

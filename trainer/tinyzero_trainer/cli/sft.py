@@ -31,15 +31,7 @@ def sft(
             "the tasks make.",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="Directory or Hugging Face Hub name of a transformers causal LM, or a run.",
-            show_default="a new decoder with random weights",
-        ),
-    ] = None,
+    model: options.ModelOption = None,
     output: options.OutputOption = None,
     config: options.ConfigOption = None,
     gpus: options.GpusOption = None,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.cli.task_options import AllowUnsafe, show_judge
-from tinyzero_sdk.console import stderr
+from tinyzero_sdk.console import stderr, warn
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.cli import options, start
 
@@ -120,14 +120,7 @@ def _announce(config: "TrainConfig", composition: "Composition | None") -> None:
         return
     start.print_origin(f"recipe {composition.config.run.recipe}", composition.recipe)
     start.print_origin("defaults of the model", composition.model_defaults)
-    others = {spec.task: trained_on for spec in specs if (trained_on := other_task(spec.task, where))}
-    if others:
-        flags = " ".join(f"--task {spec.task}" for spec in specs)
-        stderr.print(
-            f"this model was warm-started on {next(iter(others.values()))} and may be unable to solve "
-            f"{' and '.join(others)}; make one for it with: "
-            f"tinyzero warmstart {flags} --output DIR, then train that with --model DIR",
-            style="yellow",
-            markup=False,
-            soft_wrap=True,
-        )
+    for spec in specs:
+        if trained_on := other_task(spec.task, where):
+            unable = f"this model was warm-started on {trained_on} and may be unable to solve {spec.task}"
+            warn(f"{unable}; `tinyzero warmstart` makes one for it")

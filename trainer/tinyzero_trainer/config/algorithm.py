@@ -130,10 +130,8 @@ Layout = Literal["auto", "padded", "packed"]
 MICRO_BATCH_TOKENS = 16384
 
 _ADAPTER = Needs("lora.rank", "lora.rank=0 trains all weights")
-_ROOT = Needs(lambda c: c.lora.rank > 1, "the square root of lora.rank=1 is 1")
 _UPDATES = Needs(lambda c: not c.optimizer.single_update, NOT_MOVED)
 _FALLS = Needs("optimizer.lr_schedule", "optimizer.lr_schedule='constant' stays at the peak", ("linear", "cosine"))
-_LOWER = Needs(lambda c: c.optimizer.min_lr_ratio < 1, "with 1 the rate stays at the peak, whatever the schedule")
 _WARM = Needs(
     lambda c: c.optimizer.warmup_steps < c.run.steps,
     "optimizer.warmup_steps={optimizer.warmup_steps} takes all of run.steps={run.steps}",
@@ -157,7 +155,7 @@ class OptimizerConfig:
     lr_schedule: Annotated[Decay, _WARM] = "constant"
     """How the learning rate falls from its peak, after the warm-up, until the last step."""
 
-    min_lr_ratio: Annotated[Fraction, _FALLS, _LOWER] = 0.0
+    min_lr_ratio: Annotated[Fraction, _FALLS] = 0.0
     """Learning rate at the last step, as a fraction of its peak."""
 
     beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
@@ -238,7 +236,7 @@ class LoraConfig:
     alpha: Annotated[PositiveInt | None, _ADAPTER] = None
     """The update is scaled by alpha / rank; none = twice the rank."""
 
-    rslora: Annotated[bool, _ADAPTER, _ROOT] = False
+    rslora: Annotated[bool, _ADAPTER] = False
     """Scale by alpha / √rank instead (arXiv 2312.03732), so that large ranks learn as fast as small ones."""
 
     target_modules: Annotated[tuple[str, ...], _ADAPTER] = ()

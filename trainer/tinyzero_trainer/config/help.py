@@ -1,17 +1,14 @@
-"""Help generated from the configuration: the panels of keys under --help, and docs/reference/configuration.md."""
+"""The panels of keys under --help, and the search in them."""
 
 import inspect
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING
 
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import TABLE, Field, describe, format_value
 from tinyzero_trainer.config.foreign_keys import foreign_names
-from tinyzero_trainer.config.settings import resumable
-from tinyzero_trainer.config.sft import SHARED_GROUPS, SftConfig
-from tinyzero_trainer.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,7 +37,7 @@ def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
     from rich.table import Table
 
     width = max(len(field.key) for field in describe(cls)) + 1  # so that no key is broken
-    for group, about, fields in _groups(cls):
+    for group, about, fields in groups(cls):
         fields = [field for field in fields if not only or field.key in only]
         if not fields:
             continue
@@ -58,60 +55,7 @@ def key_help(cls: type, only: Sequence[str] = ()) -> Iterator["RenderableType"]:
         yield Panel(table, title=escape(title), title_align="left", border_style="dim")
 
 
-def markdown() -> str:
-    """The text of docs/reference/configuration.md."""
-    lines = [
-        "# Configuration",
-        "",
-        "Every key of `tinyzero train`, as `key=value` on the command line or in a TOML file (`--config FILE`).",
-        "Later sources override earlier ones: the defaults below, the model's defaults (recorded by a warm start), the",
-        "recipe (`--recipe`), the file, the command line. A recipe's settings for models of full size rank below the",
-        "model's defaults. The result is saved in the run directory, and `--config RUN/config.toml` repeats",
-        "the run in another directory.",
-        "",
-        "`tinyzero train --help WORD` lists the keys with that word in their name or text.",
-        "Keys marked ↻ may be changed with `--resume`: they affect speed, memory and records, not what is learned.",
-        "(This page is generated from the configuration's docstrings; a test compares them.)",
-    ]
-    lines += _tables(TrainConfig, _groups(TrainConfig))
-    lines += [
-        "",
-        "# Supervised fine-tuning",
-        "",
-        "`tinyzero sft` and its preset `tinyzero warmstart` have the keys above of the groups",
-        f"{', '.join(SHARED_GROUPS)}, and these, which are their own or have other defaults.",
-    ]
-    general = {field.key: field for field in describe(TrainConfig)}
-    own = (
-        (group, about, [field for field in fields if field != general.get(field.key)])
-        for group, about, fields in _groups(SftConfig)
-    )
-    lines += _tables(SftConfig, ((group, about, fields) for group, about, fields in own if fields))
-    return "\n".join(lines) + "\n"
-
-
-def _tables(cls: type, groups: Iterable[tuple[str, str, list[Field]]]) -> list[str]:
-    """Lines of Markdown: a heading and a table for each group."""
-    lines = []
-    for group, about, fields in groups:
-        lines += [
-            "",
-            f"## {group}",
-            "",
-            *([about, ""] if about else []),
-            "| key | default | type | |",
-            "|---|---|---|---|",
-        ]
-        for field in fields:
-            key = f"`{field.key}.…`" if field.type == TABLE else f"`{field.key}`"
-            mark = " ↻" if field.key in resumable(cls) else ""
-            default = "" if field.type == TABLE else f"`{format_value(field.default)}`"
-            cells = [key + mark, default, field.type, field.help]
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return lines
-
-
-def _groups(cls: type) -> Iterator[tuple[str, str, list[Field]]]:
+def groups(cls: type) -> Iterator[tuple[str, str, list[Field]]]:
     """(name, description, keys) of each group; a table is a group of one key."""
     grouped: dict[str, list[Field]] = {}
     for field in describe(cls):

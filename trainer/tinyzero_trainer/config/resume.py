@@ -54,7 +54,7 @@ def resume_config(
             f"{directory} holds another kind of run; resume it with: {resume_command(content, directory)}"
         )
     saved = build(cls, content)
-    before = _flat(saved)
+    before = dict(flatten(to_mapping(saved)))
     if get(overrides, "rollout.engine") == "auto":  # which chose the saved one
         overrides = merge(overrides, {"rollout": {"engine": saved.rollout.engine}})
     overrides = with_task_table({"tasks": saved.tasks, **overrides})
@@ -66,7 +66,7 @@ def resume_config(
     except SettingsError:
         _reject_changes(cls, before, before | typed)  # the reason, if there is such a change
         raise
-    _reject_changes(cls, before, _flat(config))
+    _reject_changes(cls, before, dict(flatten(to_mapping(config))))
     refuse_unused(config, typed)
     steps, saved_steps = config.run.steps or 0, saved.run.steps or 0
     if steps < saved_steps:
@@ -107,9 +107,5 @@ def check_fingerprint(config: TrainConfig | SftConfig, saved: str) -> None:
         )
 
 
-def _flat(config: TrainConfig | SftConfig) -> dict[str, Any]:
-    return dict(flatten(to_mapping(config)))
-
-
 def _learned_from(config: TrainConfig | SftConfig) -> dict[str, Any]:
-    return {key: value for key, value in _flat(config).items() if key not in resumable(type(config))}
+    return {key: value for key, value in flatten(to_mapping(config)) if key not in resumable(type(config))}

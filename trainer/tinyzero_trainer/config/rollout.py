@@ -1,6 +1,5 @@
 """Groups of the configuration: which problems are asked, and how completions of them are sampled."""
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -99,10 +98,6 @@ class CurriculumConfig:
             )
 
 
-_MOVES = Needs(lambda c: c.rollout.temperature_end != c.rollout.temperature, "it is rollout.temperature itself")
-_NEXT = Needs(lambda c: c.run.steps > 1, "run.steps=1 has no next batch")
-
-
 @dataclass(frozen=True)
 class RolloutConfig:
     """How completions are generated."""
@@ -121,7 +116,7 @@ class RolloutConfig:
     temperature: PositiveFloat = 1.0
     """Sampling temperature in training."""
 
-    temperature_end: Annotated[PositiveFloat | None, _MOVES] = None
+    temperature_end: PositiveFloat | None = None
     """Temperature at the last step, approached linearly; none = constant."""
 
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
@@ -155,7 +150,7 @@ class RolloutConfig:
     """Whether the engine returns log-probabilities, which costs throughput: `sample` = in one step of ten, for metrics
     only; `always` = in every step, as the old log-probabilities of the loss."""
 
-    max_async_level: Annotated[NonNegativeInt, _NEXT] = 0
+    max_async_level: NonNegativeInt = 0
     """Most training steps by which the weights that sampled a token may be older than those that train on it. 0 = all
     completions of a batch are sampled, then it is trained on. Above, 1 + max_async_level batches are in flight, and the
     first whole groups to finish are trained on: needs rollout.return_logprobs=always, for some losses also
@@ -258,10 +253,6 @@ class VllmConfig:
 
 
 _WEIGHTS = Needs("rollout_correction.is_level", "rollout_correction.is_level=none weights nothing")
-_CUTS = Needs(
-    lambda c: (c.rollout_correction.rejection_bounds or (0, math.inf))[1] > c.rollout_correction.is_threshold,
-    "rollout_correction.rejection_bounds leaves out all that it would cut",
-)
 
 
 @dataclass(frozen=True)
@@ -274,7 +265,7 @@ class RolloutCorrectionConfig:
     is_level: Literal["token", "sequence"] | None = None
     """Weight each token's loss by π_old/π_engine of the token, or of the whole completion; none = no weights."""
 
-    is_threshold: Annotated[float, Ge(1), Le(1e6), _WEIGHTS, _CUTS] = 2.0
+    is_threshold: Annotated[float, Ge(1), Le(1e6), _WEIGHTS] = 2.0
     """Weights are truncated to this value."""
 
     rejection_bounds: tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Gt(1), Le(1e6)]] | None = None
@@ -298,10 +289,6 @@ _SHRINKS = Needs(
     lambda c: c.length_control.mode != "adaptive" or c.length_control.min_tokens < c.rollout.max_completion_tokens,
     "length_control.min_tokens={length_control.min_tokens}" + _NO_LESS,
 )
-_WARMS_UP = Needs(
-    lambda c: c.length_control.mode != "adaptive" or c.length_control.warmup_steps < c.run.steps,
-    "length_control.warmup_steps={length_control.warmup_steps} takes all of run.steps={run.steps}; lower it",
-)
 
 
 @dataclass(frozen=True)
@@ -311,7 +298,7 @@ class LengthControlConfig:
     Evaluation always uses rollout.max_completion_tokens.
     """
 
-    mode: Annotated[Literal["full", "fixed", "adaptive"], _SHORTER, _WARMS_UP, _SHRINKS] = "full"
+    mode: Annotated[Literal["full", "fixed", "adaptive"], _SHORTER, _SHRINKS] = "full"
     """`full` = rollout.max_completion_tokens; `fixed` = length_control.max_tokens; `adaptive` = shorter while the model
     succeeds."""
 

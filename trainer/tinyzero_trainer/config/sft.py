@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tinyzero_sdk.errors import SettingsError
-from tinyzero_sdk.settings import build, flatten, get, merge, unflatten
+from tinyzero_sdk.settings import build, flatten, get, merge, read_toml, unflatten
 from tinyzero_trainer.config.algorithm import AlgorithmConfig, Decay, LoraConfig, OptimizerConfig
-from tinyzero_trainer.config.compose import check_models
+from tinyzero_trainer.config.compose import check_models, text
 from tinyzero_trainer.config.model_defaults import recorded_content, recorded_defaults
 from tinyzero_trainer.config.rollout import DataConfig, Engine, RolloutConfig, VllmConfig
 from tinyzero_trainer.config.run import (
@@ -118,10 +118,7 @@ class SftOptimizerConfig(OptimizerConfig):
     """Steps of linear warm-up; with run.seconds at most a tenth of all steps."""
 
     lr_schedule: Decay = "cosine"
-    """How the learning rate falls from its peak, after the warm-up, until the last step."""
-
     min_lr_ratio: Fraction = 0.1
-    """Learning rate at the last step, as a fraction of its peak."""
 
     num_mini_batches: Literal[1] = 1
     """Optimizer steps per batch."""
@@ -250,54 +247,29 @@ def compose_sft(overrides: Mapping[str, Any], *, needs_examples: bool = True) ->
         raise SettingsError("there is nothing to learn from; give --task, or a file of examples with --data")
     refuse_unused(config, dict(flatten(overrides)))
     file = config.data.path
-    for spec in config.task_specs:
-        if file is not None and spec.weight != 1:
-            raise SettingsError(
-                f"tasks.{spec.name}.weight={spec.weight:g} has no effect: data.path={file!r} has the examples, each "
-                "learned as often as the others"
-            )
+    if file is not None and any(spec.weight != 1 for spec in config.task_specs):
+        raise SettingsError(f"weights of tasks have no effect: data.path={file!r} has the examples; leave them out")
     return config
 
 
 def model_defaults(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Settings recorded with the model that say how problems are asked and answered, unless they are requested."""
     requested = with_task_table(overrides)
-    path, tasks = (requested.get("model") or {}).get("path"), requested.get("tasks")
+    path, tasks, typed = get(requested, "model.path"), requested.get("tasks"), dict(flatten(requested))
     if not isinstance(path, str) or not tasks:
         return {}
-    recorded, typed = recorded_defaults(path, tasks), dict(flatten(requested)).keys()
-    kept = ("data.prompt_template", "data.test_fraction", "rollout.max_completion_tokens")
-    return unflatten(
-        {
-            key: value
-            for key, value in flatten(recorded)
-            if (key in kept or key.startswith("tasks.")) and key not in typed
-        }
-    )
+    kept = ("data.prompt_template", "data.test_fraction", "rollout.max_completion_tokens", "tasks.")
+    recorded = flatten(recorded_defaults(path, tasks))
+    return unflatten({key: value for key, value in recorded if key.startswith(kept) and key not in typed})
 
 
-WARM_START: dict[str, Any] = {
-    "data": {"prompt_template": "compact", "test_fraction": 0.125},
-    "optimizer": {"learning_rate": 2e-3, "beta2": 0.98},
-    "eval": {"every": 0, "greedy": False},
-    "checkpoint": {"every": 0},
-    "settings": {
-        "rollout": {"return_logprobs": "always"},  # in process they cost nothing, and save a pass over the batch
-        # The defaults of pretrained models hardly move a small one, or break its arithmetic.
-        "optimizer": {"learning_rate": 2e-4, "beta2": 0.99, "num_mini_batches": 2},
-        "algorithm": {"kl_coefficient": 0.1, "kl_estimator": "exact"},
-    },
-}
-"""The preset of `tinyzero warmstart`: a new decoder, which learns faster than a pretrained one may."""
-
-STEPS_AND_BATCH = {"cpu": (1000, 32), "gpu": (3000, 256)}
-"""For a warm start. On the CPU time is proportional to the examples, and a small model learns by steps."""
+WARM_START = read_toml(Path(__file__).with_name("warm_start.toml"))
 
 
 def warm_start(overrides: Mapping[str, Any]) -> SftConfig:
     """The configuration of a warm start; errors as of `compose_sft`."""
-    device = get(overrides, "run.device") or "auto"
-    steps, batch_size = STEPS_AND_BATCH["gpu" if isinstance(device, str) and nvml.sees_gpu(device) else "cpu"]
+    # On the CPU time is proportional to the examples, and a small model learns by steps.
+    steps, batch_size = (3000, 256) if nvml.sees_gpu(text(overrides, "run.device") or "auto") else (1000, 32)
     requested = get(overrides, "run.steps")
     by_device = {
         "run": {} if get(overrides, "run.seconds") or get(overrides, "run.epochs") else {"steps": steps},

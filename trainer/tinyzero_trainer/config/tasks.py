@@ -21,18 +21,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EvaluatedTask:
-    """An entry of the table `eval.tasks`."""
+class TaskEntry:
+    """An entry of the table `tasks`, or without a weight of `eval.tasks`."""
 
     task: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TrainedTask(EvaluatedTask):
-    """An entry of the table `tasks`."""
-
     weight: PositiveFloat = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +98,10 @@ def read_task_specs(tasks: Mapping[str, Any], table: Literal["tasks", "eval.task
             raise ValueError(f"{table}: got the name {name!r}, expected one without dots; a file goes into its `task`")
         if not isinstance(values, Mapping):
             raise SettingsError(f"{table}.{name}: got {values!r}, expected a table, with {name}.options.KEY=…")
-        entry = build(TrainedTask if table == "tasks" else EvaluatedTask, {"task": name, **values}, f"{table}.{name}.")
-        specs.append(TaskSpec(name, entry.task, getattr(entry, "weight", 1.0), entry.options))
+        if table == "eval.tasks" and "weight" in values:
+            raise ValueError(f"{table}.{name}.weight has no effect: each task is evaluated by itself; leave it out")
+        entry = build(TaskEntry, {"task": name, **values}, f"{table}.{name}.")
+        specs.append(TaskSpec(name, entry.task, entry.weight, entry.options))
     if len(specs) == 1 and specs[0].weight != 1:
         raise ValueError(
             f"tasks.{specs[0].name}.weight={specs[0].weight:g} has no effect: there is no other task; leave it out"

@@ -153,59 +153,45 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         complete_and_check(self)
-        rollout = self.rollout
-        wrong = ""
+        run, rollout, algorithm = self.run, self.rollout, self.algorithm
+        estimator = f"algorithm.advantage_estimator={algorithm.advantage_estimator!r}"
         if rollout.max_async_level and (problem := self._problem_with_async()):
-            wrong = problem
-        elif self.model.dtype == "float32" and rollout.quantization:
-            wrong = "rollout.quantization=fp8 is for models in bfloat16, not model.dtype=float32; leave one of them out"
-        elif self.critic.warmup_steps >= self.run.steps:
-            wrong = (
-                f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={self.run.steps} to the "
-                "policy; lower it or raise run.steps"
+            raise ValueError(f"rollout.max_async_level={rollout.max_async_level} {problem}")
+        if self.model.dtype == "float32" and rollout.quantization:
+            raise ValueError("rollout.quantization=fp8 does not go with model.dtype=float32; leave one of them out")
+        if self.critic.warmup_steps >= run.steps:
+            raise ValueError(
+                f"critic.warmup_steps={self.critic.warmup_steps} leaves none of run.steps={run.steps} to the policy; "
+                "lower it or raise run.steps"
             )
-        elif self.algorithm.needs("teacher") and self.model.teacher is None:
-            wrong = (
-                f"algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} learns from a teacher, and none "
-                "is named; give model.teacher=DIR, or a name on the Hub"
-            )
-        elif rollout.top_k == 1:
-            wrong = "rollout.top_k=1 samples the same completion each time, so nothing is learned; set 0 or at least 2"
-        elif rollout.group_size == 1 and self.algorithm.estimator.compares_samples:
-            wrong = (
-                "rollout.group_size=1 leaves "
-                f"algorithm.advantage_estimator={self.algorithm.advantage_estimator!r} nothing to compare; set at "
-                "least 2"
-            )
-        if wrong:
-            raise ValueError(wrong)
+        if algorithm.needs("teacher") and self.model.teacher is None:
+            raise ValueError(f"{estimator} learns from a teacher; give model.teacher=DIR, or a name on the Hub")
+        if rollout.top_k == 1:
+            raise ValueError("rollout.top_k=1 samples the same completion each time; set 0 or at least 2")
+        if rollout.group_size == 1 and algorithm.estimator.compares_samples:
+            raise ValueError(f"rollout.group_size=1 leaves {estimator} nothing to compare; set at least 2")
 
     def _problem_with_async(self) -> str:
         """Why completions cannot go on while the weights change: the engine cannot, or the loss would be wrong."""
-        level = f"rollout.max_async_level={self.rollout.max_async_level}"
-        kind = self.rollout.kind
+        kind, algorithm = self.rollout.kind, self.algorithm
         engine = f"rollout.engine={kind.name!r}"
         if kind.max_async_level is not None and self.rollout.max_async_level > kind.max_async_level:
             return (
-                f"{level}: {engine} samples whole batches, {kind.max_async_level} ahead of the update at most; set "
+                f"is more than {engine} can sample ahead of the update, whole batches; set "
                 f"rollout.max_async_level={kind.max_async_level}, or take rollout.engine=torch"
             )
         local = not self.run.kind.own_processes
         if kind.async_needs_own_gpus and (local or not self.rollout.num_engines):
             return (
-                f"{level} generates during the update, and {engine} needs GPUs of its own for that; set "
+                f"generates during the update, and {engine} needs GPUs of its own for that; set "
                 f"{'run.executor=ray and ' * local}rollout.num_engines=1 (or more), or take rollout.engine=torch"
             )
-        algorithm = self.algorithm
+        weighs = "set rollout.return_logprobs=always and rollout_correction.is_level=token"
         if self.rollout_correction.is_level is not None:
             return ""
         if self.old_logprobs_source != "engine":
-            lacking = "which nothing here weighs"
-        elif fault := algorithm.loss.ignores_staleness:
-            lacking = f"which algorithm.policy_loss={algorithm.policy_loss!r} does not weigh: it {fault}"
-        else:
-            return ""
-        return (
-            f"{level} trains on samples of older weights, {lacking}; set rollout.return_logprobs=always and "
-            "rollout_correction.is_level=token"
-        )
+            return f"trains on samples of older weights, which nothing here weighs; {weighs}"
+        if fault := algorithm.loss.ignores_staleness:
+            loss = f"algorithm.policy_loss={algorithm.policy_loss!r}"
+            return f"trains on samples of older weights, which {loss} does not weigh: it {fault}; {weighs}"
+        return ""
