@@ -50,9 +50,7 @@ def test_text_that_looks_like_json_stays_text_where_the_task_takes_text(write_ta
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("truth", "workers"), [(None, 0), (None, 1), ("7", 0), (7, 0), ([], 0), ("{", 0), ("[7]", 0), ({"target": 7}, 0)]
-)
+@pytest.mark.parametrize(("truth", "workers"), [(None, 1), ("7", 0), ("{", 0), ("[7]", 0), ({"target": 7}, 0)])
 def test_a_ground_truth_that_the_scorer_fails_on_is_reported_once_and_ends_the_run(truth, workers):
     with ComputeScore("countdown", workers=workers) as compute:
         with pytest.warns(UserWarning, match=r"'countdown' failed on an answer, which scores 0 \(error: \w+Error"):
@@ -79,34 +77,20 @@ def test_single_errors_do_not_end_a_run_that_had_scores():
     assert len(caught) == 1
 
 
-@pytest.mark.usefixtures("scored_in_process")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_response_that_is_no_text_is_refused(workers):
-    with ComputeScore("countdown", workers=workers) as compute, pytest.raises(DataError, match="of type NoneType"):
-        compute("", None, TRUTH)
-
-
-@pytest.mark.parametrize("truths", [[TRUTH], [TRUTH] * 3])
-def test_trl_needs_a_ground_truth_for_each_completion(truths):
-    with pytest.raises(DataError, match=f"2 completions and {len(truths)} ground truths; expected one for each"):
-        RewardFunction("countdown")(completions=[RIGHT, WRONG], ground_truth=truths)
+def test_trl_needs_a_ground_truth_for_each_completion():
+    with pytest.raises(DataError, match="2 completions and 1 ground truths; expected one for each"):
+        RewardFunction("countdown")(completions=[RIGHT, WRONG], ground_truth=[TRUTH])
     with pytest.raises(DataError, match="no column `ground_truth`"):
         RewardFunction("countdown")(prompts=["p"], completions=[RIGHT])
 
 
-@pytest.mark.parametrize(("key", "near"), [("worker", "workers"), ("Task", "task")])
-def test_a_misspelt_key_of_verl_is_refused_with_the_right_one(key, near):
-    with pytest.raises(SettingsError, match=f"no key '{key}' in .*did you mean {near}"):
-        compute_score("countdown", RIGHT, TRUTH, **{key: 1})
-
-
-def test_a_misspelt_key_of_a_single_task_is_refused_and_another_is_ignored_with_a_warning():
+def test_a_misspelt_key_is_refused_and_another_is_ignored_with_a_warning():
+    with pytest.raises(SettingsError, match=r"no key 'Task' in .*did you mean task"):
+        compute_score("countdown", RIGHT, TRUTH, Task=1)
     with pytest.raises(SettingsError, match="no key 'detail' in reward_kwargs; did you mean details"):
         ComputeScore("countdown")("", RIGHT, TRUTH, detail=True)
     with pytest.warns(UserWarning, match="'sandbox_url' has no effect on the reward; known: task, options"):
         assert compute_score("countdown", RIGHT, TRUTH, sandbox_url="x") == 1.0
-    with pytest.warns(UserWarning, match="'sandbox_url' has no effect on the reward; known: details"):
-        assert ComputeScore("countdown")("", RIGHT, TRUTH, sandbox_url="x") == 1.0
 
 
 def test_verl_may_be_given_the_task_and_its_options():

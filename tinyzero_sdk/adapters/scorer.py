@@ -56,7 +56,6 @@ class Scorer(ClosesOnExit):
         self._lock = threading.Lock()  # a trainer may score from several threads
         self._failures: int | None = 0  # errors so far; None once an answer was right or wrong
         self._has_warned = False
-        self._has_decoded = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.task, self._workers, self._timeout)
@@ -72,27 +71,22 @@ class Scorer(ClosesOnExit):
         """The scores, in the given order.
 
         Where the scorer fails on a ground truth that is JSON text of an object or list, as in some data files, it is
-        called again with the decoded value. The first failure is reported in a warning.
+        called again with the decoded value.
 
         Raises:
-            DataError: completions and ground truths differ in number, or a completion is not text.
+            DataError: completions and ground truths differ in number.
             BrokenTaskError: the first `MOST_FAILURES` completions all ended in an error.
         """
         if len(completions) != len(ground_truths):
             raise DataError(
                 f"got {len(completions)} completions and {len(ground_truths)} ground truths; expected one for each"
             )
-        for completion in completions:
-            if not isinstance(completion.text, str):
-                raise DataError(f"the completion is of type {type(completion.text).__name__}; expected text")
         scores = self._score(completions, ground_truths)
         failed = [place for place, score in enumerate(scores) if score.reason == "error"]
         decoded = {place: value for place in failed if (value := _decoded(ground_truths[place])) is not None}
-        if decoded:
-            again = self._score([completions[place] for place in decoded], list(decoded.values()))
-            self._has_decoded |= any(score.reason != "error" for score in again)
-            for place, score in zip(decoded, again, strict=True):
-                scores[place] = score
+        again = self._score([completions[place] for place in decoded], list(decoded.values()))
+        for place, score in zip(decoded, again, strict=True):
+            scores[place] = score
         self._watch(scores, ground_truths)
         return scores
 
@@ -115,27 +109,22 @@ class Scorer(ClosesOnExit):
         failed = next((place for place, reason in enumerate(reasons) if reason in SCORER_FAILURES), None)
         if failed is None:
             return
-        reason, truth = reasons[failed], describe_value(ground_truths[failed])
+        error = self.task.first_error if self._pool is None else self._pool.first_error
+        cause, truth = error.splitlines()[-1] if error else "its worker ended", describe_value(ground_truths[failed])
         if self._failures is not None and self._failures >= MOST_FAILURES:
             raise BrokenTaskError(
                 f"task {self.task.name!r} failed on all of the first {self._failures} answers ({truth} is a ground "
-                f"truth, which it may be unable to use): {self._cause()}"
+                f"truth, which it may be unable to use): {cause}"
             )
         if not self._has_warned:
             self._has_warned = True
-            cause = self._cause() if reason == "error" else f"it took more than {self._timeout:g} s"
+            if reasons[failed] == "timeout":
+                cause = f"it took more than {self._timeout:g} s"
             warnings.warn(
-                f"task {self.task.name!r} failed on an answer, which scores 0 ({reason}: {cause}); its ground truth: "
-                f"{truth}; further failures are not reported",
+                f"task {self.task.name!r} failed on an answer, which scores 0 ({reasons[failed]}: {cause}); its ground "
+                f"truth: {truth}; further failures are not reported",
                 stacklevel=4,
             )
-
-    def _cause(self) -> str:
-        """The last line of the first error."""
-        error = self.task.first_error if self._pool is None else self._pool.first_error
-        if self._has_decoded or not error:  # the first may be one that decoding fixed; a worker that died has none
-            return "no details are known"
-        return error.splitlines()[-1]
 
 
 def _decoded(ground_truth: Json) -> Json:

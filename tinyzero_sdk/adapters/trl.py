@@ -42,14 +42,9 @@ class RewardFunction(Scorer):
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float]:
-        """The rewards of a batch.
+        """The rewards of a batch, from [n] texts or lists of chat messages, and columns of the dataset.
 
-        Args:
-            completions: [n] texts, or lists of chat messages.
-            ground_truth: [n] column of the dataset.
-            completion_ids: [n] tokens of each.
-            log_metric: TRL's logger, called with the fraction of solved problems as `<task>/accuracy`.
-            columns: prompts and other columns that TRL passes; ignored.
+        `log_metric` is TRL's logger, called with the fraction of solved problems as `<task>/accuracy`.
 
         Raises:
             DataError: the dataset has no column `ground_truth`, or it is not as long as the completions.

@@ -49,19 +49,16 @@ class ComputeScore(Scorer):
         details: bool = False,
         **others: Any,
     ) -> float | dict[str, float | str]:
-        """The reward of one response.
+        """The reward of one response; `data_source` and `extra_info` are ignored.
 
         Args:
-            data_source: ignored.
             solution_str: the decoded response.
             ground_truth: from the row's `reward_model`; may contain numpy arrays.
-            extra_info: ignored.
             details: return `score`, `acc` (1 if solved) and `reason`, which verl turns into metrics.
             others: other arguments of verl, such as the address of a reward model.
 
         Raises:
             SettingsError: `details` is misspelt.
-            DataError: the response is not text.
             BrokenTaskError: the scorer fails on everything.
         """
         _check_others(others, ("details",))
