@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.trainer import preloaded
-from tests.trainer.controller.test_damaged_checkpoints import seal
 from tests.trainer.runs import Killed, assert_same_weights, lines, on_call, short_run
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, to_mapping
@@ -177,7 +176,7 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.newest is not None)
     @rule(
         file=st.sampled_from(["model.safetensors", "manifest.json", "training_state/optimizer.safetensors"]),
-        damage=st.sampled_from(["flipped", "cut", "gone", "gone and sealed"]),
+        damage=st.sampled_from(["flipped", "cut", "gone"]),
     )
     def damage_the_newest(self, file: str, damage: str) -> None:
         assert self.newest is not None
@@ -191,8 +190,6 @@ class History(RuleBasedStateMachine):
             path.write_bytes(content[: len(content) // 2])
         else:
             path.unlink()
-        if damage == "gone and sealed" and file != "manifest.json":
-            seal(folder)
         (folder / DAMAGED).touch()
 
     @invariant()

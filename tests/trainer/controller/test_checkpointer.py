@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.checkpoint.store import Checkpoint
-from tinyzero_trainer.controller.checkpointer import Meta, SavedRun, restore
+from tinyzero_trainer.checkpoint.store import Checkpoint, DamagedCheckpointError
+from tinyzero_trainer.controller.checkpointer import SavedRun, restore
 from tinyzero_trainer.controller.length_control import LengthControlState
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch, from_json, to_json
+from tinyzero_trainer.controller.rollout_batch import RolloutBatch, from_json, load_batch, to_json
 from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -85,7 +85,16 @@ def test_a_task_that_has_changed_is_told_when_a_run_is_resumed(saved: dict[str, 
         tasks={"toy": SimpleNamespace(task=SimpleNamespace(version="2"))},
         display=SimpleNamespace(warn=said.append, log=lambda line: None),
     )
-    found = SavedRun(Checkpoint(3, tmp_path, {}), Meta("", saved), TrainerState(3), None)
-    state = restore(found, workers)  # type: ignore[arg-type]
+    state = restore(SavedRun(Checkpoint(3, tmp_path, {"tasks": saved}), TrainerState(3), None), workers)  # type: ignore
     assert state.step == 3
     assert ["version 1, now 2" in line for line in said] == ([True] if saved == {"toy": "1"} else [])
+
+
+def test_a_file_of_another_shape_is_named_in_one_line(tmp_path: Path) -> None:
+    for content in ("{", '{"step": -1}'):
+        (tmp_path / "state.json").write_text(content)
+        (tmp_path / "next_batch.json").write_text(content)
+        with pytest.raises(DamagedCheckpointError, match=r"state\.json: "):
+            TrainerState.load(tmp_path)
+        with pytest.raises(DamagedCheckpointError, match=r"next_batch\.json: "):
+            load_batch(tmp_path / "next_batch.json")

@@ -12,7 +12,6 @@ from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import CheckpointError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.run import RunConfig
-from tinyzero_trainer.controller import ending as room
 from tinyzero_trainer.controller.ending import ending
 from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, VllmError, WorkerDiedError
 from tinyzero_trainer.models.loading import ModelError
@@ -44,7 +43,7 @@ ERRORS: list[tuple[Exception, bool]] = [
 class Run(SimpleNamespace):
     """A session as far as its ending looks at it: step 7 is done, of which no checkpoint is saved yet."""
 
-    def __init__(self, directory: Path, *, saves: Exception | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         run = RunDirectory(directory)
         run.checkpoints.mkdir(parents=True)
         (run.checkpoints / "step_5").mkdir()
@@ -55,13 +54,10 @@ class Run(SimpleNamespace):
             state=SimpleNamespace(step=7),
             workers=SimpleNamespace(check=lambda: None, display=SimpleNamespace(warn=lambda line: None)),
             attempts=0,
-            saves=saves,
         )
 
     def save(self, step: Any) -> None:
         self.attempts += 1
-        if self.saves is not None:
-            raise self.saves
         (self.run.checkpoints / f"step_{self.state.step}").mkdir()
 
     @property
@@ -137,24 +133,3 @@ def test_whatever_comes_of_a_dead_ray_is_told_as_that_and_what_is_our_fault_is_n
     with pytest.raises(WorkerDiedError if dead else ZeroDivisionError, match=match):
         run.end(ZeroDivisionError("a slip"))
     assert not run.attempts
-
-
-@pytest.mark.parametrize(("seconds", "requested", "attempts"), [(60.0, False, 3), (60.0, True, 1), (-1.0, False, 1)])
-def test_the_last_checkpoint_is_tried_again_for_a_while(
-    seconds: float, requested: bool, attempts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Run(tmp_path / "run", saves=CheckpointError("cannot save"))
-    run.stop.signal = signal.SIGTERM if requested else None
-
-    def pass_by(_: float) -> None:
-        if run.attempts == 2:
-            run.saves = None
-
-    monkeypatch.setattr(room, "LAST_SAVE_SECONDS", seconds)
-    monkeypatch.setattr(room, "sleep", pass_by)
-    if attempts == 3:
-        run.end()
-    else:
-        with pytest.raises(Stopped if requested else CheckpointError, match="cannot save; step 5 is saved; resume"):
-            run.end()
-    assert (run.attempts, run.saved) == (attempts, 7 if attempts == 3 else 5)

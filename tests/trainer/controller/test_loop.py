@@ -1,6 +1,5 @@
 """The whole loop on a toy: what a run leaves, and that an interruption of any kind changes nothing."""
 
-import errno
 import json
 import os
 import shutil
@@ -11,10 +10,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 import tinyzero_trainer
-from tests.trainer.controller.test_damaged_checkpoints import seal
 from tests.trainer.runs import Configure, assert_same_weights, completions, killed, lines, on_call, short_run
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, TinyZeroError
 from tinyzero_sdk.settings import build, merge, read_toml
@@ -25,7 +22,6 @@ from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import checkpointer, heldout_eval, result, session
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.result import Change, TrainResult
 from tinyzero_trainer.controller.step import TrainingStep
@@ -273,7 +269,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(fault_row, config, whole,
     seen=("cannot save …/step_6: No space left on device…; step 2 is saved; resume with: tinyzero train …"),
     kept=(
         "all checkpoints before it, and nothing of the half one; it is tried again after each step until the "
-        "next is due, after the last step for five minutes"
+        "next is due"
     ),
     code=2,
 )
@@ -294,98 +290,20 @@ def test_a_disk_that_stays_full_ends_the_run_in_one_line_with_the_last_checkpoin
 
 @pytest.mark.slow
 @pytest.mark.fault(
-    "checkpoint",
-    "The newest checkpoint agrees with its manifest and cannot be used",
-    made="its optimizer is deleted, and the manifest written anew",
-    seen="step_5/training_state/optimizer.safetensors is missing resuming from step 4",
-    kept="everything: the step is taken again, and its checkpoint replaced",
-)
-def test_a_run_whose_newest_checkpoint_lacks_its_optimizer_resumes_from_the_one_before_it(
-    fault_row, config, whole, capsys
-):
-    run = config()
-    shutil.copytree(whole.output, run.run.output)
-    newest = Path(run.run.output) / f"checkpoints/step_{STEPS}"
-    (newest / "training_state/optimizer.safetensors").unlink()
-    seal(newest)
-    train(run, resume=True)
-    fault_row.check(capsys.readouterr().err)
-    assert lines(run.run.output) == lines(whole.output)
-    assert_same_weights(run.run.output, whole.output, STEPS)
-    assert (newest / "training_state/optimizer.safetensors").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.fault(
-    "directory",
-    "The run's directory is renamed or deleted while it trains",
-    made="it is renamed during step 3",
-    seen=(
-        "cannot save …/step_4: No such file or directory (the directory is gone); nothing has been saved yet: "
-        "start again"
-    ),
-    kept="what was saved, wherever it is now: the run can be resumed there; nothing is made anew in the old place",
-    code=2,
-)
-def test_a_run_whose_directory_is_renamed_ends_in_one_line(fault_row, config, tmp_path, monkeypatch):
-    run = config(checkpoint__every=1)
-    with (
-        on_call(monkeypatch, TrainingStep, "take", 3, lambda: os.rename(run.run.output, tmp_path / "elsewhere")),
-        pytest.raises(TinyZeroError) as error,
-    ):
-        train(run)
-    fault_row.check(error.value)
-    assert not Path(run.run.output).exists()
-    assert store.latest(tmp_path / "elsewhere/checkpoints").step == 2
-
-
-@pytest.mark.slow
-@pytest.mark.fault(
     "disk",
     "The disk has too little space for the checkpoints of a run",
     made="it says that it has 1 MB free, before the run begins",
     seen="warning: 2 checkpoints and the next take 2.1 MB more of the disk, which has 1.0 MB free; make room, choose "
     "another --output, or keep fewer (checkpoint.keep=2)",
-    kept="everything: it is said before the first step, and that they take less is said as well",
+    kept="everything: it is said before the first step",
 )
-def test_what_checkpoints_take_of_the_disk_is_said_before_the_first_step(fault_row, config, monkeypatch, capsys):
+def test_a_disk_too_small_for_the_checkpoints_is_said_before_the_first_step(fault_row, config, monkeypatch, capsys):
+    monkeypatch.setattr(checkpointer.shutil, "disk_usage", lambda _: Mock(free=1_000_000))
     output = train(config(run__steps=1)).output
-    err = " ".join(capsys.readouterr().err.split())
-    said = err.index("2 checkpoints and the next take 2.1 MB more of the disk, which has ")
-    assert said < err.index("training: 1 step")
+    err = capsys.readouterr().err
+    fault_row.check(err.partition("training: 1 step")[0])
     taken = sum(file.stat().st_size for file in (output / "checkpoints/step_1").rglob("*.safetensors"))
     assert 0.9 * 2.1e6 < 3 * taken < 1.1 * 2.1e6
-    monkeypatch.setattr(checkpointer.shutil, "disk_usage", lambda _: Mock(free=1_000_000))
-    train(config("full", run__steps=1))
-    fault_row.check(capsys.readouterr().err)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("owner", "name"), [(AutoModelForCausalLM, "from_pretrained"), (Path, "read_bytes")])
-@pytest.mark.fault(
-    "F18",
-    "The system cannot read a checkpoint for a moment",
-    made="the read of its model ends in EIO (of its other files in the tests of `store.py`)",
-    seen="cannot read …: Input/output error; it may be intact, and nothing has been deleted: try again",
-    kept="all checkpoints: no older one is taken, and the next start reads this one",
-    code=2,
-)
-def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_damaged(fault_row, owner, name, config, monkeypatch):
-    run = Path(train(config(run__steps=2)).output)
-    real, broken = getattr(owner, name), OSError(errno.EIO, "Input/output error")
-
-    def read(file, *args, **options):
-        if str(run / "checkpoints") in str(file) and STATE_DIRECTORY not in str(file):
-            raise broken
-        return real(file, *args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, read)
-        with pytest.raises(store.CheckpointError) as error:
-            train(config(run__steps=3), resume=True)
-    fault_row.check(error.value)
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_2"}
-    train(config(run__steps=3), resume=True)
 
 
 @pytest.mark.slow

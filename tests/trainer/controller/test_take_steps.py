@@ -103,21 +103,25 @@ def test_a_checkpoint_that_cannot_be_saved_is_tried_after_each_step(
     assert events.warned == [f"cannot save {step}; {wait}" for step in fails]
 
 
-@pytest.mark.parametrize("event", ["a failure", "an alarm", "a signal"])
+@pytest.mark.parametrize("event", ["a failure", "an alarm", "an alarm while it is saved", "a signal"])
 def test_what_ends_the_run_after_a_step_comes_before_the_next_one(event: str, tmp_path: Path) -> None:
-    events = Events(tmp_path, step=2)
+    events = Events(tmp_path, step=2, every=3)
 
     def take(step: int) -> tuple[list[Any], dict[str, float]]:
         if step == 3 and event == "a failure":
             events.step.failure = TinyZeroError("it died meanwhile")
         elif step == 3 and event == "a signal":
             events.session.stop.handle(15)
-        elif step == 3:
-            events.session.audit.alarm = TinyZeroError("an alarm")  # type: ignore
+        elif step == 3 and event == "an alarm":
+            sound_alarm()
         return events.take(step)
 
+    def sound_alarm() -> None:
+        events.session.audit.alarm = TinyZeroError("an alarm")  # type: ignore
+
     events.step.take = take
-    events.session.audit = MagicMock(alarm=None, step=lambda *_: {})
+    drain = sound_alarm if "saved" in event else lambda: None
+    events.session.audit = MagicMock(alarm=None, step=lambda *_: {}, drain=drain)
     with pytest.raises(Interrupted if event == "a signal" else TinyZeroError):
         events.run()
     line = [] if event == "a failure" else ["line 3"]  # a resumed run evaluates it, and writes its line

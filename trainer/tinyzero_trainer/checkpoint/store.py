@@ -13,16 +13,15 @@ import json
 import os
 import re
 import shutil
-import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import Field, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic import Field, StrictInt, StrictStr, TypeAdapter
 from safetensors import SafetensorError
 
 from tinyzero_sdk.errors import TinyZeroError
@@ -41,11 +40,12 @@ USERS = "used_by"
 MIN_KEEP = 2
 """One remains intact while another is being written, or turns out to be damaged."""
 
-_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_DAMAGE = (
+    *(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+    *(ValueError, TypeError, LookupError, SafetensorError),  # of JSON, pydantic and tensors
+)
 _SEALED = re.compile(r"step_(\d+)")
 _TEMPORARY = re.compile(r"step_\d+\.tmp-[0-9a-f]{32}")
-
-Content = TypeVar("Content")
 
 
 class CheckpointError(TinyZeroError):
@@ -95,7 +95,6 @@ def save(
     *,
     meta: Mapping[str, Json],
     keep: int = MIN_KEEP,
-    expected_bytes: int = 0,
 ) -> Path:
     """Write the checkpoint of `step`, then delete all but the newest `keep` and those that another run needs.
 
@@ -108,7 +107,6 @@ def save(
         fill: writes the files into the empty directory that it is given.
         meta: stored in the manifest.
         keep: number of checkpoints to keep, at least 2.
-        expected_bytes: what `fill` will write, to refuse a disk that is too full; 0 = not known.
 
     Raises:
         CheckpointError: it cannot be written; what was there before is intact, and nothing is left behind.
@@ -116,17 +114,17 @@ def save(
     final = root / f"step_{step}"
     temporary = _temporary_name(final)
     try:
-        if shutil.disk_usage(root).free < expected_bytes:
-            raise OSError("the disk has too little space")
         temporary.mkdir()
         fill(temporary)
         _seal(temporary, step, meta)
-        if os.path.lexists(final):
+        if final.exists():
             _remove(final)
         os.rename(temporary, final)
         _sync(root)
     except (OSError, RuntimeError, SafetensorError) as error:  # the last two: torch and safetensors on a full disk
-        raise CheckpointError(_failure(final, error, expected_bytes)) from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+        space = f" ({shutil.disk_usage(root).free:,} bytes free)" if root.is_dir() else ""
+        raise CheckpointError(f"cannot save {final}: {reason}{space}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     with suppress(OSError):  # the checkpoint is saved; what cannot be deleted now is deleted after the next one
@@ -139,28 +137,16 @@ def save(
 
 
 def latest(root: Path) -> Checkpoint | None:
-    """The newest intact checkpoint under `root`; see `read_latest`."""
-    return read_latest(root, lambda checkpoint: checkpoint)
-
-
-def read_latest(root: Path, read: Callable[[Checkpoint], Content]) -> Content | None:
-    """The newest intact checkpoint under `root` as `read` gives it, or None if there has never been one.
-
-    Args:
-        root: directory of all checkpoints.
-        read: reads its content; raises a DamagedCheckpointError for one that cannot be used.
+    """The newest intact checkpoint under `root`, or None if there has never been one.
 
     Raises:
         CheckpointError: there are checkpoints, and all are damaged; each is named with its fault. Or the system
             cannot read one now, for which no older one is taken.
     """
     skipped: list[str] = []
-    for step, entry in sorted(sealed(root), reverse=True):
+    for step, path in sorted(sealed(root), reverse=True):
         try:
-            if entry.is_symlink() and not entry.exists():
-                raise DamagedCheckpointError(f"{entry} is a link that leads nowhere or in a circle")
-            path = entry.resolve() if entry.is_symlink() else entry
-            return read(Checkpoint(step, path, verify(path), tuple(skipped)))
+            return Checkpoint(step, path, verify(path), tuple(skipped))
         except DamagedCheckpointError as error:
             skipped.append(str(error))
     if skipped:
@@ -177,9 +163,8 @@ def verify(path: Path) -> Mapping[str, Json]:
         DamagedCheckpointError: names the file and what is wrong with it.
         CheckpointError: the system cannot read a file now, so what it holds is unknown.
     """
-    file, root = path / MANIFEST, path.resolve()
+    file = path / MANIFEST
     with damage_in_one_line(file):
-        _check_regular(file)
         body = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(body, dict) and body.get("format") != FORMAT:
             raise DamagedCheckpointError(f"{file} has format {body.get('format')!r}, expected {FORMAT}")
@@ -191,8 +176,6 @@ def verify(path: Path) -> Mapping[str, Json]:
     for name, recorded in manifest.files.items():
         file = path / name
         with damage_in_one_line(file):
-            if not file.resolve().is_relative_to(root):
-                raise DamagedCheckpointError(f"{file} leads out of the checkpoint; put the file itself in its place")
             if _fingerprint(file) != {"bytes": recorded.bytes, "sha256": recorded.sha256}:
                 raise DamagedCheckpointError(f"{file} has changed since it was written")
     return manifest.meta
@@ -200,32 +183,17 @@ def verify(path: Path) -> Mapping[str, Json]:
 
 @contextmanager
 def damage_in_one_line(file: Path) -> Iterator[None]:
-    """A DamagedCheckpointError, which names the file, for whatever else reading it ends in.
+    """A DamagedCheckpointError, which names the file, for what reading a missing or damaged one ends in.
 
-    Except for errors of the system, as of a disk or of too many threads, which say nothing about the file's content:
-    these are a CheckpointError, so that no older checkpoint is taken and this one deleted.
+    Other errors of the system, as of a disk or of permissions, say nothing about the file's content: these are a
+    CheckpointError, so that no older checkpoint is taken and this one deleted.
     """
     try:
         yield
-    except Exception as error:  # the border to files and libraries: damaged bytes end in anything
-        if isinstance(error, TinyZeroError | MemoryError):
-            raise
-        raise _error_of_reading(file, error) from error
-
-
-def _error_of_reading(file: Path, error: Exception) -> CheckpointError:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        return DamagedCheckpointError(f"{file} is wrong at {place}: {first['msg']}")
-    reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
-    if isinstance(error, OSError) and (error.errno is None or error.errno in _NOT_THERE):  # None: of a library
-        return DamagedCheckpointError(f"{file}: {reason}")
-    if isinstance(error, OSError) or "start new thread" in reason:
-        return CheckpointError(
-            f"cannot read {file}: {reason}; it may be intact, and nothing has been deleted: try again"
-        )
-    return DamagedCheckpointError(f"{file} cannot be read ({reason})")
+    except _DAMAGE as error:
+        raise DamagedCheckpointError(f"{file}: {getattr(error, 'strerror', None) or first_line(error)}") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror or error}; try again") from error
 
 
 def sealed(root: Path) -> Iterator[tuple[int, Path]]:
@@ -272,7 +240,7 @@ def sweep(root: Path) -> None:
     """Delete what killed runs left half written or half deleted; the caller holds the run's lock."""
     for entry in root.iterdir():
         if _TEMPORARY.fullmatch(entry.name):
-            _delete(entry)
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _seal(directory: Path, step: int, meta: Mapping[str, Json]) -> None:
@@ -297,34 +265,16 @@ def _remove(path: Path) -> None:
     """Delete a checkpoint such that a kill half-way leaves a temporary directory, not a damaged checkpoint."""
     temporary = _temporary_name(path)
     os.rename(path, temporary)
-    _delete(temporary)
-
-
-def _delete(path: Path) -> None:
-    """Delete a directory as far as possible, or the file or link in its place."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink()
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
 
 
-def _failure(final: Path, error: Exception, expected_bytes: int) -> str:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    need = f"{expected_bytes:,} bytes needed, " if expected_bytes else ""
-    is_there = final.parent.is_dir()
-    space = f"{need}{shutil.disk_usage(final.parent).free:,} free" if is_there else "the directory is gone"
-    if os.strerror(errno.EFBIG) in reason:
-        space = f"{need}`ulimit -f` limits the size of files"
-    return f"cannot save {final}: {reason} ({space})"
-
-
 def _fingerprint(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file; of a larger one, of the SHA-256s of its pieces, which all cores compute together."""
-    size = _check_regular(path)
+    size = path.stat().st_size
     with path.open("rb", buffering=0) as file:
         descriptor = file.fileno()
 
@@ -339,14 +289,6 @@ def _fingerprint(path: Path) -> dict[str, Any]:
             pieces = list(pool.map(digest, range(0, max(size, 1), PIECE_BYTES)))
     whole = pieces[0] if len(pieces) == 1 else hashlib.sha256(b"".join(pieces)).digest()
     return {"bytes": size, "sha256": whole.hex()}
-
-
-def _check_regular(file: Path) -> int:
-    """Refuse a pipe or device, which would be read for ever; the file's size in bytes."""
-    status = file.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise DamagedCheckpointError(f"{file} is not a regular file")
-    return status.st_size
 
 
 def _digest(body: Mapping[str, Any]) -> str:

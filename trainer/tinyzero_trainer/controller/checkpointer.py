@@ -4,15 +4,14 @@ Atomic directories and their checksums are in checkpoint/.
 """
 
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import tomli_w
 import torch
-from pydantic import TypeAdapter
 from rich.filesize import decimal
 
 from tinyzero_trainer.checkpoint import store
@@ -22,7 +21,7 @@ from tinyzero_trainer.config.model_defaults import PRESET_FILE
 from tinyzero_trainer.config.resume import check_fingerprint, fingerprint, resume_command
 from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE, InFlight, load_in_flight
 from tinyzero_trainer.controller.rollout_batch import BATCH_FILE, RolloutBatch, load_batch
-from tinyzero_trainer.controller.state import STATE_FILE, TrainerState
+from tinyzero_trainer.controller.state import TrainerState
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
@@ -30,55 +29,28 @@ STATE_DIRECTORY = "training_state"
 
 
 @dataclass(frozen=True)
-class Meta:
-    """What a manifest says of the run."""
-
-    config: str
-    """Fingerprint of the configuration."""
-
-    tasks: dict[str, str] = field(default_factory=dict)
-    """Their versions, by name."""
-
-
-@dataclass(frozen=True)
 class SavedRun:
-    """A checkpoint whose content the run can use, as far as it is read before the workers are built."""
+    """A checkpoint, as far as it is read before the workers are built."""
 
     checkpoint: store.Checkpoint
-    meta: Meta
     state: TrainerState
     prefetched: RolloutBatch | None
     in_flight: InFlight | None = None
 
 
-_META = TypeAdapter(Meta)
-
-
-def newest_checkpoint(
-    config: TrainConfig | SftConfig, run: RunDirectory, unusable: Mapping[Path, str]
-) -> SavedRun | None:
-    """The newest intact checkpoint of a run, None if it has not saved one; refuses that of another configuration.
-
-    `unusable` are those that turned out to be damaged when they were loaded, and why.
-    """
-
-    def read(checkpoint: store.Checkpoint) -> SavedRun:
-        if checkpoint.path in unusable:
-            raise store.DamagedCheckpointError(unusable[checkpoint.path])
-        with store.damage_in_one_line(checkpoint.path / store.MANIFEST):
-            meta = _META.validate_python(checkpoint.meta)
-        directory = checkpoint.path / STATE_DIRECTORY
-        state = TrainerState.load(directory)
-        streams = () if isinstance(config, SftConfig) else config.tasks.keys()
-        if state.step != checkpoint.step or (state.step and not state.progress.keys() >= set(streams)):
-            raise store.DamagedCheckpointError(f"{directory / STATE_FILE} is not of this step and these tasks")
-        ahead = load_batch(directory / BATCH_FILE), load_in_flight(directory / IN_FLIGHT_FILE)
-        return SavedRun(checkpoint, meta, state, *ahead)
-
-    saved = store.read_latest(run.checkpoints, read)
-    if saved is not None:
-        check_fingerprint(config, saved.meta.config)
-    return saved
+def newest_checkpoint(config: TrainConfig | SftConfig, run: RunDirectory) -> SavedRun | None:
+    """The newest intact checkpoint of a run, None if it has not saved one; refuses that of another configuration."""
+    checkpoint = store.latest(run.checkpoints)
+    if checkpoint is None:
+        return None
+    check_fingerprint(config, str(checkpoint.meta["config"]))
+    directory = checkpoint.path / STATE_DIRECTORY
+    return SavedRun(
+        checkpoint,
+        TrainerState.load(directory),
+        load_batch(directory / BATCH_FILE),
+        load_in_flight(directory / IN_FLIGHT_FILE),
+    )
 
 
 def restore(saved: SavedRun | None, workers: Workers) -> TrainerState:
@@ -101,8 +73,9 @@ def restore(saved: SavedRun | None, workers: Workers) -> TrainerState:
             workers.critic.load(directory)
     for line in saved.checkpoint.skipped:
         warn(line)
+    versions: Any = saved.checkpoint.meta["tasks"]
     for name, running in workers.tasks.items():
-        before, now = saved.meta.tasks.get(name), running.task.version
+        before, now = versions.get(name), running.task.version
         if before not in (None, now):  # a corrected reward is a good reason to resume, a slip is not
             warn(
                 f"task {name} has changed since the checkpoint (version {before}, now {now}): rewards and accuracies "
@@ -157,30 +130,24 @@ class Checkpointer:
             "world_size": self.policy.world_size,
         }
         root, keep = self.run.checkpoints, self.config.checkpoint.keep
-        with suppress(OSError):  # a vanished run directory is not made again, one without checkpoints is of use
-            root.mkdir(exist_ok=True)
         with workers.display.activity("saving a checkpoint"):
-            store.save(root, state.step, fill, meta=meta, keep=keep, expected_bytes=self._bytes())
+            store.save(root, state.step, fill, meta=meta, keep=keep)
         self._saved_step = state.step
         self._timing = {"timing_s/save_checkpoint": perf_counter() - started}
 
-    def _bytes(self) -> int:
-        """What a checkpoint takes of the disk."""
-        model = self.workers.language_model
+    def warn_of_full_disk(self) -> None:
+        """Warn if the disk has too little space for the checkpoints that the run will keep."""
+        model, critic = self.workers.language_model, self.workers.critic
         weights, trained = model.parameters * 4, model.trained_parameters * 4  # float32
         # And AdamW's two moments; a critic is as large as the model and trained as a whole.
-        return weights + 2 * trained + (0 if self.workers.critic is None else 3 * weights)
-
-    def report_disk_use(self) -> None:
-        """Say what checkpoints will take of the disk, and warn if it has too little."""
+        size = weights + 2 * trained + (0 if critic is None else 3 * weights)
         keep, present = max(self.config.checkpoint.keep, store.MIN_KEEP), len(list(store.sealed(self.run.checkpoints)))
-        need, free = self._bytes() * max(1, keep + 1 - present), shutil.disk_usage(self.run.checkpoints).free
-        display = self.workers.display
-        line = f"{keep} checkpoints and the next take {decimal(need)} more of the disk, which has {decimal(free)} free"
-        if need <= free:
-            display.log(line)
-        else:
-            display.warn(f"{line}; make room, choose another --output, or keep fewer (checkpoint.keep=2)")
+        need, free = size * max(1, keep + 1 - present), shutil.disk_usage(self.run.checkpoints).free
+        if need > free:
+            self.workers.display.warn(
+                f"{keep} checkpoints and the next take {decimal(need)} more of the disk, which has {decimal(free)} "
+                "free; make room, choose another --output, or keep fewer (checkpoint.keep=2)"
+            )
 
     def timing(self) -> dict[str, float]:
         """Seconds of the last save, once: its own step's line is written before it, so the next one reports it."""

@@ -2,24 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic, sleep
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.checkpoint.store import CheckpointError
 from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.controller.checkpointer import how_to_resume
 from tinyzero_trainer.controller.session import Session, Step
-from tinyzero_trainer.monitoring.metrics_log import MetricsError
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 from tinyzero_trainer.utils.signals import Interrupted, Stopped, StopRequested
-
-LAST_SAVE_SECONDS, RETRY_SECONDS = 300.0, 5.0
-"""How long and how often the checkpoint of the last step is tried again."""
 
 
 @contextmanager
 def ending(session: Session, step: Step) -> Iterator[None]:
-    """Save when the block ends, also where a signal or an error ends it and has left the policy intact.
+    """Save where a signal or an error ends the block and has left the policy intact.
 
     An error says in addition how to resume. Once a signal has asked the run to stop, it ends with the signal's exit
     code, whatever else happens.
@@ -36,7 +30,6 @@ def ending(session: Session, step: Step) -> Iterator[None]:
         except Exception as error:
             _save_if_intact(session, step, error)
             raise
-        _save_at_last(session, step)
     except StopRequested:
         assert stop.signal is not None
         raise Interrupted(stop.signal, session.state.step, resume_command(session.recorded)) from None
@@ -57,18 +50,3 @@ def _save_if_intact(session: Session, step: Step, error: Exception) -> None:
         session.workers.check()  # what has died there is the reason of whatever was raised
     elif error.policy_intact and step.policy_intact and session.state.step:
         session.save(step)
-
-
-def _save_at_last(session: Session, step: Step) -> None:
-    """Save after the last step, again and again for a while where that fails: no later checkpoint would hold it."""
-    deadline, warned = monotonic() + LAST_SAVE_SECONDS, False
-    while True:
-        try:
-            return session.save(step)
-        except (MetricsError, CheckpointError) as error:
-            if session.stop.requested or monotonic() > deadline or not session.run.path.is_dir():
-                raise
-            if not warned:
-                session.workers.display.warn(f"{error}; trying again for {LAST_SAVE_SECONDS:g} s at most")
-            warned = True
-        sleep(RETRY_SECONDS)

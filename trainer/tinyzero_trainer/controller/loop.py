@@ -38,10 +38,7 @@ def train(
         warn = session.workers.display.warn
         with Audit(session.config, audited, session.state.audit, session.run.audit, warn) as audit:
             session.audit = audit
-            result = take_steps(session, training_step, evaluation)
-            if audit.alarm is not None:  # from a sample that was judged only before the last checkpoint
-                raise audit.alarm
-            return result
+            return take_steps(session, training_step, evaluation)
 
 
 @contextmanager
@@ -77,7 +74,7 @@ def open_training(
 def take_steps(session: Session, training_step: Step, evaluation: HeldOutEvaluation) -> TrainResult:
     """Take all remaining steps, and report; a signal or an error ends the run earlier, with a checkpoint."""
     state, progress, audit = session.state, session.workers.display, session.audit
-    session.checkpointer.report_disk_use()
+    session.checkpointer.warn_of_full_disk()
     with ending(session, training_step):
         if state.pending_metrics is not None:  # of step 0, or of a step that was taken but not logged before a stop
             _evaluate_and_log(session, training_step, evaluation)
@@ -93,11 +90,14 @@ def take_steps(session: Session, training_step: Step, evaluation: HeldOutEvaluat
             if training_step.failure is not None:  # this step is complete; the next batch could not be collected
                 raise training_step.failure
             _evaluate_and_log(session, training_step, evaluation)
-            if audit is not None and audit.alarm is not None:
-                raise audit.alarm
             if session.stop.requested:
                 raise StopRequested
             session.save_or_wait(training_step)
+            if audit is not None and audit.alarm is not None:  # perhaps from a sample that the checkpoint waited for
+                raise audit.alarm
+        session.save(training_step)
+        if audit is not None and audit.alarm is not None:
+            raise audit.alarm
     return report(session, evaluation, last=training_step.last)
 
 

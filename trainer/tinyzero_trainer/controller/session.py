@@ -4,17 +4,17 @@ What it repeats is in loop.py, and how it ends in ending.py.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from tinyzero_sdk import Task
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.checkpoint import store
-from tinyzero_trainer.checkpoint.run_directory import RunDirectory, RunDirectoryError
+from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import SftConfig, TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.checkpointer import Checkpointer, SavedRun, how_to_resume, newest_checkpoint, restore
@@ -30,8 +30,6 @@ from tinyzero_trainer.monitoring.trackers import Trackers
 from tinyzero_trainer.rewards.audit import Audit
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils.signals import StopFlag, catch_signals
-
-C = TypeVar("C", bound=TrainConfig | SftConfig)
 
 
 class Step(Protocol):
@@ -95,9 +93,6 @@ class Session:
             self.audit.drain()
         self.completions.write()
         self.log.flush()
-        if not self.run.config.exists():  # another program has deleted it, and nothing could resume the run
-            with suppress(RunDirectoryError):
-                self.run.save_config(self.recorded, _versions(self.workers))
         self.checkpointer.save(self.state, step.save)
 
     def save_or_wait(self, step: Step) -> None:
@@ -137,76 +132,47 @@ def open_session(
     """
     unsafe = config.reward.allow_unsafe
     other_tasks = load_tasks(config.eval.task_specs, allow_unsafe_scorers=unsafe, table="eval.tasks")
-    with (
-        RunDirectory.open(recorded.run.output, resume=resume) as run,
-        catch_signals(progress.log, lambda: how_to_resume(run, recorded)) as stop,
-        _restored(config, recorded, run, progress, resume, tasks) as (workers, fitting, state, saved),
-        MetricsLog(run.metrics, progress.warn) as log,
-        Trackers(recorded.log, to_mapping(recorded), run.path, progress.log) as trackers,
-        run_tasks(config, other_tasks, workers.language_model.tokenizer) as others,
-    ):
+    with ExitStack() as stack:
+        run = stack.enter_context(RunDirectory.open(recorded.run.output, resume=resume))
+        stop = stack.enter_context(catch_signals(progress.log, lambda: how_to_resume(run, recorded)))
+        for model in config.models_to_resume:
+            store.keep_for(run.path, Path(model).expanduser())
+        saved = newest_checkpoint(recorded, run) if resume else None
+        path = None if saved is None else saved.checkpoint.path
+        workers = stack.enter_context(
+            build_workers(config, display=progress, training=True, checkpoint=path, tasks=tasks)
+        )
+        recorded = _as_it_fits(recorded, workers)
+        versions = {running.task.name: running.task.version for running in workers.tasks.values()}
+        run.save_config(recorded, versions)  # also when resumed: run.steps may have been raised
+        state = restore(saved, workers)
+        log = stack.enter_context(MetricsLog(run.metrics, progress.warn))
         log.cut_after(state.step if state.pending_metrics is None else state.step - 1)
+        trackers = stack.enter_context(Trackers(recorded.log, to_mapping(recorded), run.path, progress.log))
+        language_model = workers.language_model
+        others = stack.enter_context(run_tasks(config, other_tasks, language_model.tokenizer))
         evaluated = {**workers.tasks, **others}
         named = {name: task.task for name, task in evaluated.items()}
-        model = workers.language_model
-        completions = CompletionLog(run.completions, recorded.log, named, model.tokenizer, progress.warn)
+        completions = CompletionLog(run.completions, recorded.log, named, language_model.tokenizer, progress.warn)
         completions.cut_after(state.step)
-        progress.log(model.trained)
+        progress.log(language_model.trained)
         yield Session(
             config=config,
-            recorded=fitting,
+            recorded=recorded,
             run=run,
             workers=workers,
             evaluated=evaluated,
             state=state,
             saved=saved,
             stop=stop,
-            checkpointer=Checkpointer(fitting, run, workers, saved_step=None if saved is None else state.step),
+            checkpointer=Checkpointer(recorded, run, workers, saved_step=None if saved is None else state.step),
             log=log,
             completions=completions,
             trackers=trackers,
         )
 
 
-@contextmanager
-def _restored(
-    config: TrainConfig,
-    recorded: C,
-    run: RunDirectory,
-    progress: Progress,
-    resume: bool,
-    tasks: Mapping[str, Task] | None,
-) -> Iterator[tuple[Workers, C, TrainerState, SavedRun | None]]:
-    """The workers of a run and their state at its start, or at the newest checkpoint that can be loaded.
-
-    `recorded` comes with the micro-batch that memory has room for.
-    """
-    for model in config.models_to_resume:
-        store.keep_for(run.path, Path(model).expanduser())
-    unusable: dict[Path, str] = {}
-    while True:
-        saved = newest_checkpoint(recorded, run, unusable) if resume else None
-        path = None if saved is None else saved.checkpoint.path
-        with ExitStack() as stack:
-            built = build_workers(config, display=progress, training=True, checkpoint=path, tasks=tasks)
-            try:
-                workers = stack.enter_context(built)
-                fitting = _as_it_fits(recorded, workers)
-                run.save_config(fitting, _versions(workers))  # also when resumed: run.steps may have been raised
-                state = restore(saved, workers)
-            except store.DamagedCheckpointError as error:
-                assert path is not None
-                unusable[path] = str(error)
-                continue
-            yield workers, fitting, state, saved
-            return
-
-
-def _versions(workers: Workers) -> dict[str, str]:
-    return {running.task.name: running.task.version for running in workers.tasks.values()}
-
-
-def _as_it_fits(config: C, workers: Workers) -> C:
+def _as_it_fits(config: TrainConfig | SftConfig, workers: Workers) -> TrainConfig | SftConfig:
     """The configuration with the micro-batch that memory had room for, which a resumed run starts with."""
     assert workers.policy is not None
     tokens = workers.policy.micro_batch_tokens

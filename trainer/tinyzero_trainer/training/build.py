@@ -126,9 +126,6 @@ def _load_saved(checkpoint: Path, options: FsdpOptions) -> LanguageModel:
     try:
         language_model = _load(str(checkpoint), options)
     except ModelError as error:
-        with suppress(DamagedCheckpointError), damage_in_one_line(checkpoint):
-            if isinstance(error.__cause__, OSError):  # perhaps of the system, which says nothing about the model
-                raise error.__cause__ from None
         raise DamagedCheckpointError(f"{checkpoint} holds no model to go on with: {error.reason or error}") from error
     parameters = dict(language_model.model.named_parameters())
     for file in weight_files(checkpoint):
