@@ -56,22 +56,12 @@ def test_the_states_of_a_run(tmp_path):
     assert status_of(stopped).state == "stopped"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", ["x = [1,", b"x = '\xff'".decode("latin-1"), "x = " + "[" * 100_000])
-def test_an_unreadable_run_is_listed_as_such(tmp_path, config):
+def test_a_run_with_a_damaged_configuration_is_listed_as_such(tmp_path):
     path = make_run(tmp_path / "run", steps=2, checkpoints=(2,))
-    (path / "config.toml").write_text(config, encoding="latin-1")
-    with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "val-core/' + "[" * 100_000 + "\n" + "[" * 100_000 + '\n{"step": Infinity}\n')
+    (path / "config.toml").write_text("x = [1,")
     run = status_of(path)
     assert (run.state, run.step, run.checkpoints, run.resume) == ("unreadable", 2, (2,), None)
     assert run.fault.startswith(f"{path}/config.toml is not valid TOML: ")
-
-
-def test_a_configuration_of_another_shape_names_no_tasks(tmp_path):
-    path = make_run(tmp_path / "run")
-    (path / "config.toml").write_text("tasks = 3\nrun = 4\nmodel = 5\n")
-    assert (status_of(path).tasks, status_of(path).model, status_of(path).steps) == ((), None, None)
 
 
 def test_runs_are_found_below_a_directory_and_not_through_links(tmp_path):
@@ -92,8 +82,6 @@ def test_pruning_keeps_the_newest_intact_checkpoint(tmp_path):
     with pytest.raises(store.CheckpointError, match=r"all checkpoints in .* are damaged"):
         prune(path)
     assert status_of(path).checkpoints == (4,)
-    (path / "checkpoints").rename(tmp_path / "checkpoints")
-    assert prune(path) == 0
 
 
 def test_a_deleted_run_is_gone_and_nothing_behind_its_links(tmp_path):
@@ -107,15 +95,14 @@ def test_a_deleted_run_is_gone_and_nothing_behind_its_links(tmp_path):
 
 def test_what_is_in_progress_or_not_a_run_is_never_deleted(tmp_path):
     path = make_run(tmp_path / "run", checkpoints=(2,))
-    link, other = tmp_path / "link", tmp_path / "other"
-    link.symlink_to(path)
+    other = tmp_path / "other"
     (other / "checkpoints").mkdir(parents=True)
     (other / "config.toml").touch()
     with RunDirectory.open(path, resume=True):
         for remove in (delete, prune):
-            with pytest.raises(RunDirectoryError, match="is in progress; stop it first"):
+            with pytest.raises(RunDirectoryError, match=r"is in use by process .*; wait or stop it"):
                 remove(path)
-    for place in (link, other, tmp_path):
+    for place in (other, tmp_path):
         with pytest.raises(RunDirectoryError, match="is not a run directory, so nothing in it is deleted"):
             delete(place)
     assert status_of(path).checkpoints == (2,)

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinyzero_sdk.data.files import replacing
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
@@ -66,8 +68,7 @@ class RunDirectory:
         is_new = not run.path.exists()
         with errors_in_one_line(run.path):
             run.checkpoints.mkdir(parents=True, exist_ok=True)
-            if (lock := run.acquire()) is None:
-                raise RunDirectoryError(f"{run.path} is in use by {run._owner()}; wait or stop it")
+            lock = run.acquire()
         try:
             run.check(resume=resume)  # again: now no other process can change it
             with errors_in_one_line(run.path):
@@ -76,32 +77,40 @@ class RunDirectory:
                 checkpoint.sweep(run.checkpoints)
             yield run
         finally:
-            if is_new:
-                run._remove_if_empty()
             lock.release()
+            if is_new and {entry.name for entry in run.path.iterdir()} <= {LOCK, OWNER, run.checkpoints.name}:
+                shutil.rmtree(run.path)  # it was refused before it wrote anything
 
-    def acquire(self) -> "BaseFileLock | None":
-        """The lock; None if another process holds it, or still writes metrics where somebody has deleted the lock."""
+    def acquire(self) -> "BaseFileLock":
+        """The lock; a RunDirectoryError that names the other process, if one holds it."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.path / LOCK)
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            return None
-        if is_locked(self.metrics):
-            lock.release()
-            return None
+            name = "another process"
+            with suppress(FileNotFoundError, ValueError):  # it is writing the file right now
+                owner = json.loads((self.path / OWNER).read_text(encoding="utf-8"))
+                name = f"process {owner['pid']}, started {owner['started']}"
+            raise RunDirectoryError(f"{self.path} is in use by {name}; wait or stop it") from None
         return lock
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process trains there."""
+        with suppress(FileNotFoundError), (self.path / LOCK).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: only looking, it leaves the run alone
+            except BlockingIOError:
+                return True
+        return False
 
     def check(self, *, resume: bool) -> None:
         """Refuse a directory that cannot be used, without touching it: as `open`, except for another process."""
         with errors_in_one_line(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise RunDirectoryError(f"{self.path} is not a directory; give --output that of a run")
-            for file in (self.config, self.metrics, self.path / LOCK, self.path / OWNER):
-                if file.exists() and not file.is_file():  # a pipe would be read for ever
-                    raise RunDirectoryError(f"{file} is not a regular file; move it away")
             if resume and not self.config.exists():
                 raise RunDirectoryError(f"{self.path} holds no run to resume; leave out --resume to start one")
             if not resume and any(checkpoint.sealed(self.checkpoints)):
@@ -126,27 +135,8 @@ class RunDirectory:
             listed = ", ".join(f"{name} {number}" for name, number in numbers.items())
             text += f"# {title}: {listed}\n" if numbers else ""
         text += tomli_w.dumps(to_mapping(config))
-        aside = self.config.with_name("config.toml.tmp")
-        with errors_in_one_line(self.config):
-            aside.write_text(text, encoding="utf-8")
-            os.replace(aside, self.config)
-
-    def _remove_if_empty(self) -> None:
-        """Leave nothing of a run that was refused before it wrote anything."""
-        files = [self.path / OWNER, self.path / LOCK]
-        with suppress(OSError):  # a directory is not empty, or all is gone already
-            if {*self.path.iterdir()} - {*files, self.checkpoints}:
-                return
-            self.checkpoints.rmdir()
-            for file in files:
-                file.unlink()
-            self.path.rmdir()
-
-    def _owner(self) -> str:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # the other process is writing it right now
-            owner = json.loads((self.path / OWNER).read_text(encoding="utf-8"))
-            return f"process {owner['pid']}, started {owner['started']}"
-        return "another process"
+        with replacing(self.config) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 def newest_model(path: str) -> str:
@@ -162,18 +152,6 @@ def newest_model(path: str) -> str:
     if newest is None:
         raise RunDirectoryError(f"{path} has no checkpoint yet; wait for its first, or give another --model")
     return str(newest.path)
-
-
-def is_locked(file: Path) -> bool:
-    """Whether a process holds a lock of this file; a file that is not there, or is none, has none."""
-    with suppress(OSError):
-        if file.is_file():
-            with file.open("rb") as opened:
-                try:
-                    fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: only looking, it leaves the run alone
-                except BlockingIOError:
-                    return True
-    return False
 
 
 @contextmanager

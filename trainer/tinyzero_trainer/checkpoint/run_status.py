@@ -15,14 +15,7 @@ from typing import Any, Literal
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import get, read_toml
 from tinyzero_trainer.checkpoint import store
-from tinyzero_trainer.checkpoint.run_directory import (
-    LOCK,
-    OWNER,
-    RunDirectory,
-    RunDirectoryError,
-    errors_in_one_line,
-    is_locked,
-)
+from tinyzero_trainer.checkpoint.run_directory import OWNER, RunDirectory, RunDirectoryError, errors_in_one_line
 from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.monitoring.metrics_log import (
     audit_alarms,
@@ -85,10 +78,7 @@ def find_runs(directory: Path, depth: int = DEPTH) -> list[Path]:
     """The run directories at or below a directory, without following links; hidden ones are left out."""
     if (directory / "config.toml").is_file() and ((directory / OWNER).exists() or (directory / "checkpoints").is_dir()):
         return [directory]
-    try:
-        entries = sorted(directory.iterdir()) if depth else []
-    except OSError:
-        return []
+    entries = sorted(directory.iterdir()) if depth and os.access(directory, os.R_OK | os.X_OK) else []
     inside = [entry for entry in entries if not (entry.name.startswith(".") or entry.is_symlink()) and entry.is_dir()]
     return [run for entry in inside for run in find_runs(entry, depth - 1)]
 
@@ -106,29 +96,26 @@ def status_of(path: Path) -> RunStatus:
         config = read_toml(run.config)
     except SettingsError as error:
         fault = str(error)
-    steps, model, tasks = (get(config, key) for key in ("run.steps", "model.path", "tasks"))
+    steps = get(config, "run.steps")
     newest, evaluated, accuracy = _progress(run.metrics)
     saved = sorted(step for step, _ in store.sealed(run.checkpoints))
-    times = dict[Path, float]()
-    for file in (run.metrics, run.config, run.curve):
-        with suppress(FileNotFoundError):
-            times[file] = file.stat().st_mtime
+    times = {file: file.stat().st_mtime for file in (run.metrics, run.config, run.curve) if file.exists()}
     drawn = times.pop(run.curve, 0.0)
     changed = max(times.values(), default=0.0)
     # Of a run in seconds: the plot is drawn at the end of a session.
-    is_finished = bool(saved) and (saved[-1] >= steps if isinstance(steps, int) else drawn >= changed)
+    is_finished = bool(saved) and (drawn >= changed if steps is None else saved[-1] >= steps)
     state: State = "finished" if is_finished else "stopped" if saved else "aborted"
     if fault:
         state = "unreadable"
-    if is_locked(path / LOCK) or is_locked(run.metrics):
+    if run.is_locked:
         state = "running"
     return RunStatus(
         path=path,
         state=state,
-        tasks=tuple(tasks) if isinstance(tasks, Mapping) else (),
-        model=model if isinstance(model, str) else None,
+        tasks=tuple(config.get("tasks", ())),
+        model=get(config, "model.path"),
         step=newest.get("step"),
-        steps=steps if isinstance(steps, int) else None,
+        steps=steps,
         accuracy=accuracy,
         evaluated=evaluated,
         false_positive_rate=false_positive_rates(newest),
@@ -156,18 +143,13 @@ def prune(path: Path) -> int:
 
 
 def delete(path: Path) -> None:
-    """Delete a run directory; interrupted, it leaves a run that can be deleted again.
+    """Delete a run directory.
 
     Raises:
         RunDirectoryError: it is not a run's, or one in progress, or cannot be deleted.
     """
-    path = path if path.is_symlink() else path.resolve()  # "." cannot be removed
-    with _locked(path) as run, errors_in_one_line(path):
-        last = {run.config.name, LOCK, OWNER}
-        for entry in path.iterdir():
-            if entry.name not in last:
-                entry.unlink() if entry.is_symlink() or not entry.is_dir() else shutil.rmtree(entry)
-        shutil.rmtree(path)
+    with _locked(path), errors_in_one_line(path):
+        shutil.rmtree(path.resolve())  # "." cannot be removed
 
 
 def copy_run(path: Path, step: int, directory: Path) -> list[dict[str, Any]]:
@@ -185,7 +167,7 @@ def copy_run(path: Path, step: int, directory: Path) -> list[dict[str, Any]]:
     config, rows = read_toml(run.config), read_metrics(run.metrics)
     done = max((row["step"] for row in rows), default=0)
     steps = get(config, "run.steps")
-    last = min(done + 1, steps) if isinstance(steps, int) else done + 1  # one that broke has no line
+    last = done + 1 if steps is None else min(done + 1, steps)  # one that broke has no line
     if not 1 <= step <= last:
         raise SettingsError(f"{path} has done {done:,} steps, got step {step:,}; give one from 1 to {last:,}")
     copy = RunDirectory(directory)
@@ -202,24 +184,16 @@ def copy_run(path: Path, step: int, directory: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[RunDirectory]:
-    if path.is_symlink() or not all((path / name).is_file() for name in (OWNER, "config.toml")):
+    if not all((path / name).is_file() for name in (OWNER, "config.toml")):
         raise RunDirectoryError(f"{path} is not a run directory, so nothing in it is deleted")
     run = RunDirectory(path)
-    with errors_in_one_line(path):  # another process may have deleted it by now
-        if (lock := run.acquire()) is None:
-            raise RunDirectoryError(f"{path} is in progress; stop it first")
-    try:
+    with run.acquire():
         yield run
-    finally:
-        lock.release()
 
 
 def _progress(metrics: Path) -> tuple[dict[str, Any], int | None, dict[str, tuple[float, float]]]:
     """The last line, the last evaluated step, and the first and the last accuracy on each task; parses few lines."""
-    try:
-        lines = metrics.read_bytes().splitlines() if metrics.is_file() else []  # a pipe would be read for ever
-    except OSError:
-        return {}, None, {}
+    lines = metrics.read_bytes().splitlines() if metrics.exists() else []
     evaluated = [line for line in lines if b'"val-core/' in line]
     first = next(filter(None, map(_row, evaluated)), {})
     last = next(filter(None, map(_row, reversed(evaluated))), {})
@@ -230,18 +204,17 @@ def _progress(metrics: Path) -> tuple[dict[str, Any], int | None, dict[str, tupl
 
 
 def _row(line: bytes) -> dict[str, Any]:
-    """A line's object; empty if it is damaged, or still being written."""
-    with suppress(ValueError, RecursionError):
-        row = json.loads(line)
-        return row if isinstance(row, dict) and isinstance(row.get("step"), int) else {}
+    """A line's object; empty if it is still being written."""
+    with suppress(ValueError):
+        row: dict[str, Any] = json.loads(line)
+        return row
     return {}
 
 
 def _bytes(path: Path) -> int:
-    """Size of a file, or of all files in a directory; what another process deletes meanwhile counts nothing."""
-    with suppress(OSError):
-        if path.is_symlink() or not path.is_dir():
-            return path.lstat().st_size
-        with os.scandir(path) as entries:
-            return sum(_bytes(Path(entry)) for entry in entries)
-    return 0
+    """Size of a file, or of all files in a directory; what the run deletes meanwhile counts nothing."""
+    total = 0
+    for entry in (path, *path.rglob("*")):
+        with suppress(FileNotFoundError):
+            total += 0 if entry.is_dir() else entry.lstat().st_size
+    return total
