@@ -177,7 +177,7 @@ def start_torch(job: dict[str, Any], at_a_time: int, longest: int) -> tuple[Gene
         from tinyzero_trainer.models.loading import load_model
         from tinyzero_trainer.rollout import SamplingParams
         from tinyzero_trainer.rollout.build import build_engine
-        from tinyzero_trainer.rollout.engine import NOTHING, Group
+        from tinyzero_trainer.rollout.engine import EMPTY, Group
         from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
 
     device, notes = choose_device(job["device"]), list[str]()
@@ -193,7 +193,7 @@ def start_torch(job: dict[str, Any], at_a_time: int, longest: int) -> tuple[Gene
         params = SamplingParams(new_tokens, ignore_eos=lengths is None, logprobs=logprobs)
         if lengths is not None:
             requests = [
-                Group(number, prompts[number // samples], (NOTHING,), length, seed, number)
+                Group(number, prompts[number // samples], (EMPTY,), length, seed, number)
                 for number, length in enumerate(lengths)
             ]
             engine.submit(requests)

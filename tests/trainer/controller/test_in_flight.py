@@ -26,7 +26,7 @@ from tinyzero_trainer.controller.in_flight import (
 from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.engine import NOTHING, Group, OnProgress
+from tinyzero_trainer.rollout.engine import EMPTY, Group, OnProgress
 from tinyzero_trainer.types import Generation, Prompt
 
 PARAMS = SamplingParams(9, logprobs=True)
@@ -112,7 +112,7 @@ def test_no_token_is_too_old_and_every_problem_is_trained_once(
 @given(st.integers(1, 3), st.integers(1, 4), DICE)
 def test_a_batch_waits_only_for_groups_that_would_be_too_old_for_the_next(level: int, size: int, dice: Random) -> None:
     def admitted(number: int, version: int) -> Admitted:
-        group = Group(number, [1], (NOTHING,), 9, 0, 0)
+        group = Group(number, [1], (EMPTY,), 9, 0, 0)
         return Admitted(Prompt(Item(number), "", [1], "toy"), version, group)
 
     step = level + 2
@@ -180,7 +180,7 @@ def test_what_interrupts_a_batch_leaves_all_groups_in_flight(level: int, size: i
 
 def test_a_checkpoint_has_them_to_the_last_bit(tmp_path: Any) -> None:
     prompt = Prompt(Item(7, {"text": "\ud800"}), "\ud800", [1, 2], "toy", 3)
-    completions = (Generation([4, 5], [-0.1, float("nan")], False, ((3, 1), (4, 1))), NOTHING)
+    completions = (Generation([4, 5], [-0.1, float("nan")], False, ((3, 1), (4, 1))), EMPTY)
     group = Group(11, [1, 2], completions, 64, 2**63 + 5, 2)
     control = LengthControlState(max_tokens=40, success_rate=0.1 + 0.2)
     before = InFlight([Admitted(prompt, 3, group)], {"toy": StreamState(taken=12)}, control)
@@ -189,7 +189,7 @@ def test_a_checkpoint_has_them_to_the_last_bit(tmp_path: Any) -> None:
     assert repr(after) == repr(before)  # NaN is not equal to itself
     # As they come from another process.
     arrays = replace(completions[0], token_ids=array("i", [4, 5]), logprobs=array("d", [-0.1, float("nan")]))
-    received = replace(group, completions=(arrays, NOTHING))
+    received = replace(group, completions=(arrays, EMPTY))
     save_in_flight(InFlight([Admitted(prompt, 3, received)], before.progress, control), tmp_path)
     assert repr(load_in_flight(tmp_path / "in_flight.json")) == repr(before)
     assert load_in_flight(tmp_path / "other.json") is None

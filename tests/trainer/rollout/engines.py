@@ -8,7 +8,7 @@ import torch
 
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
-from tinyzero_trainer.rollout.engine import NOTHING, Group
+from tinyzero_trainer.rollout.engine import EMPTY, Group
 from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.torch.scheduler import Scheduler
 from tinyzero_trainer.rollout.weight_source import named_weights
@@ -33,7 +33,7 @@ def plain(model: Any, ends: Collection[int] = ENDS, **changes: Any) -> TorchEngi
 
 def asked(prompts: Sequence[list[int]], samples: int, max_tokens: int, *, seed: int = 0, start: int = 0) -> list[Group]:
     """Groups of which nothing is sampled yet, with the random numbers that `generate` would give them."""
-    nothing = (NOTHING,) * samples
+    nothing = (EMPTY,) * samples
     return [Group(start + i, prompt, nothing, max_tokens, seed, start + i) for i, prompt in enumerate(prompts)]
 
 

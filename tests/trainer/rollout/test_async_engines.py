@@ -15,7 +15,7 @@ from tests.trainer.conftest import random_model
 from tests.trainer.rollout.engines import asked, flat, graph, plain
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.background_engine import BackgroundEngine
-from tinyzero_trainer.rollout.engine import NOTHING, Group, RolloutEngine
+from tinyzero_trainer.rollout.engine import EMPTY, Group, RolloutEngine
 from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
 from tinyzero_trainer.types import Generation
 
@@ -175,7 +175,7 @@ def test_limits_that_differ_in_a_context_that_they_fill() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=97, n_positions=32, n_embd=32, n_layer=2, n_head=2)).eval()
     engine = plain(model, ends=())
     prompts, limits = [[1] * 20, [5, 6]], [12, 30]
-    engine.submit([Group(i, prompts[i], (NOTHING,) * 2, limits[i], 0, i) for i in range(2)])
+    engine.submit([Group(i, prompts[i], (EMPTY,) * 2, limits[i], 0, i) for i in range(2)])
     found = by_number(finish(engine))
     assert [[len(one.token_ids) for one in group] for group in found] == [[12, 12], [30, 30]]
 

@@ -21,7 +21,7 @@ from tinyzero_trainer.data.mixture import Mixture
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.engine import NOTHING, Group, OnProgress
+from tinyzero_trainer.rollout.engine import EMPTY, Group, OnProgress
 from tinyzero_trainer.rollout.generation import check_context
 from tinyzero_trainer.types import Generation, Prompt
 
@@ -184,8 +184,8 @@ class GroupsInFlight:
             prompt = next(self._problems)
             # As in the step that it would belong to if none were in flight.
             seed = derive_seed("rollout", config.run.seed, number // size + 1)
-            nothing = (NOTHING,) * config.rollout.group_size
-            group = Group(number, prompt.token_ids, nothing, max_tokens, seed, number % size)
+            completions = (EMPTY,) * config.rollout.group_size
+            group = Group(number, prompt.token_ids, completions, max_tokens, seed, number % size)
             admitted.append(Admitted(prompt, version, group))
         if admitted:
             check_context(self._model, [each.prompt for each in admitted], max_tokens)

@@ -37,7 +37,7 @@ OnProgress = Callable[[int], None]
 Groups = list[list[Generation]]
 """The completions of each prompt."""
 
-NOTHING = Generation([], [], finished=False)
+EMPTY = Generation([], [], finished=False)
 """A completion of which nothing is sampled yet."""
 
 
@@ -96,7 +96,7 @@ class PromptBatch:
             Group(
                 number=place,
                 prompt=prompt,
-                completions=(NOTHING,) * self.samples,
+                completions=(EMPTY,) * self.samples,
                 max_tokens=self.params.max_tokens,
                 seed=self.seed,
                 first=self.first + place,
