@@ -101,17 +101,17 @@ class TrainingStep:
             self._timer.skip()  # the collector has measured it
         with self.collector.prefetching(step + 1) as prefetch:
             batch, metrics = self.learn(collected, settings)
-            self.pass_weights(step, prefetch)
+            self.sync_weights(step, prefetch)
         if prefetch is not None:
             self._timer.record(WAITED)
         self.state.progress, self.state.length_control = collected.progress, collected.length_control
-        metrics |= self.adapt_kl(batch, metrics, settings) | self.other_metrics(collected, batch, metrics)
+        metrics |= self.adapt_kl(batch, metrics, settings) | self.step_metrics(collected, batch, metrics)
         self.policy_intact = True
         if self.signal is not None:
             self.signal.step(step, collected.rollouts)
         return with_training_values(collected, batch), metrics
 
-    def pass_weights(self, version: int, prefetch: "Future[RolloutBatch] | None") -> None:
+    def sync_weights(self, version: int, prefetch: "Future[RolloutBatch] | None") -> None:
         """Let the engine take over the new weights, unless prefetching has shown that it failed."""
         failed = None if prefetch is None or not prefetch.done() else prefetch.exception()
         if not isinstance(failed, WorkerDiedError | VllmError):
@@ -248,7 +248,7 @@ class TrainingStep:
             )
         return metrics
 
-    def other_metrics(
+    def step_metrics(
         self, collected: RolloutBatch, batch: TrainingBatch, updated: dict[str, float]
     ) -> dict[str, float]:
         """The step's metrics besides those of the update, which are `updated`, and of the KL coefficient."""
