@@ -142,9 +142,9 @@ def test_a_batch_waits_only_for_groups_that_would_be_too_old_for_the_next(level:
 def test_a_group_has_the_random_numbers_of_its_place_in_a_run_without() -> None:
     engine = FakeEngine(Random(0))
     take(groups_of(engine, 2, 3, steps=9), 3, 1)
-    seeds = {group.number: (group.seed, group.first) for group in engine.begun.values()}
+    seeds = {group.number: (group.seed, group.prompt_index) for group in engine.begun.values()}
     assert len({seed for seed, _ in seeds.values()}) in (2, 3)
-    assert all(first == number % 3 for number, (_, first) in seeds.items())
+    assert all(index == number % 3 for number, (_, index) in seeds.items())
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 9), DICE)

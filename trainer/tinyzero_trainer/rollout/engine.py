@@ -58,7 +58,7 @@ class Group:
     """Longest completion, in tokens."""
 
     seed: int
-    first: int
+    prompt_index: int
     """Index of the prompt among those of the same seed; its samples depend on it (see `PromptBatch`)."""
 
     @property
@@ -99,7 +99,7 @@ class PromptBatch:
                 completions=(EMPTY,) * self.samples,
                 max_tokens=self.params.max_tokens,
                 seed=self.seed,
-                first=self.first + place,
+                prompt_index=self.first + place,
             )
             for place, prompt in enumerate(self.prompts)
         ]

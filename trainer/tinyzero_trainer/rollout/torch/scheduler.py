@@ -47,7 +47,7 @@ class Request:
     @property
     def row(self) -> int:
         """Its index among all completions of its seed, which its random numbers depend on."""
-        return self.group.first * len(self.group.completions) + self.sample
+        return self.group.prompt_index * len(self.group.completions) + self.sample
 
     @property
     def context(self) -> list[int]:

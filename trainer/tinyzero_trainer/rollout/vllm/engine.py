@@ -160,7 +160,7 @@ class VllmEngine(RolloutEngine):
                 len(group.completions),
                 params,
                 # Hashed: vLLM gives a prompt's completions consecutive seeds.
-                derive_seed("vllm", group.seed, group.first) & SEED_MASK,
+                derive_seed("vllm", group.seed, group.prompt_index) & SEED_MASK,
                 self._eos_ids,
             )
             for place, group in enumerate(groups)
