@@ -9,9 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -19,9 +17,8 @@ import numpy as np
 
 from tinyzero_sdk import Completion, Score, Task
 from tinyzero_sdk.console import percent
-from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.records import SCORER_FAILURES, Reason
-from tinyzero_sdk.scoring.batches import CompletionBatch
 from tinyzero_sdk.scoring.oracle import has_oracle, oracle_pool
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.scoring.statistics import effective_size, interval_of_rate, wilson
@@ -117,9 +114,7 @@ def _counts(problems: Problems) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A sample on its way."""
-
+class _PendingSample:
     step: int
     completions: dict[str, list[tuple[Side, Rollout]]]
     """Of each task, in random order: of both sides some are judged, however little time there is."""
@@ -147,7 +142,7 @@ class Audit(ClosesOnExit):
             states.setdefault(name, AuditState())
         self._pools: dict[str, ScoringPool] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
-        self._drawn: _Drawn | None = None
+        self._pending: _PendingSample | None = None
         self._is_closing = False
         self.alarm: AuditAlarm | None = None
         """What ends the run, with `audit.action=stop`."""
@@ -164,7 +159,7 @@ class Audit(ClosesOnExit):
             return {}
         started = time.perf_counter()
         self._collect(wait=False)
-        if step % self.config.every == 0 and self._drawn is None:
+        if step % self.config.every == 0 and self._pending is None:
             self._submit(step, rollouts)
         metrics: dict[str, float] = {}
         for name in self.tasks:
@@ -183,61 +178,59 @@ class Audit(ClosesOnExit):
         for name in self._judged:
             state, several = self._states[name], f" of {name}" if len(self.tasks) > 1 else ""
             counts = {side: f"{state.false[side]:,} of {state.judged[side]:,}" for side in state.judged}
-            shown = f"{counts['positive']} rewarded completions wrong, {counts['negative']} others right"
-            findings = f"; findings: {self._file(name)}" if self._file(name).exists() else ""
-            alarms = f"; {state.alarms:,} alarms, the last at step {state.last_alarm:,}" if state.alarms else ""
-            unjudged = f", {state.unjudged:,} not judged" if state.unjudged else ""
+            found = f"{counts['positive']} rewarded completions wrong, {counts['negative']} others right"
+            if state.unjudged:
+                found += f", {state.unjudged:,} not judged"
+            if state.alarms:
+                found += f"; {state.alarms:,} alarms, the last at step {state.last_alarm:,}"
+            if self._file(name).exists():
+                found += f"; findings: {self._file(name)}"
             if sum(state.judged.values()) or state.unjudged:
-                lines.append(f"audit{several}: by the oracle {shown}{unjudged}{alarms}{findings}")
+                lines.append(f"audit{several}: by the oracle {found}")
         return lines
 
     def _submit(self, step: int, rollouts: Sequence[Rollout]) -> None:
         chance, drawn = random.Random(derive_seed("audit", self._seed, step)), dict[str, list[tuple[Side, Rollout]]]()
         for name, task in self._judged.items():
-            groups: dict[Side, list[Rollout]] = {"positive": [], "negative": []}
+            sides: dict[Side, list[Rollout]] = {"positive": [], "negative": []}
             for rollout in rollouts:
                 if rollout.prompt.task == name and rollout.score.reason not in SCORER_FAILURES:
-                    groups["positive" if is_rewarded(rollout.score, task) else "negative"].append(rollout)
+                    sides["positive" if is_rewarded(rollout.score, task) else "negative"].append(rollout)
             most, drawn[name] = self.config.completions // 2, []
-            for side, group in groups.items():
-                drawn[name] += [(side, rollout) for rollout in chance.sample(group, min(most, len(group)))]
+            for side, candidates in sides.items():
+                drawn[name] += [(side, rollout) for rollout in chance.sample(candidates, min(most, len(candidates)))]
             chance.shuffle(drawn[name])
         if drawn:
-            work = {name: [rollout for _, rollout in some] for name, some in drawn.items()}
-            judged = self._thread.submit(lambda: {name: self._scores(name, some) for name, some in work.items()})
-            self._drawn = _Drawn(step, drawn, judged)
+            scores = self._thread.submit(lambda: {name: self._scores(name, sample) for name, sample in drawn.items()})
+            self._pending = _PendingSample(step, drawn, scores)
 
-    def _scores(self, name: str, rollouts: Sequence[Rollout]) -> list[Score] | Exception:
+    def _scores(self, name: str, sample: Sequence[tuple[Side, Rollout]]) -> list[Score] | Exception:
         """In the thread: the oracle's scores, as far as there was time, or why there are none."""
+        until, scores = time.monotonic() + SAMPLE_SECONDS, list[Score]()
         try:
             if name not in self._pools:
                 limits = {"timeout": self.config.timeout, "memory_limit_gb": self._memory_limit_gb}
                 self._pools[name] = oracle_pool(self._judged[name], **limits)
-            until = time.monotonic() + SAMPLE_SECONDS
-            chunks = (rollouts[start : start + _CHUNK] for start in range(0, len(rollouts), _CHUNK))
-            in_time = takewhile(lambda _: time.monotonic() < until and not self._is_closing, chunks)
-            batches = (
-                CompletionBatch(
-                    [Completion(rollout.text) for rollout in chunk],
-                    [rollout.prompt.item.ground_truth for rollout in chunk],
-                )
-                for chunk in in_time
-            )
-            with closing(self._pools[name].stream(batches)) as stream:
-                return [score for _, scores in stream for score in scores]
+            for start in range(0, len(sample), _CHUNK):
+                if time.monotonic() >= until or self._is_closing:
+                    break
+                chunk = [rollout for _, rollout in sample[start : start + _CHUNK]]
+                truths = [rollout.prompt.item.ground_truth for rollout in chunk]
+                scores += self._pools[name].score([Completion(rollout.text) for rollout in chunk], truths)
         except (TinyZeroError, OSError) as error:  # the task cannot be loaded there, or no process started
             return error
+        return scores
 
     def _collect(self, *, wait: bool) -> None:
-        if self._drawn is None or not (wait or self._drawn.scores.done()):
+        if self._pending is None or not (wait or self._pending.scores.done()):
             return
-        drawn, self._drawn = self._drawn, None
-        for name, scores in drawn.scores.result().items():
+        pending, self._pending = self._pending, None
+        for name, scores in pending.scores.result().items():
             if isinstance(scores, Exception):
                 self.warn(f"the audit of {name} ends: {scores}")
                 del self._judged[name]
             else:
-                self._count(name, drawn.step, drawn.completions[name], scores)
+                self._count(name, pending.step, pending.completions[name], scores)
 
     def _count(self, name: str, step: int, drawn: Sequence[tuple[Side, Rollout]], scores: Sequence[Score]) -> None:
         """Add what the oracle said about a sample; the last of it may not have been judged."""
@@ -274,9 +267,8 @@ class Audit(ClosesOnExit):
             verdict = f"score {score.value:g} ({score.reason}), {'right' if correct else 'wrong'} by the oracle"
             cases.append(Case(rollout.text, rollout.prompt.item.ground_truth, correct, f"step {step}: {verdict}"))
         try:
-            file.parent.mkdir(exist_ok=True)
             add_cases(file, cases)
-        except (OSError, TinyZeroError) as error:
+        except DataError as error:
             self.warn(f"{error}; findings of the audit at step {step:,} are not kept")
 
     def _file(self, name: str) -> Path:
@@ -295,31 +287,32 @@ class Audit(ClosesOnExit):
             return
         state.alarms, state.last_alarm = state.alarms + 1, step
         judged, wrong = _counts([problem for sample in end for problem in sample.positive])
-        low, high = wilson(wrong.sum() / judged.sum(), effective_size(wrong, judged), ALARM_Z)
+        fraction = wrong.sum() / judged.sum()
+        low, high = wilson(fraction, effective_size(wrong, judged), ALARM_Z)
         steps = f"step {step:,}" if len(end) == 1 else f"steps {end[0].step:,} to {step:,}"
-        rate = f"{percent(wrong.sum() / judged.sum())}, 99.7% interval {percent(low)} to {percent(high)}"
-        example = f"such as {false[-1].text[-100:]!r} for {false[-1].prompt.item.ground_truth!r:.100}"
-        self.alarm = AuditAlarm(
+        alarm = AuditAlarm(
             f"the reward of {name} pays for wrong answers: by its oracle, {wrong.sum():,} of {judged.sum():,} rewarded "
-            f"completions judged at {steps} are wrong ({rate}; audit.max_false_positive_rate="
-            f"{config.max_false_positive_rate:g}), {example}; findings: {self._file(name)}"
+            f"completions judged at {steps} are wrong ({percent(fraction)}, 99.7% interval {percent(low)} to "
+            f"{percent(high)}; audit.max_false_positive_rate={config.max_false_positive_rate:g}), such as "
+            f"{false[-1].text[-100:]!r} for {false[-1].prompt.item.ground_truth!r:.100}; findings: {self._file(name)}"
         )
         if config.action == "warn":
-            self.warn(str(self.alarm))
-            self.alarm = None
+            self.warn(str(alarm))
+        else:
+            self.alarm = alarm
 
     def _rates(self, name: str) -> dict[str, float]:
+        if name not in self._judged:
+            return {}
         state, metrics = self._states[name], dict[str, float]()
-        for side in ("positive", "negative") if name in self._judged else ():
+        for side in ("positive", "negative"):
             judged, false = _counts([problem for sample in state.window for problem in getattr(sample, side)])
             if judged.sum():
                 low, high = interval_of_rate(false, judged)
                 rate = f"false_{side}_rate"
                 metrics |= {rate: float(false.sum() / judged.sum()), f"{rate}/low": low, f"{rate}/high": high}
-        if name in self._judged:
-            counts = {"judged": sum(state.judged.values()), "unjudged": state.unjudged, "alarms": state.alarms}
-            metrics |= {metric: float(count) for metric, count in counts.items()}
-        return metrics
+        counts = {"judged": sum(state.judged.values()), "unjudged": state.unjudged, "alarms": state.alarms}
+        return metrics | {metric: float(count) for metric, count in counts.items()}
 
     def _signs(self, name: str, step: int, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """The signs; each is reported once, where no oracle tells more."""
