@@ -162,7 +162,8 @@ def test_any_changed_byte_is_found(fault_row, root, name, monkeypatch):
     ("manifest", "fault"),
     [
         ("[]", "manifest.json: "),
-        ("{}", "format None"),
+        ("{}", "KeyError: 'format'"),
+        ('{"format": 2}', "has format 2, expected 1"),
         ("\0", "manifest.json: "),
         ('{"format": 1}', "manifest.json: "),
     ],

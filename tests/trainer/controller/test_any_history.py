@@ -60,7 +60,7 @@ def play(values: dict[str, Any], moment: int, call: int, event: str, die: Callab
         patch.setattr(result, "plot_curve", lambda *args, **kwargs: None)  # it takes as long as the run
         if event in acts:
             stack.enter_context(on_call(patch, owner, name, call, acts[event]))
-        for more in range(2 if event == "full for a while" else STEPS if event == "full" else 0):
+        for more in range(STEPS if event == "full" else 0):
             stack.enter_context(on_call(patch, Policy, "export", call + more, OSError(28, "No space left on device")))
         try:
             loop.train(config, resume=Path(config.run.output, "config.toml").exists())
@@ -120,7 +120,7 @@ class History(RuleBasedStateMachine):
     @rule(
         moment=st.sampled_from(range(len(MOMENTS))),
         call=st.integers(1, STEPS),
-        event=st.sampled_from(["killed", "killed", "terminated", "full for a while", "full", "none"]),
+        event=st.sampled_from(["killed", "killed", "terminated", "full", "none"]),
     )
     def train(self, moment: int, call: int, event: str) -> None:
         before, lost = self.newest, bool(self.sealed) and self.newest is None
@@ -128,7 +128,7 @@ class History(RuleBasedStateMachine):
         if lost:
             assert code == 2, "nothing can be resumed, and nothing is started in its place"
             return
-        possible = {"killed": KILLED, "terminated": TERMINATED, "full": FULL, "full for a while": FULL}
+        possible = {"killed": KILLED, "terminated": TERMINATED, "full": FULL}
         assert code in (0, possible.get(event, 0))
         after, last = self.newest, self.last
         assert (after if after is not None else -1) >= (before if before is not None else -1)

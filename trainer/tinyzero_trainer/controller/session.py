@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tinyzero_sdk import Task
-from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.checkpoint import store
@@ -24,7 +23,7 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.executors.tasks import RunTask, run_tasks
 from tinyzero_trainer.monitoring.completion_log import CompletionLog
-from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog
+from tinyzero_trainer.monitoring.metrics_log import MetricsLog
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.monitoring.trackers import Trackers
 from tinyzero_trainer.rewards.audit import Audit
@@ -84,9 +83,6 @@ class Session:
     audit: Audit | None = None
     """The audit of reinforcement learning."""
 
-    unsaved: int | None = None
-    """The last step whose checkpoint was due and could not be saved; None once one is saved."""
-
     def save(self, step: Step) -> None:
         """Save a checkpoint, and before it the completions up to it and what the audit says of them."""
         if self.audit is not None:
@@ -95,21 +91,10 @@ class Session:
         self.log.flush()
         self.checkpointer.save(self.state, step.save)
 
-    def save_or_wait(self, step: Step) -> None:
-        """Save if it is due; where that fails, as on a full disk, try after each step until the next one is due."""
+    def save_if_due(self, step: Step) -> None:
         every = self.recorded.checkpoint.every
-        is_due = bool(every) and self.state.step % every == 0
-        if not is_due and self.unsaved is None:
-            return
-        try:
+        if every and self.state.step % every == 0:
             self.save(step)
-            self.unsaved = None
-        except (MetricsError, store.CheckpointError) as error:
-            if is_due and self.unsaved is not None:
-                raise
-            if self.unsaved is None:
-                self.workers.display.warn(f"{error}; trying again after each step, for {plural(every, 'step')} at most")
-                self.unsaved = self.state.step
 
 
 @contextmanager
