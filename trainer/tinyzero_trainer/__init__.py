@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from tinyzero_trainer.api import train as train
     from tinyzero_trainer.config import SftConfig as SftConfig
     from tinyzero_trainer.config import TrainConfig as TrainConfig
-    from tinyzero_trainer.controller.result import TrainResult as TrainResult
+    from tinyzero_trainer.controller.ending import TrainResult as TrainResult
 
 _PLACES = {
     "train": "api",
     "fine_tune": "api",
     "TrainConfig": "config",
     "SftConfig": "config",
-    "TrainResult": "controller.result",
+    "TrainResult": "controller.ending",
 }
 __all__ = ["SftConfig", "TrainConfig", "TrainResult", "fine_tune", "train"]
 

@@ -13,7 +13,7 @@ from tinyzero_trainer.advisor.engine_choice import resolve_engine
 from tinyzero_trainer.config import SftConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from tinyzero_trainer.controller.result import TrainResult
+    from tinyzero_trainer.controller.ending import TrainResult
     from tinyzero_trainer.models.spec import ModelSpec
     from tinyzero_trainer.monitoring.progress import Progress
 

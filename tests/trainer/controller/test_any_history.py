@@ -28,7 +28,7 @@ from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.resume import resume_config
-from tinyzero_trainer.controller import collector, heldout_eval, loop, result
+from tinyzero_trainer.controller import collector, ending, heldout_eval, loop
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.monitoring.metrics_log import MetricsLog
 from tinyzero_trainer.training.policy import Policy
@@ -47,7 +47,7 @@ MOMENTS: list[tuple[Any, str]] = [
     (Policy, "export"),
     (store, "_seal"),
     (os, "rename"),
-    (result, "plot_curve"),
+    (ending, "plot_curve"),
 ]
 Session = Callable[[dict[str, Any], int, int, str], int]
 """Train or resume with these settings; at the call of a moment something happens; the exit code."""
@@ -57,7 +57,7 @@ def play(values: dict[str, Any], moment: int, call: int, event: str, die: Callab
     config, (owner, name) = build(TrainConfig, values), MOMENTS[moment]
     acts = {"killed": die, "terminated": lambda: os.kill(os.getpid(), signal.SIGTERM)}
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(result, "plot_curve", lambda *args, **kwargs: None)  # it takes as long as the run
+        patch.setattr(ending, "plot_curve", lambda *args, **kwargs: None)  # it takes as long as the run
         if event in acts:
             stack.enter_context(on_call(patch, owner, name, call, acts[event]))
         for more in range(STEPS if event == "full" else 0):

@@ -20,7 +20,7 @@ from tests.trainer.runs import Configure, assert_same_weights, killed, lines, on
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import heldout_eval, in_flight, result, session
+from tinyzero_trainer.controller import ending, heldout_eval, in_flight, session
 from tinyzero_trainer.controller.checkpointer import STATE_DIRECTORY
 from tinyzero_trainer.controller.in_flight import IN_FLIGHT_FILE, GroupsInFlight, load_in_flight
 from tinyzero_trainer.controller.loop import train
@@ -58,7 +58,7 @@ def _often_checked() -> Iterator[None]:
     """Engines look for finished completions, few tokens long here, after every step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TorchEngine, "check_every", 1)
-        patch.setattr(result, "plot_curve", lambda *args, **kwargs: None)
+        patch.setattr(ending, "plot_curve", lambda *args, **kwargs: None)
         yield
 
 

@@ -20,9 +20,9 @@ from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller import collector as collecting
-from tinyzero_trainer.controller import heldout_eval, result, session
+from tinyzero_trainer.controller import ending, heldout_eval, session
+from tinyzero_trainer.controller.ending import Change, TrainResult
 from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.controller.result import Change, TrainResult
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.hardware.gpu import GIB
@@ -131,7 +131,7 @@ def test_metrics_carry_verls_names(whole):
         (MetricsLog, "append", 3),
         (store, "save", 2),  # line 4 is written, checkpoint 4 is not
         (Policy, "export", 2),  # amid a checkpoint
-        (result, "plot_curve", 1),  # everything is done
+        (ending, "plot_curve", 1),  # everything is done
     ],
 )
 @pytest.mark.fault(

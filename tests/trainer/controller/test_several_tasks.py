@@ -11,8 +11,8 @@ from tests.trainer.runs import Configure, completions, lines, short_run
 from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.scoring.statistics import pass_at_k
 from tinyzero_trainer.checkpoint.run_status import status_of
+from tinyzero_trainer.controller.ending import Change, TrainResult
 from tinyzero_trainer.controller.loop import train
-from tinyzero_trainer.controller.result import Change, TrainResult
 from tinyzero_trainer.data import prompts
 
 STEPS = 4

@@ -1,14 +1,39 @@
-"""How a run ends: with a checkpoint of what is whole, one line that says how to resume, and a signal's exit code."""
+"""How a run ends: where a signal or an error ends it, with a checkpoint of what is whole; else with what it reached."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.controller.checkpointer import how_to_resume
+from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
 from tinyzero_trainer.controller.session import Session, Step
+from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, held_out_accuracies, read_metrics
+from tinyzero_trainer.monitoring.plot import plot_curve
+from tinyzero_trainer.monitoring.progress import outcome_line
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 from tinyzero_trainer.utils.signals import Interrupted, Stopped, StopRequested
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Held-out accuracy on one task before and after training: sampled, on the same problems both times."""
+
+    before: float | None
+    """None = not measured, of a new model."""
+
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """A finished run's directory, and its accuracy on each task, by the task's name in the run."""
+
+    output: Path
+    accuracy: Mapping[str, Change]
 
 
 @contextmanager
@@ -50,3 +75,28 @@ def _save_if_intact(session: Session, step: Step, error: Exception) -> None:
         session.workers.check()  # what has died there is the reason of whatever was raised
     elif error.policy_intact and step.policy_intact and session.state.step:
         session.save(step)
+
+
+def report(session: Session, evaluation: HeldOutEvaluation, *, last: int) -> TrainResult:
+    """Draw the curve of a run and print what it reached by step `last`."""
+    run, workers = session.run, session.workers
+    rows = {int(row["step"]): row for row in read_metrics(run.metrics)}
+    start, end = rows.get(0, {}), rows.get(last, {})
+    before, after = held_out_accuracies(start), held_out_accuracies(end)
+    accuracy = {name: Change(before.get(name), after[name]) for name in evaluation.prompts if name in after}
+    outcomes = []
+    if HELD_OUT_LOSS in start and HELD_OUT_LOSS in end:
+        outcomes.append(f"held-out loss: {start[HELD_OUT_LOSS]:.4f} -> {end[HELD_OUT_LOSS]:.4f}")
+    for name, change in accuracy.items():
+        title, count = name if len(accuracy) > 1 else None, len(evaluation.prompts[name])
+        outcomes.append(outcome_line(title, change.before, change.after, count, session.recorded.eval.temperature))
+    try:
+        plot_curve(run.metrics, run.curve, tasks=list(workers.tasks), model=workers.language_model.name)
+        curve = f"curve: {run.curve}"
+    except TinyZeroError as error:  # a picture must not cost the result
+        curve = f"no curve: {error}"
+    audited = [] if session.audit is None else session.audit.summary()
+    model = f"model: {run.checkpoints / f'step_{last}'}"
+    look = f"look: tinyzero report {quote(str(run.path))}"
+    workers.display.done(*outcomes, *audited, curve, *session.completions.summary(), model, look)
+    return TrainResult(run.path, accuracy)

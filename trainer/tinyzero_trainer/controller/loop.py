@@ -10,9 +10,8 @@ from contextlib import contextmanager
 
 from tinyzero_sdk import Task
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.controller.ending import ending
+from tinyzero_trainer.controller.ending import TrainResult, ending, report
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
-from tinyzero_trainer.controller.result import TrainResult, report
 from tinyzero_trainer.controller.session import Session, Step, open_session
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.step import TrainingStep

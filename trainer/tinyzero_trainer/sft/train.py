@@ -22,8 +22,8 @@ from tinyzero_trainer.config import SftConfig
 from tinyzero_trainer.config.compose import compose
 from tinyzero_trainer.config.sft import DEFAULT_EPOCHS, DEFAULT_STEPS
 from tinyzero_trainer.config.tasks import load_tasks
+from tinyzero_trainer.controller.ending import TrainResult
 from tinyzero_trainer.controller.loop import take_steps
-from tinyzero_trainer.controller.result import TrainResult
 from tinyzero_trainer.controller.session import Session, open_session
 from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.errors import first_line
