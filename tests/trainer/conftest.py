@@ -21,7 +21,7 @@ from tinyzero_trainer.config import NewModelConfig
 from tinyzero_trainer.config import model_defaults as presets
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.config.sft import warm_start
-from tinyzero_trainer.controller import result, session
+from tinyzero_trainer.controller import ending, session
 from tinyzero_trainer.hardware import nvml
 from tinyzero_trainer.models import loading
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, save_model
@@ -56,7 +56,7 @@ def _scored_in_process(scored_in_process: None) -> None:
 @pytest.fixture(autouse=True)
 def _no_curve_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes as long as a short run. Fixtures of a module or session still draw it, as any run does."""
-    monkeypatch.setattr(result, "plot_curve", lambda *args, **kwargs: None)
+    monkeypatch.setattr(ending, "plot_curve", lambda *args, **kwargs: None)
 
 
 _tokenizers: dict[tuple[tuple[str, bytes], ...], PreTrainedTokenizerBase] = {}

@@ -216,7 +216,7 @@ def history(warm_model: Path, toy_task: str, tmp_path: Path) -> Callable[..., No
 
 @pytest.mark.slow
 def test_any_history_leads_to_the_same_run(history: Callable[..., None]) -> None:
-    history(in_this_process, 3, 8)
+    history(in_this_process, 2, 6)
 
 
 @pytest.mark.nightly(reason="takes minutes; every change tries a few histories, with exceptions for kills")
