@@ -147,7 +147,7 @@ MUTANTS = [
         ("all_wrong: nearly all", "if rate <= 1 - NEARLY_ALL", "if rate <= 0.5"),
     ),
     *in_file(
-        f"{SCORING}/groups.py",
+        f"{SCORING}/outputs.py",
         ("another ground truth is another problem", "keys ^= hash_values(joined.truths) >> np.uint64(1)",
          "keys ^= np.uint64(0)"),
     ),
@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     *in_file(
         f"{SCORING}/pool.py",
-        ("a suspect that was caught is blamed", "(loss.is_certain or worker.job.careful)", "worker.job.careful",
+        ("an answer that may be innocent is not blamed", "if loss.is_certain or is_single else None", "",
          "a race between a worker's end and its answer"),
     ),
     *in_file(

@@ -46,15 +46,11 @@ def compare(
     The exit code is 0 if every row was read, 1 if some could not be read or have no score, and 2 if nothing can be
     compared.
     """
-    from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.compare import CompareOptions, compare_files
 
     if bootstrap and not 100 <= bootstrap <= 100_000:  # fewer leave the quantiles to chance, more change no digit shown
         raise SettingsError(f"--bootstrap={bootstrap}: expected from 100 to 100,000 samples, such as 1000")
-    with Progress(announce=False) as progress:
-        progress.phase("comparing", 1.0, "%")
-        options = CompareOptions(group_by, parse_pass_at(pass_at), bootstrap, progress.update)
-        report = compare_files(files, options)
+    report = compare_files(files, CompareOptions(group_by, parse_pass_at(pass_at), bootstrap))
     if json:
         print_json(dataclasses.asdict(report))
     else:

@@ -176,7 +176,7 @@ def evaluate(
         raise SettingsError("an evaluation at an endpoint needs --output FILE, so that it can resume if it is stopped")
     with _observer(output) as observer:
         result = evaluation.evaluate(plan, output, observer, chosen)
-    print_json(_as_json(result)) if json else _show(plan, result)
+    print_json(_as_json(plan, result)) if json else _show(plan, result)
     _remark(plan, model, result)
     show_judge(plan.task)
     if not result.report.is_clean:
@@ -186,15 +186,14 @@ def evaluate(
 
 def _remark(plan: "EvaluationPlan", model: str | None, result: "EvaluationResult") -> None:
     """Say on stderr what a reader of the result should know."""
-    from tinyzero_sdk.evaluation.signal_advice import Situation, hint, warning
+    from tinyzero_sdk.evaluation.signal_advice import warning
 
     summary = result.summary
     if summary.prompts < plan.size:
         found = f"{plural(summary.prompts, 'problem')} in the {plan.split} split"
         stderr.print(Text(f"{plan.task.name} has only {found}; all of them were used"), soft_wrap=True)
-    situation = Situation(plan.task, model, plan.max_tokens, template=result.template)
-    text = hint(summary.signal) if summary.signal.fault is None else f"warning: {warning(summary.signal, situation)}"
-    if text:
+    if summary.signal.fault is not None:
+        text = f"warning: {warning(summary.signal, plan.task, model, plan.max_tokens)}"
         stderr.print(Text(text, "yellow"), soft_wrap=True)
 
 
@@ -281,11 +280,11 @@ def _observer(output: Path | None) -> Iterator[_Observer]:
         progress.close()
 
 
-def _as_json(result: "EvaluationResult") -> dict[str, Any]:
+def _as_json(plan: "EvaluationPlan", result: "EvaluationResult") -> dict[str, Any]:
     summary = result.summary
     return {
         "problems": summary.prompts,
-        "samples": result.samples,
+        "samples": plan.samples,
         **{name: getattr(summary, name) for name in ("accuracy", "standard_error", "mean_score")},
         "by_reason": dict(sorted(result.report.reasons.items())),
         "mean_length": _mean_tokens(summary),
@@ -310,7 +309,7 @@ def _show(plan: "EvaluationPlan", result: "EvaluationResult") -> None:
     rows = {
         "task": plan.task.name,
         "model": plan.model,
-        "problems": f"{summary.prompts:,} {where}, {plural(result.samples, 'sample')} each, {how}",
+        "problems": f"{summary.prompts:,} {where}, {plural(plan.samples, 'sample')} each, {how}",
         "accuracy": f"{percent(summary.accuracy)} ± {percent(summary.standard_error)} (one standard error)",
         "mean score": f"{summary.mean_score:.3f}",
         "parts": " · ".join(f"{name} {mean:.4g}" for name, mean in summary.parts.items()) or None,

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from tinyzero_sdk.cli.score import Overwrite
-from tinyzero_sdk.console import plural, stdout
+from tinyzero_sdk.console import plural, stdout, warn
 from tinyzero_sdk.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def report(
     page, for runs of any size.
     """
     from tinyzero_sdk.data.files import check_ending, replacing
-    from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.report.page import report as make_page
 
     check_ending(output, (".htm", ".html"))
@@ -51,12 +50,8 @@ def report(
         opened = _open(runs)
         if (now := _versions(opened)) != before:
             before = now
-            with Progress(announce=False) as progress, replacing(output) as aside:
-                progress.phase("making the page", 1.0, "%")
-                refresh = every if watch else None
-                text = make_page(
-                    opened, most=completions, refresh=refresh, warn=progress.warn, on_progress=progress.update
-                )
+            with replacing(output) as aside:
+                text = make_page(opened, most=completions, refresh=every if watch else None, warn=warn)
                 aside.write_text(text, encoding="utf-8")
             stdout.print(Text(f"{output} written, {len(text) / 1e6:.1f} MB"), soft_wrap=True)
         if not watch:
@@ -92,12 +87,9 @@ def export(
 
     A problem is a sample, and its completions are epochs. Of several tasks each has a log: NAME-TASK.eval.
     """
-    from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.inspect_log import export as write_log
 
-    with Progress(announce=False) as progress:
-        progress.phase("writing the log", 1.0, "%")
-        written = write_log(source, output, progress.update, overwrite=overwrite)
+    written = write_log(source, output, overwrite=overwrite)
     for log, completions in written.items():
         stdout.print(Text(f"{plural(completions, 'completion')} written to {log}"), soft_wrap=True)
 

@@ -155,9 +155,6 @@ def show_tables(summary: "Summary") -> None:
     if summary.alone:
         alone = f"{plural(summary.alone, 'row')} without {summary.prompts_by}, each counted as its own prompt"
         stdout.print(Text(alone), style="yellow")
-    if summary.late:
-        late = f"{summary.late} does not identify prompts, since the first rows have none: {summary.prompts_by} does"
-        stdout.print(Text(late), style="yellow")
 
 
 def _interval(bounds: tuple[float, float]) -> str:

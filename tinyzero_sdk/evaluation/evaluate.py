@@ -49,7 +49,7 @@ def evaluate(
         target.parent.mkdir(parents=True, exist_ok=True)
         ordered = target.with_name(f".{target.stem}.sampled.jsonl")
         try:
-            tokens, seconds, template = _sample(plan, target.with_suffix(".jsonl"), ordered, observer)
+            tokens, seconds = _sample(plan, target.with_suffix(".jsonl"), ordered, observer)
             limits = (plan.workers, plan.timeout, plan.memory_limit_gb)
             options = ScoringOptions(
                 *limits, pass_at=pass_at, greedy=plan.temperature == 0, on_progress=observer.scoring
@@ -59,16 +59,11 @@ def evaluate(
             ordered.unlink(missing_ok=True)
     if report.summary is None:
         raise DataError("no completion could be scored, so there is nothing to summarize")
-    speed = tokens / (seconds + report.seconds) or None
-    return EvaluationResult(report, report.summary, plan.samples, speed, template)
+    return EvaluationResult(report, report.summary, tokens / (seconds + report.seconds) or None)
 
 
-def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: EvaluationObserver) -> tuple[int, float, str]:
-    """Sample the missing completions and write all to `ordered`.
-
-    Returns:
-        The new tokens, the seconds they took, and the prompt template.
-    """
+def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: EvaluationObserver) -> tuple[int, float]:
+    """Sample the missing completions and write all to `ordered`; the new tokens, and the seconds they took."""
     tokens = finished = 0
     with plan.opener() as sampler, SampleFile(path, plan.settings(sampler)) as file:
         items = _problems(plan)
@@ -90,11 +85,10 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
         def keep(problem: Problem, sample: int, completion: Completion) -> None:
             nonlocal tokens, finished
             row = item_to_row(plan.task, problem.item, index=problem.index, split=plan.split, template=sampler.template)
-            text = completion.text.encode("utf-8", "replace").decode()  # UTF-8 has no lone surrogates
-            row |= {"completion": text, "token_count": completion.token_count}
-            row |= {"finished": completion.finished}
+            row |= {"completion": _encodable(completion.text), "token_count": completion.token_count}
+            row["finished"] = completion.finished
             if isinstance(completion, SampledCompletion) and completion.reasoning_content is not None:
-                row["reasoning_content"] = completion.reasoning_content.encode("utf-8", "replace").decode()
+                row["reasoning_content"] = _encodable(completion.reasoning_content)
             if file.append((problem.index, sample), row):
                 tokens += completion.token_count or 0
                 finished = max(0, finished - 1)
@@ -115,7 +109,12 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
             )
         seconds = time.perf_counter() - started
         file.write_sorted(ordered)
-    return tokens, seconds, sampler.template
+    return tokens, seconds
+
+
+def _encodable(text: str) -> str:
+    """The text without lone surrogates, which UTF-8 lacks."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _problems(plan: EvaluationPlan) -> list[Item]:

@@ -104,8 +104,10 @@ class EndpointSampler:
 
     def __init__(self, request: EvaluationRequest, options: EndpointOptions, max_tokens: int) -> None:
         self.template = request.template or DEFAULT_TEMPLATE
-        own = {"system": options.system, "stop": list(options.stop), "extra_body": dict(options.extra_body)}
-        self.settings: Mapping[str, Json] = {"endpoint": options.url} | {name: own[name] for name in own if own[name]}
+        own = {"stop": list(options.stop), "extra_body": dict(options.extra_body)}
+        own = {name: value for name, value in own.items() if value}
+        system = {"system": options.system} if options.system else {}
+        self.settings: Mapping[str, Json] = {"endpoint": options.url, **system, **own}
         self._options = options
         self._seed = request.seed
         self._max_tokens = max_tokens
@@ -113,8 +115,7 @@ class EndpointSampler:
             "model": request.model,
             "temperature": request.temperature,
             "top_p": request.top_p,
-            **({"stop": list(options.stop)} if options.stop else {}),
-            **({"extra_body": dict(options.extra_body)} if options.extra_body else {}),
+            **own,
             **({"max_completion_tokens": max_tokens} if options.is_completion_limit else {}),
         }
 

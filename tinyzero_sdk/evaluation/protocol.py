@@ -61,12 +61,9 @@ class Sampler(Protocol):
     """What else its completions depend on; an evaluation resumes only with equal settings."""
 
     def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:
-        """Sample the missing completions of the problems, and pass each to `keep` as it arrives.
+        """Sample the missing completions of all problems, in order, and pass each to `keep` as it arrives.
 
-        Args:
-            problems: all problems of the evaluation, in order; some may be complete.
-            keep: stores a completion.
-            advance: may be called with the number of further completions that are finished and kept later.
+        `advance` may be called with the number of further completions that are finished and kept later.
         """
 
 
@@ -108,11 +105,7 @@ class LocalModels(Protocol):
     """What the hook `local_models` returns: plans evaluations of models that are loaded on this machine."""
 
     def plan(self, request: EvaluationRequest) -> EvaluationPlan:
-        """The plan to evaluate `request.model`, which may be None, on this machine.
-
-        Raises:
-            TinyZeroError: the request cannot be carried out.
-        """
+        """The plan to evaluate `request.model`, which may be None, on this machine."""
 
     def key_help(self) -> "Iterable[RenderableType]":
         """The keys of `request.overrides`, shown at the end of `tinyzero eval --help`."""
@@ -124,14 +117,8 @@ class EvaluationResult:
 
     report: "ScoreReport"
     summary: "Summary"
-    samples: int
-    """Completions of each problem."""
-
     tokens_per_second: float | None
-    """Tokens per second of this session; None where unknown, or nothing was sampled."""
-
-    template: str
-    """Prompt template of the problems."""
+    """Of this session; None where unknown, or nothing was sampled."""
 
 
 class EvaluationObserver(Protocol):

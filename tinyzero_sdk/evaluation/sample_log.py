@@ -6,7 +6,6 @@ JSON Lines, one completion per line, each with its sampling settings; `tinyzero 
 import fcntl
 import json
 import os
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import BinaryIO, Self
 from tinyzero_sdk.data.files import parse_line
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.records import Json
-
-_SYNC_SECONDS = 2.0  # the most work that a failing machine loses; a failing process loses none
 
 SampleId = tuple[int, int]
 """Index of the problem and of its completion, both from 0."""
@@ -28,9 +25,7 @@ class SampleFile:
     def __init__(self, path: Path, settings: Mapping[str, Json]) -> None:
         """Open a new file, or one to resume; an incomplete last line is cut off.
 
-        Args:
-            path: ends in `.jsonl`.
-            settings: what the completions depend on, as plain JSON; written to every row as `sampling`.
+        The settings are what the completions depend on, as plain JSON; every row has them as `sampling`.
 
         Raises:
             SettingsError: the file is from an evaluation with other settings, or another evaluation is writing to it.
@@ -38,7 +33,7 @@ class SampleFile:
         """
         self.path = path
         self._settings = dict(settings)
-        self._lines: dict[SampleId, tuple[int, int]] = {}  # start and length of each line
+        self._lines: dict[SampleId, bytes] = {}
         with ExitStack() as on_failure:
             try:
                 path.touch()
@@ -49,12 +44,10 @@ class SampleFile:
                     text = f"another evaluation is writing to {path}; wait, or give another --output"
                     raise SettingsError(text) from error
                 raise DataError(f"cannot write {path}: {error.strerror}") from error
-            self._end = self._read()
-            self._file.truncate(self._end)
-            self._file.seek(self._end)
+            end = self._read()
+            self._file.truncate(end)
+            self._file.seek(end)
             on_failure.pop_all()
-        self._synced = time.monotonic()
-        self._is_synced = True
 
     def _read(self) -> int:
         """Index the existing lines, and return where the last complete one ends."""
@@ -69,7 +62,7 @@ class SampleFile:
                     f"{self.path}:{number}: {error}; move the file away, or give another --output"
                 ) from error
             if row is not None:
-                self._lines[self._sample_id(row, number)] = (end, len(line))
+                self._lines[self._sample_id(row, number)] = line
             end += len(line)
         return end
 
@@ -97,43 +90,27 @@ class SampleFile:
         """Add a completion unless it is already there; return whether it was added."""
         if sample_id in self._lines:
             return False
-        index, sample = sample_id
-        assert row["extra_info"]["index"] == index
-        line = json.dumps({**row, "sample": sample, "sampling": self._settings}).encode() + b"\n"
-        self._is_synced = False
+        line = json.dumps({**row, "sample": sample_id[1], "sampling": self._settings}).encode() + b"\n"
         try:
             self._file.write(line)
             self._file.flush()
-            if time.monotonic() - self._synced > _SYNC_SECONDS:
-                self._sync()
         except OSError as error:
             raise DataError(
                 f"cannot write {self.path}: {error.strerror}; {len(self)} completions are stored"
             ) from error
-        self._lines[sample_id] = (self._end, len(line))
-        self._end += len(line)
+        self._lines[sample_id] = line
         return True
 
     def write_sorted(self, path: Path) -> None:
         """Write all rows to another file, sorted by problem and completion."""
-        with path.open("wb") as target:
-            for sample_id in sorted(self._lines):
-                start, length = self._lines[sample_id]
-                target.write(os.pread(self._file.fileno(), length, start))
-
-    def _sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._synced, self._is_synced = time.monotonic(), True
+        path.write_bytes(b"".join(self._lines[sample_id] for sample_id in sorted(self._lines)))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            if not self._is_synced:
-                self._sync()
-            if not os.fstat(self._file.fileno()).st_size:  # not `_end`: a signal may arrive before it is set
+            if not os.fstat(self._file.fileno()).st_size:
                 self.path.unlink()  # nothing was sampled
         finally:
             self._file.close()

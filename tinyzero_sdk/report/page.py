@@ -44,7 +44,7 @@ def describe(run: Run, completions: Completions) -> dict[str, Any]:
         "curves": run.curves,
         "bands": run.bands,
         "config": run.config,
-        "leftOut": [*completions.left_out, *run.left_out],
+        "leftOut": completions.left_out,
         "completions": len(completions),
         "facets": completions.facets() if len(completions) else {},
         "evaluations": completions.evaluations() if len(completions) else [],
@@ -57,7 +57,6 @@ def report(
     most: int,
     refresh: float | None = None,
     warn: Callable[[str], None] = lambda message: None,
-    on_progress: Callable[[float], object] = lambda fraction: None,
 ) -> str:
     """A page that holds all it shows.
 
@@ -66,24 +65,18 @@ def report(
         most: completions of each run; of more, those of evenly chosen problems.
         refresh: seconds after which the page loads itself again.
         warn: told of what cannot be read, and is left out.
-        on_progress: told the fraction of the completions that are packed.
     """
-    every = [(run, read_completions(run.completion_files())) for run in runs]
-    for run, completions in every:
-        for reason in (*completions.left_out, *run.left_out):
-            warn(f"left out of {run.path}: {reason}")
-    sampled = [(run, completions, _sample(completions, most)) for run, completions in every]
-    total, done = sum(len(places) for *_, places in sampled), 0
     described: list[dict[str, Any]] = []
     blocks: list[tuple[dict[str, Any], bytes]] = []
-    for run, completions, places in sampled:
-        with_tokens = len(places)
-        for about, data in _blocks(run.name, completions, places):
-            blocks.append((about, data))
-            if (first := about["first"]) is not None:
-                with_tokens = with_tokens if about["tokens"] else min(with_tokens, first)
-                on_progress((done + min(first + _BLOCK_ROWS, len(places))) / total)
-        done += len(places)
+    for run in runs:
+        completions = read_completions(run.completion_files())
+        for reason in completions.left_out:
+            warn(f"left out of {run.path}: {reason}")
+        places = _sample(completions, most)
+        own = list(_blocks(run.name, completions, places))
+        blocks += own
+        # Of the first completions the page has the values of each token.
+        with_tokens = next((about["first"] for about, _ in own[1:] if not about["tokens"]), len(places))
         described.append(describe(run, completions) | {"kept": len(places), "withTokens": with_tokens})
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     return html({"runs": described, "refresh": refresh, "written": written}, blocks)
@@ -92,12 +85,9 @@ def report(
 def html(
     page: Mapping[str, Any], blocks: Sequence[tuple[Mapping[str, Any], bytes]] = (), connect: str = "'none'"
 ) -> str:
-    """The page's HTML.
+    """The page's HTML: what it shows first, and blocks of what it unpacks later, each described and as gzip.
 
-    Args:
-        page: read by the script before anything is shown.
-        blocks: what each holds, and it as gzip; unpacked when needed.
-        connect: where the script may send requests to, as in a Content-Security-Policy.
+    `connect` is where the script may send requests to, as in a Content-Security-Policy.
     """
     style, script = _joined(STYLES), _joined(SCRIPTS)
     # What the page needs to compare two evaluations.

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import to_float
 from tinyzero_sdk.data.files import ENDINGS
-from tinyzero_sdk.errors import DataError, SettingsError
+from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.scoring.statistics import wilson
 from tinyzero_sdk.settings import read_toml
 
@@ -50,9 +49,6 @@ class Run:
 
     config: Mapping[str, str] = field(default_factory=dict)
     """Values as JSON, by dotted key."""
-
-    left_out: tuple[str, ...] = ()
-    """What of metrics and configuration cannot be read."""
 
     def completion_files(self) -> list[Path]:
         """Its files of completions, in a fixed order."""
@@ -86,9 +82,7 @@ def modified(path: Path) -> int:
 @lru_cache(maxsize=32)
 def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
     """`version` is that of its files, so that those that change are read again."""
-    rows, unreadable = _read_metrics(path / METRICS)
-    config, fault = _read_config(path / CONFIG)
-    lines = f"{plural(unreadable, 'line')} of {METRICS} unreadable" if unreadable else ""
+    rows = _read_metrics(path / METRICS)
     steps = [row["step"] for row in rows]
     names = sorted(set().union(*rows) - {"step"})
     values = {key: np.array([to_float(row.get(key)) for row in rows]) for key in names}
@@ -99,8 +93,6 @@ def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
         if match := _HELD_OUT.fullmatch(key):
             sizes = dict(zip(steps, values.get(f"val-aux/{match['task']}/size", ()), strict=False))
             at, rates = curves[key]
-            if not all(0 <= rate <= 1 for rate in rates):
-                continue  # the file was edited
             ends = [wilson(rate, sizes.get(step, 0)) for step, rate in zip(at or steps, rates, strict=True)]
             bands[key] = ([low for low, _ in ends], [high for _, high in ends])
     return Run(
@@ -119,43 +111,26 @@ def _read_run(name: str, path: Path, version: tuple[int, ...]) -> Run:
             if column
         },
         bands=bands,
-        config=config,
-        left_out=tuple(filter(None, (lines, fault))),
+        config=dict(_flatten(read_toml(path / CONFIG))) if (path / CONFIG).exists() else {},
     )
 
 
-def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines of `metrics.jsonl` in the order of their steps, and the number of damaged ones.
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl` in the order of their steps; one that is half written is none.
 
-    After a resumed run has gone back, its lines replace the older ones from that step on. An incomplete last line is
-    still being written.
+    After a resumed run has gone back, its lines replace the older ones from that step on.
     """
     rows: list[dict[str, Any]] = []
-    damaged = 0
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    for line in lines:
+    for line in path.read_bytes().splitlines():
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             row = None
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             while rows and rows[-1]["step"] >= row["step"]:
                 rows.pop()
             rows.append(row)
-        else:
-            damaged += line.endswith(b"\n")
-    return rows, damaged
-
-
-def _read_config(path: Path) -> tuple[dict[str, str], str]:
-    """Its values by dotted key, and why there are none."""
-    try:
-        return dict(_flatten(read_toml(path))) if path.exists() else {}, ""
-    except (SettingsError, RecursionError) as error:  # half written, or by hand: curves are worth showing without it
-        return {}, f"{path.name}, which cannot be read: {error.__cause__ or error}"
+    return rows
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:

@@ -43,9 +43,6 @@ class ScoreBatch(NamedTuple):
     details: Sequence[tuple[int | None, bool]] | None = None
     """[n] number of tokens, and whether the completion is finished; None = unknown."""
 
-    careful: bool = False
-    """Whether to send each score before the next completion, since one of them may break the connection."""
-
     groups: Sequence[int] = ()
     """Numbers of completions of each problem, whose `scores` are to be compared; () = to be scored."""
 
@@ -81,16 +78,13 @@ class Batch(Protocol):
     @property
     def groups(self) -> Sequence[int]:
         """Numbers of completions of each problem, in order, for a task that compares them; else not read."""
-        ...
-
-    def pack(self, start: int, stop: int) -> ScoreBatch:
-        """Completions `start` to `stop` - 1."""
-        ...
 
     @property
     def weight(self) -> int:
         """Approximate bytes in memory."""
-        ...
+
+    def pack(self, start: int, stop: int) -> ScoreBatch:
+        """Completions `start` to `stop` - 1."""
 
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
@@ -108,7 +102,6 @@ class CompletionBatch:
         return len(self.completions)
 
     def pack(self, start: int, stop: int) -> ScoreBatch:
-        """See `Batch`."""
         some = self.completions[start:stop]
         plain = all(done.finished and done.token_count is None for done in some)
         details = None if plain else [(done.token_count, done.finished) for done in some]
@@ -116,5 +109,4 @@ class CompletionBatch:
 
     @property
     def weight(self) -> int:
-        """See `Batch`."""
-        return sum(map(len, (done.text for done in self.completions)))
+        return sum(len(done.text) for done in self.completions)

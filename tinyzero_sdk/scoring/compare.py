@@ -4,10 +4,9 @@ Every number is a mean over problems, each of which counts once, whatever the nu
 the mean of the problems' own differences: what makes a problem hard is common to both sides, and cancels.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from tinyzero_sdk.scoring.provenance import Provenance
 from tinyzero_sdk.scoring.readers.runs import first_and_last
 from tinyzero_sdk.scoring.score_file import MAX_LISTED
 from tinyzero_sdk.scoring.scored_table import TEXT, find_common_column, read_scored_table
-from tinyzero_sdk.scoring.statistics import bootstrap_intervals, interval_of_mean, named_ranges, pass_at_k
+from tinyzero_sdk.scoring.statistics import bootstrap_interval, interval_of_mean, named_ranges, pass_at_k
 from tinyzero_sdk.scoring.summary import MOST_DRAWN, usual_k
 
 FEW = 10
@@ -58,8 +57,6 @@ class ProblemChange:
 
     problem: str
     correct: tuple[int, int]
-    """Right completions."""
-
     completions: tuple[int, int]
     rows: tuple[int, int]
     """The problem's first row or line in each file."""
@@ -82,7 +79,7 @@ class Comparison:
     """Accuracy within at most five ranges of difficulty, easiest first."""
 
     by_task: list[Difference]
-    """Accuracy on each task, where there are several."""
+    """Where there are several."""
 
     better: int
     """Problems with a greater fraction of right completions than in the baseline."""
@@ -117,14 +114,11 @@ class ComparisonReport:
     """Problems that all files have, to which every number refers."""
 
     problems_by: str
-    """Column that identifies a problem."""
-
     files: list[ComparedFile]
     """The baseline first."""
 
     differing: dict[str, list[list[Json] | None]]
-    """Settings that are not the same in all files, with the values in each: of the scorer, its options, the sampling.
-    None where a file does not have them."""
+    """Settings of scorer and sampling that are not the same in all files, with the values in each, None without any."""
 
     comparisons: list[Comparison]
 
@@ -139,9 +133,6 @@ class CompareOptions:
 
     resamples: int = 0
     """Samples of a paired bootstrap over problems; 0 = intervals by Student's t."""
-
-    on_progress: Callable[[float], object] = field(default=lambda fraction: None)
-    """Called with the fraction of the work that is done; half of it is the bootstrap, where there is one."""
 
 
 def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) -> ComparisonReport:
@@ -159,12 +150,7 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
     keys: dict[str | None, int] = {}
     tasks: dict[str | None, int] = {}
 
-    def part(start: float, end: float, place: int, places: int) -> Callable[[float], object]:
-        """Progress of one of several alike parts of the work."""
-        return lambda fraction: options.on_progress(start + (end - start) * (place + fraction) / places)
-
-    read = 0.5 if options.resamples else 1.0
-    files = [_read(path, key, keys, tasks, part(0.0, read, place, len(paths))) for place, path in enumerate(paths)]
+    files = [_read(path, key, keys, tasks) for path in paths]
     texts = [str(key) for key in keys]
     if all(len(np.unique(rows.columns["task"])) > 1 for rows in files):
         texts = _tell_tasks_apart(files, texts, [str(name) for name in tasks])
@@ -186,16 +172,7 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
             for rows, side, there in zip(files, sides, has, strict=True)
         ],
         differing=differing([rows.settings for rows in files]),
-        comparisons=[
-            _compare(
-                sides[0],
-                side,
-                texts,
-                list(tasks),
-                replace(options, on_progress=part(read, 1.0, place, len(paths) - 1)),
-            )
-            for place, side in enumerate(sides[1:])
-        ],
+        comparisons=[_compare(sides[0], side, texts, list(tasks), options) for side in sides[1:]],
     )
 
 
@@ -210,14 +187,14 @@ class Side:
     """[n] index of the problem."""
 
     columns: dict[str, np.ndarray]
-    """[n] each: `task` (index into those of all files), what `measures` gives, `difficulty`, `greedy accuracy` (of the
-    problem) and `part NAME` of each part of the reward, NaN where unknown."""
+    """[n] each: `task` (index into those of all files), what is compared by its name, and `difficulty`; NaN where
+    unknown."""
 
-    path: Path = Path()
-    settings: dict[str, list[Json]] = field(default_factory=dict)
-    """What the rows depend on, by column, with all its values: the scorer, its options, the sampling."""
+    path: Path
+    settings: dict[str, list[Json]]
+    """All values of what the rows depend on: the scorer, its options, the sampling."""
 
-    ignored: dict[str, int] = field(default_factory=dict)
+    ignored: dict[str, int]
     """Rows of the file that are not among these, by what they lack."""
 
     def within(self, chosen: np.ndarray) -> "Side":
@@ -238,13 +215,22 @@ class Side:
         return np.bincount(self.problems, self.columns["accuracy"]).astype(np.int64)
 
     @cached_property
+    def rates(self) -> np.ndarray:
+        """[G] accuracy."""
+        return self.solved / self.sizes
+
+    @cached_property
     def first(self) -> np.ndarray:
         """[G] place of each problem's first row."""
         return np.unique(self.problems, return_index=True)[1]
 
     def mean(self, name: str) -> np.ndarray:
         """[G] mean of each problem's rows with a known value of a column; NaN without any."""
-        return mean_by_problem(self.problems, self.columns[name], len(self.sizes))
+        values = self.columns[name]
+        known = np.isfinite(values)
+        counts = np.bincount(self.problems[known], minlength=len(self.sizes))
+        sums = np.bincount(self.problems[known], values[known], len(self.sizes))
+        return np.divide(sums, counts, out=np.full(len(self.sizes), np.nan), where=counts > 0)
 
     def pass_at(self, k: int) -> np.ndarray:
         """[G] pass@k of the problems with k completions, or NaN."""
@@ -266,39 +252,40 @@ _SETTINGS = (
 )
 
 
-def _read(
-    path: Path,
-    key: str,
-    problems: dict[str | None, int],
-    tasks: dict[str | None, int],
-    on_progress: Callable[[float], object],
-) -> Side:
+def _read(path: Path, key: str, problems: dict[str | None, int], tasks: dict[str | None, int]) -> Side:
     """The scored rows of a file; new problems and tasks are added to those that are known, by their text."""
-    settings = dict[str, tuple[str, Json]]()
+    settings = dict[str, dict[str, Json]]()
     table = read_scored_table(
-        path,
-        _SCHEMA,
-        problems_by=key,
-        others=_SETTINGS,
-        visit=lambda block: _add_settings(block, settings),
-        on_progress=on_progress,
+        path, _SCHEMA, problems_by=key, others=_SETTINGS, visit=lambda block: _add_settings(block, settings)
     )
     has_problem = table.columns["problem"].is_valid().to_numpy()
     ignored = table.ignored | ({f"without {key}": int((~has_problem).sum())} if not has_problem.all() else {})
     if not has_problem.any():
         raise DataError(f"{path} has no row with {key}, which should identify its problems; name a column with --by")
     rows = table.columns.filter(pa.array(has_problem))
-    columns = measures(rows) | {
-        "task": codes_of(rows["task"], tasks),
+    reasons = rows["reason"].combine_chunks()
+    names, codes = np.array(reasons.dictionary.to_pylist(), object), reasons.indices.to_numpy()
+    parts = [dict(cell or ()) for cell in rows[PARTS].to_pylist()]
+    columns = {
+        "task": _codes(rows["task"], tasks),
         "difficulty": _floats(rows, "difficulty"),
+        "accuracy": _floats(rows, "correct"),
+        "mean score": _floats(rows, "score"),
+        # A part is 0 where a row does not have it, as where the scorer failed.
+        **{
+            f"part {name}": np.array([cell.get(name, 0.0) for cell in parts])
+            for name in dict.fromkeys(name for cell in parts for name in cell)
+        },
         "greedy accuracy": _floats(rows, "greedy_accuracy"),
-        **_parts(rows),
+        "cut off": 1 - _floats(rows, "finished"),
+        "tokens": _floats(rows, "num_tokens"),
+        **{reason: (names == reason)[codes].astype(float) for reason in REASONS},
     }
-    codes = codes_of(rows["problem"], problems)
-    return Side(table.numbers[has_problem], codes, columns, path, _by_name(settings.values()), ignored)
+    by_name = {name: [values[text] for text in sorted(values)] for name, values in settings.items()}
+    return Side(table.numbers[has_problem], _codes(rows["problem"], problems), columns, path, by_name, ignored)
 
 
-def codes_of(column: pa.ChunkedArray, known: dict[str | None, int]) -> np.ndarray:
+def _codes(column: pa.ChunkedArray, known: dict[str | None, int]) -> np.ndarray:
     """[n] the number of each text among the known ones, to which new ones are added."""
     column = column.combine_chunks()
     texts = column.dictionary.to_pylist()
@@ -307,55 +294,28 @@ def codes_of(column: pa.ChunkedArray, known: dict[str | None, int]) -> np.ndarra
     return codes[column.indices.fill_null(len(texts)).to_numpy()]
 
 
-def measures(columns: pa.Table) -> dict[str, np.ndarray]:
-    """[n] what is compared of scored rows, by name; NaN where unknown."""
-    reasons = columns["reason"].combine_chunks()
-    names, codes = np.array(reasons.dictionary.to_pylist(), object), reasons.indices.to_numpy()
-    return {
-        "accuracy": np.nan_to_num(_floats(columns, "correct")),
-        "mean score": _floats(columns, "score"),
-        "cut off": 1 - _floats(columns, "finished"),
-        "tokens": _floats(columns, "num_tokens"),
-        **{reason: (names == reason)[codes].astype(float) for reason in REASONS},
-    }
-
-
 def _floats(columns: pa.Table, name: str) -> np.ndarray:
     return columns[name].cast(pa.float64()).to_numpy()
 
 
-def _parts(rows: pa.Table) -> dict[str, np.ndarray]:
-    """[n] each part of the reward: 0 where a row does not have it, as where the scorer failed."""
-    every = [dict(parts or ()) for parts in rows[PARTS].to_pylist()]
-    return {
-        f"part {name}": np.array([parts.get(name, 0.0) for parts in every])
-        for name in dict.fromkeys(name for parts in every for name in parts)
-    }
+def _add_settings(block: Block, settings: dict[str, dict[str, Json]]) -> None:
+    """Collect the different values of the columns with settings, by name and text; those of an object by its keys."""
 
+    def add(name: str, value: Json) -> None:
+        if name == "task_options" and isinstance(value, str):
+            value = Provenance("", "", value, "").options()
+        if isinstance(value, dict):
+            for entry in value:
+                add(f"{name}.{entry}", value[entry])
+        else:
+            settings.setdefault(name, {})[as_text(value)] = value
 
-def _add_settings(block: Block, seen: dict[str, tuple[str, Json]]) -> None:
-    """Collect the different values of the columns with settings, by their text."""
     for name in _SETTINGS:
         values = block.column(name)
         firsts = np.sort(np.unique(hash_array(values), return_index=True)[1])
         for value in to_list(values.take(pa.array(firsts))):
             if value is not None:
-                seen.setdefault(f"{name} {as_text(value)}", (name, value))
-
-
-def _by_name(seen: Iterable[tuple[str, Json]]) -> dict[str, list[Json]]:
-    """The values of each setting; an object has a setting for each of its entries."""
-    settings: dict[str, list[Json]] = {}
-    waiting = list(seen)
-    while waiting:
-        name, value = waiting.pop(0)
-        if name == "task_options" and isinstance(value, str):
-            value = Provenance("", "", value, "").options()
-        if isinstance(value, dict):
-            waiting += [(f"{name}.{inner}", entry) for inner, entry in value.items()]
-        elif value not in settings.setdefault(name, []):
-            settings[name].append(value)
-    return {name: sorted(values, key=as_text) for name, values in settings.items()}
+                add(name, value)
 
 
 def _tell_tasks_apart(files: Sequence[Side], texts: Sequence[str], tasks: Sequence[str]) -> list[str]:
@@ -368,38 +328,16 @@ def _tell_tasks_apart(files: Sequence[Side], texts: Sequence[str], tasks: Sequen
     return [f"{task}: {text}" for text in texts for task in tasks]
 
 
-def mean_by_problem(problems: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    """[count] mean of each problem's rows with a known value; NaN without any."""
-    known = np.isfinite(values)
-    counts = np.bincount(problems[known], minlength=count)
-    sums = np.bincount(problems[known], values[known], count)
-    return np.divide(sums, counts, out=np.full(count, np.nan), where=counts > 0)
-
-
-Pair = tuple[str, np.ndarray, np.ndarray]
-"""What is compared, and its value for each problem on both sides."""
-
-
-def differences(
-    pairs: Sequence[Pair], resamples: int, on_progress: Callable[[float], object] = lambda fraction: None
-) -> list[Difference]:
-    """The mean difference of each pair over the problems that both sides know; `resamples` as in `CompareOptions`."""
-    columns, changes = list[np.ndarray](), list[Difference]()
-    for name, old, new in pairs:
-        known = np.isfinite(old) & np.isfinite(new)
-        columns.append(change := (new - old)[known])
-        before, now, mean = (float(values.mean()) for values in (old[known], new[known], change))
-        changes.append(Difference(name, len(change), before, now, mean, None))
-    # Not where there is a single problem, or too few to show how they vary.
-    vary = [place for place, change in enumerate(columns) if not change[0] or (change != change[0]).any()]
-    columns = [columns[place] for place in vary]
-    by_t = map(interval_of_mean, columns)
-    intervals = bootstrap_intervals(columns, resamples, on_progress=on_progress) if resamples else by_t
-    for place, interval in zip(vary, intervals, strict=True):
-        if interval and is_fraction(changes[place].name):
-            interval = max(-1.0, interval[0]), min(1.0, interval[1])
-        changes[place] = replace(changes[place], interval=interval)
-    return changes
+def _difference(name: str, old: np.ndarray, new: np.ndarray, resamples: int) -> Difference:
+    """Of the values of each problem, over the problems that both sides know."""
+    known = np.isfinite(old) & np.isfinite(new)
+    old, new = old[known], new[known]
+    change, interval = new - old, None
+    if not change[0] or (change != change[0]).any():  # else there are too few to show how they vary
+        interval = bootstrap_interval(change, resamples) if resamples else interval_of_mean(change)
+    if interval and is_fraction(name):
+        interval = max(-1.0, interval[0]), min(1.0, interval[1])
+    return Difference(name, len(change), float(old.mean()), float(new.mean()), float(change.mean()), interval)
 
 
 def remark(changed: int) -> str | None:
@@ -413,45 +351,44 @@ def remark(changed: int) -> str | None:
 def _compare(
     baseline: Side, other: Side, texts: Sequence[str], tasks: Sequence[str | None], options: CompareOptions
 ) -> Comparison:
-    def both(of: Callable[[Side], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        return of(baseline), of(other)
+    def difference(
+        name: str, value: Callable[[Side], np.ndarray], where: np.ndarray | slice = slice(None)
+    ) -> Difference:
+        """Of a value of each problem, within some problems."""
+        return _difference(name, value(baseline)[where], value(other)[where], options.resamples)
 
-    rates = both(lambda side: side.solved / side.sizes)
-    pairs = {"mean score": both(partial(Side.mean, name="mean score"))}
-    for k in _values_of_k(baseline, other, options.pass_at):
-        pairs[f"pass@{k}"] = both(partial(Side.pass_at, k=k))
-    parts = [name for name in baseline.columns if name.startswith("part ") and name in other.columns]
-    for name in (*parts, "greedy accuracy", "cut off", "tokens"):
-        pair = both(partial(Side.mean, name=name))
-        if np.isfinite(pair[0] + pair[1]).any():
-            pairs[name] = pair
-    reasons = {reason: both(partial(Side.mean, name=reason)) for reason in REASONS}
+    def is_known(name: str) -> bool:
+        return bool(np.isfinite(baseline.mean(name) + other.mean(name)).any())
+
+    both = [name for name in baseline.columns if name in other.columns]
+    parts = [name for name in both if name.startswith("part ")]
+    known = [name for name in (*parts, "greedy accuracy", "cut off", "tokens") if is_known(name)]
+    reasons = [reason for reason in REASONS if baseline.mean(reason).any() or other.mean(reason).any()]
     levels = baseline.mean("difficulty")
     levels = np.where(np.isfinite(levels), levels, other.mean("difficulty"))
     task_of = baseline.columns["task"][baseline.first]
-    of_tasks = [(str(tasks[task]), task_of == task) for task in np.unique(task_of).tolist()]
-    groups: dict[str, list[Pair]] = {
-        "accuracy": [("accuracy", *rates)],
-        "metrics": [(name, *pair) for name, pair in pairs.items()],
-        "by_reason": [(name, *pair) for name, pair in reasons.items() if pair[0].any() or pair[1].any()],
-        "by_difficulty": [(name, rates[0][chosen], rates[1][chosen]) for name, chosen in named_ranges(levels)],
-        "by_task": [(name, rates[0][of], rates[1][of]) for name, of in of_tasks] if len(of_tasks) > 1 else [],
-    }
-    pairs_of_all = [pair for group in groups.values() for pair in group]
-    every = iter(differences(pairs_of_all, options.resamples, options.on_progress))
-    compared = {name: list(islice(every, len(group))) for name, group in groups.items()}
-    gain = rates[1] - rates[0]
+    task_codes = np.unique(task_of).tolist()
+    gain = other.rates - baseline.rates
     return Comparison(
         file=str(other.path),
-        accuracy=compared["accuracy"][0],
-        metrics=compared["metrics"],
-        by_reason=compared["by_reason"],
-        by_difficulty=compared["by_difficulty"],
-        by_task=compared["by_task"],
+        accuracy=difference("accuracy", lambda side: side.rates),
+        metrics=[
+            difference("mean score", lambda side: side.mean("mean score")),
+            *(
+                difference(f"pass@{k}", partial(Side.pass_at, k=k))
+                for k in _values_of_k(baseline, other, options.pass_at)
+            ),
+            *(difference(name, partial(Side.mean, name=name)) for name in known),
+        ],
+        by_reason=[difference(reason, partial(Side.mean, name=reason)) for reason in reasons],
+        by_difficulty=[difference(name, lambda side: side.rates, where) for name, where in named_ranges(levels)],
+        by_task=[difference(str(tasks[code]), lambda side: side.rates, task_of == code) for code in task_codes]
+        if len(task_codes) > 1
+        else [],
         better=int((gain > 0).sum()),
         worse=int((gain < 0).sum()),
-        newly_solved=int(((rates[0] == 0) & (rates[1] > 0)).sum()),
-        no_longer_solved=int(((rates[0] > 0) & (rates[1] == 0)).sum()),
+        newly_solved=int(((baseline.rates == 0) & (other.rates > 0)).sum()),
+        no_longer_solved=int(((baseline.rates > 0) & (other.rates == 0)).sum()),
         gains=_changes(baseline, other, texts, gain),
         losses=_changes(baseline, other, texts, -gain),
     )
@@ -470,17 +407,19 @@ def _values_of_k(baseline: Side, other: Side, pass_at: Sequence[int]) -> Sequenc
 
 def _changes(baseline: Side, other: Side, texts: Sequence[str], gain: np.ndarray) -> list[ProblemChange]:
     """The problems with the largest gain above 0."""
-
     places = np.argsort(-gain, kind="stable")[: min(int((gain > 0).sum()), MAX_LISTED)].tolist()
-    pairs = [
-        list(zip(*[values[places].tolist() for values in both], strict=True))
-        for both in (
-            (baseline.solved, other.solved),
-            (baseline.sizes, other.sizes),
-            (baseline.numbers[baseline.first], other.numbers[other.first]),
+    sides = (baseline, other)
+    correct, completions, rows = (
+        list(zip(*[values[places].tolist() for values in pair], strict=True))
+        for pair in (
+            [side.solved for side in sides],
+            [side.sizes for side in sides],
+            [s.numbers[s.first] for s in sides],
         )
+    )
+    return [
+        ProblemChange(texts[place], *pairs) for place, *pairs in zip(places, correct, completions, rows, strict=True)
     ]
-    return [ProblemChange(texts[place], *of_place) for place, *of_place in zip(places, *pairs, strict=True)]
 
 
 def differing(files: Sequence[Mapping[str, list[Json]]]) -> dict[str, list[list[Json] | None]]:

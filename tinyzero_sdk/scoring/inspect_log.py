@@ -4,13 +4,11 @@ The log has schema version 2, which Inspect reads since 0.3. A problem is a samp
 """
 
 import json
-import os
 import re
 import uuid
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +21,7 @@ from tinyzero_sdk.data.files import as_json, check_ending, replacing
 from tinyzero_sdk.data.rows import find_ground_truth, is_prompt
 from tinyzero_sdk.data.table import ALIASES
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.groups import find_problem_column, problem_column
+from tinyzero_sdk.scoring.outputs import find_problem_column, problem_column
 from tinyzero_sdk.scoring.provenance import Provenance
 from tinyzero_sdk.scoring.readers.inspect_logs import EXPORTED
 from tinyzero_sdk.scoring.readers.runs import run_and_step
@@ -31,7 +29,6 @@ from tinyzero_sdk.scoring.scored_table import read_scored_blocks
 
 LOG_ENDINGS = (".eval", ".json")
 SCHEMA = 2
-_TASK = ("task", "data_source")
 _KEPT = (
     *("data_source", "extra_info", "ground_truth", "reward_model", "sampling", "evaluation", "finished", "token_count"),
     *Provenance._fields,
@@ -44,13 +41,7 @@ COLUMNS = (*_KEPT, "prompt", "problem", "completion", "tokens", "score", "correc
 SUMMARY_CHARACTERS = 1024  # of a text in the list of samples, which a viewer loads at once
 
 
-def export(
-    source: Path,
-    target: Path,
-    on_progress: Callable[[float], object] = lambda fraction: None,
-    *,
-    overwrite: bool = True,
-) -> dict[Path, int]:
+def export(source: Path, target: Path, *, overwrite: bool = True) -> dict[Path, int]:
     """Write the completions of a scored file, or of a run's or checkpoint's held-out evaluation.
 
     A log of Inspect is of one task: of several, each has its own, `NAME-TASK.eval`.
@@ -58,7 +49,6 @@ def export(
     Args:
         source: scored file, run directory or checkpoint.
         target: ends in `.eval`, which a viewer loads sample by sample, or `.json`.
-        on_progress: called with the fraction of the source that is written.
         overwrite: replace logs that exist.
 
     Returns:
@@ -68,37 +58,35 @@ def export(
         DataError: a completion has no score, or a file cannot be read or written.
     """
     check_ending(target, LOG_ENDINGS)
-    tasks = sorted({_task(row) for row, *_ in _read(source, _TASK)})
-    names = [re.sub(r"[^\w.-]+", "-", task) for task in tasks]
-    several = [target.with_name(f"{target.stem}-{name}{target.suffix}") for name in names]
-    logs = {task: _Log(source, path) for task, path in zip(tasks, several if len(tasks) > 1 else [target], strict=True)}
-    for log in logs.values():
-        if log.target.exists() and not overwrite:
-            raise DataError(f"{log.target} already exists; choose another --output, or overwrite it (--overwrite)")
-    with ExitStack() as stack:
-        writers = {task: stack.enter_context(log.writing()) for task, log in logs.items()}
-        for row, key, progress in _read(source, COLUMNS):
-            task = _task(row)
-            writers[task](logs[task].sample(row, key))
-            on_progress(progress)
-    return {log.target: len(log.correct) for log in logs.values()}
+    logs: dict[str, _Log] = {}
+    for row, key in _read(source):
+        logs.setdefault(_task(row), _Log(source)).add(row, key)
+    names = {task: re.sub(r"[^\w.-]+", "-", task) for task in sorted(logs)}
+    paths = {task: target.with_name(f"{target.stem}-{name}{target.suffix}") for task, name in names.items()}
+    paths = paths if len(logs) > 1 else dict.fromkeys(logs, target)
+    for path in paths.values():
+        if path.exists() and not overwrite:
+            raise DataError(f"{path} already exists; choose another --output, or overwrite it (--overwrite)")
+    for task, path in paths.items():
+        logs[task].write(path)
+    return {path: len(logs[task].samples) for task, path in paths.items()}
 
 
-def _read(source: Path, columns: tuple[str, ...]) -> Iterator[tuple[Row, str, float]]:
-    """The rows, each with the key of its problem and the fraction of the source that is read."""
+def _read(source: Path) -> Iterator[tuple[Row, str]]:
+    """The rows, each with the key of its problem."""
     path = ""
-    for block in read_scored_blocks(source, columns):
+    for block in read_scored_blocks(source, COLUMNS):
         if block.bad:
             number, problem = block.bad[0].number, block.bad[0].problem
             raise DataError(f"{source}:{number}: {problem}; mend or score the file first: tinyzero score")
         path = path or find_problem_column(block)
         keys = to_texts(problem_column(block, path)).to_pylist()
         for number, row, key in zip(block.numbers, block.rows(), keys, strict=True):
-            yield row, f"row {number}" if key is None else key, block.progress
+            yield row, f"row {number}" if key is None else key
 
 
 def _task(row: Row) -> str:
-    return str(next((row[name] for name in _TASK if row.get(name)), "task"))
+    return str(row.get("task") or row.get("data_source") or "task")
 
 
 def _object(row: Row, name: str) -> dict[str, Any]:
@@ -108,51 +96,38 @@ def _object(row: Row, name: str) -> dict[str, Any]:
 
 
 class _Log:
-    """A log of one task; what its header says of all samples is collected while they are written."""
+    """A log of one task."""
 
-    def __init__(self, source: Path, target: Path) -> None:
-        self.source, self.target = source, target
+    def __init__(self, source: Path) -> None:
+        self.run, _ = run_and_step(source)
+        self.source = source
+        self.samples = list[dict[str, Any]]()
         self.numbers = dict[str, int]()  # of the problems, by key; the first is 1
         self.epochs = Counter[int]()  # completions so far, by number of the problem
-        self.problems = list[int]()  # of each completion
-        self.correct, self.scores = list[bool](), list[float]()
         self.first: Row = {}
 
-    @contextmanager
-    def writing(self) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """A function that writes a sample; the log appears at the end."""
-        with replacing(self.target) as temporary:
-            if self.target.suffix == ".json":
-                samples = list[dict[str, Any]]()
-                yield samples.append
-                temporary.write_text(as_json({**self.header(), "samples": samples}), encoding="utf-8")
+    def write(self, target: Path) -> None:
+        header = self.header()
+        with replacing(target) as temporary:
+            if target.suffix == ".json":
+                temporary.write_text(as_json({**header, "samples": self.samples}), encoding="utf-8")
                 return
+            start = {name: header[name] for name in ("version", "eval", "plan")}
+            summaries = [_summary(sample) for sample in self.samples]
+            contents = {f"samples/{sample['id']}_epoch_{sample['epoch']}.json": sample for sample in self.samples}
+            contents |= {"_journal/start.json": start, "summaries.json": summaries, "header.json": header}
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-                summaries = []
-
-                def write(sample: dict[str, Any]) -> None:
-                    name = f"samples/{sample['id']}_epoch_{sample['epoch']}.json"
-                    archive.writestr(name, as_json(sample))
-                    summaries.append(_summary(sample))
-
-                yield write
-                header = self.header()
-                start = {name: header[name] for name in ("version", "eval", "plan")}
-                contents = {"_journal/start.json": start, "summaries.json": summaries, "header.json": header}
                 for name, content in contents.items():
                     archive.writestr(name, as_json(content))
 
-    def sample(self, row: Row, key: str) -> dict[str, Any]:
-        """A row as a sample of the problem with this key, counted for the header."""
+    def add(self, row: Row, key: str) -> None:
+        """Add a row as a sample of the problem with this key."""
         self.first = self.first or row
         info, prompt, truth = _object(row, "extra_info"), row.get("prompt"), find_ground_truth(row)
         if prompt and not is_prompt(prompt):
             prompt = json.dumps(prompt, default=str)
         problem = self.numbers.setdefault(key, len(self.numbers) + 1)
         self.epochs[problem] += 1
-        self.problems.append(problem)
-        self.correct.append(row["correct"])
-        self.scores.append(float(row["score"]))
         model, text = self._model(row), row.get("completion") or ""
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt or [])
         answer = {"role": "assistant", "content": text, "source": "generate", "model": model}
@@ -163,7 +138,7 @@ class _Log:
         difficulty, parts = info.get("difficulty"), _object(row, "parts")
         kept = {name: row[name] for name in _KEPT if row.get(name) is not None}
         judged = {"answer": row.get("answer"), "explanation": row["reason"]}
-        return {
+        sample = {
             "id": problem,
             "epoch": self.epochs[problem],
             "input": prompt if isinstance(prompt, str) else asked,
@@ -183,24 +158,23 @@ class _Log:
             "model_usage": {model: usage} if usage else {},
             "uuid": uuid.uuid4().hex,
         }
+        self.samples.append(sample)
 
     def header(self) -> dict[str, Any]:
         """All of the log but its samples."""
-        settings = _object(self.first, "sampling")
-        at = datetime.fromtimestamp(run_and_step(self.source)[0].stat().st_mtime, UTC).isoformat()
-        counts = np.bincount(self.problems)[1:]
-        means = {
-            "correct": np.bincount(self.problems, weights=self.correct)[1:] / counts,
-            "score": np.bincount(self.problems, weights=self.scores)[1:] / counts,
+        settings, task = _object(self.first, "sampling"), _task(self.first)
+        at = datetime.fromtimestamp(self.run.stat().st_mtime, UTC).isoformat()
+        problems = [sample["id"] for sample in self.samples]
+        counts = np.bincount(problems)[1:]
+        values = {
+            "correct": [sample["scores"]["correct"]["value"] == "C" for sample in self.samples],
+            "score": [sample["scores"]["score"]["value"] for sample in self.samples],
         }
-        options, task = settings.get("task_options") or {}, _task(self.first)
+        means = {name: np.bincount(problems, weights=each)[1:] / counts for name, each in values.items()}
         known = {name: settings.get(name) for name in ("temperature", "top_p", "max_tokens", "seed")}
         others = {name: value for name, value in settings.items() if name not in known}
-        # A path may have bytes that are not UTF-8.
-        source, place = (
-            os.fsencode(path).decode(errors="backslashreplace") for path in (self.source, self.source.resolve())
-        )
-        identity = {name: uuid.uuid5(uuid.NAMESPACE_URL, f"{place} {at} {task} {name}").hex for name in _IDS}
+        place = f"{self.source.resolve()} {at} {task}"
+        identity = {name: uuid.uuid5(uuid.NAMESPACE_URL, f"{place} {name}").hex for name in _IDS}
         return {
             "version": SCHEMA,
             "status": "success",
@@ -209,18 +183,18 @@ class _Log:
                 "created": at,
                 "task": task,
                 "task_version": str(self.first.get("task_version") or settings.get("task_version") or 0),
-                "task_args": options,
+                "task_args": settings.get("task_options") or {},
                 "dataset": {"name": task, "samples": len(counts), "sample_ids": list(range(1, len(counts) + 1))},
                 "model": self._model(self.first),
                 "model_generate_config": {name: value for name, value in known.items() if value is not None},
                 "config": {"epochs": int(counts.max())},
                 "packages": {"tinyzero-sdk": version("tinyzero-sdk")},
-                "metadata": {"source": source, **others},
+                "metadata": {"source": str(self.source), **others},
             },
             "plan": {"name": "plan", "steps": [{"solver": "generate"}]},
             "results": {
-                "total_samples": len(self.correct),
-                "completed_samples": len(self.correct),
+                "total_samples": len(self.samples),
+                "completed_samples": len(self.samples),
                 "scores": [_metrics(name, by_problem) for name, by_problem in means.items()],
             },
             "stats": {"started_at": at, "completed_at": at},
@@ -228,7 +202,7 @@ class _Log:
 
     def _model(self, row: Row) -> str:
         step = _object(row, "evaluation").get("step")
-        of_run = "unknown" if step is None else f"{run_and_step(self.source)[0].name}, step {step}"
+        of_run = "unknown" if step is None else f"{self.run.name}, step {step}"
         return str(_object(row, "sampling").get("model") or of_run)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from multiprocessing.connection import Connection
-from typing import Generic, cast
+from typing import cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
 from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Score, ScoreColumns
@@ -63,7 +63,7 @@ class ScoringPool(ClosesOnExit):
         """
         Args:
             task: from `load_task`; each worker loads it again.
-            workers: number of processes that score at a time (spare ones start while a completion hangs).
+            workers: number of processes that score at a time.
             timeout: seconds to score one completion, once a worker starts on it.
             memory_limit_gb: address space of a worker, in GiB.
 
@@ -93,7 +93,7 @@ class ScoringPool(ClosesOnExit):
         self._useless = 0
         self._job_rows = _FIRST_JOB
         self._lock = threading.Lock()
-        self._fill(self._size)
+        self._fill()
 
     def close(self) -> None:
         """End the workers, and what a scorer has started."""
@@ -127,61 +127,47 @@ class ScoringPool(ClosesOnExit):
     def stream(
         self, batches: Iterable[AnyBatch], *, largest_job: int = _LARGEST_JOB
     ) -> Generator[tuple[AnyBatch, ScoreColumns], None, None]:
-        """Score batches as they arrive, and yield each with its scores, in order.
+        """Score batches as they arrive, at most `largest_job` completions at a time, and yield each with its scores.
 
         Reads only as many batches as the workers need, plus some while a completion hangs, so neither input nor output
-        has to fit in memory. Other calls wait until the stream is exhausted or closed.
-
-        Args:
-            batches: read lazily.
-            largest_job: most completions sent to a worker at a time.
-
-        Raises:
-            TinyZeroError: the workers cannot load the task, or keep dying between completions.
+        has to fit in memory. Other calls wait until the stream is exhausted or closed. Raises as `score`.
         """
-        source = iter(batches)
+        source, started, jobs = iter(batches), deque[_Started](), deque[_Job]()
         with self._lock:
-            queue: _Queue[AnyBatch] = _Queue()
             try:
-                while self._admit(source, queue):
+                while self._admit(source, started, jobs):
                     if self._compares:
-                        queue.compare()
-                    yield from self._finished(queue)
-                    if queue.batches:
-                        self._work(queue.jobs, largest_job)
+                        jobs += [job for batch in started if (job := batch.comparison())]
+                    while started and not started[0].left:
+                        done = started.popleft()
+                        scores = done.scores()
+                        self.counts += Counter({reason: scores.reasons.count(reason) for reason in SCORER_FAILURES})
+                        yield cast(AnyBatch, done.batch), scores
+                    if started:
+                        self._work(jobs, largest_job)
             except BaseException:  # Ctrl-C included: a worker must not answer the next call with this one's results
                 for worker in [worker for worker in self._workers if worker.job or not worker.process.is_ready]:
                     self._remove(worker)
                 raise
 
-    def _admit(self, source: Iterator[AnyBatch], queue: "_Queue[AnyBatch]") -> bool:
+    def _admit(self, source: Iterator[AnyBatch], started: deque["_Started"], jobs: deque["_Job"]) -> bool:
         """Take batches from the source until every worker has a next job; False if all is done."""
-        while len(queue.jobs) <= self._size and queue.weight < _MOST_WAITING:
+        while len(jobs) <= self._size and sum(held.batch.weight for held in started) < _MOST_WAITING:
             batch = next(source, None)
             if batch is None:
                 break
-            queue.add(batch)
-        return bool(queue.batches)
-
-    def _finished(self, queue: "_Queue[AnyBatch]") -> Iterator[tuple[AnyBatch, ScoreColumns]]:
-        while queue.batches and not queue.batches[0].left:
-            done = queue.pop()
-            scores = done.scores()
-            self.counts += Counter({reason: scores.reasons.count(reason) for reason in SCORER_FAILURES})
-            yield cast(AnyBatch, done.batch), scores
+            started.append(_Started(batch, len(batch)))
+            if len(batch):
+                jobs.append(_Job(started[-1], 0, len(batch)))
+        return bool(started)
 
     def _work(self, jobs: deque["_Job"], largest_job: int) -> None:
         """Hand out jobs, wait for a message or a limit, and handle it."""
-        busy = sum(worker.job is not None for worker in self._workers)
         if jobs:
-            # The successor of a worker that may well have to be killed starts while that uses up its time.
-            limit = self._timeout / 2
-            suspects = [worker for worker in self._workers if worker.job and worker.process.timer.seconds > limit]
-            self._fill(self._size + len(suspects))
+            self._fill()
         for worker in self._workers:
-            if jobs and worker.process.is_ready and worker.job is None and busy < self._size:
+            if jobs and worker.process.is_ready and worker.job is None:
                 worker.give(_cut(jobs, _LARGEST_JOB if self._is_async else min(self._job_rows, largest_job)))
-                busy += 1
         watched = [worker for worker in self._workers if worker.job or not worker.process.is_ready]
         left = (self._timeout - worker.process.timer.seconds for worker in watched)
         wait_for_any((worker.process for worker in watched), max(0.0, min(_TICK_SECONDS, self._timeout / 4, *left)))
@@ -190,15 +176,15 @@ class ScoringPool(ClosesOnExit):
             if worker.process.fate(self._timeout):
                 jobs.extendleft(reversed(self._retire(worker)))
 
-    def _fill(self, size: int) -> None:
-        while len(self._workers) < size:
+    def _fill(self) -> None:
+        while len(self._workers) < self._size:
             self._workers.append(_Scorer(self._supervisor.start(self._service)))
 
     def _receive(self, worker: "_Scorer") -> None:
         for scores, error in worker.process.messages():
             seconds = worker.take(scores)
             if seconds is not None:
-                rate = worker.answered_in_job / max(seconds, 1e-6)
+                rate = worker.answered / max(seconds, 1e-6)
                 self._job_rows = max(1, min(_LARGEST_JOB, int(rate * _JOB_SECONDS), 4 * self._job_rows))
             self.first_error = self.first_error or error
             self._useless = 0
@@ -207,24 +193,24 @@ class ScoringPool(ClosesOnExit):
         """End a worker, score the answer that it was working on, and return the remaining jobs."""
         loss = worker.process.kill(self._timeout)
         self._receive(worker)  # what it had sent counts
-        running = worker.place_of(loss)
         self._remove(worker)
-        if worker.job is not None and running is not None and (loss.is_certain or worker.job.careful):
-            failed, stop = ScoreColumns(), worker.job.owner.end_of(running)
-            for _ in range(running, stop):
-                failed.add(Score(0.0, False, "error" if loss.kind == "died" else "timeout"), None)
-            worker.job.owner.put(running, failed)
-            self._useless = 0
-            return worker.job.without(running, stop)
-        if worker.job is None or worker.job.careful:
-            self._useless += not worker.answered
-        if not worker.process.is_ready and (loss.kind == "hung" or self._useless > _MAX_USELESS):
-            raise worker.process.load_failure()
-        if self._useless > _MAX_USELESS:
-            name = self._supervisor.task_name
-            raise BrokenTaskError(f"the scoring workers of task {name!r} keep dying between two answers")
-        # An answer may have closed the socket, and all seems well until scores are to be sent: find out which.
-        return [replace(worker.job, careful=True)] if worker.job else []
+        job, is_single = worker.job, worker.job is not None and worker.job.is_single
+        running = worker.place_of(loss) if loss.is_certain or is_single else None
+        if job is not None and running is None and not is_single:
+            return job.halves()  # an answer may have closed the socket, or blocks the others: find out which
+        if job is None or running is None:
+            self._useless += 1
+            if not worker.process.is_ready and (loss.kind == "hung" or self._useless > _MAX_USELESS):
+                raise worker.process.load_failure()
+            if self._useless > _MAX_USELESS:
+                name = self._supervisor.task_name
+                raise BrokenTaskError(f"the scoring workers of task {name!r} keep dying between two answers")
+            return [job] if job else []
+        failed, stop = ScoreColumns(), job.owner.end_of(running)
+        for _ in range(running, stop):
+            failed.add(Score(0.0, False, "error" if loss.kind == "died" else "timeout"), None)
+        job.owner.put(running, failed)
+        return [*job.until(running), *job.since(stop)]
 
     def _remove(self, worker: "_Scorer") -> None:
         self._workers.remove(worker)
@@ -232,7 +218,7 @@ class ScoringPool(ClosesOnExit):
 
 
 @dataclass(slots=True)
-class _Open:
+class _Started:
     """A batch with the scores so far."""
 
     batch: Batch
@@ -272,59 +258,48 @@ class _Open:
         assert len(whole) == len(self.batch), "a completion without a score"
         return whole
 
+    def comparison(self) -> "_Job | None":
+        """The job to compare its groups, as soon as each completion has a score by itself."""
+        if self.left or self.ends or not len(self.batch):
+            return None
+        self.alone, self.pieces = list(self.scores()), []
+        self.ends, self.left = [*accumulate(self.batch.groups)], len(self.alone)
+        return _Job(self, 0, self.left)
+
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     """Completions `start` to `stop` - 1 of a batch; at least one."""
 
-    owner: _Open
+    owner: _Started
     start: int
     stop: int
-    careful: bool = False
-    """Whether to find out which answer ends its worker (see `ScoreBatch.careful`)."""
 
-    def without(self, start: int, stop: int) -> list["_Job"]:
-        """The remaining jobs without the answers `start` to `stop` - 1."""
-        job = replace(self, careful=False)
-        parts = (replace(job, stop=start), replace(job, start=stop))
-        return [part for part in parts if part.start < part.stop]
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one completion, or one group."""
+        return self.owner.end_of(self.start) >= self.stop
 
+    def until(self, row: int) -> list["_Job"]:
+        """What is before a row: one job, or none."""
+        return [replace(self, stop=row)] if self.start < row else []
 
-class _Queue(Generic[AnyBatch]):
-    """The batches in progress, in order, and their jobs that no worker has yet."""
+    def since(self, row: int) -> list["_Job"]:
+        """What begins at a row: one job, or none."""
+        return [replace(self, start=row)] if row < self.stop else []
 
-    def __init__(self) -> None:
-        self.batches: deque[_Open] = deque()
-        self.jobs: deque[_Job] = deque()
-        self.weight = 0
-
-    def add(self, batch: AnyBatch) -> None:
-        opened = _Open(batch, len(batch))
-        self.batches.append(opened)
-        self.weight += batch.weight
-        if opened.left:
-            self.jobs.append(_Job(opened, 0, opened.left))
-
-    def compare(self) -> None:
-        """Make jobs of the groups of batches whose completions all have a score by themselves."""
-        for opened in self.batches:
-            if not opened.left and not opened.ends and len(opened.batch):
-                opened.alone, opened.pieces = list(opened.scores()), []
-                opened.ends, opened.left = [*accumulate(opened.batch.groups)], len(opened.alone)
-                self.jobs.append(_Job(opened, 0, opened.left))
-
-    def pop(self) -> _Open:
-        done = self.batches.popleft()
-        self.weight -= done.batch.weight
-        return done
+    def halves(self) -> list["_Job"]:
+        """Two jobs in place of one that is not single."""
+        middle = self.owner.end_of((self.start + self.stop) // 2 - 1)
+        middle = middle if middle < self.stop else self.owner.end_of(self.start)
+        return [*self.until(middle), *self.since(middle)]
 
 
 def _cut(jobs: deque[_Job], size: int) -> _Job:
     """The next job, of at most `size` answers, or one group of more."""
     job = jobs.popleft()
-    stop = job.owner.end_of(job.start + size - 1) if job.start + size < job.stop else job.stop
-    if stop < job.stop:
-        jobs.appendleft(replace(job, start=stop))
+    stop = min(job.stop, job.owner.end_of(min(job.start + size, job.stop) - 1))
+    jobs.extendleft(job.since(stop))
     return replace(job, stop=stop)
 
 
@@ -334,14 +309,13 @@ class _Scorer:
     def __init__(self, process: Worker) -> None:
         self.process = process
         self.job: _Job | None = None  # what it still has to answer
-        self.answered = 0  # in its whole life
-        self.answered_in_job = 0
+        self.answered = 0  # of its job
         self._begun = 0.0  # when it got its job
 
     def give(self, job: _Job) -> None:
         """Send it a job."""
-        self.job, self.answered_in_job, self._begun = job, 0, time.monotonic()
-        self.process.send(job.owner.pack(job.start, job.stop)._replace(careful=job.careful))
+        self.job, self.answered, self._begun = job, 0, time.monotonic()
+        self.process.send(job.owner.pack(job.start, job.stop))
 
     def take(self, scores: ScoreColumns) -> float | None:
         """Pass its scores on; the seconds that its job took, if that was the end of it."""
@@ -349,19 +323,14 @@ class _Scorer:
         if len(scores):
             self.job.owner.put(self.job.start, scores)
         self.answered += len(scores)
-        self.answered_in_job += len(scores)
-        start = self.job.start + len(scores)
-        if start < self.job.stop:
-            self.job = replace(self.job, start=start)
-            return None
-        self.job = None
-        return time.monotonic() - self._begun
+        self.job = next(iter(self.job.since(self.job.start + len(scores))), None)
+        return None if self.job else time.monotonic() - self._begun
 
     def place_of(self, loss: Loss) -> int | None:
         """Place in its batch of the answer at which it was lost."""
         if self.job is None or loss.index is None:
             return None
-        place = self.job.start - self.answered_in_job + loss.index
+        place = self.job.start - self.answered + loss.index
         return place if self.job.start <= place < self.job.stop else None
 
 
@@ -416,10 +385,10 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
     """
     scores, flushed, pid = ScoreColumns(), time.monotonic(), os.getpid()
     completions, ground_truths = batch.completions(), unpacked(batch.ground_truths)
-    is_async = task.is_async and not batch.groups
-    if is_async and not batch.careful:
-        # The timer is at none of the answers: if one blocks the others, they are tried again one by one.
-        task.prefetch(completions, ground_truths, lambda: timer.start(len(ground_truths)))
+    is_single = 1 in (len(completions), len(batch.groups))
+    if task.is_async and not batch.groups:
+        # The timer is at none of several answers: if one blocks the others, the job is halved until it is alone.
+        task.prefetch(completions, ground_truths, lambda: timer.start(0 if is_single else len(ground_truths)))
     pairs = enumerate(zip(completions, ground_truths, strict=True))
     for index, arguments in batch.numbered_groups() if batch.groups else pairs:
         if timer.start(index) - flushed > _FLUSH_SECONDS:
@@ -429,8 +398,6 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
                 if address_space() > enough:
                     return False
             scores, flushed = ScoreColumns(), timer.start(index)
-        if is_async and batch.careful:
-            task.prefetch(completions[index : index + 1], ground_truths[index : index + 1], partial(timer.start, index))
         if batch.groups:
             for compared in task.compare(*arguments):
                 scores.add(compared, compared.answer)
@@ -441,12 +408,8 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
             task.score_into(scores, *arguments)
         if os.getpid() != pid:
             os._exit(0)  # the scorer forked, and this is the copy: it must not answer too
-        if batch.careful:
-            connection.send((scores, task.first_error))  # if that fails, it is by the timer at this answer
-            scores = ScoreColumns()
-            if address_space() > enough:
-                break
+    if not is_single:
+        timer.stop()
+    connection.send((scores, task.first_error))  # if that fails for a single answer, it is by the timer at this one
     timer.stop()
-    if len(scores) or not batch.careful:
-        connection.send((scores, task.first_error))
     return address_space() <= enough

@@ -25,8 +25,6 @@ _ALWAYS_LISTED = 20  # changes of each pair of reasons
 
 @dataclass(frozen=True, slots=True)
 class RowScore:
-    """One side of a comparison."""
-
     score: float
     correct: bool
     reason: str
@@ -48,12 +46,10 @@ class ScoreChange:
 
     @property
     def is_flip(self) -> bool:
-        """Whether its correctness changed."""
         return self.old.correct != self.new.correct
 
     @property
     def reasons(self) -> tuple[str, str]:
-        """The reason before and the one now."""
         return self.old.reason, self.new.reason
 
 
@@ -98,7 +94,7 @@ class RescoreReport:
     """Rows with the same score for another answer."""
 
     parts: defaultdict[str, PartChanges] = field(default_factory=lambda: defaultdict(PartChanges))
-    """By the part's name, where the file has the parts of its scores."""
+    """By name, where the file has the parts of its scores."""
 
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     changes: list[ScoreChange] = field(default_factory=list)
@@ -169,12 +165,10 @@ def rescoring_check(task: Task) -> ProvenanceCheck:
         if old is None:
             return f"the row does not say what scored it{_FIX}"
         first.append(old)
-        if old.task != now.task:
-            return f"the row was scored by task {old.task}, and this is {now.task}{_FIX}"
-        if old.task_options != now.task_options:
-            return f"the row was scored with {old.task_options}, and this is {now.task_options}{_FIX}"
-        if old.task_wrappers != now.task_wrappers:
-            return f"the row was scored with {old.typed_wrappers()}, and this is with {now.typed_wrappers()}{_FIX}"
+        for name in ("task", "task_options", "task_wrappers"):
+            before, installed = getattr(old, name), getattr(now, name)
+            if before != installed:
+                return f"the row was scored with {name.replace('_', ' ')} {before}, and this is {installed}{_FIX}"
         if old != first[0]:
             return f"rows were scored by {old.task} {old.task_version} and by {first[0].task_version}{_FIX}"
         if row_source.data_version and row_source.data_version not in (old.task_version, now.task_version):

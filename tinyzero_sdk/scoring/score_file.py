@@ -21,8 +21,7 @@ from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, check_ending
 from tinyzero_sdk.data.table import BadRow, Block
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.records import ScoreColumns
-from tinyzero_sdk.scoring.groups import whole_groups
-from tinyzero_sdk.scoring.outputs import PARTS, OutputBatch, read_outputs, read_parts
+from tinyzero_sdk.scoring.outputs import PARTS, OutputBatch, read_outputs, read_parts, whole_groups
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.scoring.provenance import Provenance, ProvenanceCheck, accept_any, provenance_of, scoring_check
 from tinyzero_sdk.scoring.readers import OWN, Reader, find_reader
@@ -69,17 +68,17 @@ class ScoreReport:
 
     @property
     def accuracy(self) -> float | None:
-        """Fraction of the rows with a score that are correct; None without such rows."""
+        """Fraction of the rows with a score that are correct."""
         return self.correct / (self.rows - self.unknown) if self.rows > self.unknown else None
 
     @property
     def accuracy_of_all(self) -> float | None:
-        """Fraction of all rows that are correct; bad ones and those without a score are not. None without rows."""
+        """Fraction of all rows that are correct; bad ones and those without a score are not."""
         return self.correct / (self.rows + self.bad_rows) if self.rows or self.bad_rows else None
 
     @property
     def mean_score(self) -> float | None:
-        """Mean over the rows with a score; None without such rows."""
+        """Mean over the rows with a score."""
         return self.score_sum / (self.rows - self.unknown) if self.rows > self.unknown else None
 
     @property
@@ -88,7 +87,6 @@ class ScoreReport:
         return not (self.bad_rows or self.reasons["error"] or self.reasons["timeout"])
 
     def add(self, scores: ScoreColumns, bad: list[BadRow]) -> None:
-        """Count the scores and bad rows of a block."""
         self.rows += len(scores)
         self.correct += sum(scores.correct)
         known = [value for value in scores.values if value is not None]
@@ -98,7 +96,6 @@ class ScoreReport:
         self.note_bad(bad)
 
     def note_bad(self, bad: list[BadRow]) -> None:
-        """Count bad rows."""
         self.bad_rows += len(bad)
         self.bad += bad[: MAX_LISTED - len(self.bad)]
 
@@ -198,8 +195,6 @@ def run_scoring(
         builder = SummaryBuilder(options.group_by, options.pass_at, greedy=options.greedy)
         for batch, scores in stack.enter_context(closing(pool.stream(batches))):
             if "error" in scores.reasons:
-                if reader is not OWN and not report.rows:
-                    _check_usable(task, batch, scores, pool.first_error)
                 failed = failed or _failed_truth(batch, scores)
             if task.is_async and ("error" in scores.reasons or "timeout" in scores.reasons):
                 scores = scores.without_failures()
@@ -269,20 +264,6 @@ def _prefetch(items: Iterable[T]) -> Generator[T, None, None]:
         while (item := coming.popleft().result()) is not end:
             coming.append(thread.submit(next, source, end))
             yield item  # type: ignore[misc]
-
-
-def _check_usable(task: Task, batch: OutputBatch, scores: ScoreColumns, error: str | None) -> None:
-    """Stop where a task fails on the whole first batch of another tool's file.
-
-    Raises:
-        DataError: shows one of its ground truths.
-    """
-    if scores.reasons.count("error") == len(scores):
-        cause = f": {error.splitlines()[-1]}" if error else ""
-        raise DataError(
-            f"task {task.name!r} failed on all of the first {len(scores)} rows; it may be unable to use ground truths "
-            f"such as {describe_value(batch.truths[0])}{cause}"
-        )
 
 
 def _failed_truth(batch: OutputBatch, scores: ScoreColumns) -> str:

@@ -16,8 +16,13 @@ from tinyzero_sdk.data.files import read_blocks
 from tinyzero_sdk.data.table import ALIASES, UNKNOWN_FLAG, BadRow, Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import REASONS, Json
-from tinyzero_sdk.scoring.groups import PROBLEM_COLUMNS, find_problem_column, identifying_columns, problem_column
-from tinyzero_sdk.scoring.outputs import read_parts
+from tinyzero_sdk.scoring.outputs import (
+    PROBLEM_COLUMNS,
+    find_problem_column,
+    identifying_columns,
+    problem_column,
+    read_parts,
+)
 from tinyzero_sdk.scoring.readers import find_reader
 from tinyzero_sdk.scoring.readers.runs import is_evaluation, read_held_out
 from tinyzero_sdk.tasks.score_guard import describe_value
@@ -31,7 +36,6 @@ _EXPECTED = {"score": "a finite number", "correct": "true or false", "reason": f
 class ScoredTable:
     """The n rows of a file that have a score."""
 
-    path: Path
     numbers: np.ndarray
     """[n] line of a JSON Lines file, row of a Parquet file; the first is 1. In order."""
 
@@ -45,12 +49,9 @@ class ScoredTable:
 def read_scored_blocks(
     path: Path, columns: Sequence[str] | None = None, ignored: Counter[str] | None = None
 ) -> Iterator[Block]:
-    """The rows of a file that have a score, with these columns; the others are the bad ones of their blocks.
+    """The rows with a score of a file, run or checkpoint; the others are the bad ones of their blocks.
 
-    Args:
-        path: what `tinyzero score`, `rescore` or `eval` wrote, or as for `read_held_out`.
-        columns: as for `read_blocks`; `score`, `correct` and `reason` are read too; None = all, but not of runs.
-        ignored: counts the bad rows, by what they lack.
+    Reads these columns and `SCORES`, or all but not of runs; `ignored` counts the bad rows, by what they lack.
 
     Raises:
         DataError: the file cannot be read, or no row has a score.
@@ -93,11 +94,7 @@ def _score_faults(block: Block) -> dict[int, str]:
 
 
 def find_common_column(paths: Sequence[Path]) -> str:
-    """The first of `PROBLEM_COLUMNS` that identifies problems in all files.
-
-    Raises:
-        DataError: there is none, or a file has no scores.
-    """
+    """The first of `PROBLEM_COLUMNS` that identifies problems in all files; a DataError where none does."""
     common: Sequence[str] = PROBLEM_COLUMNS
     for path in paths:
         common = identifying_columns(_first_rows(path), common)
@@ -110,7 +107,7 @@ def find_common_column(paths: Sequence[Path]) -> str:
 
 
 def _first_rows(path: Path) -> Block:
-    """The first scored rows of a file, with what may identify their problems."""
+    """With what may identify their problems."""
     return next(block for block in read_scored_blocks(path, sources(PROBLEM_COLUMNS)) if len(block))
 
 
@@ -126,21 +123,16 @@ def read_scored_table(
     problems_by: str = "",
     others: Sequence[str] = (),
     visit: Callable[[Block], object] = lambda block: None,
-    on_progress: Callable[[float], object] = lambda fraction: None,
 ) -> ScoredTable:
-    """The scored rows of a file.
+    """The scored rows of a file, as `read_scored_blocks` reads them, and `visit` sees them with the columns `others`.
 
     Args:
-        path: as for `read_scored_blocks`.
+        path: of the file, run or checkpoint.
         schema: names of columns, as `ALIASES` and scored files have them, and types: text, numbers, flags or parts of
             the reward by name. Cells of other types are null.
         problems_by: column that identifies a problem; "" = the first usual one that the first rows have.
-        others: columns that `visit` needs.
-        visit: called with each block of scored rows.
-        on_progress: called with the fraction of the file that is read.
-
-    Raises:
-        DataError: the file cannot be read, or is not a scored one.
+        others: columns that only `visit` needs.
+        visit: called with each block.
     """
     problems_by = problems_by or find_problem_column(_first_rows(path))
     wanted = [*sources([name for name in schema.names if name != "problem"]), *sources([problems_by]), *others]
@@ -150,9 +142,8 @@ def read_scored_table(
             tables.append(pa.table([_typed(block, field, problems_by) for field in schema], schema=schema))
             numbers += block.numbers
             visit(block)
-        on_progress(block.progress)
     table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-    return ScoredTable(path, np.array(numbers), table, dict(+ignored))
+    return ScoredTable(np.array(numbers), table, dict(+ignored))
 
 
 def _typed(block: Block, field: pa.Field, problems_by: str) -> pa.Array:

@@ -5,7 +5,6 @@ prompt's n completions, sampled without replacement, averaged over all samples.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations
 
@@ -98,37 +97,21 @@ def interval_of_mean(values: np.ndarray) -> tuple[float, float] | None:
     return mean - spread, mean + spread
 
 
-def bootstrap_intervals(
-    columns: Sequence[np.ndarray],
-    resamples: int,
-    *,
-    seed: int = 0,
-    on_progress: Callable[[float], object] = lambda fraction: None,
-) -> list[tuple[float, float] | None]:
-    """As `interval_of_mean` of each column, from the quantiles of the means of samples drawn with replacement.
-
-    Columns of one length have the same samples: drawing them takes longest. `on_progress` is called with the fraction
-    of the work that is done.
+def bootstrap_interval(values: np.ndarray, resamples: int, *, seed: int = 0) -> tuple[float, float] | None:
+    """As `interval_of_mean`, from the quantiles of the means of samples drawn with replacement.
 
     Source: Efron, Bootstrap methods: another look at the jackknife (1979). Of problems' differences this is the paired
     bootstrap of Koehn, Statistical significance tests for machine translation evaluation (2004).
     """
-    intervals: list[tuple[float, float] | None] = [None] * len(columns)
-    sizes, done = {len(column) for column in columns if len(column) > 1}, 0
-    for size in sizes:
-        places = [place for place, column in enumerate(columns) if len(column) == size]
-        values, dice, means = np.stack([columns[place] for place in places]), np.random.default_rng(seed), []
-        together = max(1, _TOGETHER // size)
-        for start in range(0, resamples, together):
-            draws = dice.integers(0, size, (min(together, resamples - start), size))
-            counts = np.array([np.bincount(draw, minlength=size) for draw in draws], float)
-            means.append(values @ counts.T / size)
-            done += draws.size
-            on_progress(done / (resamples * sum(sizes)))
-        ends = np.quantile(np.concatenate(means, axis=1), [0.025, 0.975], axis=1).T.tolist()
-        for place, (low, high) in zip(places, ends, strict=True):
-            intervals[place] = low, high
-    return intervals
+    if len(values) < 2:
+        return None
+    dice, means = np.random.default_rng(seed), list[np.ndarray]()
+    together = max(1, _TOGETHER // len(values))
+    for start in range(0, resamples, together):
+        draws = dice.integers(0, len(values), (min(together, resamples - start), len(values)))
+        means.append(values[draws].mean(axis=1))
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975]).tolist()
+    return low, high
 
 
 @cache
@@ -170,15 +153,10 @@ def _probability_within(t: float, freedom: int) -> float:
 
 
 def pass_at_k(correct: np.ndarray, size: np.ndarray, k: int) -> np.ndarray:
-    """[G] Probability that at least one of k completions is correct.
+    """[G] Probability that at least one of k completions is correct; sizes are at least k.
 
     Source: Chen et al., Evaluating large language models trained on code (2021), equation 1:
     1 - C(n - c, k) / C(n, k), as a product, which does not overflow.
-
-    Args:
-        correct: [G] correct completions c of each prompt.
-        size: [G] its completions n, each at least k.
-        k: number of completions drawn.
     """
     none = np.ones(len(size))
     for drawn in range(k):
@@ -187,14 +165,10 @@ def pass_at_k(correct: np.ndarray, size: np.ndarray, k: int) -> np.ndarray:
 
 
 def best_at_k(scores: np.ndarray, k: int) -> np.ndarray:
-    """[G] The mean of the greatest score among k completions.
+    """[G] The mean of the greatest score among k completions, of [G, n] scores, n at least k.
 
     The i-th least of n is the greatest of the draw in C(i - 1, k - 1) of C(n, k) cases: k of n for i = n, and
     (i - k) / (i - 1) times as many for each i before.
-
-    Args:
-        scores: [G, n] of each prompt, n at least k.
-        k: number of completions drawn.
     """
     size = scores.shape[1]
     ranks = np.arange(size, 1, -1)
@@ -214,14 +188,14 @@ def majority_at_k(
 
     Among answers given equally often one is drawn; a completion without an answer has no vote, and where none of the k
     has one, the prompt is not solved. An answer given in several completions is as correct as they are on average.
-    All draws are counted where there are few; else some are drawn, for every prompt its own: its completions are
-    shuffled, and cut into draws.
+    All draws are counted where there are few; else `draws` of each prompt are drawn, for every prompt its own: its
+    completions are shuffled, and cut into draws.
 
     Args:
         answers: [G, n] the answers of each prompt as integers, below 0 for none.
         correct: [G, n] whether the completions are correct.
         k: number of completions drawn.
-        draws: of each prompt, where not all are counted; None = `draws_each`.
+        draws: None = `draws_each`.
         seed: of the draws.
     """
     prompts, size = answers.shape
@@ -268,13 +242,9 @@ def _majority(votes: np.ndarray) -> np.ndarray:
 
 
 def quantile_edges(values: np.ndarray, most: int = 5) -> list[float]:
-    """Lower edges of at most `most` buckets of about equal size; each value is in the last one it reaches.
+    """Lower edges of at most `most` buckets of n finite values, about equal in size, or one for each different value.
 
-    Few different values have a bucket each.
-
-    Args:
-        values: [n] finite, n at least 1.
-        most: number of buckets.
+    A value is in the last bucket whose edge it reaches.
     """
     unique = np.unique(values)
     if len(unique) <= most:

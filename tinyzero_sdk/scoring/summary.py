@@ -4,18 +4,17 @@ A row takes 31 bytes until then, so ten million rows fit in memory. The formulas
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow.compute as pc
 
 from tinyzero_sdk.data.column_hash import hash_numbers, hash_values
-from tinyzero_sdk.data.table import ALIASES, UNKNOWN_FLAG
+from tinyzero_sdk.data.table import UNKNOWN_FLAG
 from tinyzero_sdk.records import REASONS, Json, ScoreColumns
-from tinyzero_sdk.scoring.groups import find_problem_column, problem_keys
 from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
-from tinyzero_sdk.scoring.outputs import OutputBatch
+from tinyzero_sdk.scoring.outputs import OutputBatch, find_problem_column, problem_keys
 from tinyzero_sdk.scoring.statistics import (
     best_at_k,
     draws_each,
@@ -48,7 +47,7 @@ class AtK:
 
 @dataclass(frozen=True, slots=True)
 class DifficultyBucket:
-    """The rows within a range of difficulty, both ends included."""
+    """The rows within a range of difficulty, both ends included; None where it is unknown how many are cut off."""
 
     low: float
     high: float
@@ -57,16 +56,13 @@ class DifficultyBucket:
     interval: tuple[float, float]
     mean_score: float
     truncated_frac: float | None
-    """Rows that are cut off; None where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasonStats:
-    """The rows of one reason; their lengths are None where unknown."""
+    """The rows of one reason; what is unknown of them is None."""
 
     reason: str
-    """See `Reason`; `ok` are the correct ones."""
-
     rows: int
     mean_score: float
     mean_length: float | None
@@ -74,7 +70,6 @@ class ReasonStats:
     p95_length: float | None
     max_length: int | None
     truncated_frac: float | None
-    """Rows that are cut off; None where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +84,6 @@ class Summary:
     """95% Wilson interval of the accuracy, clustered by prompt (`interval_of_rate`)."""
 
     standard_error: float
-    """Of the accuracy, over prompts."""
-
     mean_score: float
     length_unit: str
     mean_length: float | None
@@ -113,9 +106,6 @@ class Summary:
     alone: int = 0
     """Rows without a value of `prompts_by`; each counts as its own prompt."""
 
-    late: str = ""
-    """A better column than `prompts_by`, not used because the first rows have no value in it."""
-
     def as_json(self) -> dict[str, Json]:
         return asdict(self)
 
@@ -124,17 +114,11 @@ class SummaryBuilder:
     """Collects scores block by block and computes their summary."""
 
     def __init__(self, group_by: str | None = None, pass_at: Sequence[int] = (), *, greedy: bool = False) -> None:
-        """
-        Args:
-            group_by: column (`name` or `name.field`) that identifies a prompt, in place of the usual ones.
-            pass_at: values of k, at most `MOST_DRAWN`; none = as `Summary.at_k` says.
-            greedy: whether the completions of a prompt are alike by construction.
-        """
+        """As `ScoringOptions`, with values of k of at most `MOST_DRAWN`."""
         self.rows = 0
         self.prompts_by = ""
         self.length_unit = ""
         self.alone = 0
-        self.late = ""
         self._group_by = group_by
         self._pass_at = pass_at
         self._greedy = greedy
@@ -146,15 +130,11 @@ class SummaryBuilder:
         size = len(scores)
         if not size:
             return
-        block, paths = batch.block, ALIASES["problem"]
+        block = batch.block
         lengths = block.floats("num_tokens") if self.length_unit != "characters" else np.zeros(0)
         if not self.prompts_by:  # by the first rows
             self.prompts_by = find_problem_column(block, self._group_by)
             self.length_unit = "characters" if np.isnan(lengths).all() else "tokens"
-        elif not self.late and not self._group_by:
-            # A column that would have been chosen if the first rows had it.
-            better = paths[: paths.index(self.prompts_by)] if self.prompts_by in paths else paths
-            self.late = next((path for path in better if block.column(path).null_count < size), "")
         if self.length_unit == "characters":
             ascii_only = pc.all(pc.string_is_ascii(batch.texts)).as_py()  # then a byte is a character
             counts = pc.binary_length(batch.texts) if ascii_only else pc.utf8_length(batch.texts)
@@ -193,51 +173,38 @@ class SummaryBuilder:
             return None
         if unknown.any():
             columns = {name: values[~unknown] for name, values in columns.items()}
-        summary = summarise(columns, self.prompts_by, self.length_unit, self._pass_at, greedy=self._greedy)
-        parts = {name: total / len(columns["score"]) for name, total in self._parts.items()}
-        return replace(summary, alone=self.alone, late=self.late, parts=parts)
-
-
-def summarise(
-    columns: Mapping[str, np.ndarray],
-    prompts_by: str,
-    length_unit: str,
-    pass_at: Sequence[int] = (),
-    *,
-    greedy: bool = False,
-) -> Summary:
-    """The summary of `SummaryBuilder`'s columns, each [n]."""
-    keys, correct, score = columns["key"], columns["correct"], columns["score"]
-    order = np.argsort(keys, kind="stable")
-    starts = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
-    sizes = np.diff(starts, append=len(keys))
-    solved = np.add.reduceat(correct[order].astype(np.int64), starts)
-    accuracy = float(correct.mean())
-    lengths = columns["length"][columns["length"] != _NO_LENGTH]
-    # Greedy completions of a prompt have one reward by construction: only the first says something.
-    compared, group_sizes = (order[starts], np.ones_like(sizes)) if greedy else (order, sizes)
-    return Summary(
-        rows=len(keys),
-        prompts=len(sizes),
-        prompts_by=prompts_by,
-        accuracy=accuracy,
-        interval=interval_of_rate(solved, sizes),
-        standard_error=standard_error(solved, sizes),
-        mean_score=float(score.mean()),
-        length_unit=length_unit,
-        mean_length=float(lengths.mean()) if len(lengths) else None,
-        signal=measure(
-            group_sizes,
-            score[compared],
-            correct[compared],
-            columns["reason"][compared] == _CODES["no_answer"],
-            _truncated(columns["finished"][compared]),
-        ),
-        at_k=_at_k(columns, order, starts, sizes, solved, pass_at),
-        too_large_k=[k for k in pass_at if k > sizes.max()],
-        by_difficulty=_by_difficulty(columns),
-        by_reason=_by_reason(columns),
-    )
+        keys, correct, score = columns["key"], columns["correct"], columns["score"]
+        order = np.argsort(keys, kind="stable")
+        starts = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
+        sizes = np.diff(starts, append=len(keys))
+        solved = np.add.reduceat(correct[order].astype(np.int64), starts)
+        lengths = columns["length"][columns["length"] != _NO_LENGTH]
+        # Greedy completions of a prompt have one reward by construction: only the first says something.
+        compared, group_sizes = (order[starts], np.ones_like(sizes)) if self._greedy else (order, sizes)
+        return Summary(
+            rows=len(keys),
+            prompts=len(sizes),
+            prompts_by=self.prompts_by,
+            accuracy=float(correct.mean()),
+            interval=interval_of_rate(solved, sizes),
+            standard_error=standard_error(solved, sizes),
+            mean_score=float(score.mean()),
+            length_unit=self.length_unit,
+            mean_length=float(lengths.mean()) if len(lengths) else None,
+            signal=measure(
+                group_sizes,
+                score[compared],
+                correct[compared],
+                columns["reason"][compared] == _CODES["no_answer"],
+                _truncated(columns["finished"][compared]),
+            ),
+            at_k=_at_k(columns, order, starts, sizes, solved, self._pass_at),
+            too_large_k=[k for k in self._pass_at if k > sizes.max()],
+            by_difficulty=_by_difficulty(columns),
+            by_reason=_by_reason(columns),
+            parts={name: total / len(keys) for name, total in self._parts.items()},
+            alone=self.alone,
+        )
 
 
 def _truncated(finished: np.ndarray) -> np.ndarray | None:
@@ -271,26 +238,17 @@ def _at_k(
         groups = [group for size, group in by_size.items() if size >= k]
         draws = draws_each(int(enough.sum()), k)
         passed = pass_at_k(solved[enough], sizes[enough], k)
-        result.append(
-            AtK(
-                k,
-                int(enough.sum()),
-                float(passed.mean()),
-                interval_of_mean_rate(passed, sizes[enough]),
-                _mean(majority_at_k(group["answer"], group["correct"], k, draws=draws) for group in groups),
-                _mean(best_at_k(group["score"], k) for group in groups),
-            )
-        )
+        interval = interval_of_mean_rate(passed, sizes[enough])
+        majority = [majority_at_k(group["answer"], group["correct"], k, draws=draws) for group in groups]
+        best = [best_at_k(group["score"], k) for group in groups]
+        means = (float(np.concatenate(values).mean()) for values in (majority, best))
+        result.append(AtK(k, int(enough.sum()), float(passed.mean()), interval, *means))
     return result
 
 
 def usual_k(most: int) -> list[int]:
     """The values of k where some prompts have `most` completions: powers of two, and `most`; none for one."""
     return sorted({*(2**power for power in range(most.bit_length())), most}) if most > 1 else []
-
-
-def _mean(parts: Iterable[np.ndarray]) -> float:
-    return float(np.concatenate(list(parts)).mean())
 
 
 def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[DifficultyBucket]:

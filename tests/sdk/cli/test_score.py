@@ -240,7 +240,7 @@ def test_wrappers_shape_by_length_and_are_kept_with_the_scores(run, score, write
     assert run("rescore", scored, "-t", task, "--wrapper", wrapper, "--workers", 1)[0] == 0
     code, _, err = run("rescore", scored, "-t", task, "--workers", 1)
     assert code == 2
-    assert f"the row was scored with --wrapper '{wrapper}', and this is with no wrapper" in err
+    assert f'the row was scored with task wrappers ["{wrapper}"], and this is []' in err
 
 
 def test_wrappers_may_be_several_and_one_needs_to_know_the_end(score, tmp_path):

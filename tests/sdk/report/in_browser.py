@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,39 +124,6 @@ def others(page: "Page") -> dict[str, Any]:
     return found
 
 
-BROKEN = {  # values by key of the address, cut short or written by hand
-    "runs": ("%25", "%25E0%25A4", "no such run", "%"),
-    "view": ("constructor", "", "toString", "Curves"),
-    "x": ("__proto__", "tokens", "", "tokens"),
-    "smooth": ("9", "", "NaN", "-1"),
-    "from": ("1e300", "5", "a", "-1e99"),
-    "to": ("2e300", "2", "Infinity", "1e99"),
-    "offset": ("99999999999999999999", "-50", "1e3", "999999999"),
-    "row": ("x", ":", "x:99999999", ""),
-    "shade": ("toString", "2", "", "%"),
-    "a": ("%FF", "|", "", "a|1|2|3"),
-    "filters": (
-        *("null", '{"step":5,"reason":"ok","text":7,"problem":null}', "{"),
-        '{"sort":"__proto__","score":["a",null],"task":[{}],"cut_off":1}',
-    ),
-}
-
-
-def broken_addresses(page: "Page", start: str) -> list[str]:
-    """Of addresses that are none, what is on pages that lack the curves, or what else a view shows."""
-    failed = []
-    views = {"": ".chart canvas", "completions": "table.rows", "evaluations": "table.evaluations"}
-    for place, (view, expected) in product(range(len(BROKEN["view"])), views.items()):
-        values = {key: own[place] for key, own in BROKEN.items()} | ({"view": view} if view else {})
-        fragment = "&".join(f"{key}={value}" for key, value in values.items())
-        page.goto(f"{start}?{place}#{fragment}")
-        try:
-            page.locator(expected).first.wait_for(state="attached")
-        except Exception:  # a timeout; the driver's errors are imported late
-            failed.append(f"{fragment}: {page.locator('main, .status').all_inner_texts()}")
-    return failed
-
-
 @contextmanager
 def served(directory: Path) -> Iterator[str]:
     server = make_server(directory, 0)
@@ -198,7 +164,6 @@ def main(chromium: str, *paths: str) -> None:
             page.goto(f"{start.partition('#')[0]}?absent#view=evaluations&runs=nope&a=foo")
             page.get_by_text("There is no run “nope” here; this shows ").wait_for()
             page.get_by_text("The chosen runs have no evaluation “foo”; A is ").wait_for()
-            found[name]["broken"] = broken_addresses(page, start.partition("#")[0])
             page.close()
         browser.close()
     print(json.dumps(found))

@@ -65,9 +65,7 @@ def test_a_report_of_fewer_completions_holds_whole_problems(run_path):
 def test_the_page_knows_where_the_values_of_tokens_end(run_path, monkeypatch):
     monkeypatch.setattr("tinyzero_sdk.report.page._TOKEN_VALUES", 30_000)
     monkeypatch.setattr("tinyzero_sdk.report.page._BLOCK_ROWS", 100)
-    seen = list[float]()
-    text = report([open_run(run_path, "first")], most=10**6, on_progress=seen.append)
-    assert seen == [min(100 * block / 1496, 1.0) for block in range(1, 16)]
+    text = report([open_run(run_path, "first")], most=10**6)
     (data,) = re.findall(r'id="data">(.*?)</script>', text)
     (run,) = json.loads(data)["runs"]
     texts = {block["first"]: gzip.decompress(base64.b64decode(block["gzip"])) for block in blocks_of(text)[1:]}

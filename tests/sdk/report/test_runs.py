@@ -20,7 +20,6 @@ def test_a_resumed_run_replaces_its_steps_and_a_line_being_written_waits(tmp_pat
     rows = [{"step": step, "loss": value} for step, value in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 5.0))]
     run = open_run(write_metrics(tmp_path / "run", rows, 'not JSON\n{"step": 3, "lo'))
     assert (run.steps, run.curves["loss"]) == ([1, 2], (None, [1.0, 5.0]))
-    assert run.left_out == ("1 line of metrics.jsonl unreadable",)
 
 
 def test_a_sparse_metric_keeps_its_own_steps_and_has_the_band_of_its_problems(tmp_path):
@@ -36,21 +35,6 @@ def test_a_sparse_metric_keeps_its_own_steps_and_has_the_band_of_its_problems(tm
 def test_a_run_without_a_step_or_configuration_is_a_run(tmp_path):
     run = open_run(write_metrics(tmp_path / "run", []))
     assert (run.steps, run.curves, run.config, run.completion_files()) == ([], {}, {}, [])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", [b"x = [1,", b"x = '\xff'", b"x = " + b"[" * 100_000, b"[" + b"a." * 2000 + b"b]"])
-def test_what_cannot_be_read_of_a_run_leaves_the_rest(tmp_path, config):
-    lines = '{"step": 2, "loss": 1' + "0" * 400 + "}\n" + '{"step": 3, "loss": ' + "[" * 100_000 + "\n"
-    run = write_metrics(tmp_path / "run", [{"step": 1, "loss": 0.5}], lines)
-    (run / "config.toml").write_bytes(config)
-    run = open_run(run)
-    assert (run.steps, run.curves["loss"], run.config) == ([1, 2], ([1], [0.5]), {})
-    lines, settings = run.left_out
-    assert lines == "1 line of metrics.jsonl unreadable"
-    assert settings.startswith("config.toml, which cannot be read: ")
-    (run.path / "config.toml").write_bytes(b"x = 1")  # it was being written
-    assert (open_run(run.path).config, open_run(run.path).left_out) == ({"x": "1"}, (lines,))
 
 
 def test_a_directory_without_metrics_is_refused_with_what_was_expected(tmp_path):

@@ -12,7 +12,6 @@ from tinyzero_sdk import load_task
 from tinyzero_sdk.data import files
 from tinyzero_sdk.data.files import read_blocks, read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
-from tinyzero_sdk.scoring import score_file as scoring
 from tinyzero_sdk.scoring.batches import unpacked
 from tinyzero_sdk.scoring.outputs import read_outputs
 from tinyzero_sdk.scoring.provenance import Provenance, accept_any, scoring_check
@@ -105,13 +104,6 @@ def test_file_of_bad_rows_alone_gives_an_empty_output(task, tmp_path, into):
     assert list(read_rows(tmp_path / f"out.{into}")) == []
 
 
-def test_list_of_bad_rows_is_bounded_but_all_are_counted(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(scoring, "MAX_LISTED", 5)
-    (tmp_path / "in.jsonl").write_text("x\n" * 3000 + json.dumps(OUTPUTS[0]))
-    report = score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert (report.rows, report.bad_rows, len(report.bad)) == (1, 3000, 5)
-
-
 def test_rows_that_do_not_fit_a_parquet_column_are_bad_rows(task, tmp_path):
     rows = [OUTPUTS[0], OUTPUTS[0] | {"id": "five"}, OUTPUTS[0] | {"id": None, "more": [1]}, OUTPUTS[0] | {"id": 2**64}]
     report = score_file(task, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
@@ -161,11 +153,6 @@ def test_scoring_again_replaces_the_results(task, tmp_path):
     for into in FORMATS:
         scored = score_rows(task, tmp_path, old, into)
         assert [{name: row[name] for name in RESULTS[0]} for row in scored] == RESULTS
-
-
-def test_answer_that_no_file_can_hold_is_escaped(write_task, tmp_path):
-    task = load_task(write_task(extract_answer='@hookimpl\ndef extract_answer(completion):\n    return "\\ud800"\n'))
-    assert score_rows(task, tmp_path, OUTPUTS, "parquet")[0]["answer"] == "\\ud800"
 
 
 @pytest.mark.parametrize(
@@ -303,15 +290,6 @@ def test_mismatch_ends_scoring_without_an_output_unless_it_is_allowed(task, tmp_
     assert score_file(task, path, tmp_path / "out.jsonl", ScoringOptions(allow_version_mismatch=True)).rows == 1
 
 
-def test_batches_of_large_rows_are_small(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_TABLE_BYTES", 80_000)
-    rows = [{"completion": f"{n}" * 500, "ground_truth": 1} for n in range(100, 500)]
-    path = write_rows(tmp_path / "in.parquet", rows)
-    sizes = [len(batch) for batch in read_outputs(read_blocks(path), path, accept_any)]
-    assert sum(sizes) == 400
-    assert max(sizes) <= 60
-
-
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.fault(
     "F21",
@@ -332,18 +310,3 @@ def test_many_blocks_and_several_workers_keep_every_row_in_order(fault_row, writ
     reasons = [(n, "error" if n % 10 == 7 else "ok" if n % 10 < 5 else "wrong") for n in range(420)]
     assert [(row["id"], row["reason"]) for row in read_rows(tmp_path / f"3.{source}")] == reasons
     fault_row.check("")
-
-
-def test_string_views_are_scored(task, tmp_path):
-    view = pa.string_view()
-    columns = {
-        "completion": pa.array(["<answer>1</answer>", None, "<answer>2</answer>"], view),
-        "ground_truth": pa.array([1] * 3),
-        "extra_info": pa.array([{"key": "k"}] * 3, pa.struct({"key": view})),
-        "tags": pa.array([["a"]] * 3, pa.list_(view)),
-        "raw": pa.array([b"b"] * 3, pa.binary_view()),
-    }
-    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
-    report = score_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
-    assert (report.rows, report.correct, bad_numbers(report)) == (2, 1, [2])
-    assert [row["extra_info"] for row in read_rows(tmp_path / "out.parquet")] == [{"key": "k"}] * 2

@@ -138,16 +138,6 @@ def test_integers_that_a_float_cannot_hold_exactly_are_numbers_too():
     assert [bucket.rows for bucket in summarised(rows, tables=True).by_difficulty] == [1, 1]
 
 
-@pytest.mark.parametrize("tables", [False, True])
-def test_better_grouping_that_comes_late_is_noted(tables):
-    rows = [row("p", "1", 1.0), row("p", "1", 1.0), row("p", "1", 1.0, extra_info={"key": "k"})]
-    late = summarised(rows, cut=2, tables=tables)
-    assert (late.prompts_by, late.late, late.alone) == ("prompt", "extra_info.key", 0)
-    assert summarised(rows, cut=2, tables=tables, by="prompt").late == ""
-    early = summarised(rows[::-1], cut=1, tables=tables)
-    assert (early.prompts_by, early.late, early.alone) == ("extra_info.key", "", 2)
-
-
 CELLS = st.one_of(
     st.lists(st.none() | st.text("abé\0", max_size=3), max_size=6),
     st.lists(st.none() | st.integers(-3, 3), max_size=6),

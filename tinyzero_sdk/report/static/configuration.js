@@ -11,8 +11,7 @@ function configurationView() {
     find.value = state.keys;
     only.checked = state.differences === "1";
     choice.hidden = runs.length < 2;
-    const damaged = chosenRuns().some((run) => run.leftOut.some((what) => what.includes("config.toml")));
-    if (!runs.length) return replace(table, damaged ? empty("The configuration cannot be read.", "The line at the top says why.") : empty("No configuration.", "A run writes its settings to config.toml; scored files have none."));
+    if (!runs.length) return replace(table, empty("No configuration.", "A run writes its settings to config.toml; scored files have none."));
     const differs = (key) => new Set(runs.map((run) => run.config[key])).size > 1;
     const names = [...new Set(runs.flatMap((run) => Object.keys(run.config)))];
     const every = Object.values(Object.groupBy(names, (key) => key.split(".")[0])).flat(); // as the first run has them

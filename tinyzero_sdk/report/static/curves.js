@@ -46,8 +46,7 @@ function curvesView() {
       const figures = panels.flatMap((panel) => figuresOf(panel, runs)).filter(Boolean);
       if (figures.length) sections.push(h("section", {}, h("h2", {}, name), h("div", { className: "panels" }, figures)));
     }
-    const damaged = runs.some((run) => run.leftOut.some((what) => what.includes("metrics.jsonl")));
-    if (!sections.length) sections.push(damaged ? empty("No step can be read.", "The line at the top says what is damaged.") : empty("No step has been written yet.", "The curves appear with the first line of metrics.jsonl."));
+    if (!sections.length) sections.push(empty("No step has been written yet.", "The curves appear with the first line of metrics.jsonl."));
     replace(body, sections, h("section", {}, h("h2", {}, "All metrics"), find, metrics));
     drawMetrics();
     for (const holder of body.querySelectorAll(".chart")) holder.draw();

@@ -12,11 +12,9 @@ from tinyzero_sdk.scoring.readers import hf, inspect_logs, lm_eval, verl
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A format of outputs."""
+    """A format of outputs, by its name for `--format`."""
 
     name: str
-    """Value of `--format`."""
-
     read: Callable[[Path], Iterator[Block]]
     """Yields the blocks of a file or folder, or raises DataError."""
 
@@ -43,12 +41,7 @@ READERS = {
 
 
 def find_reader(name: str | None, source: Path) -> Reader:
-    """The reader of this name, or that of our own files.
-
-    Raises:
-        SettingsError: no reader has this name.
-        DataError: the file does not exist, or has an unknown ending.
-    """
+    """The reader of this name, or that of our own files; refuses unknown names and endings, and absent files."""
     if name is not None and name not in READERS:
         raise SettingsError(f"no format {name!r}; {did_you_mean(name, READERS)}known: {', '.join(READERS)}")
     reader = READERS[name or OWN.name]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tinyzero_sdk.data.arrow import without_views
-from tinyzero_sdk.data.files import open_for_arrow, read_blocks
+from tinyzero_sdk.data.files import read_blocks
 from tinyzero_sdk.data.folders import TABLES, split_files
 from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
@@ -46,7 +46,7 @@ def _files(path: Path) -> list[Path]:
 def _read_arrow(path: Path) -> Iterator[Block]:
     done, size = 0, max(1, path.stat().st_size)
     try:
-        with open_for_arrow(path) as file, pa.ipc.open_stream(file) as stream:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
             for batch in stream:
                 batch.validate(full=True)  # where offsets lead out of the file, other functions end the process
                 table = without_views(pa.Table.from_batches([batch]))

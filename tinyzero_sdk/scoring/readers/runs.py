@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tinyzero_sdk.data.files import open_for_arrow
 from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
 
@@ -22,13 +21,9 @@ def is_evaluation(path: Path) -> bool:
 
 
 def first_and_last(path: Path) -> tuple[Path, Path]:
-    """The first and the last evaluation of a run, each as `read_held_out` takes it.
-
-    Raises:
-        DataError: it is no run, or has kept fewer than two.
-    """
+    """The first and the last evaluation of a run, as `read_held_out` takes them; a DataError where there are none."""
     run, step = run_and_step(path)
-    steps = _every_step(run) if step is None else []
+    steps = sorted(_evaluations(run)) if step is None else []
     if len(steps) < 2:
         has = "no run with two evaluations" if run.is_dir() else "one file"
         raise DataError(f"{path} is {has}; compare needs something to compare with: tinyzero compare BASELINE OTHER...")
@@ -36,23 +31,17 @@ def first_and_last(path: Path) -> tuple[Path, Path]:
 
 
 def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
-    """One evaluation during training: the sampled completions where there are any, with `greedy_accuracy` of their
-    problem where that is known, and otherwise the greedy ones.
+    """The last evaluation of a run, or that at the step of a checkpoint: the sampled completions where there are any,
+    with `greedy_accuracy` of their problem where that is known, and otherwise the greedy ones.
 
-    Args:
-        path: a run directory, for its last evaluation; or one of its checkpoints, for the evaluation at that step.
-        columns: those to read; problem, difficulty, length and evaluation are always read.
-
-    Raises:
-        DataError: it is neither, or that evaluation was not kept.
+    Problem, difficulty, length and evaluation are read beside the columns. Where there is none, a DataError says why.
     """
     run, step = run_and_step(path)
-    spans = {file: [int(number) for number in file.stem.split("_")[1:]] for file in _files(run)}
-    if step is None:
-        step = max((last for _, last in spans.values()), default=0)
-    file = next((file for file, (first, last) in spans.items() if first <= step <= last and step in _steps(file)), None)
-    if file is None:
-        raise DataError(f"{path} {_why(run)}")
+    evaluations = _evaluations(run)
+    step = max(evaluations, default=0) if step is None else step
+    if step not in evaluations:
+        raise DataError(f"{path} {_why(run, sorted(evaluations))}")
+    file = evaluations[step]
     table = _read(file, (*columns, *_OTHERWISE))
     table = table.append_column("number", pa.array(range(1, len(table) + 1)))
     table = table.filter(pc.equal(table["step"], step))
@@ -68,8 +57,8 @@ def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
 def _read(file: Path, columns: Sequence[str]) -> pa.Table:
     """Those of the columns that a file has; all of `_OTHERWISE` that are asked for must be there."""
     try:
-        present = pq.read_schema(open_for_arrow(file)).names
-        table = pq.read_table(open_for_arrow(file), columns=[name for name in present if name in columns])
+        present = pq.read_schema(file).names
+        table = pq.read_table(file, columns=[name for name in present if name in columns])
         if "step" in table.column_names:
             table = table.set_column(table.column_names.index("step"), "step", table["step"].cast(pa.int64()))
     except (pa.ArrowException, OSError) as error:
@@ -94,22 +83,15 @@ def run_and_step(path: Path) -> tuple[Path, int | None]:
     return run, None
 
 
-def _files(run: Path) -> list[Path]:
-    return sorted((run / "completions").glob("heldout_*_*.parquet"))
+def _evaluations(run: Path) -> dict[int, Path]:
+    """The file that holds the evaluation of each step."""
+    files = sorted((run / "completions").glob("heldout_*_*.parquet"))
+    return {step: file for file in files for step in pc.unique(_read(file, ["step"])["step"]).to_pylist()}
 
 
-def _steps(file: Path) -> list[int]:
-    """The steps whose evaluations are in a file."""
-    return pc.unique(_read(file, ["step"])["step"]).to_pylist()
-
-
-def _every_step(run: Path) -> list[int]:
-    return sorted({step for file in _files(run) for step in _steps(file)})
-
-
-def _why(run: Path) -> str:
+def _why(run: Path, steps: Sequence[int]) -> str:
     """Why an evaluation is not there, and what to do."""
-    if steps := _every_step(run):
+    if steps:
         return f"has no evaluation at that step; the run has kept those at {', '.join(map(str, steps))}"
     if (run / "metrics.jsonl").exists():
         return "has kept no held-out completions; evaluate its model: tinyzero eval --model RUN --output FILE"

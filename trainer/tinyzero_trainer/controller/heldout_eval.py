@@ -70,7 +70,7 @@ class HeldOutEvaluation:
         if self.signal is not None and step in (0, last):
             for name in self.workers.tasks:
                 signal = signals[name]
-                self.signal.held_out(name, signal, self.prompts[name], is_last=step > 0)
+                self.signal.held_out(name, signal, is_last=step > 0)
         return {**metrics, "timing_s/testing": perf_counter() - started}
 
     def _evaluate_task(self, name: str, signals: dict[str, LearningSignal], *, thorough: bool) -> dict[str, float]:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tinyzero_sdk.evaluation.signal_advice import Situation, headline, hint, warning
+from tinyzero_sdk.evaluation.signal_advice import headline, warning
 from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import directory_of
 from tinyzero_trainer.executors.base import Workers
-from tinyzero_trainer.types import Prompt, Rollout
+from tinyzero_trainer.types import Rollout
 
 ENOUGH_GROUPS = 64
 """Groups per task that decide; later steps say something about the training, and no longer about its start."""
@@ -41,15 +41,13 @@ class SignalMonitor:
         self._before: dict[str, float] = {}  # held-out accuracy
         self._rollouts: dict[str, list[Rollout]] = {name: [] for name in workers.tasks}
 
-    def held_out(self, name: str, signal: LearningSignal, prompts: Sequence[Prompt], *, is_last: bool) -> None:
+    def held_out(self, name: str, signal: LearningSignal, *, is_last: bool) -> None:
         """Judge a task by the evaluation before training; by that after it, repeat what is still so."""
         if not is_last:
             self._before[name] = signal.accuracy
-            self.judge(name, signal, prompts)
+            self.judge(name, signal)
         elif name in self._headlines and signal.accuracy < self._before.get(name, 0.0) + LITTLE_GAIN:
             self.workers.display.warn(f"the run began with too little to learn from: {self._headlines[name]}")
-        elif name not in self._headlines and (told := hint(signal)):
-            self.workers.display.warn(f"{name}: {told}" if len(self.workers.tasks) > 1 else told)
 
     def step(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Judge the tasks by the completions of the steps so far."""
@@ -61,11 +59,11 @@ class SignalMonitor:
             earlier += [rollout for rollout in rollouts if rollout.prompt.task == name]
             if earlier:
                 signal = learning_signal(earlier, config.rollout.group_size, config=config)
-                self.judge(name, signal, [rollout.prompt for rollout in earlier])
+                self.judge(name, signal)
 
-    def judge(self, name: str, signal: LearningSignal, prompts: Sequence[Prompt]) -> None:
+    def judge(self, name: str, signal: LearningSignal) -> None:
         """Warn of a task, unless that has been done or there is enough to learn."""
-        config, model, task = self.config, self.workers.language_model, self.workers.tasks[name]
+        config, task = self.config, self.workers.tasks[name]
         estimator = config.algorithm.estimator
         of_groups = estimator.compares_samples or (estimator.only_correct and signal.accuracy < LITTLE_GAIN)
         if name in self._headlines or signal.fault is None or (signal.fault == "zero_std" and not of_groups):
@@ -73,16 +71,8 @@ class SignalMonitor:
         if config.algorithm.needs("teacher"):  # it has something to say about any completion
             return
         directory, tokens = directory_of(config.model.path), config.rollout.max_completion_tokens
-        situation = Situation(
-            task.task,
-            None if directory is None else str(directory),
-            tokens,
-            "rollout.max_completion_tokens=",
-            "data.prompt_template=",
-            task.prompts.template,
-            bool(model.tokenizer.chat_template),
-            model.context - max(len(prompt.token_ids) for prompt in prompts),
-        )
+        path = None if directory is None else str(directory)
         prefix = f"{name}: " if len(self.workers.tasks) > 1 else ""
         self._headlines[name] = prefix + headline(signal, tokens)
-        self.workers.display.warn(prefix + warning(signal, situation))
+        text = warning(signal, task.task, path, tokens, "rollout.max_completion_tokens=")
+        self.workers.display.warn(prefix + text)
