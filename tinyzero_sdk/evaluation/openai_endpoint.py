@@ -19,7 +19,6 @@ from tinyzero_sdk.tasks.task import Task
 
 DEFAULT_TEMPLATE = "chat"
 DEFAULT_MAX_TOKENS = 1024
-_GRACE_SECONDS = 30.0  # for pending requests once one has failed: they may be paid for
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class EndpointSampler:
 
     def __init__(self, request: EvaluationRequest, options: EndpointOptions, max_tokens: int) -> None:
         self.template = request.template or DEFAULT_TEMPLATE
-        own = {"stop": list(options.stop), "extra_body": dict(options.extra_body)}
+        own: dict[str, Json] = {"stop": list(options.stop), "extra_body": dict(options.extra_body)}
         own = {name: value for name, value in own.items() if value}
         system = {"system": options.system} if options.system else {}
         self.settings: Mapping[str, Json] = {"endpoint": options.url, **system, **own}
@@ -120,11 +119,7 @@ class EndpointSampler:
         }
 
     def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:
-        """See `Sampler`.
-
-        Raises:
-            EndpointError: a request failed for good.
-        """
+        """See `Sampler`; an EndpointError where a request failed for good."""
         asyncio.run(self._sample_all([problem for problem in problems if problem.missing], keep))
 
     async def _sample_all(self, problems: Sequence[Problem], keep: Keep) -> None:
@@ -141,19 +136,13 @@ class EndpointSampler:
                 while waiting:
                     await self._sample_one(client, waiting.popleft(), keep)
 
-            workers = [asyncio.create_task(work()) for _ in range(min(options.concurrency, len(problems)))]
             try:
-                done, pending = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
-                failures = [failure for worker in done if (failure := worker.exception())]
-                if failures:
-                    waiting.clear()
-                    if pending:
-                        await asyncio.wait(pending, timeout=_GRACE_SECONDS)
-                    raise client.describe(failures[0], self._parameters["model"]) from failures[0]
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(min(options.concurrency, len(problems))):
+                        workers.create_task(work())
+            except ExceptionGroup as failures:
+                first = failures.exceptions[0]
+                raise client.describe(first, self._parameters["model"]) from first
 
     async def _sample_one(self, client: OpenAIClient, problem: Problem, keep: Keep) -> None:
         left, prompt = list(problem.missing), self._with_system(problem.prompt)

@@ -47,8 +47,7 @@ class Problem:
     index: int
     item: Item
     prompt: "str | list[dict[str, str]]"
-    missing: tuple[int, ...]
-    """Indices of the completions still to be sampled, from 0."""
+    missing: tuple[int, ...]  # indices of the completions still to be sampled, from 0
 
 
 Keep = Callable[[Problem, int, Completion], None]

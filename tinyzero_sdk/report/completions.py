@@ -68,8 +68,7 @@ class CompletionFile:
     metadata: pq.FileMetaData | None = None
     """Of a Parquet file all of whose rows are scored: reading it takes longer than a row group."""
 
-    ignored: Mapping[str, int] = field(default_factory=dict)
-    """Rows that are left out, by what they lack."""
+    ignored: Mapping[str, int] = field(default_factory=dict)  # rows that are left out, by what they lack
 
     def search(self, text: str) -> np.ndarray:
         """[n] whether prompt, completion or answer have a text, in any case."""
@@ -124,11 +123,8 @@ class Completions:
     """All completions of a run or of a scored file."""
 
     files: tuple[CompletionFile, ...]
-    index: pa.Table
-    """[n] `INDEX`, file after file."""
-
-    left_out: tuple[str, ...] = ()
-    """Files that cannot be read, and rows without a score: how many, of which file."""
+    index: pa.Table  # [n] `INDEX`, file after file
+    left_out: tuple[str, ...] = ()  # files that cannot be read, and rows without a score: how many, of which file
 
     def __len__(self) -> int:
         return len(self.index)

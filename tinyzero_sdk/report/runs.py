@@ -47,8 +47,7 @@ class Run:
     bands: Mapping[str, tuple[list[float], list[float]]] = field(default_factory=dict)
     """Both ends of a 95% interval at each point of a curve."""
 
-    config: Mapping[str, str] = field(default_factory=dict)
-    """Values as JSON, by dotted key."""
+    config: Mapping[str, str] = field(default_factory=dict)  # values as JSON, by dotted key
 
     def completion_files(self) -> list[Path]:
         """Its files of completions, in a fixed order."""

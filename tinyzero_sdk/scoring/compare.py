@@ -180,22 +180,15 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
 class Side:
     """The n rows of a file that have a problem, of G problems."""
 
-    numbers: np.ndarray
-    """[n] line or row number."""
-
-    problems: np.ndarray
-    """[n] index of the problem."""
-
+    numbers: np.ndarray  # [n] line or row number
+    problems: np.ndarray  # [n] index of the problem
     columns: dict[str, np.ndarray]
     """[n] each: `task` (index into those of all files), what is compared by its name, and `difficulty`; NaN where
     unknown."""
 
     path: Path
-    settings: dict[str, list[Json]]
-    """All values of what the rows depend on: the scorer, its options, the sampling."""
-
-    ignored: dict[str, int]
-    """Rows of the file that are not among these, by what they lack."""
+    settings: dict[str, list[Json]]  # all values of what the rows depend on: the scorer, its options, the sampling
+    ignored: dict[str, int]  # rows of the file that are not among these, by what they lack
 
     def within(self, chosen: np.ndarray) -> "Side":
         """The rows of the chosen problems, which are numbered anew."""

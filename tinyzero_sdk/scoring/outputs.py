@@ -18,7 +18,7 @@ from tinyzero_sdk.data.table import ALIASES, Block
 from tinyzero_sdk.errors import DataError, VersionMismatchError
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.rewards.wrappers import columns_needed
-from tinyzero_sdk.scoring.batches import PackedText, ScoreBatch
+from tinyzero_sdk.scoring.pool import PackedText, ScoreBatch
 from tinyzero_sdk.scoring.provenance import Provenance, ProvenanceCheck, RowSource, row_sources
 
 SCORE_COLUMNS = ("score", "correct", "reason", "answer")
@@ -39,17 +39,12 @@ class OutputBatch:
     """The n scorable rows of a block: a batch for the pool."""
 
     block: Block
-    texts: pa.Array
-    """[n] completions."""
-
-    truths: list[Json]
-    """[n] ground truths."""
-
+    texts: pa.Array  # [n] completions
+    truths: list[Json]  # [n] ground truths
     details: list[tuple[int | None, bool]] | None = None
     """[n] number of tokens, and whether the completion is finished, where the task's wrappers may need them."""
 
-    groups: Sequence[int] = ()
-    """Numbers of completions of each problem, in order, for a task that compares them."""
+    groups: Sequence[int] = ()  # numbers of completions of each problem, in order, for a task that compares them
 
     def __len__(self) -> int:
         return len(self.block)

@@ -2,7 +2,8 @@
 
 A scorer may hang, die, leak or print: the pool kills and replaces the worker, that completion scores 0 with the reason
 `timeout` or `error`, and all others get their score. A task that compares the completions of a problem is asked twice:
-first for each completion by itself, then for each group, which fails as a whole.
+first for each completion by itself, then for each group, which fails as a whole. Completions are sent as columns rather
+than a record for each row. Nothing here imports pyarrow, so that the replacement of a killed worker starts at once.
 """
 
 import math
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from array import array
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -19,12 +21,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from multiprocessing.connection import Connection
-from typing import cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
 from tinyzero_sdk.records import SCORER_FAILURES, Completion, Json, Score, ScoreColumns
 from tinyzero_sdk.redaction import redact
-from tinyzero_sdk.scoring.batches import AnyBatch, Batch, CompletionBatch, ScoreBatch, unpacked
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.workers.process import (
     ClosesOnExit,
@@ -45,6 +46,91 @@ _MARK = "TINYZERO_POOL"  # environment variable of the workers of a pool, and of
 _MOST_PRINTED = 10_000  # bytes on stderr for each answer; the rest is left out
 _MAX_USELESS = 3  # workers in a row that ended before they answered anything, and no answer explains it
 _MOST_WAITING = 192 << 20  # bytes of answers held while one that hangs keeps those behind it from being passed on
+
+
+class PackedText(NamedTuple):
+    """n texts in one buffer."""
+
+    data: bytes  # their UTF-8, concatenated
+    offsets: "array[int]"  # [n + 1] start of each text in `data`, and the end of the last
+
+    def unpack(self) -> list[str]:
+        starts, ends = self.offsets, self.offsets[1:]
+        if self.data.isascii():  # then byte offsets are character offsets
+            text = self.data.decode("ascii")
+            return [text[start:end] for start, end in zip(starts, ends, strict=False)]
+        return [str(self.data[start:end], "utf-8") for start, end in zip(starts, ends, strict=False)]
+
+
+class ScoreBatch(NamedTuple):
+    """Completions as a worker receives them."""
+
+    texts: Sequence[str] | PackedText  # [n] completions
+    ground_truths: Sequence[Json]
+
+    details: Sequence[tuple[int | None, bool]] | None = None
+    """[n] number of tokens, and whether the completion is finished; None = unknown."""
+
+    groups: Sequence[int] = ()
+    """Numbers of completions of each problem, whose `scores` are to be compared; () = to be scored."""
+
+    scores: Sequence[Score] = ()  # [n] what `Task.score_alone` gave
+
+    def completions(self) -> Sequence[Completion | str]:
+        """[n] completions to score."""
+        texts = self.texts.unpack() if isinstance(self.texts, PackedText) else self.texts
+        if self.details is None:
+            return texts
+        return [Completion(text, *details) for text, details in zip(texts, self.details, strict=True)]
+
+    def numbered_groups(self) -> Iterator[tuple[int, tuple[Sequence[Completion | str], Json, Sequence[Score]]]]:
+        """Each group's first row, and its arguments of `Task.compare`."""
+        completions, start = self.completions(), 0
+        for size in self.groups:
+            rows = slice(start, start + size)
+            yield start, (completions[rows], self.ground_truths[start], self.scores[rows])
+            start += size
+
+
+class Batch(Protocol):
+    """Completions that are scored together."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def groups(self) -> Sequence[int]:
+        """Numbers of completions of each problem, in order, for a task that compares them; else not read."""
+
+    @property
+    def weight(self) -> int:
+        """Approximate bytes in memory."""
+
+    def pack(self, start: int, stop: int) -> ScoreBatch:
+        """Completions `start` to `stop` - 1."""
+
+
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionBatch:
+    """A batch of n completions and ground truths (plain JSON) as Python objects."""
+
+    completions: Sequence[Completion]
+    ground_truths: Sequence[Json]
+    groups: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+    def pack(self, start: int, stop: int) -> ScoreBatch:
+        completions = self.completions[start:stop]
+        details = [(completion.token_count, completion.finished) for completion in completions]
+        return ScoreBatch([completion.text for completion in completions], self.ground_truths[start:stop], details)
+
+    @property
+    def weight(self) -> int:
+        return sum(len(done.text) for done in self.completions)
 
 
 class ScoringPool(ClosesOnExit):
@@ -222,17 +308,10 @@ class _Started:
     """A batch with the scores so far."""
 
     batch: Batch
-    left: int
-    """Completions without a score."""
-
-    pieces: list[tuple[int, ScoreColumns]] = field(default_factory=list)
-    """Scores, each with the row of its first."""
-
-    ends: Sequence[int] = ()
-    """Once groups are compared: the row after each."""
-
-    alone: Sequence[Score] = ()
-    """Their scores before that."""
+    left: int  # completions without a score
+    pieces: list[tuple[int, ScoreColumns]] = field(default_factory=list)  # scores, each with the row of its first
+    ends: Sequence[int] = ()  # once groups are compared: the row after each
+    alone: Sequence[Score] = ()  # their scores before that
 
     def end_of(self, row: int) -> int:
         """The row after what is scored together with this one."""
@@ -384,7 +463,7 @@ def _answer(batch: ScoreBatch, task: Task, connection: Connection, timer: Shared
     A leaking scorer would fail on a later, innocent completion, so a fresh worker takes over in time.
     """
     scores, flushed, pid = ScoreColumns(), time.monotonic(), os.getpid()
-    completions, ground_truths = batch.completions(), unpacked(batch.ground_truths)
+    completions, ground_truths = batch.completions(), batch.ground_truths
     is_single = 1 in (len(completions), len(batch.groups))
     if task.is_async and not batch.groups:
         # The timer is at none of several answers: if one blocks the others, the job is halved until it is alone.

@@ -41,12 +41,8 @@ def provenance_of(task: Task) -> Provenance:
 class RowSource(NamedTuple):
     """Where a row comes from; None where unknown."""
 
-    data_source: str | None
-    """Task that generated the problem, or the name of a dataset."""
-
-    data_version: str | None
-    """Version of that task (`extra_info.task_version`), in our own files only."""
-
+    data_source: str | None  # task that generated the problem, or the name of a dataset
+    data_version: str | None  # version of that task (`extra_info.task_version`), in our own files only
     scored_by: Provenance | None
 
 

@@ -36,14 +36,9 @@ _EXPECTED = {"score": "a finite number", "correct": "true or false", "reason": f
 class ScoredTable:
     """The n rows of a file that have a score."""
 
-    numbers: np.ndarray
-    """[n] line of a JSON Lines file, row of a Parquet file; the first is 1. In order."""
-
-    columns: pa.Table
-    """[n] of the schema that was asked for."""
-
-    ignored: dict[str, int]
-    """Rows of the file that are not among these, by what they lack."""
+    numbers: np.ndarray  # [n] line of a JSON Lines file, row of a Parquet file; the first is 1. In order
+    columns: pa.Table  # [n] of the schema that was asked for
+    ignored: dict[str, int]  # rows of the file that are not among these, by what they lack
 
 
 def read_scored_blocks(

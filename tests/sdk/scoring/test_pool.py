@@ -14,8 +14,7 @@ import pytest
 
 from tinyzero_sdk import Completion, load_task
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError, VersionMismatchError
-from tinyzero_sdk.scoring.batches import CompletionBatch
-from tinyzero_sdk.scoring.pool import ScoringPool
+from tinyzero_sdk.scoring.pool import CompletionBatch, ScoringPool
 
 HOSTILE_SCORE = """
 import ctypes, os, re, signal, subprocess, sys, time

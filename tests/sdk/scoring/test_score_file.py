@@ -12,7 +12,6 @@ from tinyzero_sdk import load_task
 from tinyzero_sdk.data import files
 from tinyzero_sdk.data.files import read_blocks, read_rows
 from tinyzero_sdk.errors import DataError, VersionMismatchError
-from tinyzero_sdk.scoring.batches import unpacked
 from tinyzero_sdk.scoring.outputs import read_outputs
 from tinyzero_sdk.scoring.provenance import Provenance, accept_any, scoring_check
 from tinyzero_sdk.scoring.score_file import METADATA_KEY, ScoringOptions, score_file
@@ -221,7 +220,7 @@ def test_ground_truth_of_any_type_reaches_a_worker_as_it_is(tmp_path, truths):
     for start, stop in ((0, 3), (1, 3), (1, 1)):
         parcel = batch.pack(start, stop)
         assert list(parcel.completions()) == texts.to_pylist()[start:stop]
-        assert list(unpacked(parcel.ground_truths)) == truths.to_pylist()[start:stop]
+        assert parcel.ground_truths == truths.to_pylist()[start:stop]
 
 
 @pytest.mark.parametrize("source", FORMATS)

@@ -15,11 +15,8 @@ class Reader:
     """A format of outputs, by its name for `--format`."""
 
     name: str
-    read: Callable[[Path], Iterator[Block]]
-    """Yields the blocks of a file or folder, or raises DataError."""
-
-    is_typed: Callable[[Path], bool]
-    """Whether the blocks of this file have typed columns, and not JSON objects."""
+    read: Callable[[Path], Iterator[Block]]  # yields the blocks of a file or folder, or raises DataError
+    is_typed: Callable[[Path], bool]  # whether the blocks of this file have typed columns, and not JSON objects
 
 
 OWN = Reader(
