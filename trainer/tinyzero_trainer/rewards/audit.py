@@ -20,7 +20,7 @@ from tinyzero_sdk.console import percent
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.records import SCORER_FAILURES, Reason
 from tinyzero_sdk.scoring.oracle import has_oracle, oracle_pool
-from tinyzero_sdk.scoring.pool import CompletionBatch, ScoringPool
+from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.scoring.statistics import effective_size, interval_of_rate, wilson
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.workers.process import ClosesOnExit
