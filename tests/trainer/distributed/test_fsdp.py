@@ -86,7 +86,8 @@ def test_gradients_that_add_up_are_in_one_block(toy_model: LanguageModel, monkey
 def test_logits_that_are_kept_teach_the_same(
     case: str, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_logprobs, "_rows", lambda *_, keeps: 7)  # of chunks, a single one of which is always kept
+    several = {4: 7 * toy_model.model.config.vocab_size}  # chunks: a single one is always kept
+    monkeypatch.setattr(fused_logprobs, "HEAD_ELEMENTS", several)
     monkeypatch.setattr(forward, "fuses_exact", lambda _: True)
     computed, shown = list[int](), list[Any]()
     logits = fused_logprobs._logits

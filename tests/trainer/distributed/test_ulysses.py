@@ -18,6 +18,7 @@ from tests.trainer.samples import make_sample, mixed_lengths
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
+from tinyzero_trainer.distributed.parallel_dims import ParallelError
 from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.training.build import refuse_unsupported
 from tinyzero_trainer.training.logprobs import PolicyModel
@@ -186,7 +187,9 @@ def test_sequences_are_divided_only_where_the_architecture_allows_it(toy_model_p
 
     (toy_model_path / "model.safetensors").unlink()
     refuse(2, toy_model_path)
-    with pytest.raises(ModelError, match=r"sequence_parallel=3 does not divide the 2 attention heads .* 1, 2$"):
+    with pytest.raises(
+        ParallelError, match=r"sequence_parallel=3 does not divide the model's 2 attention heads .* 1, 2$"
+    ):
         refuse(3, toy_model_path)
     Gemma2Config(
         hidden_size=32, num_attention_heads=2, num_key_value_heads=2, attn_logit_softcapping=50.0

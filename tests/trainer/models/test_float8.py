@@ -20,7 +20,7 @@ from tinyzero_trainer.models.float8 import (
     to_float8,
 )
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX
-from tinyzero_trainer.models.fused_logprobs import _gradient, _scales, _statistics, token_divergences, token_logprobs
+from tinyzero_trainer.models.fused_logprobs import _gradient, _scales, _statistics, token_statistics
 
 WIDTHS = [64, 4864, 8960, 18944]
 """The third and fourth of models with 1.5B and 7B parameters."""
@@ -126,7 +126,7 @@ def test_gradients_of_an_mlps_weights_are_products_of_numbers_that_are_not_round
 def logprob_gradients(states: Tensor, weight: Tensor, targets: Tensor, **options: object) -> list[Tensor]:
     """Log-probabilities and entropies, and the gradients of a random sum of both."""
     generator = torch.Generator().manual_seed(1)
-    logprobs, entropies = token_logprobs(states, weight, targets, temperature=0.7, **options)
+    logprobs, entropies = token_statistics(states, weight, targets, temperature=0.7, **options)
     of_logprobs, of_entropies = torch.randn(2, len(states), generator=generator).to(states.device)
     total = (of_logprobs * logprobs + 0.1 * of_entropies * entropies).sum()
     return [logprobs.detach(), entropies.detach(), *torch.autograd.grad(total, [states, weight])]
@@ -179,8 +179,8 @@ def test_gradients_of_logits_are_rounded_by_their_size(
 def test_the_gradient_with_a_reference_is_not_in_float8() -> None:
     torch.manual_seed(0)
     states, weight, anchors = torch.randn(9, 64, requires_grad=True), torch.randn(48, 64), torch.randn(9, 64)
-    given = states, weight, torch.zeros(9, dtype=torch.long), anchors, weight
-    found = token_divergences(*given, temperature=0.7, float8=True)
+    given = states, weight, torch.zeros(9, dtype=torch.long), (anchors, weight)
+    found = token_statistics(*given, temperature=0.7, float8=True)
     (of_states,) = torch.autograd.grad(sum(one.sum() for one in found), [states])
     own, other = (product(to_float8(one.detach()), to_float8(weight), weight.dtype) for one in (states, anchors))
     columns = _statistics(own, other, given[2], 0.7)
@@ -191,7 +191,7 @@ def test_the_gradient_with_a_reference_is_not_in_float8() -> None:
 def test_the_divergence_to_an_equal_reference_is_zero_in_float8_too(device: torch.device, dtype: torch.dtype) -> None:
     states, weight = (torch.randn(rows, 64, device=device).to(dtype) for rows in (9, 48))
     given = states.requires_grad_(), weight, torch.zeros(9, dtype=torch.long, device=device)
-    *_, divergence = token_divergences(*given, states.detach(), weight, temperature=0.7, float8=True)
+    *_, divergence = token_statistics(*given, (states.detach(), weight), temperature=0.7, float8=True)
     divergence.sum().backward()
     assert divergence.tolist() == [0.0] * 9
     assert states.grad is not None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tinyzero_trainer.algorithms.kl import exact
-from tinyzero_trainer.models.fused_logprobs import _gradient, _statistics, token_divergences, token_logprobs
+from tinyzero_trainer.models.fused_logprobs import _gradient, _statistics, token_statistics
 
 
 def written_out(states: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,9 @@ def test_no_more_logits_than_a_chunk_are_held(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", counted)
     states, weight = torch.randn(1000, 4, requires_grad=True), torch.randn(500, 4)
-    found, _ = token_logprobs(states, weight, torch.zeros(1000, dtype=torch.long), temperature=1.0, chunk_elements=5000)
+    found, _ = token_statistics(
+        states, weight, torch.zeros(1000, dtype=torch.long), temperature=1.0, chunk_elements=5000
+    )
     found.sum().backward()
     assert max(largest) == 5000
     assert len(largest) == 2 * 100
@@ -65,13 +67,13 @@ def test_logits_that_are_kept_are_computed_once_and_freed_by_the_backward_pass(m
     monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
     states, weight, targets = torch.randn(100, 4, requires_grad=True), torch.randn(50, 4), torch.zeros(100).long()
     options = {"temperature": 1.0, "chunk_elements": 500, "recompute": False}
-    found, _ = token_logprobs(states, weight, targets, **options)
+    found, _ = token_statistics(states, weight, targets, **options)
     assert sum(one() is not None for one in alive) == 10
     found.sum().backward()
     assert len(alive) == 10
     assert not any(one() is not None for one in alive)
     with torch.no_grad():
-        token_logprobs(states, weight, targets, **options)
+        token_statistics(states, weight, targets, **options)
     assert not any(one() is not None for one in alive)
 
 
@@ -92,14 +94,14 @@ def test_values_and_gradients_are_those_written_out_whatever_the_chunk(
     )
     expected = written_out(states.double(), weight.double(), targets, temperature)
     if with_reference:
-        found = token_divergences(*inputs, targets, anchors, anchor_weight, chunk_elements=chunk, **options)
+        found = token_statistics(*inputs, targets, (anchors, anchor_weight), chunk_elements=chunk, **options)
         policy, reference = (
             torch.log_softmax(left.double() @ right.double().T / temperature, dim=-1)
             for left, right in ((states, weight), (anchors, anchor_weight))
         )
         expected = (*expected, exact(policy, reference))
     else:
-        found = token_logprobs(*inputs, targets, chunk_elements=chunk, **options)
+        found = token_statistics(*inputs, targets, chunk_elements=chunk, **options)
     torch.testing.assert_close(torch.stack(found), torch.stack(expected).float(), rtol=1e-5, atol=1e-5)
     upstream = torch.randn(len(found), tokens, generator=generator)
     ours, theirs = (torch.autograd.grad((torch.stack(one) * upstream).sum(), inputs) for one in (found, expected))
@@ -109,7 +111,7 @@ def test_values_and_gradients_are_those_written_out_whatever_the_chunk(
 def test_the_divergence_to_equal_logits_is_exactly_zero_and_pulls_nowhere():
     states, weight = torch.randn(9, 4, requires_grad=True), torch.randn(50, 4)
     targets = torch.zeros(9, dtype=torch.long)
-    *_, divergence = token_divergences(states, weight, targets, states.detach(), weight, temperature=0.7)
+    *_, divergence = token_statistics(states, weight, targets, (states.detach(), weight), temperature=0.7)
     divergence.sum().backward()
     assert divergence.tolist() == [0.0] * 9
     assert not states.grad.any()
@@ -117,7 +119,7 @@ def test_the_divergence_to_equal_logits_is_exactly_zero_and_pulls_nowhere():
 
 def test_a_frozen_head_gets_no_gradient_and_large_logits_stay_finite():
     states = torch.tensor([[1e4, -1e4]], requires_grad=True)
-    logprob, entropy = token_logprobs(states, torch.eye(2), torch.tensor([1]), temperature=1.0)
+    logprob, entropy = token_statistics(states, torch.eye(2), torch.tensor([1]), temperature=1.0)
     (logprob + entropy).sum().backward()
     assert logprob.item() == pytest.approx(-2e4)
     assert entropy.item() == 0.0

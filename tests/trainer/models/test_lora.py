@@ -27,7 +27,7 @@ from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.executors import build as roles
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, save_model
-from tinyzero_trainer.models.lora import Adapter, LoraError, merged_state
+from tinyzero_trainer.models.lora import Adapter, LoraError, merged_weights
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.torch.decoder import build_decoder
@@ -147,7 +147,7 @@ def test_the_update_is_scaled_by_alpha_over_the_rank(toy_model, settings, scale)
     adapt(toy_model.model, **settings)
     layer = toy_model.model.model.layers[1].mlp.up_proj
     expected = start.double() + scale * layer.lora_B.default.weight.double() @ layer.lora_A.default.weight.double()
-    merged = merged_state(toy_model.model)["model.layers.1.mlp.up_proj.weight"]
+    merged = dict(merged_weights(toy_model.model))["model.layers.1.mlp.up_proj.weight"]
     torch.testing.assert_close(merged.double(), expected, atol=1e-6, rtol=1e-6)
 
 
@@ -155,7 +155,7 @@ def test_the_merged_state_is_that_of_a_plain_model_and_acts_as_the_adapted_one(a
     plain = copy.deepcopy(architecture)
     adapt(architecture)
     untouched = untrained(architecture)
-    state, of_engine = merged_state(architecture), dict(named_weights(architecture))
+    state, of_engine = dict(merged_weights(architecture)), dict(named_weights(architecture))
     assert all(torch.equal(untouched[name], tensor) for name, tensor in untrained(architecture).items())
     assert list(of_engine) == list(state)
     assert all(torch.equal(tensor, state[name]) for name, tensor in of_engine.items())

@@ -94,7 +94,10 @@ LLAMA = {key: value for key, value in LlamaConfig(**COMMON).to_dict().items() if
         ({"num_attention_heads": 0}, "num_attention_heads is '0', expected a whole number"),
         ({"vocab_size": 10**400}, "vocab_size is '1000"),
         ({"hidden_size": 2, "head_dim": None}, "head_dim is '0'"),
-        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "'t5' is an encoder with a decoder"),
+        (
+            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
+            "'t5' is no causal LM",
+        ),
         ({"model_type": "vit"}, "'vit' is no causal LM that transformers knows"),
         ({"model_type": "nobody-knows"}, "nobody-knows"),
         (
@@ -167,7 +170,7 @@ def test_a_name_that_is_nowhere_is_refused_quickly(
     hub: Callable[[int], None], toy_task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub(9)
-    with pytest.raises(SettingsError, match=r"cannot find the model 'org/other' \(http.* cannot be reached") as caught:
+    with pytest.raises(SettingsError, match=r"'org/other': .* http.* cannot be reached") as caught:
         find_spec("org/other")
     assert "\n" not in str(caught.value)
     for command, more in {"train": ("--output", str(tmp_path)), "sft": ("--output", str(tmp_path)), "eval": ()}.items():

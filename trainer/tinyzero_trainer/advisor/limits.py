@@ -13,7 +13,7 @@ from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims, 
 from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu import lacks_fp8
 from tinyzero_trainer.models.hub import config_of, refuse_unreachable
-from tinyzero_trainer.models.spec import ModelSpec, context_error, context_in, refuse_encoder, refuse_quantised
+from tinyzero_trainer.models.spec import ModelSpec, context_error, context_in, refuse_untrainable
 
 
 def refuse_impossible(spec: ModelSpec, config: TrainConfig, prompt_tokens: int | None, visible: int) -> None:
@@ -28,7 +28,8 @@ def refuse_impossible(spec: ModelSpec, config: TrainConfig, prompt_tokens: int |
         raise SettingsError(
             f"vllm.tensor_parallel={takes} takes {takes} GPUs, and {there}; give --gpus {takes}, or leave it out"
         )
-    refuse_uneven(config, spec.heads)
+    refuse_uneven("parallel.sequence_parallel", config.parallel.sequence_parallel, spec.heads)
+    refuse_uneven("vllm.tensor_parallel", takes, spec.heads)
     work = workload_of(config, prompt_tokens)
     if spec.context is not None and work.sequence > spec.context:
         refused = context_error(spec.name, spec.context, work.prompt, work.completion)
@@ -95,8 +96,7 @@ def refuse_model(config: TrainConfig, *, resume: bool) -> None:
             refuse_unreachable(path)
         name = TINY_MODEL if path is None or directory_of(path) is None else path
         content = config_of(path)
-        refuse_quantised(name, content)
-        refuse_encoder(name, content)
+        refuse_untrainable(name, content)
         context = context_in(content)
         if config.task_specs and context is not None and 1 + most > context:
             raise SettingsError(context_error(name, context, 1, most))

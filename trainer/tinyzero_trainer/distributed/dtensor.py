@@ -42,15 +42,9 @@ def as_dtensor(shard: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_shard(tensor: Tensor, like: Tensor) -> Tensor:
-    """A copy of this rank's shard of a whole tensor, sharded as `like` is, on its device."""
-    if not isinstance(like, DTensor) or tensor.shape != like.shape or like.device_mesh.size() == 1:
-        return tensor.to(like.device, copy=True)
-    sharded = distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-    return sharded.to_local().clone()
-
-
-@torch.no_grad()
-def assign(parameter: Tensor, tensor: Tensor) -> None:
-    """Write a whole tensor into a parameter, sharded or not."""
-    local_shard(parameter).copy_(copy_shard(tensor, parameter))
+def assign(target: Tensor, whole: Tensor) -> None:
+    """Write a whole tensor into one that is sharded or not."""
+    if isinstance(target, DTensor) and target.device_mesh.size() > 1:
+        place = target.device_mesh, target.placements
+        whole = distribute_tensor(whole.to(target.device), *place, src_data_rank=None).to_local()
+    local_shard(target).copy_(whole)

@@ -180,17 +180,13 @@ def planned_dims(config: TrainConfig) -> ParallelDims:
     return parallel_dims(config)
 
 
-def refuse_uneven(config: TrainConfig, heads: int) -> None:
-    """Refuse settings that do not divide the model's attention heads, before the ranks or vLLM would."""
-    for name, count in (
-        ("parallel.sequence_parallel", config.parallel.sequence_parallel),
-        ("vllm.tensor_parallel", config.vllm.tensor_parallel),
-    ):
-        if heads % count:
-            possible = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
-            raise ParallelError(
-                f"{name}={count} does not divide the model's {heads} attention heads; give one of {possible}"
-            )
+def refuse_uneven(setting: str, count: int, heads: int) -> None:
+    """Refuse a setting that does not divide a model's attention heads."""
+    if heads % count:
+        possible = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+        raise ParallelError(
+            f"{setting}={count} does not divide the model's {heads} attention heads; give one of {possible}"
+        )
 
 
 def device_of(config: TrainConfig) -> str:

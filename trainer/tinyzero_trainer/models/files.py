@@ -5,7 +5,7 @@ Without torch and transformers, so that `tinyzero doctor` can report on a model 
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from io import StringIO
 from logging import CRITICAL, getLogger
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -29,8 +29,6 @@ _LOADED = ["*.json", "*.txt", "*.model", "*.jinja", WEIGHTS, "model-*.safetensor
 """What transformers loads of a repository on the Hub; others hold the same weights again."""
 
 _POINTER = b"version https://git-lfs"  # such a text stands for a large file that Git LFS has not fetched
-
-Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -146,27 +144,20 @@ def _is_complete(snapshot: Path) -> bool:
 
 
 def _in_directory(name: str, directory: Path, *, local: bool, download: str = "") -> Model:
-    """The first fault is reported, and whatever can be read in spite of it."""
-    faults: list[Fault] = []
-
-    def read(reader: Callable[[Path], Content]) -> Content | None:
-        try:
-            return reader(directory)
-        except Fault as fault:
-            faults.append(Fault(fault.what, fault.do, (download,) if download else fault.commands))
-            faults[-1].__cause__ = fault.__cause__
-            return None
-
-    config, sizes = read(read_config) or {}, read(read_sizes) or {}
-    parameters = sum(map(math.prod, sizes.values())) or None
-    is_counted = config.get("model_type") in COUNTED
-    spec = read(lambda _: _spec(name, directory, config, None if is_counted else parameters))
-    if is_counted and spec is not None and sizes and "quantization_config" not in config:
-        read(lambda _: _check_sizes(directory, spec, sizes))
-    return Model(name, local, parameters, faults[0] if faults else None, spec)
+    """A model with what is known of it before its first fault; `download` is what mends one of a cached model."""
+    parameters, shape = None, None
+    try:
+        config = _read_config(directory)
+        parameters = _count_parameters(directory)
+        shape = _read_shape(name, directory, config, parameters)
+    except Fault as fault:
+        mended = Fault(fault.what, fault.do, (download,)) if download else fault
+        mended.__cause__ = fault.__cause__
+        return Model(name, local, parameters, mended)
+    return Model(name, local, parameters, shape=shape)
 
 
-def read_config(directory: Path) -> dict[str, Any]:
+def _read_config(directory: Path) -> dict[str, Any]:
     """The content of config.json; reads the tokenizer too, if there is one, to see that it is intact."""
     config = _read_object(directory / CONFIG_FILE)
     if not isinstance(config.get("model_type"), str):
@@ -188,9 +179,9 @@ def weight_files(directory: Path) -> list[Path]:
     return sorted({directory / str(name) for name in files.values()})
 
 
-def read_sizes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """The sizes of a model's tensors, by name, from the headers of its files."""
-    files, sizes = weight_files(directory), dict[str, tuple[int, ...]]()
+def _count_parameters(directory: Path) -> int:
+    """A model's parameters, by the headers of its files."""
+    files, parameters = weight_files(directory), 0
     if not files:
         do = "give --model a directory with config.json, model.safetensors and tokenizer"
         raise Fault(f"{directory} holds no safetensors", do)
@@ -199,42 +190,23 @@ def read_sizes(directory: Path) -> dict[str, tuple[int, ...]]:
             raise _fault(file, f"is missing, which {INDEX} names")
         try:
             with safe_open(file, framework="numpy") as tensors:
-                sizes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+                parameters += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
         except SafetensorError as error:
             raise _damaged(file, f"is cut off, or is no safetensors file ({error})") from error
         except OSError as error:
             raise _unreadable(file, error) from error
-    return sizes
+    return parameters
 
 
-def _spec(name: str, directory: Path, config: dict[str, Any], parameters: int | None) -> ModelSpec | None:
+def _read_shape(name: str, directory: Path, config: dict[str, Any], parameters: int) -> ModelSpec | None:
+    is_counted = config["model_type"] in COUNTED
     try:
-        return spec_from_config(name, config, parameters)
+        return spec_from_config(name, config, None if is_counted else parameters)
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-        if config.get("model_type") not in COUNTED:
+        if not is_counted:
             return None  # transformers knows what its config.json means
         what = f"has no {error}" if isinstance(error, KeyError) else f"has impossible sizes ({error})"
         raise _fault(directory / CONFIG_FILE, what) from error
-
-
-def _check_sizes(directory: Path, spec: ModelSpec, sizes: dict[str, tuple[int, ...]]) -> None:
-    found = {name.removeprefix("model."): size for name, size in sizes.items()}  # the head's name has no such prefix
-    for name, size in _expected_sizes(spec):
-        if found.get(name) != size:
-            needs, has = (" × ".join(map(str, one)) for one in (size, found.get(name, ())))
-            what = f"{directory / CONFIG_FILE} asks for {name} of {needs}, and the weights have "
-            what += f"one of {has}" if name in found else "none"
-            raise Fault(what, "copy or download both again, of one model", (_download(directory),))
-
-
-def _expected_sizes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "embed_tokens.weight", (spec.vocabulary, spec.hidden)
-    for layer in range(spec.layers):
-        for name, (inside, outside) in spec.matrices.items():
-            block = "self_attn" if name in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
-            yield f"layers.{layer}.{block}.{name}.weight", (outside, inside)
-    if not spec.tied:
-        yield "lm_head.weight", (spec.vocabulary, spec.hidden)
 
 
 def _read_object(file: Path) -> dict[str, Any]:
@@ -252,7 +224,8 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 
 def _fault(file: Path, what: str, command: str = "") -> Fault:
-    return Fault(f"{file} {what}", "copy or download it again", (command or _download(file.parent),))
+    download = f"hf download MODEL --local-dir {quote(str(file.parent))}"
+    return Fault(f"{file} {what}", "copy or download it again", (command or download,))
 
 
 def _damaged(file: Path, what: str) -> Fault:
@@ -264,7 +237,3 @@ def _damaged(file: Path, what: str) -> Fault:
 
 def _unreadable(file: Path, error: OSError) -> Fault:
     return _fault(file, f"cannot be read ({error.strerror or error})", f"ls -l {quote(str(file))}")
-
-
-def _download(directory: Path) -> str:
-    return f"hf download MODEL --local-dir {quote(str(directory))}"

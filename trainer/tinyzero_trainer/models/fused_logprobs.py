@@ -16,78 +16,45 @@ from tinyzero_trainer.models.float8_format import FP8, FP8_MAX, SMALLEST_SCALE
 from tinyzero_trainer.models.sizes import HEAD_ELEMENTS, KEPT_ELEMENTS
 
 
-def token_logprobs(
+def token_statistics(
     states: Tensor,
     weight: Tensor,
     targets: Tensor,
+    reference: tuple[Tensor, Tensor] | None = None,
     *,
     temperature: float,
     recompute: bool = True,
     float8: bool = False,
     chunk_elements: int | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """log softmax(states · weightᵀ / temperature) at the targets, and the entropy of that distribution.
+
+    With a reference also KL(π ‖ π_ref) over the whole vocabulary, exactly 0 where the logits are equal.
 
     Args:
         states: [tokens, hidden] last hidden states.
         weight: [vocabulary, hidden] of the output head.
         targets: [tokens] int64.
+        reference: its states [tokens, hidden of the reference] and head; neither gets a gradient.
         recompute: False = keep all logits for the backward pass.
-        float8: compute the logits, and the gradient of the states, in float8; see models/float8.py.
-        chunk_elements: logits at a time; None = `HEAD_ELEMENTS`.
-
-    Returns:
-        Log-probabilities and entropies in nats, both [tokens] float32; gradients reach `states` and `weight`.
-    """
-    keeps = _keeps(states, weight, recompute)
-    rows = _rows(states, len(weight), chunk_elements, keeps=keeps)
-    logprobs, entropy = _TokenStatistics.apply(states, weight, targets, None, None, temperature, rows, keeps, float8)
-    return logprobs, entropy
-
-
-def token_divergences(
-    states: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    reference_states: Tensor,
-    reference_weight: Tensor,
-    *,
-    temperature: float,
-    recompute: bool = True,
-    float8: bool = False,
-    chunk_elements: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `token_logprobs` gives, and KL(π ‖ π_ref) over the whole vocabulary, exactly 0 where the logits are equal.
-
-    Args:
-        reference_states: [tokens, hidden of the reference]; they and their head get no gradient.
-        reference_weight: [vocabulary, hidden of the reference].
-        recompute: False = keep all logits of both models for the backward pass.
-        float8: compute the logits of both in float8.
+        float8: compute the logits, and without a reference the gradient of the states, in float8; see models/float8.py.
         chunk_elements: logits at a time, those of both models together; None = `HEAD_ELEMENTS`.
 
     Returns:
-        Log-probabilities, entropies and divergences in nats, all [tokens] float32.
+        Log-probabilities, entropies and divergences in nats, all [tokens] float32; gradients reach `states` and
+        `weight`.
     """
-    keeps = _keeps(states, weight, recompute)
-    rows = _rows(states, 2 * len(weight), chunk_elements, keeps=keeps)
-    logprobs, entropy, divergence = _TokenStatistics.apply(
-        states, weight, targets, reference_states, reference_weight, temperature, rows, keeps, float8
+    keeps = not recompute and torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
+    elements = chunk_elements or (KEPT_ELEMENTS if keeps and states.is_cuda else HEAD_ELEMENTS[states.dtype.itemsize])
+    rows = max(1, elements // (len(weight) if reference is None else 2 * len(weight)))
+    results: tuple[Tensor, ...] = _TokenStatistics.apply(
+        states, weight, targets, *(reference or (None, None)), temperature, rows, keeps, float8
     )
-    return logprobs, entropy, divergence
-
-
-def _rows(states: Tensor, logits: int, elements: int | None, *, keeps: bool) -> int:
-    whole = KEPT_ELEMENTS if keeps and states.is_cuda else HEAD_ELEMENTS[states.dtype.itemsize]
-    return max(1, (elements or whole) // logits)
-
-
-def _keeps(states: Tensor, weight: Tensor, recompute: bool) -> bool:
-    return not recompute and torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
+    return results
 
 
 class _TokenStatistics(torch.autograd.Function):
-    """The results of `token_logprobs`, or with a reference those of `token_divergences`."""
+    """The results of `token_statistics`."""
 
     @staticmethod
     def forward(
@@ -151,19 +118,19 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 def _logits(
     states: Tensor, weight: Tensor, anchor_states: Tensor | None, anchor_weight: Tensor | None, *, float8: bool
 ) -> Callable[[slice], tuple[Tensor, Tensor | None]]:
-    """What gives the logits [chunk, vocabulary] of the policy, and those of the reference if there is one."""
+    """A function to the logits [chunk, vocabulary] of the policy, and those of the reference if there is one."""
+    heads = [(states, weight, cast(weight) if float8 else None)]
+    if anchor_states is not None and anchor_weight is not None:
+        heads.append((anchor_states, anchor_weight, cast(anchor_weight) if float8 else None))
 
-    def of(states: Tensor, weight: Tensor) -> Callable[[slice], Tensor]:
-        if not float8:
-            return lambda part: states[part] @ weight.T
-        rows = cast(weight)
-        return lambda part: product(cast(states[part]), rows, states.dtype)
+    def logits_of(part: slice) -> tuple[Tensor, Tensor | None]:
+        own, *anchors = (
+            states[part] @ weight.T if rounded is None else product(cast(states[part]), rounded, states.dtype)
+            for states, weight, rounded in heads
+        )
+        return own, anchors[0] if anchors else None
 
-    own = of(states, weight)
-    if anchor_states is None or anchor_weight is None:
-        return lambda part: (own(part), None)
-    anchors = of(anchor_states, anchor_weight)
-    return lambda part: (own(part), anchors(part))
+    return logits_of
 
 
 def _passes(*, on_gpu: bool) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:

@@ -13,10 +13,8 @@ from tinyzero_trainer.models.files import cached_snapshot, hub_cache
 from tinyzero_trainer.models.spec import (
     CONFIG_FILE,
     COUNTED,
-    WELL_KNOWN,
     ModelSpec,
-    refuse_encoder,
-    refuse_quantised,
+    refuse_untrainable,
     spec_from_config,
     well_known,
 )
@@ -38,19 +36,23 @@ def find_spec(model: str | None, *, download: bool = True) -> ModelSpec:
         SettingsError: there is no such model, or it is not one that can be trained.
     """
     directory = _directory(model)
+    if directory is None and (known := well_known(str(model))) is not None:
+        return known
+    if directory is None and not download:
+        raise SettingsError(f"the model {model} is not in the Hub's cache")
     if directory is None:
-        return _by_name(str(model), download=download)
-    name, file = TINY_MODEL if directory == BUILT_IN_MODEL else str(model), directory / CONFIG_FILE
+        _require_on_hub(str(model))
+    name = TINY_MODEL if directory == BUILT_IN_MODEL else str(model)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        is_counted = config["model_type"] in COUNTED
-        refuse_quantised(name, config)
-        refuse_encoder(name, config)
-        return spec_from_config(name, config) if is_counted else _by_transformers(name, str(directory))
+        config = {} if directory is None else _read_config(directory)
+        if config.get("model_type") not in COUNTED:
+            return _by_transformers(name, str(directory or model))
+        refuse_untrainable(name, config)
+        return spec_from_config(name, config)
     except _FAULTS as error:
         raise SettingsError(
-            f"{file} does not describe a language model ({first_line(error)}); give --model the directory of a "
-            "transformers causal LM"
+            f"{directory / CONFIG_FILE if directory else model} does not describe a language model "
+            f"({first_line(error)}); give --model a directory with a transformers causal LM, or its name on the Hub"
         ) from error
 
 
@@ -58,10 +60,13 @@ def config_of(model: str | None) -> Mapping[str, Any]:
     """A model's config.json; empty if it is not on this machine, or broken."""
     directory = _directory(model)
     try:
-        config = None if directory is None else json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return {} if directory is None else _read_config(directory)
+    except _FAULTS:
         return {}  # loading the model reports it
-    return config if isinstance(config, dict) else {}
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8")))
 
 
 def refuse_unreachable(model: str | None) -> None:
@@ -70,15 +75,8 @@ def refuse_unreachable(model: str | None) -> None:
     Raises:
         SettingsError: says which of both is the fault, within seconds.
     """
-    if model is None or is_path(model) or _directory(model) is not None:
-        return
-    try:
-        _check_hub(model)
-    except (OSError, ValueError) as error:
-        raise SettingsError(
-            f"cannot find the model {model!r}: there is no such directory, and {first_line(error)}; give --model a "
-            "model's directory, or its name on the Hub"
-        ) from error
+    if model is not None and not is_path(model) and _directory(model) is None:
+        _require_on_hub(model)
 
 
 def _directory(model: str | None) -> Path | None:
@@ -88,39 +86,29 @@ def _directory(model: str | None) -> Path | None:
     return named.expanduser() if named.expanduser().is_dir() else cached_snapshot(model, hub_cache())
 
 
-def _by_name(model: str, *, download: bool) -> ModelSpec:
-    if (known := well_known(model)) is not None:
-        return known
-    if not download:
-        raise SettingsError(f"the model {model} is not in the Hub's cache")
-    try:
-        _check_hub(model)
-        return _by_transformers(model, model)
-    except _FAULTS as error:
-        raise SettingsError(
-            f"cannot find the model {model!r} ({first_line(error)}); give --model a directory, a name on the Hub, or "
-            f"a well-known one such as {next(iter(WELL_KNOWN))}"
-        ) from error
-
-
-def _check_hub(model: str) -> None:
-    """Raise an OSError at once where the Hub cannot be reached, for which transformers would retry half a minute."""
+def _require_on_hub(model: str) -> None:
+    """Refuse at once a name that the Hub does not have or give, for which transformers would retry half a minute."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    url = hf_hub_url(model, CONFIG_FILE, endpoint=constants.ENDPOINT)
+    hub = constants.ENDPOINT
     try:
-        get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except GatedRepoError as error:
-        raise OSError(f"it asks to accept its terms at {constants.ENDPOINT}/{model}, and then for HF_TOKEN") from error
-    except RepositoryNotFoundError as error:
-        raise OSError(f"{constants.ENDPOINT} has none of that name, or a private one that needs HF_TOKEN") from error
+        get_hf_file_metadata(hf_hub_url(model, CONFIG_FILE, endpoint=hub), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        return
+    except GatedRepoError:
+        reason = f"it asks to accept its terms at {hub}/{model}, and then for HF_TOKEN"
+    except RepositoryNotFoundError:
+        reason = f"{hub} has none of that name, or a private one that needs HF_TOKEN"
     except HfHubHTTPError:
-        pass  # transformers says what is wrong
-    except (OSError, ValueError):
-        raise
+        return  # transformers says what is wrong
+    except ValueError as error:  # not a name that the Hub allows
+        reason = first_line(error)
     except Exception as error:  # of the HTTP library, which depends on the version of huggingface_hub
-        raise OSError(f"{constants.ENDPOINT} cannot be reached: {error}") from error
+        reason = f"{hub} cannot be reached: {first_line(error)}"
+    raise SettingsError(
+        f"cannot find the model {model!r}: there is no such directory, and {reason}; give --model a model's "
+        "directory, or its name on the Hub"
+    )
 
 
 def architecture(model: str | None) -> "tuple[PreTrainedConfig, type[PreTrainedModel]]":
@@ -134,8 +122,7 @@ def architecture(model: str | None) -> "tuple[PreTrainedConfig, type[PreTrainedM
 
     source = str(directory_of(model) or BUILT_IN_MODEL)
     content, _ = PreTrainedConfig.get_config_dict(source)
-    refuse_quantised(source, content)
-    refuse_encoder(source, content)
+    refuse_untrainable(source, content)
     kind = content.get("model_type")
     if kind is not None and kind not in CONFIG_MAPPING:
         code = ", and it brings code of its own in auto_map, which is not run" if "auto_map" in content else ""
@@ -145,14 +132,12 @@ def architecture(model: str | None) -> "tuple[PreTrainedConfig, type[PreTrainedM
     config._attn_implementation = config._experts_implementation = None
     found: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     text = config.get_text_config()
-    if config.is_encoder_decoder:
-        raise SettingsError(f"{source}: {kind!r} is an encoder with a decoder; give a decoder, such as a Qwen3")
     if text is not config and (found is None or found.config_class is type(config)):
         raise SettingsError(
             f"{source}: {kind!r} is multimodal, and only text models are trained; give a text model, such as one of "
             f"model_type {text.model_type!r}"
         )
-    if found is None:
+    if found is None or config.is_encoder_decoder:
         raise SettingsError(f"{source}: {kind!r} is no causal LM that transformers knows; give one, such as a Qwen3")
     return config, found
 

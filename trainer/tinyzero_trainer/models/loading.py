@@ -19,14 +19,11 @@ from tinyzero_trainer.models.files import find_model, hub_cache, quiet_hub
 from tinyzero_trainer.models.float8 import Float8Linear, Float8Mlp
 from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
-from tinyzero_trainer.models.lora import Adapter, merged_state, merged_weights
+from tinyzero_trainer.models.lora import Adapter, merged_weights
 
 
 class ModelError(TinyZeroError):
     """A model cannot be loaded, or cannot do what is asked of it."""
-
-    reason = ""
-    """Why the model cannot be loaded, without what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +74,7 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
         with _quiet_transformers():
             config, _ = architecture(source)
             # transformers gives what config.json lacks a size of its own, which may be gigabytes.
-            if (fault := find_model(source, Path(source), hub_cache()).fault) is not None:
-                raise _loading_error(source, fault.what) from fault.__cause__
+            _require_intact(source)
             tokenizer = _read_tokenizer(source)
             # Missing or mismatched weights would be random numbers: the report lists them.
             model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
@@ -93,6 +89,7 @@ def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torc
     except (MemoryError, torch.OutOfMemoryError, TinyZeroError):
         raise
     except Exception as error:  # the border to transformers: broken files raise anything there
+        _require_intact(source)
         raise _loading_error(source, first_line(error)) from error
     _refuse_adapter(source, getattr(model, "_hf_peft_config_loaded", False))  # transformers loads those of the Hub
     wrong = [f"{name} is of {tuple(has)} and not of {tuple(needs)}" for name, has, needs in report["mismatched_keys"]]
@@ -113,6 +110,7 @@ def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
         with _quiet_transformers():
             return _read_tokenizer(source)
     except Exception as error:  # as in `load_model`
+        _require_intact(source)
         raise _loading_error(source, first_line(error)) from error
 
 
@@ -136,14 +134,17 @@ def require_same_tokens(path: str | None, teacher: str) -> None:
         )
 
 
-def _loading_error(source: str, reason: str) -> ModelError:
-    """One line: the broken file and what to do, or else the reason."""
-    advice = "give a directory with config.json, safetensors and tokenizer, or a model name on the Hub"
-    error = ModelError(f"cannot load the model {source!r} ({reason}); {advice}")
+def _require_intact(source: str) -> None:
+    """Raise a ModelError that names the broken file, if there is one."""
     if (fault := find_model(source, Path(source), hub_cache()).fault) is not None:
-        error, reason = ModelError(f"cannot load the model {source!r}: {fault}"), fault.what
-    error.reason = reason
-    return error
+        raise ModelError(f"cannot load the model {source!r}: {fault}") from fault.__cause__
+
+
+def _loading_error(source: str, reason: str) -> ModelError:
+    return ModelError(
+        f"cannot load the model {source!r} ({reason}); give a directory with config.json, safetensors and tokenizer, "
+        "or a model name on the Hub"
+    )
 
 
 def _refuse_adapter(source: str, is_adapter: bool) -> None:
@@ -175,7 +176,7 @@ def save_model(directory: Path, language_model: LanguageModel) -> None:
     """
     model, ranks = language_model.model, ranks_of(language_model.model)
     with _quiet_transformers(), on_device(model):
-        state = _gathered(model, keep=ranks.is_main) if ranks.is_distributed else merged_state(model)
+        state = _gathered(model, keep=ranks.is_main)
         if ranks.is_main:
             model.save_pretrained(directory, state_dict=state)
             language_model.tokenizer.save_pretrained(directory)

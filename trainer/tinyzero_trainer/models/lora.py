@@ -164,12 +164,6 @@ def has_adapter(model: PreTrainedModel) -> bool:
     return next(_adapted_layers(model), None) is not None
 
 
-def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """`merged_weights` as a state dict, merged ones in host memory, so that the GPU does not hold them twice."""
-    changed = {f"{path}.weight" for path, _ in _adapted_layers(model)}
-    return {name: tensor.cpu() if name in changed else tensor for name, tensor in merged_weights(model)}
-
-
 @contextmanager
 def switched_off(model: PreTrainedModel) -> Iterator[None]:
     """Within the block the model is the starting model, on the same weights; without an adapter nothing changes."""

@@ -134,25 +134,17 @@ def spec_from_config(name: str, config: Mapping[str, Any], parameters: int | Non
     return replace(spec, parameters=_count(spec, config))
 
 
-def refuse_quantised(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse a model whose config.json says that its weights are quantised.
+def refuse_untrainable(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse what a config.json rules out: quantised weights, and architectures that predict masked tokens or classes.
 
     Raises:
-        SettingsError: says how, and what to give instead.
+        SettingsError: says which, and what to give instead.
     """
     if (settings := config.get("quantization_config")) is not None:
         how = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else settings
         raise SettingsError(
             f"{name} is quantised ({str(how)[:40]}), which cannot be trained; give the model that it was made from"
         )
-
-
-def refuse_encoder(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse a model whose config.json names an architecture that predicts masked tokens, or classes.
-
-    Raises:
-        SettingsError: names it.
-    """
     heads = ("ForMaskedLM", "ForPreTraining", "Classification", "ForQuestionAnswering")
     for architecture in config.get("architectures") or ():
         if str(architecture).endswith(heads):

@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
-from tinyzero_trainer.checkpoint.store import DamagedCheckpointError, damage_in_one_line
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
+from tinyzero_trainer.distributed.parallel_dims import refuse_uneven
 from tinyzero_trainer.distributed.workload import workload_of
-from tinyzero_trainer.models.files import weight_files
 from tinyzero_trainer.models.hub import outline
 from tinyzero_trainer.models.loading import LanguageModel, ModelError, load_model, require_same_tokens
 from tinyzero_trainer.models.lora import DIRECTORY as ADAPTER_DIRECTORY
@@ -51,38 +49,28 @@ def refuse_unsupported(config: TrainConfig, path: str | None) -> None:
     """Refuse, from the config.json of a `model.path` alone, settings that its architecture does not allow.
 
     Raises:
-        LoraError, ModelError: names the setting, and what is possible.
+        LoraError, ModelError, ParallelError: names the setting, and what is possible.
     """
     slices = config.parallel.sequence_parallel
     with suppress(OSError, ValueError):  # loading a model says what is wrong with its files
         if config.lora.target_modules:
             adaptable_layers(outline(path), config.lora)
-        for model in (path, *filter(None, [config.model.teacher])) if slices > 1 else ():
-            _refuse_slices(model, slices)
-
-
-def _refuse_slices(path: str | None, slices: int) -> None:
-    model = outline(path)
-    text = model.config.get_text_config()
-    if not is_plain(model):
-        raise ModelError(
-            f"{path} ({text.model_type}) has its own attention, which parallel.sequence_parallel={slices} cannot "
-            "divide; leave that out"
-        )
-    heads = text.num_attention_heads
-    if heads % slices:
-        possible = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
-        raise ModelError(
-            f"parallel.sequence_parallel={slices} does not divide the {heads} attention heads of {path}; "
-            f"give one of {possible}"
-        )
+        for name in (path, *filter(None, [config.model.teacher])) if slices > 1 else ():
+            model = outline(name)
+            text = model.config.get_text_config()
+            if not is_plain(model):
+                raise ModelError(
+                    f"{name} ({text.model_type}) has its own attention, which parallel.sequence_parallel={slices} "
+                    "cannot divide; leave that out"
+                )
+            refuse_uneven("parallel.sequence_parallel", slices, text.num_attention_heads)
 
 
 def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoint: Path | None) -> TrainedModels:
     """Load and shard all models that the loss needs, from a checkpoint's directory if given; needs a process group.
 
     Raises:
-        DamagedCheckpointError: the checkpoint's model cannot be loaded.
+        ModelError: a model cannot be loaded.
         Float8Error: see `require_float8` and `use_float8`.
     """
     adapted = config.lora.rank > 0
@@ -93,7 +81,7 @@ def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoin
     # A checkpoint holds merged weights, which cannot be separated bit for bit.
     source = str(checkpoint) if checkpoint and not adapted else config.model.path
     refuse_unsupported(config, source)
-    language_model = _load_saved(checkpoint, options) if checkpoint and not adapted else _load(source, options)
+    language_model = _load(source, options)
     if config.model.float8:
         require_float8(options.device)
         use_float8(language_model.model, config.model)
@@ -118,21 +106,6 @@ def _load(source: str | None, options: FsdpOptions, dtype: torch.dtype = torch.f
     """A model to be sharded, with a kernel for packed sequences where there is one."""
     language_model = load_model(source, options.loading_device, dtype)
     use_kernel(language_model.model, options.dtype, options.device, or_plain=options.sequence_parallel > 1)
-    return language_model
-
-
-def _load_saved(checkpoint: Path, options: FsdpOptions) -> LanguageModel:
-    """The model of a checkpoint, to the last bit."""
-    try:
-        language_model = _load(str(checkpoint), options)
-    except ModelError as error:
-        raise DamagedCheckpointError(f"{checkpoint} holds no model to go on with: {error.reason or error}") from error
-    parameters = dict(language_model.model.named_parameters())
-    for file in weight_files(checkpoint):
-        with damage_in_one_line(file), safe_open(file, framework="pt") as tensors:
-            for name in parameters.keys() & tensors.keys():
-                if (dtype := tensors.get_slice(name).get_dtype()) != "F32":  # what `save_model` writes
-                    raise DamagedCheckpointError(f"{file} has {name} as {dtype}, expected F32")
     return language_model
 
 

@@ -10,16 +10,14 @@ from torch import Tensor, nn
 
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.algorithms.losses import token_weights, value_loss
-from tinyzero_trainer.checkpoint.sharded_tensors import check_sharded, load_sharded, load_whole
 from tinyzero_trainer.config import CriticConfig, OptimizerConfig
 from tinyzero_trainer.distributed import ulysses
-from tinyzero_trainer.distributed.dtensor import assign
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, shard
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.learner import Learner
 from tinyzero_trainer.training.logprobs import TokenModel, completion_states
 from tinyzero_trainer.training.micro_batches import MicroBatch, in_batch_order, to_device
-from tinyzero_trainer.training.optimizer import save_tensors
+from tinyzero_trainer.training.optimizer import load_tensors, save_tensors
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
 
@@ -100,24 +98,19 @@ class Critic(Learner):
 
     def save(self, directory: Path) -> None:
         """Write weights and moments."""
-        # A tied head is the embedding itself, and safetensors stores no tensor twice.
-        tensors = {name: value.detach() for name, value in self.model.named_parameters()}
         with on_device(self.model):
-            save_tensors(directory / WEIGHTS, tensors, sharded=self._ranks.is_distributed)
+            save_tensors(directory / WEIGHTS, self._weights(), sharded=self._ranks.is_distributed)
         self._optimizer.save(directory, OPTIMIZER)
 
     def load(self, directory: Path) -> None:
         """Read what `save` wrote, on any number of ranks; a DamagedCheckpointError if it is not this model's."""
-        parameters, file = dict(self.model.named_parameters()), directory / f"{WEIGHTS}.safetensors"
-        expected = {name: (tuple(value.shape), value.dtype) for name, value in parameters.items()}
         with on_device(self.model, changed=True):
-            if file.exists():
-                for name, value in load_whole(file, expected).items():
-                    assign(parameters[name], value)
-            else:
-                check_sharded(directory / WEIGHTS, expected)
-                load_sharded(directory / WEIGHTS, {name: value.detach() for name, value in parameters.items()})
+            load_tensors(directory / WEIGHTS, self._weights())
         self._optimizer.load(directory, OPTIMIZER)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """By name; a tied head is the embedding, and comes once."""
+        return {name: value.detach() for name, value in self.model.named_parameters()}
 
 
 def _metrics(metrics: MetricAccumulator) -> dict[str, float]:

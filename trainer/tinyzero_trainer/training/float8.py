@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import ModelConfig
 from tinyzero_trainer.distributed.fsdp import layers_of
 from tinyzero_trainer.hardware.gpu import lacks_fp8
 from tinyzero_trainer.models.float8 import ALIGNED, Float8Linear, Float8Mlp
+from tinyzero_trainer.models.spec import FUSED
 from tinyzero_trainer.training.logprobs import plain_head
 from tinyzero_trainer.training.sizes import FLOAT8_LARGE
 
@@ -36,53 +36,46 @@ def use_float8(model: Any, settings: ModelConfig) -> None:
     Raises:
         Float8Error: no linear layer is suitable.
     """
-    names: dict[Any, str] = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
-    linears: set[Any] = {module for layer in layers_of(model) for module in layer.modules() if _is_aligned(module)}
-    if plain_head(model) is not None and _is_aligned(head := model.get_output_embeddings()):
-        linears.add(head)
-    possible, named = sorted({names[linear] for linear in linears}), settings.float8_modules
+    head, named = model.get_output_embeddings(), settings.float8_modules
+    inside = {module for layer in layers_of(model) for module in layer.modules()}
+    if plain_head(model) is not None:
+        inside.add(head)
+    linears = [
+        (path.rpartition(".")[2], module)
+        for path, module in model.named_modules()
+        if module in inside and type(module) is nn.Linear and not any(size % ALIGNED for size in module.weight.shape)
+    ]
+    possible = sorted({name for name, _ in linears})
     if missing := sorted(set(named or ()) - set(possible)):
         raise Float8Error(
             f"model.float8_modules names {missing}, expected the last parts of names of linear layers whose sizes are "
             f"multiples of {ALIGNED}: some of {possible}"
         )
-    chosen = {one for one in linears if (one.weight.numel() >= FLOAT8_LARGE if named is None else names[one] in named)}
+    chosen: set[Any] = {
+        linear
+        for name, linear in linears
+        if (linear.weight.numel() >= FLOAT8_LARGE if named is None else name in named)
+    }
     if not chosen:
         raise Float8Error(
             "model.float8=rowwise: no linear layer of this model is large enough to be faster; leave it out, or name "
             f"some of {possible} in model.float8_modules"
         )
-    for mlp in names:
-        inner = {getattr(mlp, projection, None) for projection in ("gate_proj", "up_proj", "down_proj")}
-        if inner <= chosen and _is_gated(mlp):
-            chosen -= inner
-            chosen.add(mlp)
+    if _has_gated_mlps(model):
+        for mlp in model.modules():
+            inner = {getattr(mlp, projection, None) for projection in ("gate_proj", "up_proj", "down_proj")}
+            if inner <= chosen:
+                chosen -= inner
+                chosen.add(mlp)
     for module in chosen:
         kind = Float8Linear if type(module) is nn.Linear else Float8Mlp
         module.plain_class, module.__class__ = type(module), kind
 
 
-def _is_aligned(module: Any) -> bool:
-    return type(module) is nn.Linear and not any(size % ALIGNED for size in module.weight.shape)
-
-
-@torch.no_grad()
-def _is_gated(module: Any) -> bool:
-    """Whether a module computes what `Float8Mlp` does: not all whose layers have these names do."""
-    gate, up, down = module.gate_proj, module.up_proj, module.down_proj
-    if any(linear.bias is not None for linear in (gate, up, down)):
-        return False
-    states = torch.linspace(-1, 1, 4 * gate.in_features, device=gate.weight.device).to(gate.weight.dtype)
-    for size in (1.0, 1e2, 1e4):  # of large numbers, some clamp what is gated
-        given = size * states.view(1, 4, -1)
-        expected = F.linear(F.silu(F.linear(given, gate.weight)) * F.linear(given, up.weight), down.weight)
-        try:
-            away = (module(given) - expected).norm() / expected.norm()
-        except Exception:  # of any type: it takes something else
-            return False
-        if not away < 1e-4:  # NaN where the weights are 0
-            return False
-    return True
+def _has_gated_mlps(model: Any) -> bool:
+    """Whether the MLPs of a model compute what `Float8Mlp` does: not all whose layers have these names do."""
+    config = model.config.get_text_config()
+    return config.model_type in FUSED and config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
 
 
 @contextmanager

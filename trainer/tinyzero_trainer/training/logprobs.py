@@ -7,6 +7,7 @@ on.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple, Self
 
 import torch
@@ -19,7 +20,7 @@ from tinyzero_trainer.config import KlEstimator
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.fsdp import options_of, root_of
 from tinyzero_trainer.models.float8 import Float8Linear
-from tinyzero_trainer.models.fused_logprobs import token_divergences, token_logprobs
+from tinyzero_trainer.models.fused_logprobs import token_statistics
 from tinyzero_trainer.models.lora import switched_off
 from tinyzero_trainer.training import varlen_attention as attention
 from tinyzero_trainer.training.micro_batches import MicroBatch
@@ -97,19 +98,16 @@ class PolicyModel(TokenModel):
         if weight is None or (estimator == "exact" and not fuses_exact(states)):
             other = None if reference is None or reference_states is None else (reference.body, reference_states)
             own = _written_out(self.body, states, other, batch, temperature, estimator, entropy_gradient)
-        elif reference_states is None or reference_weight is None:
-            own = token_logprobs(states, weight, batch.targets, temperature=temperature, recompute=again, float8=float8)
-        elif estimator == "exact":
-            given = (states, weight, batch.targets, reference_states, reference_weight)
-            own = token_divergences(*given, temperature=temperature, recompute=again, float8=float8)
         else:
-            logprobs, entropies = token_logprobs(
-                states, weight, batch.targets, temperature=temperature, recompute=again, float8=float8
-            )
-            with torch.no_grad():
-                others = (reference_states, reference_weight, batch.targets)
-                reference_logprobs, _ = token_logprobs(*others, temperature=temperature, float8=float8)
-            own = logprobs, entropies, SAMPLED[estimator](logprobs, reference_logprobs)
+            measure = partial(token_statistics, targets=batch.targets, temperature=temperature, float8=float8)
+            other_head = None
+            if reference_states is not None and reference_weight is not None:
+                other_head = reference_states, reference_weight
+            own = measure(states, weight, reference=other_head if estimator == "exact" else None, recompute=again)
+            if other_head is not None and estimator != "exact":
+                with torch.no_grad():
+                    reference_logprobs, _ = measure(*other_head)
+                own = *own, SAMPLED[estimator](own[0], reference_logprobs)
         logprobs, entropies, *divergences = ulysses.all_gather(own, batch.counts, batch.sequence_group)
         divergence = divergences[0] if divergences else None
         return TokenStatistics(logprobs, entropies if entropy_gradient else entropies.detach(), divergence)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Self
 
 import numpy as np
 import torch
@@ -31,26 +30,6 @@ class MicroBatch:
     tokens: Tensor
     """[rows, length] prompt, completion, padding."""
 
-    mask: Tensor | None
-    """[rows, length] 1 at tokens, 0 at padding; None = no padding."""
-
-    positions: Tensor | None
-    """[rows, length] in the own sequence, by which a model tells packed sequences apart; None = not packed."""
-
-    boundaries: Tensor | None
-    """[sequences + 1] int32, where each packed sequence starts, and where the last ends; None = not packed."""
-
-    key_indices: Tensor | None
-    """[keys] places in the whole packed row that the sequences attend to, one sequence after another; None = each to
-    itself. A prompt of several completions is a sequence of its own but for its last token, with which each of its
-    completions begins; these attend to it, too."""
-
-    key_boundaries: Tensor | None
-    """[sequences + 1] int32, where those of each sequence start in `key_indices`; None = `boundaries`."""
-
-    longest: int
-    """Tokens of the longest sequence, with its prompt."""
-
     predicts: Tensor
     """[tokens] positions in the flattened rows whose next token belongs to a completion. Not a mask: to select by one,
     a GPU must first tell the host how many there are."""
@@ -63,6 +42,26 @@ class MicroBatch:
 
     lengths: Tensor
     """[sequences] completion tokens of each."""
+
+    longest: int
+    """Tokens of the longest sequence, with its prompt."""
+
+    mask: Tensor | None = None
+    """[rows, length] 1 at tokens, 0 at padding; None = packed."""
+
+    positions: Tensor | None = None
+    """[rows, length] in the own sequence, by which a model tells packed sequences apart; None = padded."""
+
+    boundaries: Tensor | None = None
+    """[sequences + 1] int32, where each packed sequence starts, and where the last ends; None = padded."""
+
+    key_indices: Tensor | None = None
+    """[keys] places in the whole packed row that the sequences attend to, one sequence after another; None = each to
+    itself. A prompt of several completions is a sequence of its own but for its last token, with which each of its
+    completions begins; these attend to it, too."""
+
+    key_boundaries: Tensor | None = None
+    """[sequences + 1] int32, where those of each sequence start in `key_indices`; None = `boundaries`."""
 
     is_padding: bool = False
     """Whether it counts nowhere, and is here because another rank has one micro-batch more."""
@@ -104,17 +103,17 @@ def micro_batches(
     assert layout == "packed" or group is None, "only a packed row is divided"
     budget = token_budget if group is None else token_budget * group.size
     share_prompts = share_prompts and layout == "packed"
-    groups = _groups(rollouts, lengths, ranks.size) if share_prompts else [_Group([at]) for at in range(len(rollouts))]
+    groups = _groups(rollouts, ranks.size) if share_prompts else [_Group([index]) for index in range(len(rollouts))]
     shards = balance([each.tokens(lengths) for each in groups], ranks.size)
     plans = [_split([groups[place] for place in shard], lengths, budget, layout) for shard in shards]
     pack = partial(_pack, group=group, share_prompts=share_prompts)
     lay_out = pack if layout == "packed" else _pad
     own = plans[ranks.rank]
     for indices in own:
-        yield lay_out([rollouts[index] for index in indices], indices, pad_id, device)
+        yield lay_out(rollouts, indices, pad_id, device)
     for _ in range(max(map(len, plans)) - len(own)):
         shortest = min(range(len(rollouts)), key=lengths.__getitem__)
-        yield replace(lay_out([rollouts[shortest]], [shortest], pad_id, device), is_padding=True)
+        yield replace(lay_out(rollouts, [shortest], pad_id, device), is_padding=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,43 +128,38 @@ class _Group:
         return sum(lengths[index] for index in self.indices) - (len(self.indices) - 1) * self.prefix
 
 
-def _groups(rollouts: Sequence[Rollout], lengths: Sequence[int], ranks: int) -> list[_Group]:
+def _groups(rollouts: Sequence[Rollout], ranks: int) -> list[_Group]:
     """Completions by prompt; where there are several ranks, in pieces that can be divided evenly."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for index, rollout in enumerate(rollouts):
         by_prompt.setdefault(tuple(rollout.prompt.token_ids), []).append(index)
-    groups = [_Group(indices, len(prompt) - 1) for prompt, indices in by_prompt.items()]
-    if ranks == 1:
-        return groups
-    most = sum(group.tokens(lengths) for group in groups) / (ranks * PIECES)
-    pieces = []
-    for group in groups:
-        size = -(-len(group.indices) // max(1, round(group.tokens(lengths) / most)))
-        starts = range(0, len(group.indices), size)
-        pieces += [_Group(group.indices[start : start + size], group.prefix) for start in starts]
-    return pieces
+    most = len(rollouts) if ranks == 1 else max(1, len(rollouts) // (ranks * PIECES))
+    return [
+        _Group(indices[start : start + most], len(prompt) - 1)
+        for prompt, indices in by_prompt.items()
+        for start in range(0, len(indices), most)
+    ]
 
 
 def _split(groups: Sequence[_Group], lengths: Sequence[int], budget: int, layout: Layout) -> list[list[int]]:
     """Indices for each micro-batch of a rank, groups with the longest sequences first."""
-    longest = [max(lengths[index] for index in group.indices) for group in groups]
-    found: list[list[int]] = []
-    row = keys = widest = 0  # of the present micro-batch: its tokens, those that are attended to, the longest sequence
-    for _, group in sorted(zip(longest, groups, strict=True), key=lambda each: -each[0]):
-        joined = 0  # of this group in the present micro-batch
+    batches: list[list[int]] = []
+    row = keys = widest = 0  # of the last micro-batch: its tokens, those that are attended to, its longest sequence
+    for group in sorted(groups, key=lambda group: -max(lengths[index] for index in group.indices)):
+        joined = 0  # completions of this group in the last micro-batch
         for index in sorted(group.indices, key=lambda index: -lengths[index]):
             tokens, seen = lengths[index] - group.prefix * (joined > 0), lengths[index] + group.prefix * (joined == 1)
             # Attention reads the shared tokens once for each completion.
             fits = row + tokens <= budget and keys + seen <= 2 * budget
             if layout == "padded":
-                fits = found != [] and (len(found[-1]) + 1) * widest <= budget
-            if not found or not fits:
-                found.append([])
+                fits = batches != [] and (len(batches[-1]) + 1) * widest <= budget
+            if not batches or not fits:
+                batches.append([])
                 row = keys = joined = 0
                 tokens = seen = widest = lengths[index]
-            found[-1].append(index)
+            batches[-1].append(index)
             row, keys, joined = row + tokens, keys + seen, joined + 1
-    return found
+    return batches
 
 
 def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Rollout]:
@@ -210,92 +204,46 @@ def in_batch_order(
     return ranks.all_reduce(ordered)  # each token is zero on all ranks but one
 
 
-@dataclass(frozen=True, slots=True)
-class _Sequences:
-    """Sequences one after another, as arrays."""
-
-    tokens: np.ndarray  # [tokens] int64
-    starts: np.ndarray  # [sequences]
-    lengths: np.ndarray  # [sequences] of prompt and completion
-    completions: np.ndarray  # [sequences] length of the completion
-    shared: np.ndarray  # [sequences] tokens of its prompt that are a sequence before it
-    shared_starts: np.ndarray  # [sequences] where these start
-
-    @classmethod
-    def of(cls, rollouts: Sequence[Rollout], *, share_prompts: bool = False) -> Self:
-        """With `share_prompts` a prompt of several rollouts in a row comes once, before them, but for its last token.
-
-        That one predicts the first token of each completion.
-        """
-        pieces: list[Sequence[int]] = []
-        shared: list[tuple[int, int]] = []  # tokens, and in which sequence
-        by_prompt = (list(group) for _, group in groupby(rollouts, lambda rollout: rollout.prompt.token_ids))
-        for group in by_prompt if share_prompts else ([rollout] for rollout in rollouts):
-            first = len(shared)  # the sequence of the prefix, if there is one
-            prefix = group[0].prompt.token_ids[:-1] if len(group) > 1 else []
-            if prefix:
-                pieces += (prefix, ())
-                shared.append((0, first))
-            for rollout in group:
-                pieces += (rollout.prompt.token_ids[len(prefix) :], rollout.generation.token_ids)
-                shared.append((len(prefix), first))
-        sizes = np.fromiter(map(len, pieces), np.int64, len(pieces)).reshape(-1, 2)
-        lengths = sizes.sum(axis=1)
-        starts = lengths.cumsum() - lengths
-        tokens = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
-        counts, places = np.array(shared).T
-        return cls(tokens, starts, lengths, sizes[:, 1], counts, starts[places])
-
-    def positions(self) -> np.ndarray:
-        """[tokens] in prompt and completion."""
-        return ranges(self.shared, self.lengths)
-
-    def keys(self) -> tuple[np.ndarray, np.ndarray]:
-        """Places of what each sequence attends to, the shared tokens first, and [sequences] how many these are."""
-        starts, lengths = (
-            np.stack([first, second], axis=1).ravel()
-            for first, second in ((self.shared_starts, self.starts), (self.shared, self.lengths))
-        )
-        return ranges(starts, lengths), self.shared + self.lengths
-
-    def predicts(self) -> np.ndarray:
-        """[completion tokens] the place before each, whose next token it is."""
-        return ranges(self.starts + self.lengths - self.completions - 1, self.completions)
-
-    def targets(self) -> np.ndarray:
-        """[completion tokens]"""
-        return self.tokens[self.predicts() + 1]
-
-
-def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Ranges of integers one after another.
-
-    Example:
-        >>> ranges(np.array([5, 0]), np.array([3, 2])).tolist()
-        [5, 6, 7, 0, 1]
-    """
-    return np.arange(lengths.sum()) + (starts - (lengths.cumsum() - lengths)).repeat(lengths)
-
-
 def _pad(rollouts: Sequence[Rollout], indices: list[int], pad_id: int, device: torch.device) -> MicroBatch:
-    sequences = _Sequences.of(rollouts)
-    longest = int(sequences.lengths.max())
-    present = np.arange(longest) < sequences.lengths[:, None]  # [rows, longest]
-    tokens = np.full(present.shape, pad_id)
-    tokens[present] = sequences.tokens
+    prompts = [np.asarray(rollouts[index].prompt.token_ids, np.int64) for index in indices]
+    completions = [np.asarray(rollouts[index].generation.token_ids, np.int64) for index in indices]
+    lengths = [len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True)]
+    tokens = np.full((len(indices), max(lengths)), pad_id)
+    predicts = []
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        tokens[row, : lengths[row]] = np.concatenate([prompt, completion])
+        first = row * tokens.shape[1] + len(prompt) - 1  # the prompt's last token predicts the completion's first
+        predicts.append(np.arange(first, first + len(completion)))
+    mask = np.arange(tokens.shape[1]) < np.array(lengths)[:, None]
     return MicroBatch(
         tokens=array_to_device(tokens, device),
-        mask=array_to_device(present.astype(np.int64), device),
-        positions=None,
-        boundaries=None,
-        key_indices=None,
-        key_boundaries=None,
-        longest=longest,
-        predicts=array_to_device(np.flatnonzero(present)[sequences.predicts()], device),
-        targets=array_to_device(sequences.targets(), device),
+        predicts=array_to_device(np.concatenate(predicts), device),
+        targets=array_to_device(np.concatenate(completions), device),
         indices=indices,
-        lengths=array_to_device(sequences.completions, device),
+        lengths=array_to_device(np.array([len(completion) for completion in completions]), device),
+        longest=max(lengths),
+        mask=array_to_device(mask.astype(np.int64), device),
     )
+
+
+class _Row:
+    """A packed row while sequences are added to it."""
+
+    def __init__(self) -> None:
+        self.tokens: list[np.ndarray] = []
+        self.positions: list[np.ndarray] = []
+        self.boundaries = [0]
+        self.keys: list[np.ndarray] = []
+        self.key_boundaries = [0]
+
+    def add(self, token_ids: Sequence[int], after: range = range(0)) -> None:
+        """Add a sequence that goes on from, and attends to, tokens at other places of the row."""
+        start, end = self.boundaries[-1], self.boundaries[-1] + len(token_ids)
+        self.tokens.append(np.asarray(token_ids, np.int64))
+        self.positions.append(np.arange(len(after), len(after) + len(token_ids)))
+        self.boundaries.append(end)
+        self.keys += (np.arange(after.start, after.stop), np.arange(start, end))
+        self.key_boundaries.append(self.key_boundaries[-1] + len(after) + len(token_ids))
 
 
 def _pack(
@@ -306,40 +254,44 @@ def _pack(
     group: SequenceParallelGroup | None,
     share_prompts: bool,
 ) -> MicroBatch:
-    sequences = _Sequences.of(rollouts, share_prompts=share_prompts)
-    boundaries = np.append(sequences.starts, len(sequences.tokens))
-    keys, key_lengths = sequences.keys()
-    tokens, positions, longest = sequences.tokens, sequences.positions(), int(key_lengths.max())
-    predicts, targets, counts = sequences.predicts(), sequences.targets(), ()
-    # For slices of equal length, too; a sequence of its own, which no other sees.
-    padding = -len(tokens) % (1 if group is None else group.size)
-    if padding:
-        tokens = np.append(tokens, [pad_id] * padding)
-        positions = np.append(positions, np.arange(padding))
-        keys = np.append(keys, np.arange(boundaries[-1], len(tokens)))
-        boundaries, key_lengths = np.append(boundaries, len(tokens)), np.append(key_lengths, padding)
-        longest = max(longest, padding)
+    row, predicts = _Row(), list[np.ndarray]()
+    chosen = [rollouts[index] for index in indices]
+    by_prompt = (list(same) for _, same in groupby(chosen, lambda rollout: rollout.prompt.token_ids))
+    for same in by_prompt if share_prompts else ([rollout] for rollout in chosen):
+        prompt = list(same[0].prompt.token_ids)
+        prefix = prompt[:-1] if len(same) > 1 else []  # the last token predicts the first of each completion
+        shared = range(row.boundaries[-1], row.boundaries[-1] + len(prefix))
+        if prefix:
+            row.add(prefix)
+        for rollout in same:
+            row.add([*prompt[len(prefix) :], *rollout.generation.token_ids], after=shared)
+            end = row.boundaries[-1] - 1
+            predicts.append(np.arange(end - len(rollout.generation.token_ids), end))
+    lengths = completion_lengths(chosen)
+    padding = -row.boundaries[-1] % (1 if group is None else group.size)
+    if padding:  # for slices of equal length: a sequence of its own, which no other sees
+        row.add([pad_id] * padding)
+    tokens, positions, places = map(np.concatenate, (row.tokens, row.positions, predicts))
+    targets, counts = tokens[places + 1], ()
     if group is not None:
         size = len(tokens) // group.size
-        ends = np.searchsorted(predicts, np.arange(1, group.size) * size)
+        ends = np.searchsorted(places, np.arange(1, group.size) * size)
         own = slice(group.rank * size, (group.rank + 1) * size)
         # Targets are taken before the row is cut, so the first token of a slice is predicted on the rank before.
-        predicts, targets = (np.split(array, ends)[group.rank] for array in (predicts - own.start, targets))
+        places, targets = (np.split(array, ends)[group.rank] for array in (places - own.start, targets))
         tokens, positions = tokens[own], positions[own]
-        counts = tuple(np.diff(ends, prepend=0, append=sequences.completions.sum()).tolist())
-    key_boundaries = np.append(0, key_lengths.cumsum()).astype(np.int32)
+        counts = tuple(np.diff(ends, prepend=0, append=int(lengths.sum())).tolist())
     return MicroBatch(
         tokens=array_to_device(tokens[None], device),
-        mask=None,
-        positions=array_to_device(positions[None], device),
-        boundaries=array_to_device(boundaries.astype(np.int32), device),
-        key_indices=array_to_device(keys, device) if share_prompts else None,
-        key_boundaries=array_to_device(key_boundaries, device) if share_prompts else None,
-        longest=longest,
-        predicts=array_to_device(predicts, device),
+        predicts=array_to_device(places, device),
         targets=array_to_device(targets, device),
         indices=indices,
-        lengths=to_device(completion_lengths(rollouts), device),
+        lengths=to_device(lengths, device),
+        longest=int(np.diff(row.key_boundaries).max()),
+        positions=array_to_device(positions[None], device),
+        boundaries=array_to_device(np.array(row.boundaries, np.int32), device),
+        key_indices=array_to_device(np.concatenate(row.keys), device) if share_prompts else None,
+        key_boundaries=array_to_device(np.array(row.key_boundaries, np.int32), device) if share_prompts else None,
         sequence_group=group,
         counts=counts,
     )

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint.sharded_tensors import Kind, check_sharded, load_sharded, load_whole, save_sharded
 from tinyzero_trainer.config import OptimizerConfig
-from tinyzero_trainer.distributed.dtensor import as_dtensor, copy_shard, full_tensor, local_shard
+from tinyzero_trainer.distributed.dtensor import as_dtensor, assign, full_tensor, local_shard
 from tinyzero_trainer.distributed.fsdp import options_of, ranks_of
 from tinyzero_trainer.distributed.offload import CpuOffload
 
@@ -128,39 +128,21 @@ class Optimizer:
 
     def save(self, directory: Path, name: str) -> None:
         """Write the moments by parameter name; see `save_tensors`."""
-        tensors: dict[str, Tensor] = {}
         with self.on_device():
-            for parameter_name, parameter in self._parameters.items():
-                for key, value in self._adamw.state[self._shards[parameter_name]].items():
-                    tensors[f"{key}/{parameter_name}"] = as_dtensor(value.detach(), parameter)
-            save_tensors(directory / name, tensors, sharded=self._is_distributed)
+            save_tensors(directory / name, self._named_state(), sharded=self._is_distributed)
 
     def load(self, directory: Path, name: str) -> None:
         """Read what `save` wrote, on any number of ranks; a DamagedCheckpointError if it is not this model's."""
-        path = directory / name
         with self.on_device(changed=True):
-            moments = {
-                f"{key}/{parameter_name}": (value, self._parameters[parameter_name])
-                for parameter_name, shard in self._shards.items()
-                for key, value in self._adamw.state[shard].items()
-            }
-            expected: dict[str, Kind] = {
-                full_name: (tuple(like.shape) if value.ndim else (), value.dtype)
-                for full_name, (value, like) in moments.items()
-            }
-            if (file := path.with_suffix(".safetensors")).exists():
-                for full_name, tensor in load_whole(file, expected).items():
-                    self._set(full_name, copy_shard(tensor, moments[full_name][1]))
-                return
-            check_sharded(path, expected)
-            tensors = {name: as_dtensor(torch.empty_like(value), like) for name, (value, like) in moments.items()}
-            load_sharded(path, tensors)
-            for full_name, tensor in tensors.items():
-                self._set(full_name, local_shard(tensor))
+            load_tensors(directory / name, self._named_state())
 
-    def _set(self, full_name: str, value: Tensor) -> None:
-        key, _, name = full_name.partition("/")
-        self._adamw.state[self._shards[name]][key].copy_(value)
+    def _named_state(self) -> dict[str, Tensor]:
+        """Moments and step counts, in whose memory AdamW reads them; moments are sharded as the parameters are."""
+        return {
+            f"{key}/{name}": as_dtensor(value, self._parameters[name])
+            for name, shard in self._shards.items()
+            for key, value in self._adamw.state[shard].items()
+        }
 
 
 def _over_ranks(norms: Tensor, tensors: Iterable[Tensor]) -> Tensor:
@@ -190,3 +172,18 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, sharded: bool) ->
         return
     full = {name: full_tensor(tensor).cpu().contiguous() for name, tensor in tensors.items()}
     save_file(full, path.with_suffix(".safetensors"))
+
+
+def load_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Read what `save_tensors` wrote on any number of ranks into these tensors; all ranks must call it.
+
+    Raises:
+        DamagedCheckpointError: names, shapes or types are others.
+    """
+    expected: dict[str, Kind] = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    if (file := path.with_suffix(".safetensors")).exists():
+        for name, value in load_whole(file, expected).items():
+            assign(tensors[name], value)
+        return
+    check_sharded(path, expected)
+    load_sharded(path, tensors)

@@ -116,6 +116,7 @@ def _attend(
         key, value = (column.float().index_select(0, key_indices).to(column.dtype) for column in (key, value))
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
     key_boundaries = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
+    attended: Any
     if _has_kernel(query.device, query.dtype):
         bounds = cu_seq_lens_q, key_boundaries, longest, longest
         attended = varlen_attn(query, key, value, *bounds, scale=scaling, window_size=window, **_GROUPED)
