@@ -230,7 +230,7 @@ def test_logits_are_the_chunk_that_the_head_makes(dtype: torch.dtype, budget: in
     kl = ("algorithm.kl_coefficient=0.1", f"algorithm.kl_estimator={estimator}")
     config = config_of(*words, *kl, "rollout.max_completion_tokens=64", "data.prompts_per_step=128")
     parts = [part for moment in moments_of_update(spec, config, 64) for part in moment if part.what == "logits"]
-    rows = min(budget // 2, head._rows(torch.empty(0, dtype=dtype), models * spec.vocabulary, None, keeps=False))
+    rows = min(budget // 2, head.HEAD_ELEMENTS[dtype.itemsize] // (models * spec.vocabulary))
     assert (rows == 64) == (budget == 128)
     chunk = models * rows * spec.vocabulary * dtype.itemsize
     [own], [reference] = ([part.size for part in parts if part.role == role] for role in ("policy", "reference"))

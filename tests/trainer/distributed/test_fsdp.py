@@ -31,17 +31,11 @@ from tests.trainer.samples import ragged_samples, with_dropout
 from tinyzero_trainer.config import CriticConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed.dtensor import local_shard
-from tinyzero_trainer.distributed.fsdp import (
-    _OwnGradients,
-    cast_copy,
-    cast_weights,
-    layers_of,
-    on_device,
-)
+from tinyzero_trainer.distributed.fsdp import layers_of, on_device
 from tinyzero_trainer.distributed.offload import CpuOffload
 from tinyzero_trainer.models import fused_logprobs
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
-from tinyzero_trainer.rollout.torch.decoder import Decoder, FusedDecoder, TransformersDecoder, build_decoder
+from tinyzero_trainer.rollout.torch.decoder import Decoder, FusedDecoder, TransformersDecoder
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training import logprobs as forward
 from tinyzero_trainer.training.build import _build_policy
@@ -118,17 +112,6 @@ def test_a_weight_that_nothing_uses_is_not_decayed(toy_model: LanguageModel) -> 
     assert torch.equal(local_shard(weights["spare.weight"]), spare)
 
 
-def test_what_one_rank_sends_is_what_it_receives(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = list[torch.Tensor]()
-    allocate = _OwnGradients.allocate
-    monkeypatch.setattr(
-        _OwnGradients, "allocate", lambda *args, **options: given.append(allocate(*args, **options)) or given[-1]
-    )
-    make_policy(toy_model, Case(), PLAIN).update(shared_batch(toy_model), NOW)
-    assert given
-    assert all(sent is received for sent, received in zip(given[::2], given[1::2], strict=True))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("saving", SAVING)
 def test_a_sharded_critic_learns_the_same_bits(saving: str, toy_model: LanguageModel, tmp_path: Path) -> None:
@@ -145,35 +128,6 @@ def test_a_sharded_critic_learns_the_same_bits(saving: str, toy_model: LanguageM
         assert torch.equal(again.values(experience.rollouts), values)
         shown.append((metrics, files, values.tolist(), again.update(experience)))
     assert shown[0] == shown[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["exact KL", "LoRA, exact KL to itself"])
-def test_the_fused_exact_divergence_trains_the_same(
-    case: str, toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = []
-    for fused in (False, True):
-        monkeypatch.setattr(forward, "fuses_exact", lambda states, fused=fused: fused)
-        policy = make_policy(toy_model, CASES[case], PLAIN)
-        shown.append([policy.update(shared_batch(toy_model), NOW) for _ in range(2)])
-    for written_out, fused_too in zip(*shown, strict=True):
-        assert fused_too == pytest.approx(written_out, rel=1e-3, abs=1e-5)
-    assert shown[0] != shown[1]  # computed in two ways
-
-
-@pytest.mark.nightly(reason="compiles for half a minute; on CPUs only on request, on GPUs tested there")
-@pytest.mark.filterwarnings("ignore")  # the compiler has many for itself
-def test_compiled_layers_compute_the_same(toy_model: LanguageModel) -> None:
-    del toy_model.model.model.layers[1:]  # each layer is compiled by itself, which takes seconds
-    results = []
-    for options in (PLAIN, replace(PLAIN, compile=True, activation_checkpointing=True)):
-        policy = make_policy(toy_model, Case(), options)
-        metrics = policy.update(shared_batch(toy_model), NOW)
-        results.append((metrics, dict(named_weights(policy.language_model.model))))
-    (expected, plain), (metrics, compiled) = results
-    assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    torch.testing.assert_close(compiled, plain, rtol=0, atol=4e-3)  # Adam's steps are of 1e-2
 
 
 @pytest.mark.parametrize(
@@ -336,22 +290,6 @@ def test_in_half_precision_the_policy_starts_at_no_distance_from_its_reference(
         assert torch.equal(buffer, exact)
 
 
-def test_a_cast_copy_shares_nothing_and_keeps_buffers_and_ties(toy_model: LanguageModel) -> None:
-    model: Any = toy_model.model
-    expected = copy.deepcopy(model)
-    cast_weights(expected, torch.bfloat16)
-    before = copy.deepcopy(model.state_dict())
-    for parameter in cast_copy(model, torch.bfloat16).parameters():
-        assert not parameter.requires_grad
-        parameter.data.zero_()
-    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-    found = cast_copy(model, torch.bfloat16)
-    torch.testing.assert_close(dict(found.named_buffers()), dict(model.named_buffers()), rtol=0, atol=0)
-    torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0, atol=0)
-    assert found.get_input_embeddings().weight is found.get_output_embeddings().weight
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 def test_gradients_of_micro_batches_in_half_precision_are_added_in_float32(toy_model: LanguageModel) -> None:
     policy = make_policy(toy_model, Case(), replace(PLAIN, dtype=torch.bfloat16))
     model = policy.language_model.model
@@ -438,19 +376,6 @@ def test_engines_generate_with_the_weights_of_a_sharded_model(
             torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=0, atol=1e-5)
     else:
         assert sharded[1::2] == plain[1::2]
-
-
-@pytest.mark.slow
-def test_any_architecture_is_sharded_and_generates(toy_model: LanguageModel) -> None:
-    other = with_dropout(toy_model)  # no decoder of our own
-    policy, plain = make_policy(other, Case(), PLAIN), make_policy(other, Case(), None)
-    experience = shared_batch(toy_model)
-    decoders = [build_decoder(each.language_model.model) for each in (policy, plain)]
-    assert generated(decoders[0]) == generated(decoders[1])
-    metrics = [each.update(experience, NOW) for each in (policy, plain)]
-    assert metrics[0] == metrics[1]
-    decoders[0].load_weights()
-    assert generated(decoders[0]) == generated(decoders[1])
 
 
 def test_on_one_rank_the_engine_copies_only_what_it_fuses(toy_model: LanguageModel) -> None:

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from transformers import Gemma2Config, PreTrainedModel
 
 from tests.trainer.conftest import random_model
 from tests.trainer.distributed.sharded import CPU
 from tests.trainer.processes import on_threads
-from tests.trainer.samples import make_sample, mixed_lengths
+from tests.trainer.samples import mixed_lengths
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup, SequenceParallelGroup
@@ -23,63 +21,8 @@ from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.training.build import refuse_unsupported
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import completion_lengths, micro_batches
-from tinyzero_trainer.training.packing import computes_the_same_in_slices
 from tinyzero_trainer.training.varlen_attention import use_kernel
 from tinyzero_trainer.utils import jagged
-
-
-@pytest.mark.slow
-@settings(max_examples=50)
-@given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=12),
-    st.integers(2, 7),
-    st.integers(1, 40),
-    st.booleans(),
-)
-def test_the_shards_of_a_row_are_the_row(
-    shapes: list[tuple[int, int]], count: int, budget: int, share_prompts: bool
-) -> None:
-    made = [make_sample(prompt, completion) for prompt, completion in shapes]
-    laid = {"pad_id": 7, "device": CPU, "layout": "packed", "share_prompts": share_prompts}
-    wholes = list(micro_batches(made, token_budget=budget * count, **laid))
-    slices = [
-        list(
-            micro_batches(
-                made,
-                token_budget=budget,
-                **laid,
-                ranks=DataParallelGroup(sequence_group=SequenceParallelGroup(count, index)),
-            )
-        )
-        for index in range(count)
-    ]
-    assert {len(batches) for batches in slices} == {len(wholes)}
-    for whole, *parts in zip(wholes, *slices, strict=True):
-        size, lacking = parts[0].tokens.numel(), -whole.tokens.numel() % count
-        assert size * count == whole.tokens.numel() + lacking
-        filled = whole.tokens[0].tolist() + [7] * lacking
-        assert torch.cat([part.tokens for part in parts], dim=1)[0].tolist() == filled
-        places = whole.positions[0].tolist() + list(range(lacking))
-        assert torch.cat([part.positions for part in parts], dim=1)[0].tolist() == places
-        predicts = [place + index * size for index, part in enumerate(parts) for place in part.predicts.tolist()]
-        assert predicts == whole.predicts.tolist()
-        assert torch.cat([part.targets for part in parts]).equal(whole.targets)
-        for part in parts:
-            assert part.indices == whole.indices
-            assert part.lengths.equal(whole.lengths)
-            assert part.counts == tuple(len(each.predicts) for each in parts)
-            bounds = whole.boundaries.tolist() + ([size * count] if lacking else [])
-            assert part.boundaries.tolist() == bounds
-            assert part.boundaries.dtype == torch.int32
-            key_bounds = bounds
-            if share_prompts:
-                last = int(whole.key_boundaries[-1])
-                key_bounds = whole.key_boundaries.tolist() + ([last + lacking] if lacking else [])
-                assert part.key_indices.tolist() == whole.key_indices.tolist() + list(
-                    range(whole.tokens.numel(), size * count)
-                )
-                assert part.key_boundaries.tolist() == key_bounds
-            assert part.longest == max(torch.tensor(key_bounds).diff().tolist())
 
 
 def measured(
@@ -167,13 +110,6 @@ def test_each_query_meets_its_own_key(heads: int, count: int, monkeypatch: pytes
         met = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         assert torch.equal(met, query // (queries // heads))
         assert torch.equal(back, torch.arange(queries).expand(3, queries)[..., None])
-
-
-def test_a_model_that_attends_to_its_own_shard_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model("qwen2")
-    assert not any(on_threads(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
-    assert use_kernel(model, torch.float32, CPU, or_plain=True)
-    assert all(on_threads(2, lambda line: computes_the_same_in_slices(PolicyModel(model), line), monkeypatch))
 
 
 @pytest.mark.slow

@@ -55,18 +55,9 @@ def test_the_refusal_comes_before_a_model_is_loaded(toy_task, tmp_path, monkeypa
     assert (ended.value.code, "sm_120" in error, "whl/cu129" in error) == (2, True, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "visible", "message"),
-    [
-        ("cuda:1", 1, None, "(CUDA error: invalid device ordinal); torch sees cuda:0 only; give one it sees, or cuda"),
-        ("cuda:7", 2, None, "torch sees cuda:0 to cuda:1; give"),
-        ("cuda", 0, "1", "CUDA_VISIBLE_DEVICES='1' may hide the GPUs: unset CUDA_VISIBLE_DEVICES, or give cpu or auto"),
-        ("cuda", 0, None, "give cpu or auto (tinyzero doctor says more)"),
-    ],
-)
-def test_why_a_device_cannot_be_used(name, count, visible, message, monkeypatch):
+@pytest.mark.parametrize(("name", "visible"), [("cuda:7", None), ("cuda", "1")])
+def test_why_a_device_cannot_be_used(name: str, visible: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, H200, CU130, "13.0")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
@@ -76,8 +67,11 @@ def test_why_a_device_cannot_be_used(name, count, visible, message, monkeypatch)
     monkeypatch.setattr(torch, "empty", fail)
     with pytest.raises(DeviceError) as refused:
         choose_device(name)
-    assert message in str(refused.value)
-    assert len(str(refused.value)) < 250
+    hidden = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}"
+    assert str(refused.value) == (
+        f"run.device={name!r} cannot be used (CUDA error: invalid device ordinal); torch sees 1 GPUs{hidden}; give cpu "
+        "or auto (tinyzero doctor says more)"
+    )
 
 
 @pytest.mark.parametrize("name", ["mps", "gpu", "meta", "", "cuda:x"])

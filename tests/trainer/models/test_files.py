@@ -11,8 +11,6 @@ from typing import ClassVar
 import pytest
 import torch
 from huggingface_hub import constants
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -235,26 +233,6 @@ def test_weights_that_do_not_fit_the_config_are_named(
     with pytest.raises(ModelError, match=r"its weights do not fit its config\.json") as refused:
         load_model(str(toy_model_path), CPU)
     assert message in str(refused.value)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_no_bytes_make_the_doctor_fail(toy_model_path: Path, data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(["config.json", "model.safetensors", "tokenizer.json", model_files.INDEX]))
-    file = toy_model_path / name
-    kept = file.read_bytes() if file.exists() else b"{}"
-    start, end = sorted(data.draw(st.tuples(st.integers(0, 300), st.integers(0, 300))))
-    file.write_bytes(kept[:start] + data.draw(st.binary(max_size=8)) + kept[end:])
-    found = find_model("m", toy_model_path, toy_model_path)
-    assert found.fault is None or found.fault.what
-    file.write_bytes(kept)
-
-
-def test_a_number_of_layers_without_an_end_takes_no_time(toy_model_path: Path) -> None:
-    configured(num_hidden_layers=10**12)(toy_model_path)
-    fault = find_fault(toy_model_path)
-    assert fault.what.startswith(f"{toy_model_path}/config.json ")
 
 
 def test_a_path_is_quoted_where_it_is_to_be_typed(toy_model_path: Path) -> None:

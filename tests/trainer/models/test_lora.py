@@ -19,10 +19,8 @@ from tests.trainer.conftest import random_model
 from tests.trainer.runs import Configure, assert_same_weights, killed, lines, short_run
 from tests.trainer.samples import ragged_samples, token_logprobs, with_advantages, with_dropout
 from tests.trainer.training.test_policy import NOW
-from tinyzero_sdk.errors import SettingsError
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
-from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.executors import build as roles
@@ -268,20 +266,6 @@ def test_only_linear_layers_of_the_body_are_adapted(toy_model: LanguageModel, na
         adapt(toy_model.model, target_modules=("q_proj", name))
     adapter = adapt(toy_model.model, target_modules=("q_proj",))
     assert {name.split(".")[-3] for name in adapter._tensors()} == {"q_proj"}
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ({"alpha": 16}, r"lora\.alpha=16 has no effect: lora\.rank=0 trains all weights"),
-        ({"rslora": True}, r"lora\.rslora=True has no effect: lora\.rank=0 trains all weights"),
-        ({"target_modules": ["q_proj"]}, r"lora\.target_modules=.*q_proj.* has no effect: lora\.rank=0 trains all"),
-        ({"rank": 1, "rslora": True}, r"lora\.rslora=True has no effect: the square root of lora\.rank=1 is 1"),
-    ],
-)
-def test_settings_without_effect_are_refused(words: dict[str, Any], reason: str) -> None:
-    with pytest.raises(SettingsError, match=reason):
-        make_config({"run": {"task": "countdown"}, "lora": words})
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------

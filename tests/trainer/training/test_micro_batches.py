@@ -100,6 +100,7 @@ def test_a_row_that_ranks_divide_is_filled_up_with_a_sequence_of_its_own(
             assert filled.longest == max(plain.longest, more)
             assert filled.lengths.equal(plain.lengths)
             assert filled.indices == plain.indices
+            assert filled.counts == tuple(len(part.predicts) for part in parts)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=20), st.integers(1, 120))

@@ -1,7 +1,6 @@
 """An update of the policy: its metrics, what it skips, and when old log-probabilities are computed."""
 
 import copy
-import gc
 import math
 from dataclasses import replace
 from typing import Any
@@ -39,19 +38,6 @@ def test_the_only_pass_of_an_update_finds_the_old_logprobs_itself(toy_model: Lan
     assert metrics["actor/ratio/outside_clip_frac"] == metrics["actor/ppo_kl"] == 0
     with pytest.raises(AssertionError):
         make_policy(toy_model, update_epochs=2).update(found, NOW)
-
-
-def test_on_a_gpu_garbage_is_not_looked_for_in_what_the_first_update_compiles(
-    toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy, calls = make_policy(toy_model), list[str]()
-    assert not policy._freezes
-    policy._freezes = True  # as on a GPU
-    for name in ("collect", "freeze"):
-        monkeypatch.setattr(gc, name, lambda name=name: calls.append(name))
-    for _ in range(2):
-        policy.update(with_advantages(ragged_samples(toy_model), ADVANTAGES), NOW)
-    assert calls == ["collect", "freeze"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from tests.trainer.samples import flat_gradient, mixed_lengths, states_by_comple
 from tinyzero_trainer.training import varlen_attention as attention
 from tinyzero_trainer.training.logprobs import PolicyModel, completion_states
 from tinyzero_trainer.training.micro_batches import micro_batches
-from tinyzero_trainer.training.packing import choose_layout, keeps_packed_apart, shares_prompts
+from tinyzero_trainer.training.packing import choose_layout, keeps_packed_apart
 
 
 def fake_kernel(query, key, value, starts, starts_k, most, most_k, *, scale, window_size, enable_gqa=True):
@@ -77,7 +77,7 @@ def gradient(model, *, share_prompts: bool):
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "sliding"])
 def test_a_shared_prompt_is_as_one_of_its_own(kind, with_kernel):
     model, rollouts = with_kernel(random_model(kind)), grouped()
-    assert shares_prompts(PolicyModel(model))
+    assert keeps_packed_apart(PolicyModel(model))
     own, shared = (states_by_completion(model, rollouts, "packed", share_prompts=share) for share in (False, True))
     torch.testing.assert_close(shared, own, rtol=1e-4, atol=1e-5)
     own, shared = (gradient(model, share_prompts=share) for share in (False, True))
@@ -86,11 +86,10 @@ def test_a_shared_prompt_is_as_one_of_its_own(kind, with_kernel):
 
 def test_prompts_are_not_shared_where_tokens_affect_each_other_besides(with_kernel):
     model = with_kernel(random_model("qwen2"))
-    assert shares_prompts(PolicyModel(model))
+    assert keeps_packed_apart(PolicyModel(model))
     layer = model.model.layers[0]
     layer.mlp.register_forward_hook(lambda module, args, output: output + output.roll(1, dims=1))
-    assert not shares_prompts(PolicyModel(model))
-    assert not shares_prompts(PolicyModel(random_model("qwen2")))  # no kernel
+    assert not keeps_packed_apart(PolicyModel(model))
 
 
 def test_there_is_no_kernel_off_a_gpu(any_model):
@@ -127,6 +126,6 @@ def test_the_real_kernel_agrees_in_half_precision(any_model):
     padded = states_by_completion(model, rollouts, "padded")
     assert attention.use_kernel(model, torch.bfloat16, model.device)
     torch.testing.assert_close(states_by_completion(model, rollouts, "packed"), padded, rtol=0.05, atol=0.05)
-    assert shares_prompts(PolicyModel(model))
+    assert keeps_packed_apart(PolicyModel(model))
     own, shared = (gradient(model, share_prompts=share).float() for share in (False, True))
     assert (shared - own).norm() < 0.02 * own.norm()

@@ -5,16 +5,15 @@ weights sharded. Passes over a sharded model run within `on_device`; its weights
 `rollout/weight_source.py`.
 """
 
-import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -32,8 +31,6 @@ from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
 from tinyzero_trainer.distributed.mesh import build_mesh
 from tinyzero_trainer.distributed.offload import CpuOffload
-
-Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +55,17 @@ class FsdpOptions:
     @classmethod
     def of(cls, config: TrainConfig, device: torch.device) -> "FsdpOptions":
         """The configuration's options on this device; on a CPU nothing is offloaded."""
+        memory, parallel = config.memory, config.parallel
         return cls(
             device,
-            compute_dtype(config.model.dtype, device),
-            config.memory.activation_checkpointing is True,
-            config.model.compile,
-            config.memory.offload if device.type == "cuda" else None,
-            config.parallel.dp_replicate,
-            config.parallel.sequence_parallel,
-            config.memory.recompute_logits is not False,
-            config.memory.reshard_after_forward is not False,
+            dtype=compute_dtype(config.model.dtype, device),
+            activation_checkpointing=memory.activation_checkpointing is True,
+            compile=config.model.compile,
+            offload=memory.offload if device.type == "cuda" else None,
+            replicas=parallel.dp_replicate,
+            sequence_parallel=parallel.sequence_parallel,
+            recompute_logits=memory.recompute_logits is not False,
+            reshard_after_forward=memory.reshard_after_forward is not False,
         )
 
     @property
@@ -93,10 +91,7 @@ def offload_note(config: TrainConfig, device: torch.device) -> str | None:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Within, there is a process group: the existing one, or one of this process alone, without network.
-
-    If this rank's device is a GPU, it becomes the current one.
-    """
+    """Within, there is a process group: the existing one, or one of this process alone; a GPU is the current one."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if dist.is_initialized():
@@ -119,7 +114,6 @@ class _Sharded:
     options: FsdpOptions
     ranks: DataParallelGroup
     offload: CpuOffload | None  # with `memory.cpu_offload=idle`
-    reductions: "list[_OwnGradients]"  # of one rank
     gathers_once: bool  # of several, see `set_gradient_sync`
 
 
@@ -159,45 +153,23 @@ def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] 
     units = [(module, torch.float32, reshard) for module in exact]
     units += [(layer, options.dtype, reshard) for layer in layers]
     units.append((model, options.dtype, False))
-    reductions = []
     for module, dtype, resharded in units:
         _fully_shard(module, mesh.weights, options, dtype, reshard=resharded)
-        if mesh.weights.size() == 1:
-            reductions.append(_OwnGradients())
-            cast(Any, module).set_custom_reduce_scatter(reductions[-1])
     if hasattr(model, "states"):
         register_fsdp_forward_method(model, "states")
     offload = None
     if options.offload == "idle":
         offload = CpuOffload(lambda: [local_shard(parameter) for parameter in model.parameters()])
-    sharded = _Sharded(
-        model,
-        options,
-        mesh.ranks,
-        offload,
-        reductions,
-        gathers_once=mesh.weights.size() > 1 and trained and not options.reshard_after_forward,
-    )
+    gathers_once = mesh.weights.size() > 1 and trained and not options.reshard_after_forward
+    sharded = _Sharded(model, options, mesh.ranks, offload, gathers_once)
     for module in (model, *model.children()):
         module._sharded = sharded  # type: ignore[assignment]
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast a model's weights in place; its buffers stay exact.
-
-    `Module.to` would also round the frequencies of positions, and move every token.
-    """
+    """Cast a model's weights in place, and not the frequencies of positions, as `Module.to` would."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def cast_copy(model: Model, dtype: torch.dtype) -> Model:
-    """A frozen copy, cast as `cast_weights` does, without a whole copy in the model's own type in between."""
-    weights = {
-        id(weight): nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
-        for weight in model.parameters()
-    }
-    return copy.deepcopy(model, weights)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -215,13 +187,12 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def on_device(model: nn.Module, *, changed: bool = False) -> Iterator[None]:
-    """Within, a model's shards are on its device; afterwards none of its weights stays gathered.
+    """Within, a model's shards are on its device; `changed` = its weights are written to.
 
-    A pass without a backward pass leaves weights gathered, and after an optimizer step the next one would use the old
-    ones. So all passes over a sharded model run within this; `changed` = its weights are written to.
+    All passes over a sharded model run within this: one without a backward pass leaves weights gathered, which are
+    freed here, or after an optimizer step the next pass would use the old ones.
     """
-    sharded = _find(model)
-    if sharded is None:
+    if (sharded := _find(model)) is None:
         yield
         return
     with nullcontext() if sharded.offload is None else sharded.offload.on_device(changed=changed):
@@ -231,17 +202,17 @@ def on_device(model: nn.Module, *, changed: bool = False) -> Iterator[None]:
             _forget_pass(sharded)
             raise
         finally:
-            reshard(model)
+            for module in sharded.root.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
 
 def set_gradient_sync(model: nn.Module, *, last: bool) -> None:
     """Before a micro-batch, whether it is the `last` of those whose gradients add up.
 
-    With `memory.reshard_after_forward=false` only that one's backward pass reduces the gradients over the ranks, and
-    frees the gathered weights.
+    With `memory.reshard_after_forward=false` only the last one's backward pass reduces gradients and frees weights.
     """
-    sharded = _find(model)
-    if sharded is not None and sharded.gathers_once:
+    if (sharded := _find(model)) is not None and sharded.gathers_once:
         root = cast(FSDPModule, sharded.root)
         root.set_requires_gradient_sync(last)
         root.set_reshard_after_backward(last)
@@ -254,8 +225,6 @@ def _forget_pass(sharded: _Sharded) -> None:
     """
     for parameter in sharded.root.parameters():  # of a gathered layer they are the gathered ones: FSDP2 keeps those
         parameter.grad = None
-    for reduction in sharded.reductions:
-        reduction.sent = None
     root = cast(FSDPModule, sharded.root)
     state: Any = root._get_fsdp_state()
     if sharded.ranks.is_distributed or not state._is_root:  # it has not begun
@@ -267,17 +236,9 @@ def _forget_pass(sharded: _Sharded) -> None:
         state._state_ctx.iter_forward_root = None
 
 
-def reshard(model: nn.Module) -> None:
-    """Free every gathered weight of a model."""
-    for module in root_of(model).modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
 def root_of(model: nn.Module) -> nn.Module:
     """The module that was passed to `shard`: the model or its parent; the model if it is not sharded."""
-    sharded = _find(model)
-    return model if sharded is None else sharded.root
+    return model if (sharded := _find(model)) is None else sharded.root
 
 
 def options_of(model: nn.Module) -> FsdpOptions | None:
@@ -303,39 +264,15 @@ def _find(model: nn.Module) -> _Sharded | None:
 def _fully_shard(
     module: nn.Module, mesh: DeviceMesh, options: FsdpOptions, dtype: torch.dtype, *, reshard: bool
 ) -> None:
-    precision = MixedPrecisionPolicy()
-    if dtype != torch.float32:
-        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    offload = OffloadPolicy()
-    if options.offload == "always":
-        offload = CPUOffloadPolicy(pin_memory=options.device.type == "cuda")
+    half = {} if dtype == torch.float32 else {"param_dtype": dtype, "reduce_dtype": torch.float32}
+    precision = MixedPrecisionPolicy(**half)
+    on_cpu = CPUOffloadPolicy(pin_memory=options.device.type == "cuda")
+    offload = on_cpu if options.offload == "always" else OffloadPolicy()
     fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
     if mesh.size() > 1:
         # A rank's loss is its share of the mini-batch's, so gradients are summed, not averaged.
         cast(FSDPModule, module).set_gradient_divide_factor(1.0)
         cast(FSDPModule, module).set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
-
-
-class _OwnGradients:
-    """FSDP2's reduce-scatter of one rank, which would copy what it sends to what it receives."""
-
-    def __init__(self) -> None:
-        self.sent: Tensor | None = None
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is sent, on the first call of a backward pass, and the same tensor on the second, to receive it."""
-        sent, self.sent = self.sent, None
-        if sent is not None and sent.shape == torch.Size(size) and sent.dtype == dtype:
-            if sent.is_cuda:  # read on the stream of the second call, and freed on that of the first
-                sent.record_stream(torch.cuda.current_stream(device))
-            return sent
-        self.sent = torch.empty(size, dtype=dtype, device=device)
-        return self.sent
-
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_: Any) -> None:
-        """Called by versions of PyTorch that ask one rank to reduce as well."""
-        if output_tensor is not input_tensor:
-            output_tensor.copy_(input_tensor)
 
 
 def _size(module: nn.Module) -> int:

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tinyzero_trainer.distributed.dtensor import all_gather_single
-
 Result = TypeVar("Result")
 
 
@@ -73,23 +71,10 @@ class DataParallelGroup:
         return results  # type: ignore[return-value]
 
     def all_gather_columns(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The [n] CPU tensors of all shards under each name, one after another; n differs, and names may be missing.
-
-        `all_gather` would pickle them, which takes several times as long.
-        """
-        if self.size == 1:
-            return dict(columns)
-        sizes = self.all_gather({name: (column.dtype, len(column)) for name, column in columns.items()})
-        dtypes = {name: dtype for shard in sizes for name, (dtype, _) in shard.items()}
-        gathered = {}
-        for name, dtype in dtypes.items():
-            counts = [shard[name][1] if name in shard else 0 for shard in sizes]
-            own = columns.get(name, torch.empty(0)).to(dtype)
-            padded = torch.cat([own, own.new_zeros(max(counts) - len(own))])
-            received = padded.new_empty((len(counts), len(padded)))
-            all_gather_single(received.view(-1), padded, group=self.process_group)
-            gathered[name] = torch.cat([column[:count] for column, count in zip(received, counts, strict=True)])
-        return gathered
+        """The [n] CPU tensors of all shards under each name, one after another; n differs, and names may be missing."""
+        shards = self.all_gather(dict(columns))
+        names = dict.fromkeys(name for shard in shards for name in shard)
+        return {name: torch.cat([shard[name] for shard in shards if name in shard]) for name in names}
 
 
 ALONE = DataParallelGroup()  # a model on one rank

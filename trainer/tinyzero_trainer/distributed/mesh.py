@@ -13,8 +13,8 @@ So with one replica per node, only gradients leave the node.
 
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -34,10 +34,6 @@ class Mesh:
     """How a batch is divided."""
 
 
-_MESHES: WeakKeyDictionary[Any, dict[tuple[str, int, int], Mesh]] = WeakKeyDictionary()
-"""By process group; all models share the groups of a mesh."""
-
-
 def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Mesh:
     """Divide the ranks of the default process group; all of them must call it. Equal arguments give the same mesh.
 
@@ -47,16 +43,15 @@ def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Me
     assert world is not None
     assert count % replicas == 0, "parallel.dp_replicate divides parallel.world_size"
     assert count // replicas % sequence_parallel == 0, "parallel.sequence_parallel divides the ranks of a replica"
-    if replicas == sequence_parallel == 1:  # needs no group but the default one
-        return Mesh(init_device_mesh(device, (count,)), DataParallelGroup(count, dist.get_rank(), world))
-    meshes, key = _MESHES.setdefault(world, {}), (device, replicas, sequence_parallel)
-    if key not in meshes:
-        meshes[key] = _build(*key)
-    return meshes[key]
+    return _build(world, device, replicas, sequence_parallel)
 
 
-def _build(device: str, replicas: int, slices: int) -> Mesh:
-    count, rank, timeout = dist.get_world_size(), dist.get_rank(), _world_timeout(device)
+@lru_cache(maxsize=1)  # all models share the groups of a mesh
+def _build(world: dist.ProcessGroup, device: str, replicas: int, slices: int) -> Mesh:
+    count, rank = dist.get_world_size(), dist.get_rank()
+    if replicas == slices == 1:  # needs no group but the default one
+        return Mesh(init_device_mesh(device, (count,)), DataParallelGroup(count, rank, world))
+    timeout = _world_timeout(device)
 
     def new_group(members: list[list[int]]) -> Any:
         """All ranks create all groups, in the same order; returns the one that contains this rank."""
@@ -70,7 +65,7 @@ def _build(device: str, replicas: int, slices: int) -> Mesh:
     else:
         weights = init_device_mesh(device, (count,))
     if slices == 1:
-        return Mesh(weights, DataParallelGroup(count, rank, dist.group.WORLD))
+        return Mesh(weights, DataParallelGroup(count, rank, world))
     # Groups and no mesh: these also exchange CPU tensors, for which a mesh of GPUs need not have a backend.
     neighbours = [list(range(start, start + slices)) for start in range(0, count, slices)]
     same_slice = [list(range(start, count, slices)) for start in range(slices)]

@@ -129,12 +129,10 @@ def parallel_dims(config: TrainConfig) -> ParallelDims:
     ranks = gpus - engines * engine_tp if gpus else parallel.world_size or 1
     size = f" of {engine_tp} GPUs each" if engine_tp > 1 else ""
     wrong = ""
-    if not gpus and device not in ("auto", "cpu"):
-        wrong = f"run.device={device}, but ray.gpus=0 is a run on the CPU; give --gpus N"
-    elif gpus and device not in ("auto", "cuda"):
+    if device not in ("auto", "cuda" if gpus else "cpu"):
         wrong = (
-            f"run.device={device}, but each process has one of ray.gpus={gpus} that Ray chooses; leave it out, or with "
-            "--resume give run.device=auto"
+            f"run.device={device} does not go with ray.gpus={gpus}: Ray gives each process its device; leave "
+            "run.device out (with --resume give run.device=auto), or give another --gpus N"
         )
     elif ranks < 1:
         wrong = (
@@ -200,15 +198,7 @@ def describe_dims(config: TrainConfig) -> str:
     if dims.gpus == 1:
         alone = not config.run.kind.own_processes and tensor_parallel > 1
         return f"vLLM is on {tensor_parallel} GPUs; the plan is for the first, which also trains" if alone else ""
-    engines = f"{dims.num_engines} engine{'s' * (dims.num_engines > 1)}"
-    if dims.engine_tp > 1:
-        engines += f" on {dims.engine_tp} GPUs" + " each" * (dims.num_engines > 1)
-    if not dims.colocated:
-        processes = f"{dims.world_size} rank{'s' * (dims.world_size > 1)} and {engines}"
-    else:
-        processes = f"{dims.world_size} ranks with {engines if dims.engine_tp > 1 else 'an engine on each'}"
-    if dims.dp_replicate > 1:
-        processes += f"; {dims.dp_replicate} replicas of the model"
-    if dims.sequence_parallel > 1:
-        processes += f"; {dims.sequence_parallel} ranks share each sequence"
-    return f"{plural(dims.gpus, 'GPU')}: {processes}"
+    text = f"{plural(dims.gpus, 'GPU')}: {plural(dims.world_size, 'rank')} and {plural(dims.num_engines, 'engine')}"
+    text += f" of {dims.engine_tp} GPUs" * (dims.engine_tp > 1) + ", which share them" * dims.colocated
+    text += f"; {dims.dp_replicate} replicas of the model" * (dims.dp_replicate > 1)
+    return text + f"; {dims.sequence_parallel} ranks share each sequence" * (dims.sequence_parallel > 1)

@@ -41,9 +41,8 @@ def all_gather(
 ) -> tuple[Tensor, ...]:
     """Values per token of the whole row, [all tokens], on each rank, from those of its slice, [own tokens].
 
-    Every rank then computes the same loss, and takes from its gradient what concerns its own tokens: summed over the
-    ranks, every token's gradient is there once. `counts` are the tokens of each rank; without a group, this one has the
-    whole row. None of the results is a view: an operation in place on one would drop FSDP2's hook.
+    Every rank then computes the same loss, and its gradient for its own tokens. `counts` are the tokens of each rank;
+    without a group, this one has the whole row. None of the results is a view, whose change would drop FSDP2's hook.
     """
     if group is not None:
         columns = _AllGather.apply(torch.stack(tuple(columns)), tuple(counts), group).unbind()

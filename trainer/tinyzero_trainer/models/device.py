@@ -7,6 +7,7 @@ import torch
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.run import DEVICES, is_device
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.hardware.compute_capability import has_kernels, missing_kernels, named_outside
 
 
@@ -29,23 +30,17 @@ def choose_device(name: str) -> torch.device:
             warnings.filterwarnings("ignore", module=r"torch\.cuda")  # about a GPU without kernels: an error below
             device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        reason, advice = str(error).partition("\n")[0], f"{_device_advice(name)} (tinyzero doctor says more)"
-        raise DeviceError(f"run.device={name!r} cannot be used ({reason}); {advice}") from error
+        count, hides = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = f"torch sees {count} GPUs" + ("" if hides is None else f" with CUDA_VISIBLE_DEVICES={hides!r}")
+        raise DeviceError(
+            f"run.device={name!r} cannot be used ({first_line(error)}); {visible}; give cpu or auto (tinyzero doctor "
+            "says more)"
+        ) from error
     if device.type == "cuda":
         _check_kernels(device)
         # cuDNN's planning takes 70 ms for each new length, which in generation is every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
-
-
-def _device_advice(name: str) -> str:
-    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    index = name.removeprefix("cuda").removeprefix(":")
-    if count and index and int(index) >= count:
-        return f"torch sees cuda:0{f' to cuda:{count - 1}' if count > 1 else ' only'}; give one it sees, or cuda"
-    if not count and visible is not None and torch.version.cuda is not None:
-        return f"CUDA_VISIBLE_DEVICES={visible!r} may hide the GPUs: unset CUDA_VISIBLE_DEVICES, or give cpu or auto"
-    return "give cpu or auto"
 
 
 def _check_kernels(device: torch.device) -> None:

@@ -140,10 +140,9 @@ def merged_weight(layer: Any) -> Tensor:
 
 
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The weights of the equivalent plain model: shards gathered, an adapter merged.
+    """The weights of the equivalent plain model, gathered and merged one after another; all ranks must iterate.
 
-    Each is made when it is requested, on the model's device, so no rank gathers all of them at once; all ranks must
-    iterate. A weight that has no adapter and is not sharded is not copied.
+    A weight that has no adapter and is not sharded is not copied.
     """
     adapted = dict(_adapted_layers(model))
     for name, tensor in model.state_dict().items():

@@ -1,5 +1,6 @@
 """Builds policy, reference, critic and teacher on this rank."""
 
+import copy
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_copy, cast_weights, shard
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_weights, shard
 from tinyzero_trainer.distributed.parallel_dims import refuse_uneven
 from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.models.hub import outline
@@ -114,13 +115,10 @@ def _build_policy(config: TrainConfig, language_model: LanguageModel, options: F
     needs_reference, reference = config.algorithm.kl_coefficient > 0, None
     if needs_reference and language_model.adapter is None:
         # The starting model, also of a resumed run; never stepped, so in the type that it computes in.
-        if resumed:
-            start = _load(config.model.path, options).model
-            if config.model.float8:
-                use_float8(start, config.model)
-            cast_weights(start.requires_grad_(False), options.dtype)
-        else:
-            start = cast_copy(language_model.model, options.dtype)
+        start = _load(config.model.path, options).model if resumed else copy.deepcopy(language_model.model)
+        if config.model.float8 and resumed:
+            use_float8(start, config.model)
+        cast_weights(start.requires_grad_(False), options.dtype)
         reference = PolicyModel(start)
         shard(reference, options)
     model = PolicyModel(language_model.model)

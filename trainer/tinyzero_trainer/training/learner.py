@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import chain, pairwise
 
 import torch
@@ -15,9 +14,9 @@ from tinyzero_trainer.distributed.groups import DataParallelGroup
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.diagnosis import Diagnosis, UpdateDiagnosis, nonfinite
 from tinyzero_trainer.training.logprobs import TokenModel
-from tinyzero_trainer.training.micro_batches import MicroBatch, micro_batches, to_device
+from tinyzero_trainer.training.micro_batches import MicroBatch, to_device
 from tinyzero_trainer.training.optimizer import Optimizer, full_norms
-from tinyzero_trainer.training.packing import choose_layout, shares_prompts
+from tinyzero_trainer.training.packing import splitter
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
@@ -37,13 +36,7 @@ class Learner:
         self._optimizer = Optimizer(trained, optimizer)
         self.micro_batch_tokens = optimizer.token_budget
         """Lower than the setting where a GPU's memory is too small for it."""
-        self._split = partial(
-            micro_batches,
-            pad_id=language_model.pad_id,
-            device=device_of(model),
-            layout=choose_layout(model, optimizer.packing, name=language_model.name),
-            share_prompts=shares_prompts(model),
-        )
+        self._split = splitter(language_model, model, optimizer.packing)
         self._diagnosis: Diagnosis | None = None
         self._freezes = device_of(model).type == "cuda"  # after its first update
 
@@ -62,9 +55,7 @@ class Learner:
     ) -> MetricAccumulator:
         """`update_epochs` passes over a batch, each of `num_mini_batches` updates; the metrics of this rank.
 
-        Args:
-            weights_of: from the lengths of a mini-batch's completions the weight of each one's tokens.
-            losses_of: [tokens] losses of a micro-batch.
+        `weights_of` gives from the lengths of a mini-batch's completions the weight of each one's tokens.
         """
         metrics = MetricAccumulator()
         # Not train(): dropout would blur what is compared with log-probabilities and values from before the update.

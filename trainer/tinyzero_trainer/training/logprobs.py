@@ -43,10 +43,7 @@ class TokenStatistics(NamedTuple):
 
 
 class TokenModel(nn.Module):
-    """A transformers model whose forward pass gives values per completion token; FSDP2 wraps all of it.
-
-    So its head can be applied outside of the transformers model's own forward pass.
-    """
+    """A transformers model whose forward pass gives values per completion token; FSDP2 wraps it with its head."""
 
     def __init__(self, body: PreTrainedModel) -> None:
         super().__init__()
@@ -78,10 +75,9 @@ class PolicyModel(TokenModel):
         """Run the model over a micro-batch.
 
         Args:
-            batch: see `MicroBatch`.
             temperature: logits are divided by it, as when the tokens were sampled.
             reference: what `divergence` is measured to; with the same `body`, this model with its adapter off.
-            estimator: how, `exact` or one of `kl.SAMPLED`.
+            estimator: `exact` or one of `kl.SAMPLED`.
             entropy_gradient: whether the entropy carries a gradient, for a bonus in the loss.
         """
         states, reference_states = completion_states(self.body, batch), None  # [own tokens, hidden]
@@ -172,10 +168,7 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 def completion_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Last hidden states [own tokens, hidden] from which the completion tokens are predicted.
-
-    Own tokens are those of `batch.predicts`: all, or those of this rank's slice of the packed row.
-    """
+    """Last hidden states [tokens of `batch.predicts`, hidden], from which the completion tokens are predicted."""
     output = model.base_model(input_ids=batch.tokens, use_cache=False, **attention.arguments(model, batch))
     states: Tensor = output.last_hidden_state.flatten(0, 1).index_select(0, batch.predicts)
     return states

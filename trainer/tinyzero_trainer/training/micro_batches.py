@@ -92,9 +92,6 @@ def micro_batches(
     Args:
         rollouts: the mini-batch, of all ranks.
         token_budget: most tokens, padding included, per rank.
-        pad_id: the padding token.
-        device: of the tensors.
-        layout: see `MicroBatch`.
         share_prompts: whether completions of one prompt in a packed row share it.
         ranks: yields this rank's shard. All ranks get as many micro-batches, since gathering a weight takes all.
     """
@@ -165,8 +162,7 @@ def _split(groups: Sequence[_Group], lengths: Sequence[int], budget: int, layout
 def fill_budget(token_budget: int, max_tokens: int, *, context: int) -> list[Rollout]:
     """Synthetic completions of maximal length that fill a micro-batch to the last token: the most memory it can need.
 
-    The last one takes the rest. Without it real micro-batches would be slightly larger than this one, and fit into none
-    of the blocks that the allocator keeps from it: a third more memory.
+    Real micro-batches that are slightly larger would fit into none of the blocks that the allocator keeps from it.
     """
     prompt = Prompt(Item(None), "", [0])
     length = max(1, min(max_tokens, token_budget - 1, context - 1))
@@ -182,13 +178,9 @@ def in_batch_order(
     rollouts: Sequence[Rollout],
     ranks: DataParallelGroup = ALONE,
 ) -> Tensor:
-    """[tokens, …] on the CPU: what is computed for the micro-batches of all ranks, in the completions' order.
+    """[tokens, …] on the CPU, in the order of `rollouts`: what is computed for the micro-batches of all ranks.
 
-    Args:
-        batches: this rank's.
-        compute: [tokens, …] floats of a micro-batch; [tokens] with several ranks.
-        rollouts: the completions of all ranks.
-        ranks: of the model.
+    `batches` are this rank's; with several ranks `compute` gives [tokens].
     """
     lengths, results, indices = completion_lengths(rollouts), list[Tensor](), list[int]()
     for batch in batches:

@@ -6,15 +6,10 @@ from itertools import pairwise
 
 
 def balance(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Indices for each rank, of about as many tokens: the longest first, each to the rank with the fewest so far.
+    """Indices for each rank, in order: the longest sequence first, each to the rank with the fewest tokens so far.
 
-    Ranks differ by at most the longest sequence, and the fullest has at most 4/3 of what the best division gives it (R.
-    L. Graham, Bounds on multiprocessing timing anomalies, SIAM Journal on Applied Mathematics 17, 1969). Indices keep
-    their order, and every process gets the same result.
-
-    Args:
-        lengths: tokens of each sequence.
-        ranks: how many there are; with fewer sequences than ranks, the last ones get none.
+    The fullest rank has at most 4/3 of what the best division gives it (R. L. Graham, Bounds on multiprocessing timing
+    anomalies, SIAM Journal on Applied Mathematics 17, 1969).
 
     Example:
         >>> balance([5, 1, 4, 2, 6], ranks=2)

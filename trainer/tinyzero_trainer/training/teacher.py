@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from torch import Tensor
 
-from tinyzero_trainer.distributed.fsdp import device_of, on_device, ranks_of
+from tinyzero_trainer.distributed.fsdp import on_device, ranks_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.training.logprobs import PolicyModel, TokenStatistics, frozen
-from tinyzero_trainer.training.micro_batches import MicroBatch, in_batch_order, micro_batches
-from tinyzero_trainer.training.packing import choose_layout, shares_prompts
+from tinyzero_trainer.training.micro_batches import MicroBatch, in_batch_order
+from tinyzero_trainer.training.packing import splitter
 from tinyzero_trainer.types import Rollout
 
 
@@ -22,13 +21,7 @@ class Teacher:
         self.model, self._pad_id = PolicyModel.of(language_model.model), language_model.pad_id
         self._rows: int = language_model.model.config.get_text_config().vocab_size
         self.micro_batch_tokens = token_budget
-        self._split = partial(
-            micro_batches,
-            pad_id=language_model.pad_id,
-            device=device_of(self.model),
-            layout=choose_layout(self.model, "auto", name=language_model.name),
-            share_prompts=shares_prompts(self.model),
-        )
+        self._split = splitter(language_model, self.model, "auto")
 
     def logprobs(self, rollouts: Sequence[Rollout], temperature: float) -> Tensor:
         """[tokens] log-probability of every sampled token."""

@@ -5,7 +5,6 @@ Everything stays on the device until the update is done, since each number that 
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -52,11 +51,10 @@ class MetricAccumulator:
         """Merge the metrics of all ranks after the update; each of them must call it."""
         if ranks.size == 1:
             return
-        sums, totals = (
-            {name: torch.stack(parts).cpu() for name, parts in values.items()} for values in (self._sums, self._totals)
-        )
-        all_sums, all_totals, counts = zip(*ranks.all_gather((sums, totals, self._counts)), strict=True)
-        self._sums, self._totals, self._counts = _merged(all_sums), _merged(all_totals), sum(counts, Counter())
+        self._counts = sum(ranks.all_gather(self._counts), Counter())
+        for values in (self._sums, self._totals):
+            gathered = ranks.all_gather_columns({name: torch.stack(parts).cpu() for name, parts in values.items()})
+            values.update({name: list(column) for name, column in gathered.items()})
         own = {name: torch.cat(parts).cpu() for name, parts in self._columns.items()}
         self._columns = {name: [column] for name, column in ranks.all_gather_columns(own).items()}
 
@@ -78,9 +76,3 @@ class MetricAccumulator:
         finite = [norm for norm in self._norms if math.isfinite(norm)]
         norm = {"grad_norm": sum(finite) / len(finite)} if finite else {}
         return {**norm, "skipped_updates": float(len(self._norms) - len(finite))}
-
-
-def _merged(shards: Sequence[dict[str, Tensor]]) -> dict[str, list[Tensor]]:
-    """The parts of all ranks; one without sequences has no names."""
-    names = dict.fromkeys(name for shard in shards for name in shard)
-    return {name: [part for shard in shards for part in shard.get(name, ())] for name in names}
