@@ -1,6 +1,5 @@
 """Progress of a long command: live bars in a terminal, now and then a line in a pipe, a log file or CI."""
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,12 +24,6 @@ QUIET_SECONDS = 30.0
 LONGEST_INTERVAL = 60.0
 """Plain output: a command that has run for long prints more rarely, but at least so often, if anything moves."""
 
-STALLED_SECONDS = 30.0
-"""Without any progress for this long, and twice as long as ever before, what is waited for is named."""
-
-WATCH_SECONDS = 1.0
-"""Plain output: how often that is looked for."""
-
 
 class Progress:
     """Progress of a command. `log`, `advance` and `activity` may be used in any thread, the rest in one.
@@ -50,13 +43,10 @@ class Progress:
         self._clock, self._announce = clock, announce
         self._started = clock()
         self._logged = float("-inf")  # when the last plain line about progress was printed
-        self._told = 0.0  # plain output: seconds without progress, when that was printed last
         self._phase: Task | None = None
         # FORCE_COLOR makes a console a terminal also in CI, whose logs cannot move the cursor.
         self._live = self._console.is_interactive and self._console.file.isatty()
         self._bars = self._make_bars()
-        self._closed = threading.Event()
-        self._watch: threading.Thread | None = None
 
     def _make_bars(self) -> "Bars":
         return Bars(self._console, self._clock, live=self._live)
@@ -82,36 +72,30 @@ class Progress:
     def update(self, done: float, name: str | None = None) -> None:
         """Set what is done of the phase, and its name if that has changed; does nothing outside a phase."""
         if (phase := self._phase) is not None:
-            if done > phase.completed:
-                self._bars.move()
             with suppress(KeyError):  # another thread has ended it meanwhile
                 self._bars.update(phase.id, completed=done, description=name, updated=self._clock())
             self._log_phase(phase, PHASE_SECONDS)
 
     def end_phase(self) -> None:
         phase, self._phase = self._phase, None
-        self._bars.move()
         if phase is not None:
             self._bars.remove_task(phase.id)
 
     @contextmanager
     def activity(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """What goes on during the block, too short to have a line; plain output names it only if it takes very long.
+        """What goes on during the block, too short to have a line in plain output.
 
         The block gets a function to call with the number of what has been done since its last call.
         """
-        self._bars.move()
         task = self._bars.add(name, total, brief=True)
 
         def advance(count: int) -> None:
             if count:
-                self._bars.move()
                 self._bars.update(task.id, advance=count, updated=self._clock())
 
         try:
             yield advance
         finally:
-            self._bars.move()
             self._bars.remove_task(task.id)
 
     def log(self, text: str) -> None:
@@ -123,14 +107,10 @@ class Progress:
         self._console.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
 
     def start(self) -> None:
-        """Show bars from now on, or in plain output what is waited for."""
+        """Show bars from now on."""
         self._bars.start()
-        if not self._live and self._watch is None:
-            self._watch = threading.Thread(target=self._watch_for_stalls, daemon=True)
-            self._watch.start()
 
     def close(self) -> None:
-        self._closed.set()
         self.end_phase()
         self._bars.stop()
 
@@ -140,20 +120,6 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _watch_for_stalls(self) -> None:
-        while not self._closed.wait(WATCH_SECONDS):
-            self._tell_stall()
-
-    def _tell_stall(self) -> None:
-        """Name what is waited for, and again whenever the wait has doubled."""
-        seconds = self._bars.stalled()
-        if not seconds:
-            self._told = 0.0
-        elif seconds >= 2 * self._told:
-            self._told = seconds
-            names = " and ".join(task.description + _counted(task) for task in self._bars.waiting())
-            self.log(f"waiting for {duration(seconds)} without progress: {names}")
 
     def _log_phase(self, phase: Task, seconds: float) -> None:
         counted, unit = _counted(phase), phase.fields.get("unit", "%")
@@ -176,8 +142,7 @@ class Bars(RichProgress):
     """A line with a spinner for each phase and activity, and a bar where something is counted."""
 
     def __init__(self, console: Console, clock: Callable[[], float], *, live: bool) -> None:
-        self._spinner, self._now, self._moved = Spinner("dots"), clock, clock()
-        self._longest = dict[str, float]()  # seconds without progress so far, by what was going on
+        self._spinner, self._now = Spinner("dots"), clock
         columns = (BarColumn(None, table_column=Column(ratio=1)), _CountColumn())
         super().__init__(*columns, console=console, get_time=clock, refresh_per_second=4, expand=True, disable=not live)
 
@@ -187,27 +152,8 @@ class Bars(RichProgress):
         number = self.add_task(name, total=total, completed=done, first=done, updated=now, **fields)  # type: ignore[arg-type]  # floats are fine
         return next(task for task in self.tasks if task.id == number)
 
-    def waiting(self) -> list[Task]:
-        """What is going on now."""
-        return [task for task in self.tasks if "overall" not in task.fields]
-
-    def move(self) -> None:
-        """Something has been done, or another thing begins or ends."""
-        now = self._now()
-        for task in self.waiting():
-            self._longest[task.description] = max(self._longest.get(task.description, 0.0), now - self._moved)
-        self._moved = now
-
-    def stalled(self) -> float:
-        """Seconds for which nothing has moved, if they are far more than ever before; otherwise 0."""
-        seconds = self._now() - self._moved
-        before = [self._longest.get(task.description, 0.0) for task in self.waiting()]
-        return seconds if before and seconds >= max(STALLED_SECONDS, 2 * max(before)) else 0.0
-
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from chain.from_iterable(map(self.lines, self.tasks))
-        if seconds := self.stalled():
-            yield Text(f"no progress for {duration(seconds)}", "yellow")
 
     def lines(self, task: Task) -> Iterator[RenderableType]:
         """What is shown of a task."""

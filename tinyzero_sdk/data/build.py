@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.files import JsonLinesWriter, ParquetWriter, replacing
-from tinyzero_sdk.data.rows import as_messages, make_row, make_table, plain
+from tinyzero_sdk.data.rows import as_messages, check_own_columns, make_row, plain
 from tinyzero_sdk.errors import BrokenTaskError, DataError, ExhaustedError, SettingsError, TinyZeroError
 from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Json, Split
@@ -301,21 +301,37 @@ def _prompt_array(prompts: Sequence[Sequence[Message]]) -> pa.ListArray:
         name: pa.array([message[name] for prompt in prompts for message in prompt], pa.string())
         for name in ("role", "content")
     }
-    messages = pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), messages)
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), _struct(fields))
 
 
 def _table(task: Task, request: BuildRequest, columns: ProblemColumns, rows: np.ndarray, first_index: int) -> pa.Table:
-    return make_table(
-        task,
-        _take(columns.ground_truth, rows, "the ground truths"),
-        _take(columns.data, rows, "the task's own columns"),
-        prompts=columns.prompts.take(rows),
-        first_index=first_index,
-        split=request.split,
-        difficulties=pa.array(columns.difficulties[rows]),
-        keys=pa.array([columns.keys[row] for row in rows], pa.string()),
+    """The rows as `make_row` makes them."""
+    size = len(rows)
+    data = _take(columns.data, rows, "the task's own columns")
+    own = {field.name: data.field(place) for place, field in enumerate(data.type)}
+    check_own_columns(task.name, own)
+    extra_info = {
+        "index": pa.array(range(first_index, first_index + size), pa.int64()),
+        "split": pa.repeat(request.split, size),
+        "difficulty": pa.array(columns.difficulties[rows]),
+        "key": pa.array([columns.keys[row] for row in rows], pa.string()),
+        "task_version": pa.repeat(task.version, size),
+    }
+    truths = _take(columns.ground_truth, rows, "the ground truths")
+    return pa.table(
+        {
+            "data_source": pa.repeat(task.name, size),
+            "prompt": columns.prompts.take(rows),
+            "ability": pa.repeat(task.info.ability, size),
+            "reward_model": _struct({"style": pa.repeat("rule", size), "ground_truth": truths}),
+            "extra_info": _struct(extra_info),
+            **own,
+        }
     )
+
+
+def _struct(fields: Mapping[str, pa.Array]) -> pa.StructArray:
+    return pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
 
 
 def _take(values: pa.Array | list[Json], rows: np.ndarray, what: str) -> pa.Array:

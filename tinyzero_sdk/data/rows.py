@@ -12,8 +12,6 @@ from tinyzero_sdk.hookspecs import Message
 from tinyzero_sdk.records import Item, Json, Split
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from tinyzero_sdk.tasks.task import Task
 
 ROW_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
@@ -67,48 +65,6 @@ def make_row(
         },
         **data,
     }
-
-
-def make_table(
-    task: "Task",
-    ground_truth: "pa.Array",
-    data: "pa.StructArray",
-    *,
-    prompts: "pa.Array",
-    first_index: int,
-    split: Split,
-    difficulties: "pa.Array",
-    keys: "pa.Array",
-) -> "pa.Table":
-    """Rows as a table, from arrays of one length: `make_row` for columns."""
-    import pyarrow as pa
-
-    size = len(keys)
-    own = {field.name: data.field(place) for place, field in enumerate(data.type)}
-    check_own_columns(task.name, own)
-    extra_info = {
-        "index": pa.array(range(first_index, first_index + size), pa.int64()),
-        "split": pa.repeat(split, size),
-        "difficulty": difficulties,
-        "key": keys,
-        "task_version": pa.repeat(task.version, size),
-    }
-    return pa.table(
-        {
-            "data_source": pa.repeat(task.name, size),
-            "prompt": prompts,
-            "ability": pa.repeat(task.info.ability, size),
-            "reward_model": _struct({"style": pa.repeat("rule", size), "ground_truth": ground_truth}),
-            "extra_info": _struct(extra_info),
-            **own,
-        }
-    )
-
-
-def _struct(fields: "Mapping[str, pa.Array]") -> "pa.StructArray":
-    import pyarrow as pa
-
-    return pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
 
 
 def check_own_columns(task_name: str, data: Mapping[str, Any]) -> None:

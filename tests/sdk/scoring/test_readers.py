@@ -192,7 +192,7 @@ def test_folder_of_save_to_disk_is_read_in_its_order(tmp_path):
         assert [(row["completion"], row["ground_truth"]) for row in found] == [
             (f"<answer>{n}</answer>", str(n)) for n in range(2500)
         ]
-    with pytest.raises(DataError, match="splits train, test; name one"):
+    with pytest.raises(DataError, match="splits test, train; name one"):
         read("hf", tmp_path / "two")
 
 

@@ -72,36 +72,6 @@ def test_the_time_left_does_not_count_what_an_earlier_session_did(plain, clock):
     assert printed(plain)[-1] == "sampling: 60/100 completions  0:40 left"
 
 
-def test_what_is_waited_for_is_named_and_again_when_the_wait_has_doubled(plain, clock):
-    plain.train(10)
-    with plain.activity("sampling completions", total=64) as advance, plain.activity("updating the weights"):
-        advance(12)
-        for _ in range(150):
-            clock.now += 1
-            plain._tell_stall()
-    what = "sampling completions: 12/64 and updating the weights"
-    assert printed(plain)[1:] == [f"waiting for {time} without progress: {what}" for time in ("0:30", "1:00", "2:00")]
-    with plain.activity("updating the weights"):
-        clock.now += 299  # it has taken 150 s before
-        plain._tell_stall()
-        assert len(printed(plain)) == 4
-        clock.now += 1
-        plain._tell_stall()
-    assert printed(plain)[-1] == "waiting for 5:00 without progress: updating the weights"
-
-
-def test_nothing_is_waited_for_while_it_moves_or_between_activities(plain, clock):
-    plain.phase("evaluating", total=200)
-    for _ in range(100):
-        clock.now += 20
-        plain.advance()
-        plain._tell_stall()
-    plain.end_phase()
-    clock.now += 1000
-    plain._tell_stall()
-    assert not any("waiting" in line for line in printed(plain))
-
-
 def test_the_start_up_is_told_by_part(plain, clock):
     for part, seconds in {"imports": 5.0, "warm_up": 2.5, "evaluation": 1.0}.items():
         clock.now += seconds
@@ -187,7 +157,7 @@ def test_the_terminal_shows_step_numbers_reward_so_far_and_phase(terminal, clock
     assert len(live(terminal)) == 3
 
 
-def test_the_terminal_names_what_a_slow_step_does_and_when_nothing_moves(terminal, clock):
+def test_the_terminal_names_what_a_slow_step_does(terminal, clock):
     terminal.train(94)
     with terminal.activity("sampling completions", total=64) as advance:
         clock.now += 0.9
@@ -195,8 +165,6 @@ def test_the_terminal_names_what_a_slow_step_does_and_when_nothing_moves(termina
         clock.now += 9.1
         advance(32)
         assert live(terminal)[1].endswith("sampling completions  0:10  32/64  0:10 left")
-        clock.now += 45
-        assert live(terminal)[2] == "no progress for 0:45"
     assert len(live(terminal)) == 1
 
 

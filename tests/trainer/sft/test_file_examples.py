@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ from tinyzero_sdk.data.rows import item_to_row
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config.run import LogConfig
-from tinyzero_trainer.config.sft import SftRunConfig, compose_sft
+from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.monitoring.completion_log import CompletionLog
 from tinyzero_trainer.sft.batches import Batches
 from tinyzero_trainer.sft.examples import Encoder
 from tinyzero_trainer.sft.file_examples import ExampleFile, FileExamples
-from tinyzero_trainer.sft.train import fine_tune
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 TOKENIZER = build_tokenizer()
@@ -359,20 +357,13 @@ def test_a_conversation_is_held_out_whole(read: Read) -> None:
         read([{"prompt": "1+1=", "completion": "2"}], test_path=path)
 
 
-def test_a_row_that_the_chat_template_refuses_is_named_before_the_model_is_loaded(
-    read: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_the_chat_template_refuses_is_named(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     monkeypatch.setattr(TOKENIZER, "chat_template", refusal + TOKENIZER.chat_template)
     answer = {"role": "assistant", "content": "4"}
     fine, refused = {"messages": [CHAT[1], answer]}, {"messages": [*CHAT, answer]}
-    read([fine, fine])._file.check_template(TOKENIZER)
-    examples = read([fine, fine, refused])
-    message = r"rows\.jsonl:3: the model's chat template refuses its messages \(.*no system\); change or remove the row"
-    with pytest.raises(DataError, match=message):
-        examples._file.check_template(TOKENIZER)
-    with pytest.raises(DataError, match=message):  # nor is one that only its content has refused
-        texts(examples)
+    with pytest.raises(DataError, match=r"rows\.jsonl:3: the model's chat template fails \(.*no system\)"):
+        texts(read([fine, fine, refused]))
 
 
 def test_a_completion_is_tokenized_as_it_stands_after_its_prompt() -> None:
@@ -417,23 +408,11 @@ def test_what_eval_writes_is_fine_tuned_on(capsys: pytest.CaptureFixture[str], t
     assert "held-out accuracy: " in out
 
 
-def test_a_chat_of_several_messages_needs_a_chat_template(
-    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_of_several_messages_needs_a_chat_template(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = {"role": "assistant", "content": "4"}
     one, several = {"messages": [CHAT[1], answer]}, {"messages": [*CHAT, answer]}
     assert len(texts(read([one, several]))) == 2
     monkeypatch.setattr(TOKENIZER, "chat_template", None)
     assert texts(read([one])) == [("2+2", "4")]
-    for rows, data, place in (
-        ([one, several], {}, "rows.jsonl:2"),
-        ([one], {"test_path": write(tmp_path / "test.jsonl", [several])}, "test.jsonl:1"),
-    ):
-        file = read(rows, **data)._file
-        message = f"{place} has several messages, and the model no chat template; give a"
-        with pytest.raises(DataError, match=re.escape(message)):
-            file.check_template(TOKENIZER)
-        config = replace(file._arguments[1], run=SftRunConfig(str(tmp_path / "run")))
-        with pytest.raises(DataError, match=re.escape(message)):  # nor has a new decoder, before it is made
-            fine_tune(config)
-        assert not (tmp_path / "run").exists()
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: .* the model has no chat template; .*give a --model with one"):
+        texts(read([one, several]))

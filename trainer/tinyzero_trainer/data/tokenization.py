@@ -12,10 +12,6 @@ from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.loading import ModelError
 
 
-class ChatTemplateError(ModelError):
-    """The model's chat template fails on these messages."""
-
-
 def decode_texts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
     """The text of each row, without special tokens, exactly as `tokenizer.batch_decode` gives it."""
     if (
@@ -48,7 +44,7 @@ def _in_template(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, st
     try:
         return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
     except Exception as error:  # the border to a template, which is the model's code
-        raise ChatTemplateError(
+        raise ModelError(
             f"the model's chat template fails ({first_line(error)}); repair it, or set data.prompt_template=base"
         ) from error
 

@@ -3,11 +3,11 @@
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,13 +24,9 @@ from tinyzero_sdk.seeds import derive_seed, split_of_key
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION
 from tinyzero_trainer.config.sft import SftConfig
 from tinyzero_trainer.data.prompts import EVALUATION_SEED
-from tinyzero_trainer.data.tokenization import ChatTemplateError, encode_prompt
-from tinyzero_trainer.errors import first_line
+from tinyzero_trainer.models.loading import ModelError
 from tinyzero_trainer.sft.examples import Encoder, ExampleSource, demonstration
 from tinyzero_trainer.types import Rollout
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 KINDS = (
     "expected a scored completion (completion, correct), messages, prompt and completion, or a problem that a --task "
@@ -82,7 +78,6 @@ class ExampleFile:
         self._of_run = bool(kept_by_run)
         self._rows = Rows(kept_by_run) if kept_by_run else open_rows(path, ("train",) if learned else HELD_OUT)
         self.asks_tasks = False  # whether a task makes a completion
-        self._chats = dict[tuple[str, ...], tuple[int, int]]()  # by the roles in a prompt: the first such example
         self._wrong = 0  # completions that are wrong, or were cut off
         self._seed = config.run.seed
         self._test_fraction, self._eval_problems = config.data.test_fraction, config.eval.num_problems
@@ -119,37 +114,6 @@ class ExampleFile:
     def version(self) -> str:
         """A hash of its bytes."""
         return self._rows.digest
-
-    @property
-    def has_chats(self) -> bool:
-        """Whether a prompt is of messages."""
-        return bool(self._chats or self.held_out[0]._chats)
-
-    def check_template(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Raise a DataError if chat messages have an order that the model's chat template refuses, or it has none."""
-        for file in dict.fromkeys((self, self.held_out[0])):
-            for roles, place in file._chats.items():
-                if not tokenizer.chat_template and len(roles) > 1:
-                    raise DataError(
-                        f"{file.place(place)} has several messages, and the model no chat template; give a --model "
-                        "with one"
-                    )
-                if tokenizer.chat_template:
-                    (example,) = file.read(np.array([place]), "chat")
-                    with file.naming(place):
-                        encode_prompt(tokenizer, example.prompt)
-
-    @contextmanager
-    def naming(self, place: Sequence[int]) -> Iterator[None]:
-        """Name the row of an example that the model's chat template refuses."""
-        try:
-            yield
-        except ChatTemplateError as error:
-            cause = first_line(error.__cause__ or error)
-            raise DataError(
-                f"{self.place(place)}: the model's chat template refuses its messages ({cause}); change or remove the "
-                "row"
-            ) from error
 
     def place(self, place: Sequence[int]) -> str:
         """File and row of an example."""
@@ -188,8 +152,6 @@ class ExampleFile:
             self._wrong += not examples
             of_row = None
             for turn, example in enumerate(examples):
-                if example.task is None and not isinstance(example.prompt, str):
-                    self._chats.setdefault(tuple(message["role"] for message in example.prompt), (index, turn))
                 if example.item is None:
                     key = _text(example.prompt)
                     lines = {key.strip(), *map(str.strip, key.splitlines())}
@@ -369,8 +331,10 @@ class FileExamples(ExampleSource):
             examples = [example._replace(prompt=_unwrapped(example.prompt)) for example in examples]
         prompts = []
         for place, example in zip(places.tolist(), examples, strict=True):
-            with file.naming(place):
+            try:
                 prompts.append(self._encoder.prompt(example.prompt, example.item, example.task or ""))
+            except ModelError as error:
+                raise DataError(f"{file.place(place)}: {error}") from error
         chat = [not isinstance(example.prompt, str) for example in examples]
         return self._encoder.examples(prompts, [example.completion or "" for example in examples], chat)
 

@@ -29,7 +29,7 @@ from tinyzero_trainer.data.prompts import StreamState
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.kinds import find_executor
 from tinyzero_trainer.models.device import choose_device
-from tinyzero_trainer.models.loading import from_parts, load_tokenizer, save_model
+from tinyzero_trainer.models.loading import from_parts, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.sft.batches import Batches, batch_stream, prepare_workers
@@ -75,9 +75,6 @@ def open_fine_tuning(
         if config.data.path is not None:  # its faults are found before a model is loaded
             display.phase(f"reading {config.data.path}")
             file = ExampleFile(config.data.path, config, tasks)
-            if file.has_chats and not resume:
-                path = config.model.path
-                file.check_template(build_tokenizer() if path is None else load_tokenizer(path))
             count = len(file.held_out[1])
             hint = "" if count else "; a held-out loss takes data.test_path, or a larger data.test_fraction"
             display.log(f"{len(file.places):,} examples to learn from, {count:,} held out{hint}")
