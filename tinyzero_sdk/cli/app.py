@@ -18,14 +18,7 @@ from tinyzero_sdk.console import LogStream, exit_on_error, stdout, warn
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.plugins.registry import load_plugins
 
-TRAINER_COMMANDS = {
-    "warmstart": "Train a small model from scratch that can attempt a task.",
-    "sft": "Fine-tune a language model on examples of a task, or of a file.",
-    "train": "Train a language model on a task.",
-    "runs": "List runs: state, steps, held-out accuracy, size on the disk, and how to resume or delete them.",
-    "plan": "Predict a run's GPU memory and speed, and propose settings that fit a GPU.",
-    "doctor": "Find what prevents training on this machine.",
-}
+TRAINER_COMMANDS = ("train", "sft", "warmstart", "recipes", "runs", "replay", "plan", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -124,13 +117,10 @@ def _top(
 def _register_placeholders(app: typer.Typer) -> None:
     """Register placeholders that say what to install, where the trainer is missing."""
     present = {command.name for command in app.registered_commands}
-    for name, purpose in TRAINER_COMMANDS.items():
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    for name in TRAINER_COMMANDS:
         if name not in present:
-            app.command(
-                name,
-                help=f"{purpose} (Needs the trainer.)",
-                context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-            )(_needs_trainer)
+            app.command(name, help="Needs the trainer.", context_settings=settings)(_needs_trainer)
 
 
 def _needs_trainer(context: typer.Context) -> None:

@@ -189,9 +189,6 @@ def _remark(plan: "EvaluationPlan", model: str | None, result: "EvaluationResult
     from tinyzero_sdk.evaluation.signal_advice import warning
 
     summary = result.summary
-    if summary.prompts < plan.size:
-        found = f"{plural(summary.prompts, 'problem')} in the {plan.split} split"
-        stderr.print(Text(f"{plan.task.name} has only {found}; all of them were used"), soft_wrap=True)
     if summary.signal.fault is not None:
         text = f"warning: {warning(summary.signal, plan.task, model, plan.max_tokens)}"
         stderr.print(Text(text, "yellow"), soft_wrap=True)
@@ -200,28 +197,26 @@ def _remark(plan: "EvaluationPlan", model: str | None, result: "EvaluationResult
 def _endpoint_options(url: str, context: typer.Context) -> "EndpointOptions":
     from tinyzero_sdk.evaluation.openai_endpoint import EndpointOptions
 
-    given = context.params
+    typed = context.params
     try:
-        extra_body = loads(given["extra_body"] or "{}")
+        extra_body = loads(typed["extra_body"] or "{}")
     except ValueError:
         extra_body = None
     if not isinstance(extra_body, dict):
-        raise SettingsError(
-            f"got --extra-body {given['extra_body']}; expected a JSON object, such as '{{\"top_k\": 20}}'"
-        )
+        raise SettingsError(f"--extra-body {typed['extra_body']}: expected a JSON object, such as '{{\"top_k\": 20}}'")
     refuse_secrets(extra_body, "--extra-body ")
-    if given["max_tokens"] and given["max_completion_tokens"]:
+    if typed["max_tokens"] and typed["max_completion_tokens"]:
         raise SettingsError("--max-tokens and --max-completion-tokens are two names of one limit; give one")
     return EndpointOptions(
         url,
-        given["api_key_env"],
-        given["concurrency"],
-        given["retries"],
-        given["timeout"],
-        system=given["system"],
-        stop=given["stop"] or (),
+        typed["api_key_env"],
+        typed["concurrency"],
+        typed["retries"],
+        typed["timeout"],
+        system=typed["system"],
+        stop=typed["stop"] or (),
         extra_body=extra_body,
-        is_completion_limit=given["max_completion_tokens"] is not None,
+        is_completion_limit=typed["max_completion_tokens"] is not None,
     )
 
 

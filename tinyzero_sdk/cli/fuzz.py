@@ -33,8 +33,7 @@ def fuzz(
         typer.Option("--cases", help="File to which findings are added.", show_default="./TASK.cases.jsonl"),
     ] = None,
     corpus: Annotated[
-        Path | None,
-        typer.Option("--corpus", help="Labelled cases to start from, such as those of a run's audit."),
+        Path | None, typer.Option("--corpus", help="Labelled cases to start from, such as those of a run's audit.")
     ] = None,
     first: Annotated[bool, typer.Option("--first", help="Stop at the first finding.")] = False,
     timeout: Timeout = 1.0,

@@ -243,14 +243,6 @@ def test_wrappers_shape_by_length_and_are_kept_with_the_scores(run, score, write
     assert f'the row was scored with task wrappers ["{wrapper}"], and this is []' in err
 
 
-def test_wrappers_may_be_several_and_one_needs_to_know_the_end(score, tmp_path):
-    rows = with_lengths(token_count="count", finished="end")
-    assert score(rows, "--wrapper", "cosine(limit=200)", "--wrapper", "format")[0] == 0
-    rows = rows_of(tmp_path / "out.jsonl")
-    assert json.loads(rows[0]["task_wrappers"]) == ["cosine(limit=200)", "format"]
-    assert rows[0]["score"] > rows[1]["score"] > 1.0 > rows[2]["score"] == -10.0
-
-
 @pytest.mark.parametrize(
     ("columns", "wrapper", "problem"),
     [

@@ -6,14 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stderr
-from io import StringIO
 
 import pytest
 
 import tinyzero_sdk
 from tests.sdk.conftest import options_source
-from tinyzero_sdk.cli import main
 
 CALL = "from tinyzero_sdk.cli import main; main()"
 PROMPT = "@hookimpl\ndef make_prompt(): return 'say it'"
@@ -101,12 +98,6 @@ def test_task_file_without_data_still_shows_its_options(run, write_task):
     assert code == 0
     assert "task.size" in out
     assert "generate_dataset raised OSError: no data" in out
-
-
-def test_templates_are_those_that_work(run, write_task):
-    path = write_task(make_prompt="@hookimpl\ndef make_prompt(template): return {'chat': []}[template]")
-    details = json.loads(run("tasks", path, "--json")[1])
-    assert (details["templates"], details["example"]["prompt"]) == (["chat"], [])
 
 
 def test_error_is_one_line_without_traceback(run, monkeypatch):
@@ -208,13 +199,6 @@ def test_a_reader_that_leaves_changes_nothing(arguments, fault_row):
 
 
 @pytest.mark.slow
-def test_keys_are_whole_on_a_narrow_terminal(write_task):
-    ended = run_in_process("tasks", write_task(extra=DESCRIBED.replace("size", "s" * 40)), COLUMNS="40")
-    assert "…" not in ended.stdout
-    assert ended.stdout.count("s" * 5) > 3
-
-
-@pytest.mark.slow
 def test_sigterm_removes_temporary_files(write_task, tmp_path):
     slow = """
 import time
@@ -231,14 +215,3 @@ def generate_dataset(size, start):
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 143
     assert not list((tmp_path / "out").iterdir())
-
-
-class FullDisk(StringIO):
-    def write(self, text: str) -> int:
-        raise OSError(28, "No space left on device")
-
-
-def test_an_error_that_cannot_be_written_keeps_its_exit_code() -> None:
-    with redirect_stderr(FullDisk()), pytest.raises(SystemExit) as left:
-        main(["tasks", "nothing"])
-    assert left.value.code == 2

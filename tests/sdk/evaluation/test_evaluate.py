@@ -49,11 +49,9 @@ def test_every_completion_is_kept_with_all_that_belongs_to_it(evaluate, server, 
 @pytest.mark.slow
 def test_a_task_with_fewer_problems_is_evaluated_on_all_of_them(run, server, tmp_path):
     words = ("--task", "multiply", "task.digits=[2, 1]", "--model", "m", "--endpoint", server.url, "--json")
-    code, shown, err = run("eval", *words, "-o", tmp_path / "out.jsonl")
-    found = json.loads(shown)["problems"]
+    code, shown, _ = run("eval", *words, "-o", tmp_path / "out.jsonl")
     assert code == 0
-    assert 1 < found < 500
-    assert f"has only {found:,} problems in the test split; all of them were used" in err
+    assert 1 < json.loads(shown)["problems"] < 500
 
 
 @pytest.mark.slow
@@ -202,11 +200,3 @@ def test_hook_local_models(run, install, write_task, monkeypatch):
     assert "model       local\n" in shown
     assert "accuracy    100.0% ± 0.0" in shown
     assert "mean length 3.0 tokens" in shown
-
-
-def test_hook_local_models_that_returns_something_else_is_refused(run, install, monkeypatch):
-    wrong = LOCAL.replace("return Models()", "return 3")
-    install("tz-wrong", modules={"wrong_module": wrong}, plugins={"wrong": "wrong_module"})
-    only_plugin(monkeypatch, "wrong")
-    expected = "local_models of tz-wrong 1.0 returned 3; expected an object with the methods plan and key_help"
-    assert expected in run("eval")[2]

@@ -70,16 +70,6 @@ def test_eighty_columns_and_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().out.splitlines()[-1] == "no problems found"
 
 
-def test_json_has_findings_and_facts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for facts, ok in ((BAD, False), (facts_of(), True)):
-        assert run(facts, monkeypatch, "--json") == (0 if ok else 1)
-        printed = json.loads(capsys.readouterr().out)
-        assert printed.keys() == {"ok", "findings", "facts"}
-        assert printed["ok"] is ok
-        assert {key for one in printed["findings"] for key in one} == {"check", "level", "what", "do", "commands"}
-        assert printed["facts"]["torch"]["version"] == facts.torch.version
-
-
 def test_the_report_is_markdown_that_does_not_name_the_user(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

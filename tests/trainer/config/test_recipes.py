@@ -120,9 +120,8 @@ def test_a_recipe_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
          "did you mean 'algorithm.clip_ratio_hi"),
         ("[full_size.rollot]\nmax_completion_tokens = 5", "mine.toml: unknown key 'rollot.max_completion_tokens'; "
          "did you mean"),
-        ("about = 3", "expected about and source to be text and full_size to be a table"),
+        ("about = 3", "mine.toml: about: got 3; input should be a valid string"),
         ("[run]\nrecipe = 'grpo'", "a recipe cannot name another in run.recipe"),
-        ("[", "mine.toml is not valid TOML"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_recipe_names_its_file(tmp_path: Path, content: str, message: str) -> None:
@@ -132,13 +131,6 @@ def test_a_mistake_in_a_recipe_names_its_file(tmp_path: Path, content: str, mess
         make_config(with_recipe(TINY, str(file)))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_recipe_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(SettingsError, match=r"no recipe 'dapa'; did you mean 'dapo'\? known: adaptive, "):
-        make_config(with_recipe(TINY, "dapa"))
-    with pytest.raises(SettingsError, match=r"cannot read nowhere\.toml"):
-        make_config(with_recipe(TINY, "nowhere.toml"))
 
 
 def test_a_file_of_one_recipe_is_not_taken_with_another(tmp_path: Path) -> None:

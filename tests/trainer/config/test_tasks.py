@@ -181,10 +181,3 @@ def test_such_a_run_is_evaluated_on_one_of_its_tasks_or_on_another(run: Path) ->
         evaluation_config(typed())
     found = evaluation_config({"model": {"path": str(run)}, "run": {"task": "gsm8k"}})
     assert (list(found.tasks), found.data.test_fraction) == (["gsm8k"], 0.125)
-
-
-def test_loading_says_whose_option_is_wrong(toy_task: str) -> None:
-    specs = (TaskSpec("one", toy_task, 1.0, {}), TaskSpec("two", toy_task, 1.0, {"limt": 3}))
-    with pytest.raises(SettingsError, match=r"^unknown key 'tasks\.two\.options\.limt'"):
-        load_tasks(specs)
-    assert list(load_tasks(specs[:1])) == ["one"]

@@ -6,13 +6,7 @@ from pathlib import Path
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import read_toml
-from tinyzero_trainer.advisor.advice import (
-    FEW_SEQUENCES,
-    LAST_RESORT,
-    LOADING,
-    after_out_of_memory,
-    without_advice,
-)
+from tinyzero_trainer.advisor.advice import FEW_SEQUENCES, LAST_RESORT, LOADING, after_out_of_memory, without_advice
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.checkpoint.store import sealed
 from tinyzero_trainer.config import TrainConfig

@@ -35,8 +35,7 @@ def plan(
         ),
     ] = None,
     prompt_tokens: Annotated[
-        int | None,
-        typer.Option("--prompt-tokens", metavar="N", min=1, help="Tokens of a prompt.", show_default="256"),
+        int | None, typer.Option("--prompt-tokens", metavar="N", min=1, help="Tokens of a prompt.", show_default="256")
     ] = None,
     sft: Annotated[bool, typer.Option("--sft", help="Plan a run of `tinyzero sft`, with its options.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -185,9 +185,8 @@ class OptimizerConfig:
     what suits the GPU and the model, and 16,384 where they are not known and on the CPU."""
 
     packing: Annotated[Layout, RESUMABLE] = "auto"
-    """`packed` = sequences one after another, without padding; changes memory and speed, never the loss. Without a
-    varlen attention kernel, attention costs the square of micro_batch_tokens. `auto` = packed where a GPU has such a
-    kernel, else padded."""
+    """`packed` = sequences one after another, without padding; changes memory and speed, not the loss. `auto` = packed
+    where a GPU has a varlen attention kernel, without which attention costs the square of micro_batch_tokens."""
 
     max_nonfinite_updates: PositiveInt = 3
     """Consecutive updates with a non-finite loss or gradient (each is skipped) before the run stops."""

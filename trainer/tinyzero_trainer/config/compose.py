@@ -4,7 +4,7 @@ The configuration of a resumed run is in resume.py, that of an evaluation in con
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,6 @@ def gather(cls: type, flags: Mapping[str, Any], words: Sequence[str], file: Path
             f"{file} was made with the recipe {made_with}, and a file's settings override a recipe's; give the recipe "
             f"{recipe} without the file, or leave the recipe out"
         )
-    for group, command in {"new_model": "sft", "algorithm": "train"}.items():
-        if group in content and group not in {field.name for field in fields(cls)}:
-            raise SettingsError(f"{file} is of another command; give it to tinyzero {command} --config {file}")
     check_keys(cls, content, file)
     if not is_of_run(file):
         return with_task_table(merge(content, typed))
@@ -73,12 +70,7 @@ def is_of_run(file: Path | None) -> bool:
 
 
 def make_config(overrides: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a new run, as `compose` builds it.
-
-    Example:
-        >>> make_config({"run": {"task": "countdown"}, "model": {"path": "gpt2"}}).model.path
-        'gpt2'
-    """
+    """The configuration of a new run, as `compose` builds it."""
     return compose(overrides).config
 
 

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_keys(cls: type, words: Sequence[str]) -> list[str]:
-    """The keys of `cls` with all of the words in their name, type, text, or name in another trainer.
-
-    Raises:
-        SettingsError: there is none.
-    """
+    """The keys with all of the words in their name, type, text, or name in another trainer; or a SettingsError."""
     foreign, lowered = foreign_names(cls), [word.casefold() for word in words]
     texts = {field.key: f"{field.key} {field.type} {field.help}".casefold() for field in describe(cls)}
     texts = {key: " ".join([text, *foreign.get(key, ())]) for key, text in texts.items()}

@@ -7,14 +7,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from tinyzero_trainer.config.settings import ON_RAY, RESUMABLE, SMALLER, Needs, Option, TradesMemory
 from tinyzero_trainer.kinds import ENGINES, UNDECIDED, EngineKind, find_engine, kind_names
-from tinyzero_trainer.utils.bounds import (
-    Auto,
-    Fraction,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    TestFraction,
-)
+from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, TestFraction
 
 if TYPE_CHECKING:
     Engine = str
@@ -58,8 +51,7 @@ class DataConfig:
     """Problems in a batch."""
 
     max_refill_rounds: Annotated[NonNegativeInt, _GROUPS, _REWARDS] = 0
-    """Dynamic sampling: extra rounds that replace groups whose completions all score the same; 0 = they are trained
-    on."""
+    """Dynamic sampling: extra rounds that replace groups whose completions all score the same; 0 = none."""
 
     test_fraction: Annotated[TestFraction, _DIVIDED] = 1 / 16
     """Fraction of all problems, by the hash of their key, that is held out."""
@@ -103,9 +95,8 @@ class RolloutConfig:
     """How completions are generated."""
 
     engine: Engine = "torch"
-    """`torch` = in this process, with CUDA graphs for most dense models: the fastest on one GPU at the
-    sizes measured. `vllm` = for other models, tensor parallelism, very long contexts and long shared prefixes. `auto` =
-    the faster one for model, lengths and GPU, by a table of measurements; `torch` where there is no GPU or no vLLM."""
+    """`torch` = in this process, with CUDA graphs for most dense models: the fastest on one GPU. `vllm` = for other
+    models, tensor parallelism, very long contexts and shared prefixes. `auto` = the faster one, by measurements."""
 
     group_size: PositiveInt = 8
     """Completions of each prompt: the group that advantages compare."""
@@ -140,8 +131,7 @@ class RolloutConfig:
 
     quantization: Literal["fp8"] | None = None
     """`fp8` = matrix products of rollouts in 8 bits, with rollout.engine=torch on a GPU of Ada or Hopper at least: less
-    time, for half as much memory again for weights. Log-probabilities are off by some tenths; correct for it as with
-    rollout.kv_cache_dtype=fp8. None = the model's own precision."""
+    time, for half as much memory again for weights. Log-probabilities are off by some tenths, see kv_cache_dtype."""
 
     ignore_eos: bool = False
     """Generate up to rollout.max_completion_tokens past any end token: to measure speed and memory, not to train."""
@@ -160,8 +150,7 @@ class RolloutConfig:
     """Dedicated rollout engines, each on vllm.tensor_parallel GPUs; 0 = engines time-share the ranks' GPUs."""
 
     chunks_per_engine: Annotated[PositiveInt, RESUMABLE, ON_RAY] = 1
-    """Chunks of a batch for each engine. With more, an engine that finishes early takes over chunks of the others; with
-    fewer, each generates more completions at a time."""
+    """Chunks of a batch for each engine. With more, an engine that finishes early takes over chunks of the others."""
 
     @property
     def kind(self) -> EngineKind:
@@ -299,8 +288,7 @@ class LengthControlConfig:
     """
 
     mode: Annotated[Literal["full", "fixed", "adaptive"], _SHORTER, _SHRINKS] = "full"
-    """`full` = rollout.max_completion_tokens; `fixed` = length_control.max_tokens; `adaptive` = shorter while the model
-    succeeds."""
+    """`full` = rollout.max_completion_tokens; `fixed` = max_tokens; `adaptive` = shorter while the model succeeds."""
 
     max_tokens: Annotated[PositiveInt, _LIMIT] = 256
     """The limit with mode=fixed."""

@@ -17,12 +17,7 @@ DEVICES = "auto, cpu, cuda or cuda:N"
 
 
 def is_device(name: str) -> bool:
-    """Whether a device is one of `DEVICES`.
-
-    Example:
-        >>> is_device("cuda:1"), is_device("gpu")
-        (True, False)
-    """
+    """Whether a device is one of `DEVICES`."""
     return re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name, re.ASCII) is not None
 
 
@@ -113,9 +108,8 @@ class ModelConfig:
     """Compile the network's layers with torch.compile for the update; none = on a GPU, from about 0.1B parameters."""
 
     float8: Literal["rowwise"] | None = None
-    """Large matrix products of the update in 8-bit floating point, of policy, reference and critic, on a GPU of Ada or
-    Hopper at least. `rowwise` = each row has a scale, and gradients of weights are computed in model.dtype. None = all
-    in model.dtype."""
+    """Large matrix products of the update in 8-bit floating point, on a GPU of Ada or Hopper at least. `rowwise` = each
+    row has a scale, and gradients of weights are computed in model.dtype. None = all in model.dtype."""
 
     float8_modules: Annotated[tuple[str, ...] | None, _FLOAT8] = None
     """Linear layers that compute in float8, by the last part of their names, e.g. down_proj; none = those whose weights
@@ -209,9 +203,8 @@ class MemoryConfig:
         RESUMABLE,
         TradesMemory((Option(False), Option(True, "the update computes logits twice", rank=3)), unresolved=True),
     ] = "auto"
-    """Compute a micro-batch's logits again in the backward pass instead of keeping all of them (of 32,768 tokens and a
-    vocabulary of 151,936 10 GB): 8% more computation at 0.5B, less for larger models. `auto` = false where that fits
-    beside the rollout engine."""
+    """Compute a micro-batch's logits again in the backward pass instead of keeping them (of 32,768 tokens 10 GB): 8%
+    more computation at 0.5B, less for larger models. `auto` = false where that fits beside the rollout engine."""
 
     cpu_offload: Annotated[
         Offload,
@@ -226,9 +219,7 @@ class MemoryConfig:
                 Option("none"),
                 Option("idle", "seconds a step: idle weights and optimiser state wait in host memory", rank=7),
                 Option(
-                    "always",
-                    "a much slower update: weights travel in every pass, and the CPU updates them",
-                    rank=9,
+                    "always", "a much slower update: weights travel in every pass, and the CPU updates them", rank=9
                 ),
             ),
             unresolved="none",
@@ -242,17 +233,13 @@ class MemoryConfig:
         RESUMABLE,
         ON_RAY,
         TradesMemory(
-            (
-                Option(False),
-                Option(True, "weights are gathered, and gradients reduced, for each micro-batch", rank=4),
-            ),
+            (Option(False), Option(True, "weights are gathered, and gradients reduced, for each micro-batch", rank=4)),
             unresolved=True,
             chosen_by="ranks",
         ),
     ] = "auto"
     """Between several ranks, gather a layer's weights for each pass and reduce its gradients after each micro-batch.
-    false = gather and reduce once a mini-batch, more than FSDP2's setting of this name does: it takes the memory of all
-    weights and gradients. `auto` = false where that fits."""
+    false = once a mini-batch, which takes the memory of all weights and gradients. `auto` = false where that fits."""
 
     @property
     def offload(self) -> Literal["idle", "always"] | None:
@@ -392,13 +379,11 @@ class EvalConfig:
         return read_task_specs(self.tasks, "eval.tasks")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tasks, dict):
-            object.__setattr__(self, "tasks", {name_of(task): {"task": task} for task in self.tasks})
+        table = self.tasks if isinstance(self.tasks, dict) else {name_of(task): {"task": task} for task in self.tasks}
         if len(set(self.pass_at)) < len(self.pass_at):
             raise ValueError(f"eval.pass_at: got {list(self.pass_at)}, expected each k once, such as [1, 8]")
-        object.__setattr__(
-            self, "tasks", complete_table(read_task_specs(self.tasks, "eval.tasks"), ("task", "options"))
-        )
+        specs = read_task_specs(table, "eval.tasks")
+        object.__setattr__(self, "tasks", complete_table(specs, ("task", "options")))
 
 
 @dataclass(frozen=True)

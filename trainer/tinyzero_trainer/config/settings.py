@@ -138,12 +138,9 @@ def metadata(cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 def check_keys(cls: type, values: Mapping[str, Any], file: Path | None = None) -> None:
-    """Reject keys that a configuration does not have; the name of another trainer is answered with the key here.
+    """Reject keys, read from a `file`, that a configuration `cls` does not have.
 
-    Args:
-        cls: the configuration's dataclass.
-        values: a nested mapping, with or without the short way of writing a task (tasks.py).
-        file: where they were read, named in the message.
+    The name of another trainer is answered with the key here.
     """
     keys = {key: value for key, value in flatten(values) if key != "run.task" and not key.startswith("task.")}
     try:
@@ -236,11 +233,7 @@ def replaced(config: C, values: Settings) -> C:
 
 
 def with_settings(config: C, values: Settings) -> C:
-    """A configuration with some settings changed.
-
-    Raises:
-        ValueError: they contradict one another, or one has no effect.
-    """
+    """A configuration with some settings changed; a ValueError if they contradict one another or have no effect."""
     changed = replaced(config, values)
     for key, value, reason in unused_settings(changed):
         if key in values:

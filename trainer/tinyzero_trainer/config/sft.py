@@ -32,14 +32,7 @@ from tinyzero_trainer.config.settings import RESUMABLE, Needs, refuse_unused
 from tinyzero_trainer.config.tasks import TaskSpec, read_task_specs, with_task_table
 from tinyzero_trainer.config.train_config import TrainConfig, complete_and_check
 from tinyzero_trainer.hardware import nvml
-from tinyzero_trainer.utils.bounds import (
-    Auto,
-    Fraction,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    TestFraction,
-)
+from tinyzero_trainer.utils.bounds import Auto, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, TestFraction
 
 DEFAULT_STEPS = 200
 DEFAULT_EPOCHS = 3
@@ -56,8 +49,7 @@ class SftRunConfig(AnyRunConfig):
     """Passes over data.path; none = 3, unless run.steps is given."""
 
     seconds: PositiveFloat | None = None
-    """Seconds of training instead: the number of steps is set by the time of the first ones, so no two runs are equal
-    bit for bit."""
+    """Seconds of training instead of steps; no two runs are then equal bit for bit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,8 +95,7 @@ class SftDataConfig:
     """Fraction of the problems that is held out, as in reinforcement learning."""
 
     num_workers: Annotated[NonNegativeInt | None, RESUMABLE] = None
-    """Processes that make examples, which do not depend on it; 0 = the training process. none = 0 on the CPU, and up
-    to 4 on a GPU."""
+    """Processes that make examples; 0 = the training process. none = 0 on the CPU, and up to 4 on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +110,8 @@ class SftOptimizerConfig(OptimizerConfig):
 
     lr_schedule: Decay = "cosine"
     min_lr_ratio: Fraction = 0.1
-
     num_mini_batches: Literal[1] = 1
-    """Optimizer steps per batch."""
-
     update_epochs: Literal[1] = 1
-    """Passes over each batch; run.epochs are passes over all examples."""
 
 
 @dataclass(frozen=True)

@@ -86,12 +86,7 @@ def name_of(task: str) -> str:
 
 
 def read_task_specs(tasks: Mapping[str, Any], table: Literal["tasks", "eval.tasks"] = "tasks") -> tuple[TaskSpec, ...]:
-    """The tasks of a table, whose entries have no weights in `eval.tasks`; a ValueError if one is impossible.
-
-    Example:
-        >>> read_task_specs({"countdown": {"weight": 2}, "multiply": {}})[0].weight
-        2.0
-    """
+    """The tasks of a table; a ValueError or SettingsError if one is impossible."""
     specs = []
     for name, values in tasks.items():
         if not name or "." in name:
@@ -148,7 +143,6 @@ def load_tasks(
         except SettingsError as error:
             if len(specs) == 1 and table == "tasks":
                 raise
-            # `load_task` knows options by the short way of writing them.
             raise SettingsError(re.sub(r"\btask\.(?=\w)", f"{table}.{spec.name}.options.", str(error))) from error
     if data is None or (data.path or data.test_path) is None:
         return tasks

@@ -35,11 +35,7 @@ from tinyzero_trainer.config.tasks import TaskSpec, complete_table, read_task_sp
 
 
 def complete_and_check(config: Any) -> None:
-    """Write out the table of tasks, and raise a ValueError if what the groups of any training ask does not go together.
-
-    Args:
-        config: a `TrainConfig` or `SftConfig`.
-    """
+    """Write out the tasks of any training, and raise a ValueError if what its groups ask does not go together."""
     object.__setattr__(config, "tasks", complete_table(read_task_specs(config.tasks)))
     for name in config.tasks.keys() & config.eval.tasks.keys():
         raise ValueError(

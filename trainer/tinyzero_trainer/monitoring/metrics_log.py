@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tinyzero_sdk.data.files import replacing
 from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.workers.process import ClosesOnExit
 
@@ -131,6 +130,8 @@ class MetricsLog(ClosesOnExit):
         lines = self.path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if (row := _parse(line)) is not None and row["step"] <= step]
         if len(kept) < len(lines):
+            from tinyzero_sdk.data.files import replacing  # imports pyarrow, which no command needs at its start
+
             with replacing(self.path) as temporary:
                 temporary.write_bytes(b"".join(kept))
             self._file.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk.errors import SettingsError, did_you_mean
-from tinyzero_sdk.settings import read_toml
+from tinyzero_sdk.settings import build, read_toml
 from tinyzero_trainer.config.settings import check_keys
 from tinyzero_trainer.config.train_config import TrainConfig
 
@@ -50,11 +50,10 @@ def find_recipe(name: str) -> Recipe:
 
 def _read(name: str, path: Path) -> Recipe:
     settings = read_toml(path)
-    about, source, full_size = settings.pop("about", ""), settings.pop("source", ""), settings.pop("full_size", {})
-    if not (isinstance(about, str) and isinstance(source, str) and isinstance(full_size, dict)):
-        raise SettingsError(f"{path}: expected about and source to be text and full_size to be a table of settings")
-    for values in (settings, full_size):
+    own = {key: settings.pop(key) for key in ("about", "source", "full_size") if key in settings}
+    recipe = build(Recipe, {"name": name, "settings": settings, **own}, f"{path}: ")
+    for values in (recipe.settings, recipe.full_size):
         check_keys(TrainConfig, values, path)
         if "recipe" in values.get("run", {}):
             raise SettingsError(f"{path}: a recipe cannot name another in run.recipe; copy what you need of it")
-    return Recipe(name, about, source, settings, full_size)
+    return recipe
