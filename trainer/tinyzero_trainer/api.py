@@ -1,7 +1,6 @@
 """The Python entry: training and fine-tuning by a configuration that may leave settings to the run (`auto`).
 
-What is `auto` is resolved here, once; the training loop and what it calls take a resolved configuration. Imports no
-torch before a run.
+What is `auto` is resolved here, once. Imports no torch before a run.
 """
 
 from collections.abc import Callable, Mapping
@@ -73,10 +72,8 @@ def resolve(
 ) -> TrainConfig:
     """The configuration with a rollout engine, and values for the memory settings that are `auto`.
 
-    Args:
-        report: shows what was chosen, and why.
-        spec: of a model that does not exist yet; None = the configuration's.
-        check: called once the engine is chosen, to warn of what will not fit.
+    `report` shows what was chosen, and why. `spec` is of a model that does not exist yet. `check` is called once the
+    engine is chosen, to warn of what will not fit.
     """
     config, line = resolve_engine(config, spec)
     if line:

@@ -1,7 +1,4 @@
-"""Errors that more than one package raises or handles. Those of one package are defined there.
-
-Running out of memory: utils/oom.py.
-"""
+"""Errors that more than one package raises or handles; running out of memory is in utils/oom.py."""
 
 import textwrap
 

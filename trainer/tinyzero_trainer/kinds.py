@@ -1,7 +1,6 @@
 """Records that describe a kind of rollout engine or executor, and how one is found by name. No torch in here.
 
-A kind is a folder named after it with its record, `KIND`, in the file kind.py, such as rollout/vllm/kind.py; a new kind
-is a new folder. Configuration, checks and predictions ask the record.
+A kind is a folder named after it with its record, `KIND`, in the file kind.py, such as rollout/vllm/kind.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ENGINES = "tinyzero_trainer.rollout"
-"""The package of all rollout engines."""
-
-EXECUTORS = "tinyzero_trainer.executors"
-"""The package of all executors."""
+ENGINES, EXECUTORS = "tinyzero_trainer.rollout", "tinyzero_trainer.executors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,7 @@ class Generation:
     """One sampled completion."""
 
     token_ids: Sequence[int]
-    """Generated tokens, the end token included where there is one; never empty. Engines give arrays, as of
-    log-probabilities, which make no object of a number before it is used."""
+    """Generated tokens, the end token included where there is one; never empty. Engines give arrays."""
 
     logprobs: Sequence[float] | None
     """log π of each token as the engine has it (temperature applied, but neither top-p nor top-k); None = not asked."""

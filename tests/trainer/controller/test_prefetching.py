@@ -150,10 +150,6 @@ def test_the_staleness_is_that_of_the_weights_that_sampled(level: int, concurren
     assert reported[0] == 0
     assert max(reported) <= (1 if concurrent else 0), "it samples in order, so nothing has to wait"
     assert {row["staleness/kl"] for row in metrics} == {0.125}
-    assert world.notes == [
-        f"the policy changes too fast for rollout.max_async_level={level} (staleness/kl is 0.125, above 0.02); "
-        f"if the reward falls, divide optimizer.learning_rate by {level + 1}, or take a lower level"
-    ]
     assert [row["staleness/groups_in_flight"] for row in metrics][-1] == 0
 
 

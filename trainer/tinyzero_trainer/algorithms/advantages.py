@@ -1,7 +1,7 @@
 """From the rewards of a batch to an advantage for each completion token. Pure functions; the loss is elsewhere.
 
 An estimator takes a `TrainingBatch` and returns [tokens]. A new one is a function here and a line in kinds.py, or a
-user's own, which `algorithm.advantage_estimator` names by its file or module.
+user's own.
 """
 
 from collections.abc import Callable
@@ -36,13 +36,9 @@ def find_estimator(name: str) -> AdvantageFunction:
 
     def checked(batch: TrainingBatch) -> Tensor:
         advantages, tokens = function(batch), int(batch.lengths.sum())
-        if not isinstance(advantages, Tensor):
-            raise SettingsError(f"{key}={name} returned {type(advantages).__name__}, expected a tensor")
-        if advantages.shape != (tokens,):
-            raise SettingsError(
-                f"{key}={name} returned the shape {tuple(advantages.shape)}, expected one advantage for each of "
-                f"{tokens} tokens"
-            )
+        if getattr(advantages, "shape", None) != (tokens,):
+            returned = f"{key}={name} returned {advantages!r:.60}"
+            raise SettingsError(f"{returned}, expected a tensor with one advantage for each of {tokens} tokens")
         return advantages
 
     lengths, tokens = torch.tensor([2, 1, 1, 3]), torch.linspace(-2.0, -0.5, 7)
@@ -56,8 +52,7 @@ def find_estimator(name: str) -> AdvantageFunction:
     }
     for need in needs:
         batch = replace(batch, **columns[need])
-    if not try_out(key, name, lambda: checked(batch)).isfinite().all():
-        raise SettingsError(f"{key}={name} is not finite on a few synthetic tokens")
+    try_out(key, name, lambda: checked(batch))
     return checked
 
 

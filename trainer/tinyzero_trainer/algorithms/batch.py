@@ -45,12 +45,8 @@ class TrainingBatch:
     old_logprobs: Tensor | None = None
     """[tokens] log π before the update; None = computed in the update's only pass."""
 
-    engine_logprobs: Tensor | None = None
-    """[tokens] from the engine; None = not requested."""
-
-    teacher_logprobs: Tensor | None = None
-    """[tokens] log π_teacher; None = no teacher."""
-
+    engine_logprobs: Tensor | None = None  # [tokens]
+    teacher_logprobs: Tensor | None = None  # [tokens]
     is_weights: Tensor | None = None
     """[tokens] importance-sampling weight of each token's loss; None = 1."""
 
@@ -61,10 +57,10 @@ class TrainingBatch:
     """[tokens] V(s_t), the critic's estimate before the token was sampled."""
 
     greedy_rewards: Tensor | None = None
-    """[groups] score of each prompt's greedy completion; ReMax needs it."""
+    """[groups] score of each prompt's greedy completion."""
 
     reward_parts: Tensor | None = None
-    """[completions, parts] parts of the rewards before their weights; GDPO needs them."""
+    """[completions, parts] parts of the rewards before their weights."""
 
     part_weights: Tensor | None = None
     """[completions, parts] weight of each part in the task of the completion; 0 where the task has no such part."""

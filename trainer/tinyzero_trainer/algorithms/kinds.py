@@ -1,9 +1,7 @@
 """Which advantage estimators and policy losses there are, and what each needs. No torch in here.
 
-The configuration is checked against these records, and a step fills a batch by them. A new estimator is a function in
-advantages.py and a line in `ESTIMATORS`; a new policy loss is one in losses.py and a line in `POLICY_LOSSES`. A user's
-own function, which a setting names by its file or module, may declare what it needs
-with `Estimator` as a decorator.
+The configuration is checked against these records, and a step fills a batch by them. A user's own function, which a
+setting names by its file or module, may declare what it needs with `Estimator` as a decorator.
 """
 
 from collections.abc import Callable, Mapping, Set

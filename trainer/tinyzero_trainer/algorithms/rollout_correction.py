@@ -1,17 +1,13 @@
-"""Correction for the mismatch between engine and policy: old log-probabilities, weights, metrics.
+"""Correction for the mismatch between engine and policy: weights and metrics. Pure functions.
 
 An engine with other kernels or another precision samples from π_engine, not exactly from the policy π. Where the old
 log-probabilities of the loss come from (`TrainConfig.old_logprobs_source`):
 
-- `rollout.return_logprobs=always`, no correction: from the engine. No pass is needed, and the ratio π/π_old covers the
-  mismatch too.
+- `rollout.return_logprobs=always`, no correction: from the engine, so the ratio π/π_old covers the mismatch too.
 - `never` and `sample`: from the policy, in a pass before the update, or, if one update takes the whole batch, in that
-  update's own pass. In sampled steps the engine's are only for metrics, so training does not depend on which steps are
-  sampled.
-- A correction (`rollout_correction.is_level`, `rollout_correction.rejection_bounds`; needs `always`): from the policy,
-  in a pass before the update, and the loss of each token is weighted with π_old/π_engine.
-
-Pure functions; the forward passes are in training.
+  update's own pass. In sampled steps the engine's are only for metrics.
+- A correction (needs `always`): from the policy, in a pass before the update, and the loss of each token is weighted
+  with π_old/π_engine.
 """
 
 import math

@@ -140,11 +140,7 @@ class RunDirectory:
 
 
 def newest_model(path: str) -> str:
-    """The newest checkpoint of a run directory; any other `model.path` as it is.
-
-    Raises:
-        RunDirectoryError: the run has no checkpoint yet.
-    """
+    """The newest checkpoint of a run directory, which must have one; any other `model.path` as it is."""
     run = RunDirectory(Path(path).expanduser())
     if not run.config.exists():
         return path

@@ -47,15 +47,11 @@ class RunStatus:
     accuracy: Mapping[str, tuple[float, float]]
     """First and last held-out accuracy on each task."""
 
-    evaluated: int | None
-    """The step of the last one."""
-
+    evaluated: int | None  # the step of the last one
     false_positive_rate: Mapping[str, float]
     """By task, the fraction of the rewarded that the audit's last samples find wrong; a single task has no name."""
 
-    alarms: int
-    """Alarms of the audit."""
-
+    alarms: int  # of the audit
     checkpoints: tuple[int, ...]
     bytes: Mapping[str, int]
     """On the disk, by entry of the directory."""
@@ -66,8 +62,7 @@ class RunStatus:
     resume: str | None
     """The command that resumes it, if it is stopped, or starts it again, if it is aborted."""
 
-    fault: str | None
-    """Why its configuration cannot be read."""
+    fault: str | None  # why its configuration cannot be read
 
     @property
     def size(self) -> int:
@@ -84,11 +79,7 @@ def find_runs(directory: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def status_of(path: Path) -> RunStatus:
-    """What a run directory holds now.
-
-    Raises:
-        OSError: it is being deleted.
-    """
+    """What a run directory holds now."""
     run = RunDirectory(path)
     config: Mapping[str, Any] = {}
     fault = None
@@ -131,9 +122,7 @@ def status_of(path: Path) -> RunStatus:
 def prune(path: Path) -> int:
     """Delete all checkpoints of a run but the newest intact one; returns the bytes that this frees.
 
-    Raises:
-        RunDirectoryError: it is not a run's, or one in progress.
-        CheckpointError: all its checkpoints are damaged, so none is deleted.
+    Raises a RunDirectoryError as `delete`, and a CheckpointError if all are damaged.
     """
     with _locked(path) as run, errors_in_one_line(path):
         before = _bytes(run.checkpoints)
@@ -155,11 +144,7 @@ def delete(path: Path) -> None:
 def copy_run(path: Path, step: int, directory: Path) -> list[dict[str, Any]]:
     """Make a run in an empty directory that resumes before a step (1-based) of the run at `path`; returns its metrics.
 
-    Checkpoints are links, and are not written to.
-
-    Raises:
-        SettingsError: there is no run, or the step is beyond it.
-        DataError: its metrics cannot be read.
+    Checkpoints are links, and are not written to. A SettingsError if there is no run, or the step is beyond it.
     """
     run = RunDirectory(path)
     if not run.config.is_file():

@@ -78,15 +78,9 @@ def save(
 ) -> Path:
     """Write the checkpoint of `step`, then delete all but the newest `keep` and those that another run needs.
 
-    Killed at any moment, it leaves the older checkpoints as they were, and the new one whole or absent.
-    A checkpoint of this step that exists already is replaced: the run has not resumed from it, so it was of no use.
-
-    Args:
-        root: existing directory of all checkpoints.
-        step: training step, >= 0.
-        fill: writes the files into the empty directory that it is given.
-        meta: stored in the manifest.
-        keep: number of checkpoints to keep, at least 2.
+    Killed at any moment, it leaves the older checkpoints as they were, and the new one whole or absent. A checkpoint of
+    this step that exists already is replaced: the run has not resumed from it. `fill` writes the files into the empty
+    directory that it is given.
 
     Raises:
         CheckpointError: it cannot be written; what was there before is intact, and nothing is left behind.
@@ -120,8 +114,7 @@ def latest(root: Path) -> Checkpoint | None:
     """The newest intact checkpoint under `root`, or None if there has never been one.
 
     Raises:
-        CheckpointError: there are checkpoints, and all are damaged; each is named with its fault. Or the system
-            cannot read one now, for which no older one is taken.
+        CheckpointError: all checkpoints are damaged, or the system cannot read one now.
     """
     skipped: list[str] = []
     for step, path in sorted(sealed(root), reverse=True):
@@ -137,12 +130,7 @@ def latest(root: Path) -> Checkpoint | None:
 
 
 def verify(path: Path) -> Mapping[str, Json]:
-    """Compare every byte of a checkpoint with the manifest, and return the meta; other files are ignored.
-
-    Raises:
-        DamagedCheckpointError: names the file and what is wrong with it.
-        CheckpointError: the system cannot read a file now, so what it holds is unknown.
-    """
+    """Compare every byte of a checkpoint with the manifest, and return the meta; errors as `damage_in_one_line`."""
     file = path / MANIFEST
     with damage_in_one_line(file):
         manifest = json.loads(file.read_text(encoding="utf-8"))
@@ -186,10 +174,7 @@ def sealed(root: Path) -> Iterator[tuple[int, Path]]:
 def prune(root: Path) -> None:
     """Delete all checkpoints but the newest intact one and those that another run needs, and what killed runs left.
 
-    The caller holds the run's lock.
-
-    Raises:
-        CheckpointError: all are damaged, so none is deleted.
+    The caller holds the run's lock. If all are damaged, a CheckpointError says so, and none is deleted.
     """
     newest = latest(root)
     for _, path in list(sealed(root)):

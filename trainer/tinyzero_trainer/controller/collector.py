@@ -1,8 +1,7 @@
 """The first half of a step: sample problems, generate completions and score them. The update comes after.
 
-Nothing here depends on an update except through the engine's weights; curriculum and length limit depend only on what
-was sampled. With `rollout.max_async_level` the groups of a batch come from in_flight.py; if the engine samples on by
-itself, the next batch is collected during the update.
+Nothing here depends on an update except through the engine's weights. With `rollout.max_async_level` the groups of a
+batch come from in_flight.py; if the engine samples on by itself, the next batch is collected during the update.
 """
 
 from collections.abc import Iterator
@@ -46,13 +45,11 @@ class RolloutCollector:
         latest = in_flight or prefetched or state
         self.stream = training_stream(config, workers.tasks, latest.progress)
         self._length_control = latest.length_control
-        self.groups: GroupsInFlight | None = None
-        """None if all completions of a batch are sampled by the same weights."""
+        self.groups: GroupsInFlight | None = None  # if all completions of a batch are sampled by the same weights
         if config.rollout.max_async_level:
             self.groups = GroupsInFlight(config, workers, self.stream, state.step, in_flight)
         self._timer = StepTimer()  # of the present batch
-        self.prefetched = prefetched
-        """The next step's batch; None if it has not been collected."""
+        self.prefetched = prefetched  # the next step's batch
         self._error: BaseException | None = None  # which ended prefetching
         self._failed = set[str]()  # tasks whose scorer has failed on a completion
 
@@ -67,12 +64,7 @@ class RolloutCollector:
         return self._error if isinstance(self._error, WorkerDiedError | VllmError) else None
 
     def next_batch(self, step: int) -> RolloutBatch:
-        """The batch of a step (1-based): prefetched during the step before, or collected now.
-
-        Raises:
-            StopRequested: `stop` was requested while generating.
-            TinyZeroError: a worker or a task failed.
-        """
+        """The batch of a step (1-based): prefetched during the step before, or collected now."""
         if self._error is not None:
             raise self._error
         batch = self.prefetched or self.collect(step, self.stop)
@@ -81,7 +73,7 @@ class RolloutCollector:
 
     @contextmanager
     def prefetching(self, step: int) -> Iterator["Future[RolloutBatch] | None"]:
-        """Collect the batch of `step` during the block, if the run has such a step and the engine samples by itself.
+        """Collect the batch of `step` during the block, if there is one and the engine samples by itself.
 
         A signal ends it: what is sampled stays in flight.
         """
@@ -102,11 +94,12 @@ class RolloutCollector:
             self.groups.load_weights(version)
 
     def collect(self, step: int, stop: Stop) -> RolloutBatch:
-        """The batch of a step (1-based); raises as `next_batch`."""
-        with nullcontext() if self.groups is None else self.groups.collecting():
-            return self._collect(step, stop)
+        """Sample and score the batch of a step (1-based).
 
-    def _collect(self, step: int, stop: Stop) -> RolloutBatch:
+        Raises:
+            StopRequested: `stop` was requested while generating.
+            TinyZeroError: a worker or a task failed.
+        """
         config, rollout = self.config, self.config.rollout
         self._timer = StepTimer()
         control, full = config.length_control, rollout.max_completion_tokens
@@ -119,8 +112,9 @@ class RolloutCollector:
             ignore_eos=rollout.ignore_eos,
             logprobs=rollout.returns_logprobs(step),
         )
-        rollouts, kept = self.sample(params, step, stop)
-        greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.needs("greedy") else None
+        with nullcontext() if self.groups is None else self.groups.collecting():
+            rollouts, kept = self.sample(params, step, stop)
+            greedy_rewards = self.greedy_rewards(kept, stop) if config.algorithm.needs("greedy") else None
         known = counted(rollouts, {name: task.task for name, task in self.workers.tasks.items()})
         self._length_control = adapt(self._length_control, LengthStatistics.of(known), control, full=full, step=step)
         versions = [version for rollout in rollouts for version, _ in rollout.generation.versions]

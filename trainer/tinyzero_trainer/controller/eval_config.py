@@ -51,7 +51,7 @@ EVALUATION_KEYS = (
 
 
 class LocalModels:
-    """Models on this machine, for `tinyzero eval`: the protocol is `tinyzero_sdk.evaluation.protocol.LocalModels`."""
+    """Models on this machine, for `tinyzero eval`: see `tinyzero_sdk.evaluation.protocol.LocalModels`."""
 
     def plan(self, request: EvaluationRequest) -> EvaluationPlan:
         """How to evaluate a transformers model, or the tiny one that comes with the trainer."""
@@ -109,8 +109,8 @@ def _open(config: TrainConfig, task: Task, request: EvaluationRequest) -> Iterat
 def evaluation_config(values: Mapping[str, Any]) -> TrainConfig:
     """A configuration to evaluate with; keys without an effect are refused.
 
-    A model from a run takes its task, the task's options and the held-out problems from that run, so that accuracies
-    can be compared and no problem was trained on.
+    A run's model takes its task and the held-out problems from the run: accuracies can be compared, and no problem was
+    trained on.
     """
     values = with_task_table(values)
     tasks = values.get("tasks", {})

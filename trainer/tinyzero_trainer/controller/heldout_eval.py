@@ -37,7 +37,7 @@ class HeldOutEvaluation:
         """`tasks` are those of the workers, and others to evaluate on."""
         self.config, self.workers, self.stop, self.signal = config, workers, stop, signal
         self.rollouts = list[tuple[str, list[Rollout]]]()
-        """The completions of the last evaluation, each with its decoding: `sampled` or `greedy`."""
+        """The completions of the last evaluation, by decoding: `sampled` or `greedy`."""
         progress, count = workers.display, config.eval.num_problems
         if tasks:
             progress.phase("sampling held-out problems")
@@ -59,18 +59,17 @@ class HeldOutEvaluation:
         self.rollouts = []
         for name in self.prompts:
             metrics |= self._evaluate_task(name, signals, thorough=step in (0, last))
-        self.workers.display.end_phase()
-        samples = self.config.eval.samples
-        self.workers.display.held_out(step, {name: metrics[held_out_key(name, samples)] for name in self.prompts})
+        display, samples = self.workers.display, self.config.eval.samples
+        display.end_phase()
+        display.held_out(step, {name: metrics[held_out_key(name, samples)] for name in self.prompts})
         if greedy := {name: metrics[key] for name in self.prompts if (key := greedy_key(name)) in metrics}:
-            self.workers.display.held_out(step, greedy, of="accuracy, greedily,")
+            display.held_out(step, greedy, of="accuracy, greedily,")
         for k in self.config.eval.pass_at:
             estimates = {name: metrics[pass_at_key(name, k, samples)] for name in self.prompts}
-            self.workers.display.held_out(step, estimates, of=f"pass@{k}")
-        if self.signal is not None and step in (0, last):
+            display.held_out(step, estimates, of=f"pass@{k}")
+        if self.signal is not None and not step:
             for name in self.workers.tasks:
-                signal = signals[name]
-                self.signal.held_out(name, signal, is_last=step > 0)
+                self.signal.judge(name, signals[name])
         return {**metrics, "timing_s/testing": perf_counter() - started}
 
     def _evaluate_task(self, name: str, signals: dict[str, LearningSignal], *, thorough: bool) -> dict[str, float]:
@@ -109,11 +108,7 @@ class HeldOutEvaluation:
 def pass_at_metrics(task: str, correct: np.ndarray, counted: np.ndarray, pass_at: Sequence[int]) -> dict[str, float]:
     """pass@k as `tinyzero eval` estimates it: of the problems with k counted completions or more, if there are any.
 
-    Args:
-        task: its name in the run.
-        correct: [completions] bool, those of a problem one after another, as many as the largest k.
-        counted: [completions] bool.
-        pass_at: values of k.
+    `correct` and `counted` are bool, [completions]: those of a problem one after another, as many as the largest k.
     """
     samples, metrics = max(pass_at, default=1), dict[str, float]()
     sizes = counted.reshape(-1, samples).sum(axis=1)

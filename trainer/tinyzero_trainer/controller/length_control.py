@@ -26,11 +26,8 @@ class LengthStatistics:
     correct_length: float | None
     """Mean tokens of correct completions; None without any."""
 
-    length: float
-    """Mean tokens of all completions."""
-
-    truncated: float
-    """Fraction cut off at the limit."""
+    length: float  # mean tokens of all completions
+    truncated: float  # fraction cut off at the limit
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout]) -> "LengthStatistics":
@@ -59,10 +56,7 @@ class LengthControlState:
 
 
 def max_tokens_at(state: LengthControlState, config: LengthControlConfig, *, full: int, step: int, seed: int) -> int:
-    """The limit of a step (1-based), from the state after the previous one.
-
-    `full` is `rollout.max_completion_tokens`; the run's seed decides in which steps it is tried.
-    """
+    """The limit of a step (1-based), from the state after the previous one; the seed decides when `full` is tried."""
     if config.mode == "fixed":
         return min(config.max_tokens, full)
     if config.mode == "full" or state.max_tokens is None:

@@ -32,12 +32,8 @@ class LocalSampler:
         with catch_out_of_memory("the model was loaded", "take a smaller model or a GPU with more memory"):
             self._model = load_model(config.model.path, device)
             self._engine = build_local_engine(config, self._model, report)
-        self._prompts = PromptSource(
-            task,
-            self._model.tokenizer,
-            prompt_template=config.data.prompt_template,
-            max_prompt_tokens=config.data.max_prompt_tokens,
-        )
+        template, longest = config.data.prompt_template, config.data.max_prompt_tokens
+        self._prompts = PromptSource(task, self._model.tokenizer, prompt_template=template, max_prompt_tokens=longest)
         self._params = SamplingParams(config.rollout.max_completion_tokens, request.temperature, request.top_p)
         self._samples, self._seed = request.samples, config.run.seed
         max_num_seqs = unless_auto(config.rollout.max_num_seqs) or FEW_SEQUENCES
@@ -47,11 +43,7 @@ class LocalSampler:
         self.settings: Mapping[str, Json] = {"max_num_seqs": max_num_seqs}
 
     def sample(self, problems: Sequence[Problem], keep: Keep, advance: Callable[[int], None]) -> None:
-        """Sample what is missing of each problem, a group of problems at a time.
-
-        Raises:
-            ModelError: a prompt and the longest completion do not fit into the model's context.
-        """
+        """Sample what is missing of each problem, a group of problems at a time."""
         fewer = f"give rollout.max_num_seqs={self._group_size * self._samples // 2} and another --output"
         advice = fewer if self._group_size > 1 else "ask for fewer samples, or take a smaller model"
         for start in range(0, len(problems), self._group_size):

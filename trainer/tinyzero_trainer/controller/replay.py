@@ -26,18 +26,14 @@ class Replayed:
 
     run: Path
     step: int
-    start: int
-    """The step of the checkpoint before it; 0 = the start of the run."""
-
+    start: int  # step of the checkpoint before it, or 0
     kept_batch: bool
     """Whether it trained on the batch that was kept, as an update of the step was skipped."""
 
     error: str | None
     """Why it ended early: too many updates in a row were skipped."""
 
-    models: Mapping[str, Diagnosis]
-    """What the updates of policy and critic did."""
-
+    models: Mapping[str, Diagnosis]  # policy and critic
     metrics: Mapping[str, float | None]
     """All but those that depend on the clock; empty if it ended early."""
 
@@ -50,8 +46,7 @@ class Replayed:
         if self.recorded is None or self.error is not None:
             return []
         names = sorted(self.metrics.keys() | self.recorded.keys())
-        missing = object()
-        return [name for name in names if self.metrics.get(name, missing) != self.recorded.get(name, missing)]
+        return [name for name in names if self.metrics.get(name, ...) != self.recorded.get(name, ...)]
 
 
 class _NotKept(SkippedUpdates):
@@ -62,13 +57,9 @@ class _NotKept(SkippedUpdates):
 
 
 def replay(run: Path, step: int, session: Session, training_step: Step, rows: list[dict[str, Any]]) -> Replayed:
-    """Take the steps of a session up to `step` (1-based), which is diagnosed.
+    """Take the steps of a session, of a copy of `run`, up to `step` (1-based), which is diagnosed.
 
-    The session is of a copy of `run`, whose metrics are `rows`.
-
-    Raises:
-        Stopped: a signal ended it.
-        TinyZeroError: a worker or a task failed.
+    `rows` are the run's metrics.
     """
     state, workers = session.state, session.workers
     kept, start, error = RunDirectory(run).skipped_batch(step), state.step, None

@@ -20,31 +20,25 @@ BATCH_FILE = "next_batch.json"
 class RolloutBatch:
     """The completions of a step, and the state of streams and length limit after sampling them."""
 
-    step: int
-    """Training step (1-based)."""
-
+    step: int  # 1-based
     version: int
     """Steps completed by the oldest weights that sampled any of it."""
 
     rollouts: list[Rollout]
-    """All completions."""
-
     kept: list[Rollout]
     """Those trained on: whole groups."""
 
     greedy_rewards: list[float] | None
-    """Score of each kept prompt's greedy completion; None unless the advantages need it, as `remax` does."""
+    """Score of each kept prompt's greedy completion; None unless the advantages need it."""
 
     max_tokens: int
     """Limit of a completion's length."""
 
     length_control: LengthControlState
-
     progress: dict[str, StreamState]
     """Position of each task's training stream."""
 
     curriculum_metrics: dict[str, float]
-
     seconds: dict[str, float]
     """Wall-clock time of each phase."""
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tinyzero_sdk.evaluation.signal_advice import headline, warning
+from tinyzero_sdk.evaluation.signal_advice import warning
 from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import directory_of
@@ -14,8 +14,8 @@ from tinyzero_trainer.types import Rollout
 ENOUGH_GROUPS = 64
 """Groups per task that decide; later steps say something about the training, and no longer about its start."""
 
-LITTLE_GAIN = 0.01
-"""At the end of a run the warning is repeated for a task whose accuracy rose by less."""
+FEW_RIGHT = 0.01
+"""Accuracy below which training on right completions alone has nothing to learn from."""
 
 
 def learning_signal(
@@ -37,17 +37,8 @@ class SignalMonitor:
 
     def __init__(self, config: TrainConfig, workers: Workers) -> None:
         self.config, self.workers = config, workers
-        self._headlines: dict[str, str] = {}  # of the warnings so far, by task
-        self._before: dict[str, float] = {}  # held-out accuracy
+        self._warned = set[str]()  # tasks
         self._rollouts: dict[str, list[Rollout]] = {name: [] for name in workers.tasks}
-
-    def held_out(self, name: str, signal: LearningSignal, *, is_last: bool) -> None:
-        """Judge a task by the evaluation before training; by that after it, repeat what is still so."""
-        if not is_last:
-            self._before[name] = signal.accuracy
-            self.judge(name, signal)
-        elif name in self._headlines and signal.accuracy < self._before.get(name, 0.0) + LITTLE_GAIN:
-            self.workers.display.warn(f"the run began with too little to learn from: {self._headlines[name]}")
 
     def step(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Judge the tasks by the completions of the steps so far."""
@@ -65,14 +56,14 @@ class SignalMonitor:
         """Warn of a task, unless that has been done or there is enough to learn."""
         config, task = self.config, self.workers.tasks[name]
         estimator = config.algorithm.estimator
-        of_groups = estimator.compares_samples or (estimator.only_correct and signal.accuracy < LITTLE_GAIN)
-        if name in self._headlines or signal.fault is None or (signal.fault == "zero_std" and not of_groups):
+        of_groups = estimator.compares_samples or (estimator.only_correct and signal.accuracy < FEW_RIGHT)
+        if name in self._warned or signal.fault is None or (signal.fault == "zero_std" and not of_groups):
             return
         if config.algorithm.needs("teacher"):  # it has something to say about any completion
             return
         directory, tokens = directory_of(config.model.path), config.rollout.max_completion_tokens
         path = None if directory is None else str(directory)
         prefix = f"{name}: " if len(self.workers.tasks) > 1 else ""
-        self._headlines[name] = prefix + headline(signal, tokens)
+        self._warned.add(name)
         text = warning(signal, task.task, path, tokens, "rollout.max_completion_tokens=")
         self.workers.display.warn(prefix + text)

@@ -1,8 +1,6 @@
 """Updates skipped because they are not finite: reported, and their batches kept for `tinyzero replay`."""
 
-import re
 from collections.abc import Callable
-from contextlib import suppress
 from shlex import quote
 
 from tinyzero_sdk.console import plural
@@ -14,8 +12,6 @@ from tinyzero_trainer.training.optimizer import UpdateError
 MOST_SKIPPED = 10
 """Batches kept of skipped updates."""
 
-_FILE = re.compile(r"step_(\d+)\.json")
-
 
 class SkippedUpdates:
     """Reports updates that were skipped, and keeps the newest of their batches in the run's directory."""
@@ -24,11 +20,7 @@ class SkippedUpdates:
         self.run, self._warn = run, warn
 
     def watch(self, step: int, update: Callable[[], dict[str, float]], batch: Callable[[], bytes]) -> dict[str, float]:
-        """The metrics of `update`, which trains on a step's batch; `batch` is its content, to be kept.
-
-        Raises:
-            UpdateError: too many updates in a row were skipped; the message says how to look at this one.
-        """
+        """The metrics of `update`, which trains on a step's batch; `batch` is its content, to be kept."""
         try:
             metrics = update()
         except UpdateError as error:
@@ -39,9 +31,8 @@ class SkippedUpdates:
         if count := sum(metrics.get(f"{model}/skipped_updates", 0) for model in ("actor", "critic")):
             skipped = f"skipped {plural(int(count), 'update')}, whose loss or gradient is not finite"
             self._warn(f"step {step:,}: {skipped}; {self._keep(step, batch)}")
-        else:
-            with suppress(OSError):  # that of an earlier session, from whose checkpoint the run was resumed
-                self.run.skipped_batch(step).unlink(missing_ok=True)
+        else:  # delete that of an earlier session, from whose checkpoint the run was resumed
+            self.run.skipped_batch(step).unlink(missing_ok=True)
         return metrics
 
     def _keep(self, step: int, batch: Callable[[], bytes]) -> str:
@@ -50,10 +41,9 @@ class SkippedUpdates:
         try:
             with replacing(file) as temporary:
                 temporary.write_bytes(batch())
-            matches = [(_FILE.fullmatch(path.name), path) for path in file.parent.glob("step_*.json")]
-            by_step = sorted((int(match[1]), path) for match, path in matches if match)
-            for _, old in by_step[:-MOST_SKIPPED]:
+            kept = sorted(file.parent.glob("step_*.json"), key=lambda path: int(path.stem.removeprefix("step_")))
+            for old in kept[:-MOST_SKIPPED]:
                 old.unlink()
-        except (DataError, OSError) as error:
+        except DataError as error:
             return f"its batch is not kept: {error}"
         return f"to see where: tinyzero replay {quote(str(self.run.path))} {step}"

@@ -28,16 +28,10 @@ class TrainerState:
     pending_metrics: dict[str, float] | None = field(default_factory=dict)
     """Metrics of this step until its evaluation is done and its line in `metrics.jsonl` is written; None afterwards."""
 
-    elapsed_s: float = 0.0
-    """Wall-clock seconds of training, over all sessions."""
-
+    elapsed_s: float = 0.0  # of training, over all sessions
     cumulative_reward: float = 0.0
-
-    prompt_tokens: int = 0
-    """Each prompt counted once per completion."""
-
+    prompt_tokens: int = 0  # each prompt counted once per completion
     response_tokens: int = 0
-
     progress: dict[str, StreamState] = field(default_factory=dict)
     """Position of each task's training stream."""
 
@@ -45,7 +39,6 @@ class TrainerState:
     """Adaptive KL coefficient; None before the first adaptation."""
 
     length_control: LengthControlState = field(default_factory=LengthControlState)
-
     audit: dict[str, AuditState] = field(default_factory=dict)
     """What the audit has found, by task."""
 

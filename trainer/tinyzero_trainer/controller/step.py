@@ -34,10 +34,6 @@ from tinyzero_trainer.utils.signals import StopFlag
 WAITED = "wait_for_rollouts"
 """Key of the seconds of a step in which the trainer waited for completions."""
 
-MOST_STALENESS_KL = 0.02
-"""The user is warned of a `staleness/kl` above it: runs that unlearnt went above 0.03, those that lost nothing stayed
-below 0.013 (docs/training/asynchronous.md)."""
-
 
 class TrainingStep:
     """Takes the steps that loop.py asks for, and keeps `state` up to date."""
@@ -63,7 +59,6 @@ class TrainingStep:
         self._estimate_advantages = find_estimator(config.algorithm.advantage_estimator)
         self.last = config.run.steps
         self.policy_intact = True
-        self._warned_of_staleness = False
 
     @property
     def failure(self) -> WorkerDiedError | VllmError | None:
@@ -85,12 +80,7 @@ class TrainingStep:
         """Take a step (1-based); returns all completions that were sampled, and the step's metrics.
 
         An engine that samples by itself goes on meanwhile. Between steps no thread calls the workers, and the engine
-        has the newest weights.
-
-        Raises:
-            StopRequested: a signal requested a stop while generating; nothing has changed.
-            UpdateError: too many updates in a row were not finite.
-            TinyZeroError: a worker or a task failed; if that was while its batch was collected, nothing has changed.
+        has the newest weights. Where collecting the batch fails or is stopped, nothing has changed.
         """
         settings, self._timer = self.settings_at(step), StepTimer()
         collected = self.collector.next_batch(step)
@@ -138,7 +128,7 @@ class TrainingStep:
         return batch, metrics | updated
 
     def batch_of(self, collected: RolloutBatch) -> TrainingBatch:
-        """The batch of the completions that are trained on, with what the estimator needs from their scores."""
+        """The completions that are trained on, with what the estimator needs from their scores."""
         algorithm, rollouts, greedy = self.config.algorithm, collected.kept, collected.greedy_rewards
         group_size, why_nothing = self.config.rollout.group_size, "all completions are masked"
         if algorithm.estimator.only_correct:
@@ -156,10 +146,7 @@ class TrainingStep:
         )
 
     def add_logprobs(self, batch: TrainingBatch, settings: StepSettings) -> dict[str, float]:
-        """Add the old log-probabilities, and with a correction importance weights; returns the correction's metrics.
-
-        If the source is `update`, nothing is added: the update's own pass computes them.
-        """
+        """Add the old log-probabilities unless the update's own pass computes them, and a correction's weights."""
         source, correction = self.config.old_logprobs_source, self.config.rollout_correction
         if source == "engine":
             batch.old_logprobs = batch.engine_logprobs
@@ -170,21 +157,14 @@ class TrainingStep:
         if not correction.corrects:
             return {}
         assert batch.engine_logprobs is not None
+        level, threshold, bounds = correction.is_level, correction.is_threshold, correction.rejection_bounds
         batch.is_weights, metrics = importance_weights(
-            batch.old_logprobs,
-            batch.engine_logprobs,
-            batch.lengths,
-            level=correction.is_level,
-            threshold=correction.is_threshold,
-            bounds=correction.rejection_bounds,
+            batch.old_logprobs, batch.engine_logprobs, batch.lengths, level=level, threshold=threshold, bounds=bounds
         )
         return metrics
 
     def add_penalties_and_values(self, batch: TrainingBatch, settings: StepSettings) -> None:
-        """Add KL penalties, with `algorithm.kl_placement=reward`, the teacher's log-probabilities, the critic's values.
-
-        The batch subtracts the penalties from its rewards (algorithms/batch.py).
-        """
+        """Add KL penalties for the rewards, the teacher's log-probabilities, and the critic's values."""
         if self.config.algorithm.kl_in_reward:
             assert batch.old_logprobs is not None
             reference = self.policy.reference_logprobs(batch.rollouts, settings.temperature)
@@ -224,10 +204,9 @@ class TrainingStep:
         return settings if adapted is None else replace(settings, kl_coefficient=adapted)
 
     def adapt_kl(self, batch: TrainingBatch, updated: dict[str, float], settings: StepSettings) -> dict[str, float]:
-        """Adapt the KL coefficient to the KL of the step, if there is an `algorithm.kl_target`.
+        """Adapt the KL coefficient to the KL of the step, if there is an `algorithm.kl_target`; returns its metrics.
 
-        `updated` are the update's metrics, which have the KL if it is in the loss. Returns metrics: the coefficient
-        that the step had, and its KL if that is in the reward.
+        `updated` are the update's metrics, which have the KL if it is in the loss.
         """
         algorithm, coefficient = self.config.algorithm, settings.kl_coefficient
         metrics = {"actor/kl_coef": coefficient}
@@ -239,12 +218,9 @@ class TrainingStep:
             if measured is not None:
                 metrics["actor/reward_kl_penalty"] = measured
         if coefficient and algorithm.kl_target is not None and measured is not None and math.isfinite(measured):
+            target, horizon, count = algorithm.kl_target, algorithm.kl_horizon, len(batch.lengths)
             self.state.kl_coefficient = adapted_coefficient(
-                coefficient,
-                measured,
-                target=algorithm.kl_target,
-                horizon=algorithm.kl_horizon,
-                count=len(batch.lengths),
+                coefficient, measured, target=target, horizon=horizon, count=count
             )
         return metrics
 
@@ -259,7 +235,6 @@ class TrainingStep:
             metrics |= staleness_metrics(batch.rollouts, collected)
             if ENGINE_DIVERGENCE in updated:
                 metrics["staleness/kl"] = updated[ENGINE_DIVERGENCE]
-                self.warn_of_staleness(metrics["staleness/kl"])
         if config.length_control.mode == "adaptive":
             control = collected.length_control
             values = {
@@ -271,26 +246,13 @@ class TrainingStep:
         seconds = {**collected.seconds, **self._timer.stop()}
         metrics |= timing_metrics(seconds, collected.rollouts, batch.rollouts) | memory_metrics(gpus)
         if peak := peak_flops(gpus):
+            policy, critic = self.workers.language_model, self.workers.critic
+            # A policy with an adapter takes fewer than 6 FLOPs a parameter.
+            parameters = {"actor": policy.parameters} if policy.adapter is None else {}
+            parameters |= {} if critic is None else {"critic": critic.parameters}
             tokens = config.optimizer.update_epochs * trained_tokens(batch.rollouts)
-            metrics |= utilization(seconds, tokens, parameters=self.trained_parameters(), peak=peak)
+            metrics |= utilization(seconds, tokens, parameters=parameters, peak=peak)
         return metrics
-
-    def warn_of_staleness(self, kl: float) -> None:
-        """Warn once where the policy moves so far between sampling and training that it may unlearn."""
-        if kl > MOST_STALENESS_KL and not self._warned_of_staleness:
-            self._warned_of_staleness = True
-            level = self.config.rollout.max_async_level
-            self.workers.display.warn(
-                f"the policy changes too fast for rollout.max_async_level={level} (staleness/kl is {kl:.3f}, above "
-                f"{MOST_STALENESS_KL:g}); if the reward falls, divide optimizer.learning_rate by {level + 1}, or take "
-                "a lower level"
-            )
-
-    def trained_parameters(self) -> dict[str, int]:
-        """The parameters of each model, except a policy with an adapter: it takes fewer than 6 FLOPs a parameter."""
-        policy, critic = self.workers.language_model, self.workers.critic
-        parameters = {} if policy.adapter is not None else {"actor": policy.parameters}
-        return parameters if critic is None else parameters | {"critic": critic.parameters}
 
 
 def with_training_values(collected: RolloutBatch, batch: TrainingBatch) -> list[Rollout]:

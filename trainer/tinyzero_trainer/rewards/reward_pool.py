@@ -12,8 +12,7 @@ from tinyzero_trainer.config import RewardConfig
 class RewardPool(Protocol):
     """Scores completions: a `ScoringPool` of this process, or a proxy of one in an actor."""
 
-    first_error: str | None
-    """The traceback of the first exception that the task raised."""
+    first_error: str | None  # traceback of the first exception that the task raised
 
     def score(
         self, completions: Sequence[Completion], ground_truths: Sequence[Json], groups: Sequence[int] = ()

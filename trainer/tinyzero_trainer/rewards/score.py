@@ -36,18 +36,13 @@ def score(
     max_failure_rate: float = 1.0,
     on_failure: Callable[[str, str], None] = lambda task, message: None,
 ) -> list[Rollout]:
-    """Score completions, in the order given.
+    """Score completions, in the order given; those of a problem are adjacent.
 
     A completion whose scorer failed is masked: nothing is known about it, and 0 may be more than a wrong answer gets.
-
-    Args:
-        pools: by the prompts' task.
-        group_size: completions of each problem, which are adjacent and which a task may compare.
-        max_failure_rate: largest fraction of a task's completions whose scorer may fail.
-        on_failure: told the task whose scorer failed on some, with a message.
+    `on_failure` is told the task, and a message.
 
     Raises:
-        BrokenTaskError: it was exceeded, so the rewards say more about the scorer than about the model.
+        BrokenTaskError: a task's scorer failed on more than `max_failure_rate`.
     """
     texts = decode_texts(tokenizer, [generation.token_ids for _, generation in generated])
     rollouts: dict[int, Rollout] = {}
