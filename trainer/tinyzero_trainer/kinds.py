@@ -21,7 +21,7 @@ class EngineKind:
     """Value of `rollout.engine`."""
 
     build: str
-    """Module with the functions `require`, `require_architecture` and `build`, which rollout/build.py describes."""
+    """Module with the functions `refuse` and `build`, which rollout/build.py describes."""
 
     settings: frozenset[str] = frozenset()
     """Groups of the configuration that only this engine reads."""
@@ -32,7 +32,7 @@ class EngineKind:
     extras: tuple[str, str] = ("", "")
     """Extras of tinyzero-trainer that install them: for a GPU, and without one."""
 
-    predictions: str = "tinyzero_trainer.rollout.torch.predictions"
+    cost_model: str = "tinyzero_trainer.rollout.torch.cost_model"
     """Module that predicts its memory and speed, and settles what is left to it; by default those of `torch`."""
 
     require_installed: Callable[[], object] = lambda: None

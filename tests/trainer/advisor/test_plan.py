@@ -34,8 +34,8 @@ from tinyzero_trainer.distributed.sizes import MARGIN, usable
 from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.models.spec import ModelSpec, spec_from_config
-from tinyzero_trainer.rollout.vllm.predictions import needed
-from tinyzero_trainer.rollout.vllm.sizes import GB
+from tinyzero_trainer.rollout.sizes import GB
+from tinyzero_trainer.rollout.vllm.cost_model import needed
 
 RTX_4090 = gpu_of("RTX 4090")
 ENGINE_DECIDES = [key for key, trade in MEMORY_SETTINGS.items() if trade.chosen_by == "engine"]

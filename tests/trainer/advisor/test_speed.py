@@ -27,7 +27,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, known_gpus
 from tinyzero_trainer.models.spec import ModelSpec
-from tinyzero_trainer.rollout.torch.predictions import step_seconds
+from tinyzero_trainer.rollout.torch.cost_model import step_seconds
 
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 26, "vocab_size": 262_144}
 GEMMA |= {"hidden_size": 1152, "intermediate_size": 6912}

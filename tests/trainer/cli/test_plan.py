@@ -14,7 +14,7 @@ from tinyzero_trainer.advisor import target_gpu as target
 from tinyzero_trainer.cli import plan_report
 from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
-from tinyzero_trainer.rollout.vllm.sizes import GB
+from tinyzero_trainer.rollout.sizes import GB
 
 
 @pytest.fixture

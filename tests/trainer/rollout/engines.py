@@ -39,7 +39,7 @@ def asked(prompts: Sequence[list[int]], samples: int, max_tokens: int, *, seed: 
 
 def reserve(engine: GraphEngine, prompts: Sequence[list[int]], samples: int, params: SamplingParams) -> None:
     """Let the engine allocate its buffers."""
-    engine._params, scheduler = params, Scheduler()
+    engine._params, scheduler = params, Scheduler(engine._read)
     scheduler.add(asked(prompts, samples, params.max_tokens))
     engine._reserve(scheduler)
 

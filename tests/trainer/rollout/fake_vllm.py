@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tinyzero_trainer.executors.restart import RestartingEngine
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.vllm import call_timeout
-from tinyzero_trainer.rollout.vllm.client import Request, VllmClient
+from tinyzero_trainer.rollout.engine import Group
+from tinyzero_trainer.rollout.vllm import engine
+from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.types import Generation
 
@@ -20,8 +21,7 @@ PROMPTS = [[1, 2], [3], [1, 2]]
 END = 7
 
 Fault = tuple[str, int, str | Callable[[], None]]
-"""Method, number of its call (from 1), and what happens then: a function to call, or `dies`, `hangs`, `raises`,
-`fewer`, `empty`, `forgets`, `no logprobs`."""
+"""Method, number of its call (from 1), and what happens then: a function to call, or `dies`, `hangs`, `raises`."""
 
 
 class FakeClient(VllmClient):
@@ -31,67 +31,51 @@ class FakeClient(VllmClient):
 
     def __init__(self, log: list[str], fault: Fault | None = None) -> None:
         self.log, self.fault = log, fault
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, tuple[Group, SamplingParams, int]] = {}
         self.steps: dict[str, int] = {}
         self.calls: dict[str, int] = {}
         self.dead = threading.Event()
         self.asleep = False
         self.weights: dict[str, Tensor] = {}
 
-    def _enter(self, method: str) -> str | None:
-        """The fault in this call of a method, if it does not end the call."""
+    def _enter(self, method: str) -> None:
         self.calls[method] = self.calls.get(method, 0) + 1
         if self.fault is None or self.fault[:2] != (method, self.calls[method]):
-            return None
+            return
         kind = self.fault[2]
         if not isinstance(kind, str):
             kind()
-            return None
         if kind == "dies":
             self.dead.set()
         if kind in ("dies", "hangs"):
             time.sleep(3600)  # as vLLM's client does
         if kind == "raises":
             raise RuntimeError("CUDA error: unspecified launch failure")
-        return kind
 
     def start(self) -> None:
         self._enter("start")
 
-    def add(self, request: Request) -> None:
+    def add(self, name: str, group: Group, params: SamplingParams, seed: int) -> None:
         self._enter("add")
         assert not self.asleep
-        self.requests[request.name], self.steps[request.name] = request, 0
-
-    def busy(self) -> bool:
-        return bool(self.requests)
+        self.requests[name], self.steps[name] = (group, params, seed), 0
 
     def step(self) -> dict[str, list[Generation]]:
-        kind = self._enter("step")
+        self._enter("step")
         time.sleep(0.001)
         done = {}
-        for name, request in list(self.requests.items()):
+        for name, (group, params, seed) in list(self.requests.items()):
             self.steps[name] += 1
-            if self.steps[name] == request.params.max_tokens:
+            if self.steps[name] == group.max_tokens:
                 del self.requests[name]
-                done[name] = self._answer(request, kind)
-        if kind == "forgets":
-            self.requests.clear()
-            return {}
+                done[name] = self._answer(group, params, seed)
         return done
 
-    def _answer(self, request: Request, kind: str | None) -> list[Generation]:
-        count = request.samples - (kind == "fewer")
-        tokens = [[(request.seed + sample) % 1000] * request.params.max_tokens for sample in range(count)]
-        if request.params.max_tokens > 1 and not request.params.ignore_eos:
-            tokens[0] = [*tokens[0][:-2], request.eos_ids[-1]]
-        if kind == "empty":
-            tokens[-1] = []
-        wanted = request.params.logprobs and kind != "no logprobs"
-        return [
-            Generation(each, [-1.0] * len(each) if wanted else None, each[-1:] == list(request.eos_ids[-1:]))
-            for each in tokens
-        ]
+    def _answer(self, group: Group, params: SamplingParams, seed: int) -> list[Generation]:
+        tokens = [[(seed + sample) % 1000] * group.max_tokens for sample in range(len(group.completions))]
+        if group.max_tokens > 1 and not params.ignore_eos:
+            tokens[0] = [*tokens[0][:-2], END]
+        return [Generation(each, [-1.0] * len(each) if params.logprobs else None, each[-1] == END) for each in tokens]
 
     def abort(self, names: list[str]) -> None:
         self.log.append(f"abort {len(names)}")
@@ -102,9 +86,10 @@ class FakeClient(VllmClient):
         self._enter("send")
         self.weights |= {name: tensor.clone() for name, tensor in bucket}
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self) -> bool:
         self._enter("reset")
         self.log.append("reset")
+        return True
 
     def sleep(self) -> None:
         self._enter("sleep")
@@ -142,9 +127,7 @@ class Engines:
         """One that is not restarted."""
         self.log.append("start")
         self.clients.append(FakeClient(self.log, self.faults.pop(0) if self.faults else None))
-        return VllmEngine(
-            self.clients[-1], lambda: ([each] for each in self.weights.items()), eos_ids={3, END}, **self.settings
-        )
+        return VllmEngine(self.clients[-1], lambda: ([each] for each in self.weights.items()), **self.settings)
 
     def restarting(self) -> RestartingEngine:
         """One that is restarted, as in a run."""
@@ -153,8 +136,8 @@ class Engines:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_timeout, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(call_timeout, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(engine, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(engine, "GRACE_SECONDS", 0.05)
 
 
 def expected(samples: int, params: SamplingParams, seed: int) -> list[list[Generation]]:

@@ -1,5 +1,6 @@
 """Which engine a run gets, with which settings."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 
 from tests.trainer.configurations import changed
 from tinyzero_sdk.errors import TinyZeroError
+from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout.build import build_engine, require_architecture, require_engine
+from tinyzero_trainer.rollout.build import build_engine, require_engine
 from tinyzero_trainer.rollout.torch import build
 
 BASE = {"run": {"task": "countdown", "device": "cuda"}}
@@ -17,21 +19,18 @@ BASE = {"run": {"task": "countdown", "device": "cuda"}}
 def test_a_run_gets_the_graph_engine_with_its_settings_or_a_line_that_says_why_not(
     toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = dict[str, Any]()
+    options = dict[str, Any]()
     for module in ("rollout.build", "rollout.torch.build"):
         monkeypatch.setattr(f"tinyzero_trainer.{module}.device_of", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(build, "GraphEngine", lambda *_, **given: asked.update(given))
+    monkeypatch.setattr(build, "GraphEngine", lambda *_, **values: options.update(values))
     in_fp8 = {"rollout__engine": "torch", "rollout__quantization": "fp8", "model__dtype": "bfloat16"}
     for changes, products, cache in ((in_fp8, True, False), ({"rollout__kv_cache_dtype": "fp8"}, False, True)):
         build_engine(changed(BASE, {"rollout__engine": "torch", **changes}), toy_model)
-        assert (asked["fp8_products"], asked["fp8_cache"]) == (products, cache)
-    config = changed(BASE, in_fp8)
-    require_architecture(config, None)
-    monkeypatch.setattr(build.Fp8Weights, "misfit", lambda sizes: f"a {sizes.model_type}")
-    # Before the built-in model is loaded, and after one is.
-    for build_one in (lambda: require_architecture(config, None), lambda: build_engine(config, toy_model)):
+        assert (options["fp8_products"], options["fp8_cache"]) == (products, cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(build.Fp8Weights, "misfit", lambda sizes: f"a {sizes.model_type}")
         with pytest.raises(TinyZeroError, match=r"=fp8 does not fit this model: a \w+; leave it"):
-            build_one()
+            require_engine(changed(BASE, in_fp8), torch.device("cuda"), partial(architecture, None))
     monkeypatch.setattr(build.FusedDecoder, "fits", lambda _: False)
     both = in_fp8 | {"rollout__kv_cache_dtype": "fp8"}
     with pytest.raises(TinyZeroError, match=r"kv_cache_dtype=fp8 and rollout\.quantization=fp8 .* needs CUDA graphs"):
@@ -46,7 +45,7 @@ def test_a_run_gets_the_graph_engine_with_its_settings_or_a_line_that_says_why_n
 def test_fp8_is_refused_on_the_cpu(engine: str, key: str) -> None:
     config = changed(BASE, {"rollout__engine": engine, f"rollout__{key}": "fp8"})
     with pytest.raises(TinyZeroError, match=rf"rollout\.{key}=fp8 has no effect on the CPU; leave it out"):
-        require_engine(config, torch.device("cpu"), here=False)
+        require_engine(config, torch.device("cpu"), None)
 
 
 def test_the_cpu_of_a_machine_with_a_gpu_has_the_engine_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +54,7 @@ def test_the_cpu_of_a_machine_with_a_gpu_has_the_engine_torch(monkeypatch: pytes
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
-    require_engine(changed(BASE, {"rollout__engine": "torch"}), torch.device("cpu"))
+    require_engine(changed(BASE, {"rollout__engine": "torch"}), torch.device("cpu"), None)
 
 
 def test_vllms_products_in_fp8_are_refused() -> None:
@@ -76,7 +75,7 @@ def test_fp8_is_refused_on_a_gpu_without_it(key: str, monkeypatch: pytest.Monkey
     for capability in [(9, 0), (8, 9), (8, 0)]:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         if capability >= (8, 9):
-            require_engine(config, torch.device("cuda"))
+            require_engine(config, torch.device("cuda"), None)
             continue
         with pytest.raises(TinyZeroError, match=r"compute capability 8\.9 or more .* this one has 8\.0;"):
-            require_engine(config, torch.device("cuda"))
+            require_engine(config, torch.device("cuda"), None)

@@ -1,5 +1,6 @@
 """The graph engine on a GPU: captured steps and Triton kernels, compared with plain torch."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tinyzero_trainer.rollout.torch.batch_state import BatchState
 from tinyzero_trainer.rollout.torch.cuda_graph import reference_ops
 from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import LayerCache, fp8_scales, to_fp8
+from tinyzero_trainer.rollout.torch.sampling import streams
 from tinyzero_trainer.types import Generation
 
 pytestmark = pytest.mark.gpu
@@ -34,6 +36,16 @@ def assert_almost_all_same(ours: list[list[Generation]], theirs: list[list[Gener
     for left, right in same:
         assert left.finished == right.finished
         assert left.logprobs == (None if right.logprobs is None else pytest.approx(right.logprobs, abs=2e-3))
+
+
+def begin(state: BatchState, prompt_lengths: Sequence[int], params: SamplingParams, seed: int) -> None:
+    """Let sequences with prompts of these lengths be in the first slots."""
+    rows = len(prompt_lengths)
+    state.clear()
+    state.positions[:rows] = torch.tensor(prompt_lengths, device=GPU) - 1  # sampling advances it
+    state.streams[:rows] = streams(seed, torch.arange(rows, device=GPU))
+    state.lengths[:rows] = params.max_tokens
+    state.set_params(params)
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
@@ -69,7 +81,7 @@ def test_attention_kernel(
     torch.manual_seed(0)
     positions, length = [0, 1, 63, 64, 65, 130, 255], 256
     state = BatchState(len(positions), 4, ENDS, GPU)
-    state.reset([position + 1 for position in positions], 0, SAMPLED, 0)
+    begin(state, [position + 1 for position in positions], SAMPLED, 0)
     rows = len(positions)
     state.set_rows(torch.tensor([6, 1, 3, 0, 5, 4, 2]), rows)
     fused = torch.randn(rows, (heads + 2 * kv_heads) * size, device=GPU, dtype=dtype)
@@ -136,7 +148,7 @@ def test_pieces_are_all_of_each_context(rows: int, longest: int) -> None:
     state = BatchState(rows, 4, ENDS, GPU)
     positions = torch.randint(longest // 2, longest, (rows,))
     positions[max(1, rows // 10) :] //= 10  # few are long
-    state.reset((positions + 1).tolist(), 0, SAMPLED, 0)
+    begin(state, (positions + 1).tolist(), SAMPLED, 0)
     slots = torch.randperm(rows)
     state.set_rows(slots, rows)
     pieces = triton_kernels.split(state, rows, 2, 1024)
@@ -239,7 +251,7 @@ def test_sampling_kernel(vocabulary: int, dtype: torch.dtype) -> None:
     logits[1, : vocabulary - 1] = -torch.inf
     states = [BatchState(rows, 8, {1, 2, 3}, GPU) for _ in range(2)]
     for state in states:
-        state.reset([5] * rows, 100, params, 9)
+        begin(state, [5] * rows, params, 9)
         state.set_rows(torch.arange(rows - 4), rows)
     for _ in range(8):
         states[0].sample(logits, rows, params)

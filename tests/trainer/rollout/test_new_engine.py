@@ -17,11 +17,11 @@ BUILD = """
 from contextlib import nullcontext
 from dataclasses import replace
 
-from tinyzero_trainer.rollout.engine import RolloutEngine
+from tinyzero_trainer.rollout.engine import SamplingEngine
 from tinyzero_trainer.types import Generation
 
 
-class EchoEngine(RolloutEngine):
+class EchoEngine(SamplingEngine):
     '''Answers with the end of the prompt.'''
 
     def __init__(self, eos_id):
@@ -42,18 +42,8 @@ class EchoEngine(RolloutEngine):
     def apart(self):
         return nullcontext()
 
-    def load_weights(self, version=0):
-        self.version = version
 
-    def sleep(self): ...
-
-    def close(self): ...
-
-
-def require(config, device): ...
-
-
-def require_architecture(config, model): ...
+def refuse(config, device, architecture): ...
 
 
 def build(config, language_model, report, source, number):

@@ -13,7 +13,7 @@ from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.rollout.vllm.predictions import needed
+from tinyzero_trainer.rollout.vllm.cost_model import needed
 from tinyzero_trainer.rollout.weight_source import named_weights
 
 

@@ -65,7 +65,7 @@ def interrupt(process: Any) -> None:
 def make_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., VllmClient]:
     def make(started: Started, *, separate_process: bool = True) -> VllmClient:
         monkeypatch.setattr(client, "start_engine", started)
-        return VllmClient({}, {}, separate_process=separate_process, log=EngineLog(tmp_path / "vllm.log"))
+        return VllmClient({}, {}, {1}, separate_process=separate_process, log=EngineLog(tmp_path / "vllm.log"))
 
     return make
 
@@ -89,7 +89,7 @@ def test_the_process_of_an_engine_that_does_not_start_is_ended_and_no_other(
     started = Started(then)
     monkeypatch.setattr(engine, "START_SECONDS", seconds)
     with pytest.raises(error):
-        VllmEngine(make_client(started), lambda: iter(()), eos_ids={1}, timeout=20.0)
+        VllmEngine(make_client(started), lambda: iter(()), timeout=20.0)
     assert started.exit_code() == -signal.SIGKILL
     assert bystander.is_alive()
     assert spawn.get_executable() == sys.executable.encode()  # what the start changes is undone

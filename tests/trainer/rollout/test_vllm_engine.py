@@ -28,14 +28,10 @@ from tinyzero_trainer.types import Generation
 
 
 def test_seeds_of_a_prompts_completions_never_meet_those_of_another() -> None:
-    vllm = Engines().start()
     groups = PromptBatch([[1]] * 50, 8, SamplingParams(4), seed=3).groups
-    requests, again = (vllm._requests(groups, SamplingParams(4)) for _ in range(2))
-    starts = sorted(request.seed for request in requests)
+    starts = sorted(map(engine.first_seed, groups))
     assert all(later - earlier > 8 for earlier, later in pairwise(starts))
     assert max(starts) + 8 < 2**63
-    assert [request.seed for request in again] == [request.seed for request in requests]
-    assert not {request.name for request in again} & {request.name for request in requests}
 
 
 def test_a_sleeping_engine_wakes_up_for_new_weights_its_cache_last() -> None:
@@ -74,16 +70,16 @@ def test_cached_gpu_memory_is_freed_before_vllm_allocates(monkeypatch: pytest.Mo
     assert fake.log == ["reset"]  # awake it has its memory, and freeing takes time
 
 
-def test_the_groups_of_one_seed_and_limit_are_sampled_at_a_time_by_one_version_of_the_weights() -> None:
+def test_the_groups_of_one_seed_are_sampled_at_a_time_by_one_version_of_the_weights() -> None:
     vllm, params = Engines().start(), SamplingParams(1)
     vllm.load_weights(4)
-    first, second, third = (asked(PROMPTS, 2, limit, seed=seed) for seed, limit in ((1, 6), (2, 6), (2, 3)))
+    first, second, third = (asked(PROMPTS, 2, limit, seed=seed) for seed, limit in ((1, 6), (2, 6), (3, 3)))
     batches = [
         [replace(group, number=10 * i + group.number) for group in each]
         for i, each in enumerate((first, second, third))
     ]
     vllm.submit([group for batch in batches for group in batch])
-    for batch, seed, limit in zip(batches, (1, 2, 2), (6, 6, 3), strict=True):
+    for batch, seed, limit in zip(batches, (1, 2, 3), (6, 6, 3), strict=True):
         complete = vllm.advance(params, lambda _: None)
         assert [group.number for group in complete] == [group.number for group in batch]
         found = [list(group.completions) for group in complete]
@@ -116,18 +112,12 @@ def test_a_temperature_above_vllms_limit_is_refused() -> None:
 
 
 def test_a_prefix_cache_in_use_is_reset_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, pauses, calls = Engines(), list[float](), list[int]()
+    fake, pauses, answers = Engines(), list[float](), [False, False, True]
     vllm = fake.start()
-
-    def refuse() -> None:
-        calls.append(0)
-        if len(calls) < 4:
-            raise RuntimeError("vLLM did not drop its prefix cache, which requests still use")
-
-    monkeypatch.setattr(fake.clients[0], "reset_prefix_cache", refuse)
+    monkeypatch.setattr(fake.clients[0], "reset_prefix_cache", lambda: answers.pop(0))
     monkeypatch.setattr(engine, "sleep", pauses.append)
     vllm.load_weights()
-    assert (len(calls), pauses) == (4, [engine.CACHE_PAUSE] * 3)
+    assert (answers, pauses) == ([], [engine.CACHE_PAUSE] * 2)
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
@@ -140,10 +130,6 @@ def test_a_prefix_cache_in_use_is_reset_again_after_a_pause(monkeypatch: pytest.
         ("dies", "its process ended"),
         ("hangs", "it did not answer within 0.4 s"),
         ("raises", "RuntimeError: CUDA error: unspecified launch failure"),
-        ("fewer", "it gave 1 completions for 2"),
-        ("empty", "it gave an empty completion"),
-        ("forgets", "it left 3 of 3 prompts unanswered"),
-        ("no logprobs", "it did not give the log-probability of each token"),
     ],
 )
 def test_an_engine_that_fails_is_restarted_and_its_batch_repeated(kind: str, reason: str) -> None:
@@ -178,10 +164,7 @@ def test_it_may_fail_in_any_call(method: str, kind: str) -> None:
 @pytest.mark.fault(
     "F7",
     "vLLM dies, again and again",
-    made=(
-        "its process ends in the first step of each attempt (hangs, errors, too few or empty completions are in "
-        "the tests beside it)"
-    ),
+    made="its process ends in the first step of each attempt (hangs and errors are in the tests beside it)",
     seen="its process ended (OutOfMemoryError: CUDA…lower vllm.gpu_memory_gb…",
     kept=(
         "it is restarted with the current weights and the batch repeated, `vllm.max_restarts` times; then every "

@@ -18,8 +18,7 @@ from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.kinds import find_engine
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import WELL_KNOWN, ModelSpec
-from tinyzero_trainer.rollout.sizes import LEAST_SEQUENCES
-from tinyzero_trainer.rollout.vllm.sizes import GB
+from tinyzero_trainer.rollout.sizes import GB, LEAST_SEQUENCES
 
 LAST_RESORT = "take a smaller model or a GPU with more memory"
 

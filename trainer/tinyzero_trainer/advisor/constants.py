@@ -1,7 +1,7 @@
 """Measured and fitted numbers of the predictions: bytes, seconds, and fractions (`..._SHARE`) of what is named.
 
 Nothing else in this package is fitted. Assumed numbers say so. Numbers of the code that is predicted stand beside that
-code, in files named sizes.py.
+code, in files named sizes.py and cost_model.py.
 """
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def predict_memory(
 
 def predictions_of(config: TrainConfig) -> Any:
     """The module that predicts the memory and the speed of the configuration's rollout engine."""
-    return import_module(find_engine(config.rollout.engine).predictions)
+    return import_module(find_engine(config.rollout.engine).cost_model)
 
 
 def host_bytes(spec: ModelSpec, config: TrainConfig) -> int:

@@ -1,6 +1,7 @@
 """The sampler behind `tinyzero eval` with a model on this machine; what it evaluates is decided in eval_config.py."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from tinyzero_sdk import Completion, Task
 from tinyzero_sdk.evaluation.protocol import EvaluationRequest, Keep, Problem
@@ -11,11 +12,12 @@ from tinyzero_trainer.data.prompts import PromptSource
 from tinyzero_trainer.data.tokenization import decode_texts
 from tinyzero_trainer.executors.local.build import build_local_engine
 from tinyzero_trainer.models.device import choose_device
+from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import load_model
 from tinyzero_trainer.rollout import SamplingParams
-from tinyzero_trainer.rollout.build import require_architecture, require_engine
+from tinyzero_trainer.rollout.build import require_engine
 from tinyzero_trainer.rollout.generation import generate
-from tinyzero_trainer.rollout.torch.sizes import FEW_SEQUENCES
+from tinyzero_trainer.rollout.torch.cost_model import FEW_SEQUENCES
 from tinyzero_trainer.utils.bounds import unless_auto
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 
@@ -27,8 +29,7 @@ class LocalSampler:
         self, config: TrainConfig, task: Task, request: EvaluationRequest, report: Callable[[str], None]
     ) -> None:
         device = choose_device(config.run.device)
-        require_engine(config, device)
-        require_architecture(config, config.model.path)
+        require_engine(config, device, partial(architecture, config.model.path))
         with catch_out_of_memory("the model was loaded", "take a smaller model or a GPU with more memory"):
             self._model = load_model(config.model.path, device)
             self._engine = build_local_engine(config, self._model, report)

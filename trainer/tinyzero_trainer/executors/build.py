@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.kinds import find_executor
 from tinyzero_trainer.models.device import choose_device
 from tinyzero_trainer.models.files import start_loading
+from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.monitoring.progress import Progress
-from tinyzero_trainer.rollout.build import require_architecture, require_engine
+from tinyzero_trainer.rollout.build import require_engine
 from tinyzero_trainer.training.float8 import require_float8
 
 
@@ -44,12 +46,12 @@ def build_workers(
     # Processes of their own choose their devices: this one may have none, and must not initialize CUDA.
     elsewhere = torch.device("cuda" if config.ray.gpus else "cpu")
     device = elsewhere if kind.own_processes else choose_device(config.run.device)
-    require_engine(config, device, here=config.ray.address is None)
+    model = str(checkpoint) if checkpoint else config.model.path
+    here = config.ray.address is None  # elsewhere the model may be on the workers' machines only
+    require_engine(config, device, partial(architecture, model) if here else None)
     if training and config.model.float8 and not kind.own_processes:
         require_float8(device)
-    if config.ray.address is None:  # elsewhere the model may be on the workers' machines only
-        model = str(checkpoint) if checkpoint else config.model.path
-        require_architecture(config, model)
+    if here:
         start_loading(model, display)
     tasks = tasks or load_tasks(
         config.task_specs,

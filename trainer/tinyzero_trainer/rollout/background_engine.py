@@ -13,8 +13,7 @@ import torch
 
 from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, PromptBatch, RolloutEngine, SamplingParams
 
-POLL_SECONDS = 0.05
-"""For `advance` to wait for a group that is complete."""
+POLL_SECONDS = 0.05  # for `advance` to wait for a group that is complete
 
 
 class BackgroundEngine(RolloutEngine):
@@ -48,21 +47,21 @@ class BackgroundEngine(RolloutEngine):
                 self._free.notify_all()
 
     def load_weights(self, version: int = 0) -> None:
-        with self.paused(), self._on_stream(after_others=True):
+        with self._in_turn():
             self._engine.load_weights(version)
 
     def sleep(self) -> None:
-        with self.paused(), self._on_stream(after_others=True):
+        with self._in_turn():
             self._engine.sleep()
 
     def close(self) -> None:
         self._closed = True
-        with self.paused(), self._on_stream(after_others=True):
+        with self._in_turn():
             self._engine.close()
         self._thread.join()
 
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
-        with self.paused(), self._on_stream(after_others=True):
+        with self._in_turn():
             return self._engine.generate_batch(batch, on_progress)
 
     def submit(self, groups: Sequence[Group]) -> None:
@@ -87,7 +86,7 @@ class BackgroundEngine(RolloutEngine):
             return complete
 
     def unfinished(self) -> list[Group]:
-        with self.paused(), self._on_stream(after_others=False):
+        with self.paused(), torch.cuda.stream(self._stream):
             return [*self._complete, *self._engine.unfinished()]
 
     def _decode(self) -> None:
@@ -98,7 +97,7 @@ class BackgroundEngine(RolloutEngine):
                     self._free.wait(POLL_SECONDS)
                     continue
                 try:
-                    with self._on_stream(after_others=False):
+                    with torch.cuda.stream(self._stream):
                         complete = self._engine.advance(self._params, self._add_finished)
                 except BaseException as error:  # raised where completions are waited for
                     self._error = error
@@ -112,15 +111,14 @@ class BackgroundEngine(RolloutEngine):
             self._finished += count
 
     @contextmanager
-    def _on_stream(self, *, after_others: bool) -> Iterator[None]:
-        """Work on the engine's stream; with `after_others` in turn with what this thread starts on its own."""
-        if self._stream is None:
-            yield
-            return
-        others = torch.cuda.current_stream(self._stream.device)
-        if after_others:
+    def _in_turn(self) -> Iterator[None]:
+        """Work on the engine's stream while the thread is paused, in turn with what the caller's own stream does."""
+        with self.paused():
+            if self._stream is None:
+                yield
+                return
+            others = torch.cuda.current_stream(self._stream.device)
             self._stream.wait_stream(others)
-        with torch.cuda.stream(self._stream):
-            yield
-        if after_others:
+            with torch.cuda.stream(self._stream):
+                yield
             others.wait_stream(self._stream)

@@ -1,9 +1,9 @@
 """Builds the rollout engine of a run, and checks before that it can do what the run asks of it.
 
-The record of an engine (kinds.py) names a module with these functions:
+The record of an engine (kinds.py) names a module with two functions:
 
-- `require(config, device)` refuses settings that are impossible on this device, before a model is loaded.
-- `require_architecture(config, model)` refuses a `model.path` that the engine cannot run, or not with these settings.
+- `refuse(config, device, architecture)` raises a TinyZeroError for settings that are impossible on this device, and,
+  unless `architecture` is None, for a model that the engine cannot run, or not with these settings.
 - `build(config, language_model, report, source, number)` returns the engine: see `build_engine`.
 """
 
@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import TrainConfig
@@ -22,28 +23,25 @@ from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.engine import RolloutEngine
 from tinyzero_trainer.rollout.weight_source import WeightSource, named_weights
 
+Architecture = Callable[[], tuple[PreTrainedConfig, type[PreTrainedModel]]]
+"""Reads a model's configuration and class of transformers."""
 
-def require_engine(config: TrainConfig, device: torch.device, *, here: bool = True) -> None:
-    """Check, before a model is loaded, that the engine is installed (if it runs here) and supports the settings.
+
+def require_engine(config: TrainConfig, device: torch.device, architecture: Architecture | None) -> None:
+    """Check, before a model is loaded, that the engine is installed, and supports the model and the settings.
+
+    Args:
+        architecture: the model's; None = engine and model are on other machines, so that only settings are checked.
 
     Raises:
-        TinyZeroError: a package is missing, or a setting is not possible on this device.
+        TinyZeroError: a package is missing, or the engine does not run the model, or not with these settings.
     """
-    if here:
+    if architecture is not None:
         config.rollout.kind.require_installed()
     for setting in config.rollout.in_fp8 if device.type == "cpu" else ():
         raise TinyZeroError(f"{setting} has no effect on the CPU; leave it out")
-    _functions(config).require(config, device)
-
-
-def require_architecture(config: TrainConfig, model: str | None) -> None:
-    """The same for the engine and the architecture of a `model.path`, which is read from its config.json.
-
-    Raises:
-        TinyZeroError: the engine does not run it, or not with these settings.
-    """
     with suppress(OSError, ValueError):  # loading the model says what is wrong with its files
-        _functions(config).require_architecture(config, model)
+        _functions(config).refuse(config, device, architecture)
 
 
 def build_engine(
@@ -66,7 +64,7 @@ def build_engine(
         TinyZeroError: the engine cannot do what is asked of it, or does not start.
     """
     model = language_model.model
-    require_engine(config, device_of(model))
+    require_engine(config, device_of(model), lambda: (model.config, type(model)))
     source = source or partial(named_weights, model)
     engine: RolloutEngine = _functions(config).build(config, language_model, report, source, number)
     return engine

@@ -1,9 +1,9 @@
-"""The protocol of a rollout engine, whichever library generates."""
+"""The interface of a rollout engine, whichever library generates."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from tinyzero_trainer.types import Generation
 
@@ -105,12 +105,8 @@ class PromptBatch:
         ]
 
 
-class RolloutEngine(Protocol):
-    """Generates completions with the policy's weights; groups that are submitted may go on while these change.
-
-    An engine implements `submit`, `advance`, `unfinished`, `load_weights`, `sleep` and `close`, and `apart` or
-    `generate_batch`.
-    """
+class RolloutEngine(ABC):
+    """Generates completions with the policy's weights; groups that are submitted may go on while these change."""
 
     concurrent: bool = False
     """Whether it keeps sampling by itself, even while the policy is trained; if not, only within `advance`."""
@@ -123,35 +119,26 @@ class RolloutEngine(Protocol):
 
     def load_weights(self, version: int = 0) -> None:
         """Take over the policy's current weights, which have completed `version` training steps."""
+        self.version = version
 
+    @abstractmethod
     def submit(self, groups: Sequence[Group]) -> None:
         """Start these groups, or continue them, as soon as there is room; those submitted first come first."""
 
+    @abstractmethod
     def advance(self, params: SamplingParams, on_progress: OnProgress) -> Sequence[Group]:
         """Sample some more tokens of the submitted groups; returns those that are complete now, perhaps none.
 
         Each group's own `max_tokens` counts, not that of `params`. An error raised by `on_progress` loses nothing.
         """
 
+    @abstractmethod
     def unfinished(self) -> Sequence[Group]:
         """The submitted groups that `advance` has not returned, as far as they are sampled; their sampling goes on."""
 
-    def sleep(self) -> None:
-        """Free memory that can be allocated again while nothing is generated; `advance` wakes the engine up."""
-
-    def close(self) -> None:
-        """Free everything; the engine is not used again."""
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Inside the block, groups submitted before it wait; groups submitted inside it are dropped at its end."""
-        raise NotImplementedError
-        yield  # makes it a generator, which `contextmanager` takes
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside the block, nothing is sampled; an engine that samples only within `advance` has nothing to do."""
-        yield
+    @abstractmethod
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+        """What `generate` returns, while groups submitted before wait; an error raised by `on_progress` ends it."""
 
     def generate(
         self,
@@ -165,8 +152,26 @@ class RolloutEngine(Protocol):
         """`samples` completions of each prompt, in the order of the prompts; see `PromptBatch`."""
         return self.generate_batch(PromptBatch(prompts, samples, params, seed), on_progress)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside the block, nothing is sampled; an engine that samples only within `advance` has nothing to do."""
+        yield
+
+    def sleep(self) -> None:  # noqa: B027  # some have nothing to free
+        """Free memory that can be allocated again while nothing is generated; `advance` wakes the engine up."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free everything; the engine is not used again."""
+
+
+class SamplingEngine(RolloutEngine):
+    """An engine that samples itself, rather than to pass groups on to others."""
+
+    @abstractmethod
+    def apart(self) -> AbstractContextManager[None]:
+        """Inside the block, groups submitted before it wait; groups submitted inside it are dropped at its end."""
+
     def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
-        """What `generate` returns, while groups submitted before wait; an error raised by `on_progress` ends it."""
         if not batch.samples:
             return [[] for _ in batch.prompts]
         complete = dict[int, Group]()

@@ -25,10 +25,8 @@ def generate(
     """`group_size` completions of each prompt, each with its prompt, in the order of the prompts.
 
     Args:
-        language_model: the policy's, which the prompts and completions must fit.
-        engine: see `RolloutEngine.generate` for the arguments that are not named here.
+        language_model: the policy's, whose context the prompts and completions must fit.
         stop: polled before and while generating.
-        oom_advice: see `catch_out_of_memory`.
 
     Raises:
         ModelError: the longest prompt and `params.max_tokens` exceed the model's context.

@@ -1,7 +1,7 @@
-"""Numbers of all rollout engines that predictions need too. No torch in here.
+"""Numbers of all rollout engines that predictions need too; those of one are in its cost_model.py. No torch in here."""
 
-What an engine takes of a GPU's memory is predicted in its own folder: vllm/predictions.py, torch/predictions.py.
-"""
+GB = 1e9
+"""Unit of `vllm.gpu_memory_gb`."""
 
 DECODING_SHARE = 0.8
 """Fraction of a GPU's peak FLOP/s that decoding reaches, with any engine."""

@@ -185,6 +185,10 @@ class ActorEngine(RolloutEngine):
     def unfinished(self) -> list[Group]:
         return list(self._call("unfinished"))
 
+    def generate_batch(self, batch: PromptBatch, on_progress: OnProgress) -> Groups:
+        groups: Groups = self._call("generate", batch)
+        return groups
+
     def _call(self, method: str, *args: Any) -> Any:
         return gather([(self._actor, getattr(self._actor.handle, method).remote(*args))], policy_intact=True)[0]
 

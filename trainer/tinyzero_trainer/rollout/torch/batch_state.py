@@ -27,44 +27,20 @@ class BatchState:
         def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.slot_ids = zeros(size)
-        """[slots + 1] the slot that each row of a step works on."""
-
-        self.positions = zeros(size)
-        """[slots + 1] the cache position of `last_token`."""
-
-        self.last_token = zeros(size)
-        """[slots + 1] the token that a step reads."""
-
-        self.counts = zeros(size)
-        """[slots + 1] number of sampled tokens."""
-
-        self.streams = zeros(size)
-        """[slots + 1] where the slot's random numbers start."""
-
-        self.lengths = zeros(size)
-        """[slots + 1] tokens up to and including the end token; before it is sampled, the most there may be."""
-
-        self.finished = zeros(size, dtype=torch.int32)
-        """[slots + 1] 1 after an end token was sampled."""
-
-        self.prefix_slots = zeros(size)
-        """[slots + 1] a slot whose cache begins with the same keys and values, perhaps the slot itself."""
-
-        self.prefix_lengths = zeros(size)
-        """[slots + 1] for how many positions."""
-
-        self.tokens = zeros(max_tokens, size)
-        """[max tokens, slots + 1] the sampled tokens."""
-
-        self.logprobs = zeros(max_tokens, size, dtype=torch.float32)
-        """[max tokens, slots + 1] their log-probabilities."""
-
-        self.knobs = zeros(2, dtype=torch.float32)
-        """Temperature and top-p."""
-
+        self.slot_ids = zeros(size)  # the slot that each row of a step works on
+        # Of each slot:
+        self.positions = zeros(size)  # the cache position of `last_token`
+        self.last_token = zeros(size)  # the token that a step reads
+        self.counts = zeros(size)  # number of sampled tokens
+        self.streams = zeros(size)  # where its random numbers start
+        self.lengths = zeros(size)  # tokens with the end token; before it is sampled, the most there may be
+        self.finished = zeros(size, dtype=torch.int32)  # 1 after an end token was sampled
+        self.prefix_slots = zeros(size)  # a slot whose cache begins with the same keys and values, perhaps itself,
+        self.prefix_lengths = zeros(size)  # for so many positions
+        self.tokens = zeros(max_tokens, size)  # [max tokens, slots + 1] the sampled tokens
+        self.logprobs = zeros(max_tokens, size, dtype=torch.float32)  # their log-probabilities
+        self.knobs = zeros(2, dtype=torch.float32)  # temperature and top-p
         self.eos_ids = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
-
         self._given_knobs: tuple[float, float] | None = None
 
     def clear(self) -> None:
@@ -72,15 +48,6 @@ class BatchState:
         for tensor in (self.positions, self.counts, self.finished, self.last_token, self.prefix_lengths):
             tensor.zero_()
         self.prefix_slots.copy_(torch.arange(self.slots + 1))
-
-    def reset(self, prompt_lengths: Sequence[int], first: int, params: SamplingParams, seed: int) -> None:
-        """Prepare the first slots, `first` being the index of the first row, without prompts: to try out steps."""
-        rows, device = len(prompt_lengths), self.slot_ids.device
-        self.clear()
-        self.positions[:rows] = torch.tensor(prompt_lengths, device=device) - 1  # sampling advances it
-        self.streams[:rows] = streams(seed, torch.arange(first, first + rows, device=device))
-        self.lengths[:rows] = params.max_tokens
-        self.set_params(params)
 
     def set_params(self, params: SamplingParams) -> None:
         """Let the next steps sample with these values."""
@@ -91,29 +58,20 @@ class BatchState:
 
     def enter(self, entering: Sequence[Request]) -> None:
         """Prepare the slots of sequences, before their contexts are read."""
-        settings = [
-            (
-                each.slot,
-                len(each.group.prompt) + each.begun - 1,  # sampling advances it
-                each.begun,
-                each.group.max_tokens,
-            )
-            for each in entering
-        ]
-        table = torch.tensor(settings).T
         starts = torch.empty(len(entering), dtype=torch.long)
         for seed in {each.group.seed for each in entering}:
             places = [place for place, each in enumerate(entering) if each.group.seed == seed]
-            rows = [entering[place].row for place in places]
-            starts[places] = streams(seed, torch.tensor(rows))
-        slots, positions, counts, lengths, starts = to_device(torch.cat([table, starts[None]]), self.slot_ids.device)
-        for tensor, values in (
-            (self.positions, positions),
-            (self.counts, counts),
-            (self.lengths, lengths),
-            (self.streams, starts),
-        ):
-            tensor.index_put_((slots,), values)
+            starts[places] = streams(seed, torch.tensor([entering[place].row for place in places]))
+        columns = torch.tensor(
+            [
+                # Sampling advances the position.
+                (each.slot, len(each.group.prompt) + each.begun - 1, each.begun, each.group.max_tokens)
+                for each in entering
+            ]
+        ).T
+        slots, *values = to_device(torch.cat([columns, starts[None]]), self.slot_ids.device)
+        for tensor, column in zip((self.positions, self.counts, self.lengths, self.streams), values, strict=True):
+            tensor.index_put_((slots,), column)
         self.finished.index_put_((slots,), torch.zeros_like(slots, dtype=torch.int32))
 
     def share_prefixes(self, slots: Tensor, firsts: Tensor, lengths: Tensor) -> None:

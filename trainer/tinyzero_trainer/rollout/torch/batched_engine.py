@@ -4,7 +4,7 @@ How the model runs is up to the subclasses: torch_engine.py, cuda_graph/engine.p
 scheduler.py.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tinyzero_trainer.rollout.engine import Group, OnProgress, RolloutEngine, SamplingParams
+from tinyzero_trainer.rollout.engine import Group, OnProgress, SamplingEngine, SamplingParams
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
 from tinyzero_trainer.rollout.torch.scheduler import Request, Sampled, Scheduler
 
@@ -23,21 +23,17 @@ ADVANCE_CHECKS = 8
 """Checks for finished sequences in one call of `advance`, at most."""
 
 
-class BatchedEngine(RolloutEngine, ABC):
+class BatchedEngine(SamplingEngine):
     """Decodes many sequences at a time; finished ones leave every few steps, and others take their slots."""
 
-    check_every: ClassVar[int]
-    """Steps between two checks for finished sequences."""
-
-    refills: ClassVar[bool]
-    """Whether sequences enter while others are running."""
-
+    check_every: ClassVar[int]  # steps between two checks for finished sequences
+    refills: ClassVar[bool]  # whether sequences enter while others are running
     _state: BatchState
     _slots: int
     _params: SamplingParams
 
     def __init__(self) -> None:
-        self._scheduler = Scheduler()
+        self._scheduler = Scheduler(self._read)
 
     def submit(self, groups: Sequence[Group]) -> None:
         self._scheduler.add(groups)
@@ -55,12 +51,12 @@ class BatchedEngine(RolloutEngine, ABC):
 
     def unfinished(self) -> list[Group]:
         with self._session():
-            return self._scheduler.snapshot(self._read)
+            return self._scheduler.snapshot()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         self._suspend()
-        before, self._scheduler = self._scheduler, Scheduler(starts_anew=False)
+        before, self._scheduler = self._scheduler, Scheduler(self._read, starts_anew=False)
         try:
             yield
         finally:
@@ -69,14 +65,14 @@ class BatchedEngine(RolloutEngine, ABC):
 
     def load_weights(self, version: int = 0) -> None:
         """After the subclass has taken over the weights: what is sampled from now on has this version."""
-        self.version = version
+        super().load_weights(version)
         self._scheduler.mark(version)
 
     def _suspend(self) -> None:
         """Empty the slots; what was submitted enters them again when it goes on."""
         if self._scheduler.running:
             with self._session():
-                self._scheduler.suspend(self._read)
+                self._scheduler.suspend()
             self._leave_slots()
 
     def _decode(self, params: SamplingParams) -> int:
@@ -86,7 +82,7 @@ class BatchedEngine(RolloutEngine, ABC):
         """
         self._params, scheduler = params, self._scheduler
         if scheduler.running and scheduler.waiting and (not self._has_room(scheduler) or self._starts_anew(scheduler)):
-            scheduler.suspend(self._read)
+            scheduler.suspend()
         anew = not scheduler.running
         if anew:
             self._slots = self._reserve(scheduler)
@@ -110,7 +106,7 @@ class BatchedEngine(RolloutEngine, ABC):
             # What has entered since then is in the slot of another, which was finished.
             slots |= {request.slot for request in scheduler.running if ended[request.slot] and request.entered < steps}
         if slots:
-            kept = scheduler.leave(slots, self._read)
+            kept = scheduler.leave(slots)
             if scheduler.running:
                 self._work_on(torch.tensor([request.slot for request in scheduler.running]), torch.tensor(kept))
         return len(slots)

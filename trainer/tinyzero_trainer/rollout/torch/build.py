@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -10,36 +9,26 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
 from tinyzero_trainer.hardware.gpu import lacks_fp8
-from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.rollout.build import Architecture
 from tinyzero_trainer.rollout.engine import RolloutEngine
+from tinyzero_trainer.rollout.torch.cost_model import FEW_SEQUENCES
 from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
 from tinyzero_trainer.rollout.torch.cuda_graph.fp8_products import Fp8Weights
 from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import FreeMemory
 from tinyzero_trainer.rollout.torch.decoder import FusedDecoder
-from tinyzero_trainer.rollout.torch.sizes import FEW_SEQUENCES
 from tinyzero_trainer.rollout.torch.torch_engine import TorchEngine
 from tinyzero_trainer.rollout.weight_source import WeightSource
 from tinyzero_trainer.utils.bounds import unless_auto
 
 
-def require(config: TrainConfig, device: torch.device) -> None:
-    """Refuse fp8 on a GPU that lacks it."""
+def refuse(config: TrainConfig, device: torch.device, architecture: Architecture | None) -> None:
+    """See rollout/build.py; refuses fp8 on a GPU that lacks it, and products in fp8 for models that they do not fit."""
     for setting in config.rollout.in_fp8:
         capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
         if problem := lacks_fp8(f"{setting} with rollout.engine=torch", capability):
             raise TinyZeroError(problem)
-
-
-def require_architecture(config: TrainConfig, model: str | None) -> None:
-    """Refuse `rollout.quantization` for a model that it does not fit."""
-    if config.rollout.quantization:
-        _refuse_misfit(config, architecture(model)[0])
-
-
-def _refuse_misfit(config: TrainConfig, sizes: Any) -> None:
-    """`sizes` is the model's configuration, of transformers."""
-    if config.rollout.quantization and (misfit := Fp8Weights.misfit(sizes)):
+    if config.rollout.quantization and architecture and (misfit := Fp8Weights.misfit(architecture()[0])):
         raise TinyZeroError(f"rollout.quantization=fp8 does not fit this model: {misfit}; leave it out")
 
 
@@ -54,7 +43,6 @@ def build(
     model = language_model.model
     device = device_of(model)
     if device.type == "cuda" and FusedDecoder.fits(model):
-        _refuse_misfit(config, model.config)
         ahead = config.rollout.max_async_level > 0  # what is sampled over several updates leaves them their memory
         return GraphEngine(
             language_model,

@@ -5,7 +5,7 @@ fast as `TransformersDecoder`, which runs any causal LM through transformers' ow
 """
 
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,41 +14,13 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tinyzero_trainer.distributed.fsdp import options_of
 from tinyzero_trainer.models.spec import has_graphs
+from tinyzero_trainer.rollout.torch.cost_model import CACHE_BLOCK
 from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
-from tinyzero_trainer.rollout.torch.sizes import CACHE_BLOCK
 from tinyzero_trainer.rollout.weight_source import engine_weights, plain_twin
 
 
-class Decoder(Protocol):
-    """A batch of sequences that grow together, each padded on the left."""
-
-    def load_weights(self) -> None:
-        """Take over the model's current weights."""
-
-    def start(self, tokens: Tensor, mask: Tensor, copies: Tensor) -> Tensor:
-        """Start a batch: tokens and mask [prompts, length], and of each prompt so many sequences, copies [prompts].
-
-        Returns:
-            Logits [sequences, vocabulary].
-        """
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Append tokens [batch]; returns the next logits [batch, vocabulary]."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all sequences except those at `rows` [kept]."""
-
-    def end(self) -> None:
-        """Free the batch's memory."""
-
-
-def build_decoder(model: PreTrainedModel) -> Decoder:
-    """The faster decoder that computes what the model computes."""
-    return FusedDecoder(model) if FusedDecoder.fits(model) else TransformersDecoder(model)
-
-
-class TransformersDecoder(Decoder):
-    """Any causal LM, through its own forward pass and cache."""
+class TransformersDecoder:
+    """A batch of sequences that grow together, each padded on the left, of any causal LM with its own forward pass."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._policy = model
@@ -59,11 +31,16 @@ class TransformersDecoder(Decoder):
 
     @torch.no_grad()
     def load_weights(self) -> None:
-        """A plain model's own weights are read; those of a sharded one are gathered."""
+        """Take over the model's current weights: a plain model's own are read, those of a sharded one gathered."""
         if self._model is not self._policy:
             self._model.load_state_dict(dict(engine_weights(self._policy)), assign=True)
 
     def start(self, tokens: Tensor, mask: Tensor, copies: Tensor) -> Tensor:
+        """Start a batch: tokens and mask [prompts, length], and of each prompt so many sequences, copies [prompts].
+
+        Returns:
+            Logits [sequences, vocabulary].
+        """
         self._cache = cache = DynamicCache(config=self._model.config)
         self._mask = mask.long()
         positions = (self._mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -74,17 +51,20 @@ class TransformersDecoder(Decoder):
         return logits.repeat_interleave(copies, dim=0)
 
     def step(self, tokens: Tensor) -> Tensor:
+        """Append tokens [batch]; returns the next logits [batch, vocabulary]."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
         logits = self._forward(tokens[:, None], self._position[:, None])
         self._position = self._position + 1
         return logits
 
     def keep(self, rows: Tensor) -> None:
+        """Drop all sequences except those at `rows` [kept]."""
         assert self._cache is not None
         self._cache.batch_select_indices(rows)
         self._mask, self._position = self._mask[rows], self._position[rows]
 
     def end(self) -> None:
+        """Free the batch's memory."""
         self._cache = None
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -99,8 +79,8 @@ class TransformersDecoder(Decoder):
         return out.logits[:, -1]
 
 
-class FusedDecoder(Decoder):
-    """Llama-like decoders: fused projections, a cache that grows in blocks, no mask where none is needed."""
+class FusedDecoder:
+    """`TransformersDecoder` for Llama-like models: fused projections, a cache that grows in blocks, often no mask."""
 
     @classmethod
     def fits(cls, model: PreTrainedModel) -> bool:
@@ -198,6 +178,14 @@ class FusedDecoder(Decoder):
             hidden = hidden + weights.norm(f"{layer}.down_norm", added)
         self._length = end
         return weights.norm("norm", hidden)
+
+
+Decoder = TransformersDecoder | FusedDecoder
+
+
+def build_decoder(model: PreTrainedModel) -> Decoder:
+    """The faster decoder that computes what the model computes."""
+    return FusedDecoder(model) if FusedDecoder.fits(model) else TransformersDecoder(model)
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from tinyzero_trainer.kinds import EngineKind
 KIND = EngineKind(
     name="torch",
     build="tinyzero_trainer.rollout.torch.build",
-    predictions="tinyzero_trainer.rollout.torch.predictions",
+    cost_model="tinyzero_trainer.rollout.torch.cost_model",
     fp8=frozenset({"kv_cache_dtype", "quantization"}),
     fp8_gpu_only=True,
     max_async_level=None,

@@ -23,19 +23,11 @@ class Request:
     """A completion on its way."""
 
     group: Group
-    sample: int
-    """Its place in the group."""
-
-    so_far: Generation
-    """What was sampled before it entered its slot."""
-
+    sample: int  # its place in the group
+    so_far: Generation  # what was sampled before it entered its slot
     slot: int = -1
-    entered: int = 0
-    """Number of decoding steps before it entered."""
-
-    limit: int = 0
-    """Number of decoding steps after which it is as long as it may be."""
-
+    entered: int = 0  # number of decoding steps before it entered
+    limit: int = 0  # number of decoding steps after which it is as long as it may be
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Versions of the weights since it entered, each with the number of its first token."""
 
@@ -73,12 +65,15 @@ class Request:
 class Scheduler:
     """The groups that were submitted and not taken, and what is in which slot."""
 
-    def __init__(self, *, starts_anew: bool = True) -> None:
-        """With `starts_anew`, contexts may be read again so that others can join, which changes last bits."""
-        self.waiting, self.running, self.starts_anew = deque[Request](), list[Request](), starts_anew
-        self.steps = 0
-        """Decoding steps so far."""
-
+    def __init__(self, read: Callable[[Sequence[Request]], Callable[[], Sampled]], *, starts_anew: bool = True) -> None:
+        """
+        Args:
+            read: begins to copy what is in the slots of requests, and returns a function that waits for the copies.
+            starts_anew: whether contexts may be read again so that others can join, which changes last bits.
+        """
+        self._read, self.starts_anew = read, starts_anew
+        self.waiting, self.running = deque[Request](), list[Request]()
+        self.steps = 0  # decoding steps so far
         self._groups, self._complete = dict[int, Group](), list[Group]()
         self._longest: tuple[int, int] | None = None
         self._free = list[int]()
@@ -161,11 +156,11 @@ class Scheduler:
         """Slots of the running ones that are as long as they may be."""
         return {request.slot for request in self.running if request.limit <= self.steps}
 
-    def leave(self, slots: set[int], read: Callable[[Sequence[Request]], Callable[[], Sampled]]) -> list[int]:
-        """Free these slots, whose content `read` begins to copy; the places of the others among the running."""
+    def leave(self, slots: set[int]) -> list[int]:
+        """Free these slots; the places of the others among the running."""
         leaving = [request for request in self.running if request.slot in slots]
         kept = [place for place, request in enumerate(self.running) if request.slot not in slots]
-        self._reads.append((leaving, read(leaving)))
+        self._reads.append((leaving, self._read(leaving)))
         self._free = sorted([*self._free, *slots])
         self.running = [self.running[place] for place in kept]
         return kept
@@ -187,19 +182,18 @@ class Scheduler:
             del self._groups[group.number]
         return complete
 
-    def suspend(self, read: Callable[[Sequence[Request]], Callable[[], Sampled]]) -> None:
+    def suspend(self) -> None:
         """Let all running ones wait again, in the order of their groups, with what is sampled."""
-        groups = self.snapshot(read)
-        self.waiting, self._groups, self._complete = deque(), {}, []
-        self.running = []
+        groups = self.snapshot()
+        self.waiting, self.running, self._groups, self._complete = deque(), [], {}, []
         self.add(groups)
 
-    def snapshot(self, read: Callable[[Sequence[Request]], Callable[[], Sampled]]) -> list[Group]:
+    def snapshot(self) -> list[Group]:
         """All groups not taken, as far as they are sampled, in order."""
         self.settle()
         groups = dict(self._groups)
         if self.running:
-            for each, values in zip(self.running, read(self.running)(), strict=True):
+            for each, values in zip(self.running, self._read(self.running)(), strict=True):
                 groups[each.group.number] = _continued(groups[each.group.number], each, values)
         return sorted(groups.values(), key=lambda group: group.number)
 

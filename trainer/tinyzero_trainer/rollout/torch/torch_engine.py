@@ -9,9 +9,9 @@ from torch import Tensor
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
 from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
+from tinyzero_trainer.rollout.torch.cost_model import FEW_SEQUENCES
 from tinyzero_trainer.rollout.torch.decoder import build_decoder
 from tinyzero_trainer.rollout.torch.scheduler import Scheduler
-from tinyzero_trainer.rollout.torch.sizes import FEW_SEQUENCES
 
 
 class TorchEngine(BatchedEngine):
@@ -46,12 +46,6 @@ class TorchEngine(BatchedEngine):
         self._suspend()
         self._decoder.load_weights()
         super().load_weights(version)
-
-    def sleep(self) -> None:
-        """Nothing to free: no memory is kept between two calls."""
-
-    def close(self) -> None:
-        """Nothing to free."""
 
     @contextmanager
     def _session(self) -> Iterator[None]:

@@ -12,8 +12,8 @@ import torch
 
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.fsdp import compute_dtype, device_of
-from tinyzero_trainer.models.hub import architecture
 from tinyzero_trainer.models.loading import LanguageModel
+from tinyzero_trainer.rollout.build import Architecture
 from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
 from tinyzero_trainer.rollout.vllm.engine_args import (
@@ -29,14 +29,11 @@ from tinyzero_trainer.rollout.vllm.weight_transfer import BUCKET_BYTES
 from tinyzero_trainer.rollout.weight_source import WeightSource, buckets
 
 
-def require(config: TrainConfig, device: torch.device) -> None:
-    """Refuse settings that vLLM does not support on this device."""
+def refuse(config: TrainConfig, device: torch.device, architecture: Architecture | None) -> None:
+    """See rollout/build.py; refuses what vLLM does not support on this device, and a model that it does not run."""
     refuse_impossible(config, device)
-
-
-def require_architecture(config: TrainConfig, model: str | None) -> None:
-    """Refuse a model that vLLM does not run."""
-    refuse_architecture(config, architecture(model)[1])
+    if architecture is not None:
+        refuse_architecture(config, architecture()[1])
 
 
 def build(
@@ -48,7 +45,6 @@ def build(
 ) -> VllmEngine:
     """`build_engine` for `rollout.engine=vllm`."""
     device = device_of(language_model.model)
-    refuse_architecture(config, type(language_model.model))
     config, dtype = settled(config, language_model, device), compute_dtype(config.model.dtype, device)
     vllm = config.vllm
     folder, run = Path(tempfile.mkdtemp(prefix="tinyzero-vllm-")), Path(config.run.output)
@@ -62,6 +58,7 @@ def build(
     client = VllmClient(
         engine_arguments(config, language_model, str(folder / "model"), device),
         environment(config, language_model, device),
+        language_model.eos_ids,
         separate_process=vllm.separate_process,
         log=log,
     )
@@ -69,7 +66,6 @@ def build(
     return VllmEngine(
         client,
         lambda: buckets(source(), dtype, limit),
-        eos_ids=language_model.eos_ids,
         timeout=vllm.timeout if vllm.separate_process else None,
         sleep_mode=vllm.sleep_mode is True,
         log_reason=log.reason,

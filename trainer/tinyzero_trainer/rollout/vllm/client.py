@@ -7,33 +7,17 @@ import os
 import threading
 import warnings
 from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from time import monotonic
 from typing import Any
 
 import torch
 
-from tinyzero_trainer.rollout.engine import SamplingParams
+from tinyzero_trainer.rollout.engine import Group, SamplingParams
 from tinyzero_trainer.rollout.vllm.log import EngineLog, quiet_logger
 from tinyzero_trainer.types import Generation
 
-END_SECONDS = 10.0
-"""For a start whose processes were killed to end, and for a killed process to end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    name: str
-    prompt: list[int]
-    samples: int
-    params: SamplingParams
-
-    seed: int
-    """The first completion's seed; the others have the numbers that follow."""
-
-    eos_ids: tuple[int, ...]
-    """Every token that ends a completion."""
+END_SECONDS = 10.0  # for a start whose processes were killed to end, and for a killed process to end
 
 
 class VllmClient:
@@ -43,18 +27,18 @@ class VllmClient:
         self,
         arguments: Mapping[str, Any],
         environment: Mapping[str, str | None],
+        eos_ids: Collection[int],
         *,
         separate_process: bool,
         log: EngineLog,
     ) -> None:
-        self._arguments, self._environment = arguments, environment
+        self._arguments, self._environment, self._eos_ids = arguments, environment, sorted(eos_ids)
         self.separate_process, self._log = separate_process, log
         self._had_process_group = torch.distributed.is_initialized()
         self._engine: Any = None
         self._processes: list[Any] = []
         self._other_children = set[Any]()
-        self._started = threading.Event()
-        """Unset only while `start` runs."""
+        self._started = threading.Event()  # unset only while `start` runs
         self._started.set()
 
     def start(self) -> None:
@@ -75,12 +59,26 @@ class VllmClient:
         children = multiprocessing.active_children() if self.separate_process else []
         return [child for child in children if child not in self._other_children]
 
-    def add(self, request: Request) -> None:
-        prompt = {"type": "token", "prompt_token_ids": request.prompt}
-        self._engine.add_request(request.name, prompt, _sampling_params(request))
+    def add(self, name: str, group: Group, params: SamplingParams, seed: int) -> None:
+        """Request a group's completions; the first has this seed, the others the numbers that follow."""
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import SamplingParams as VllmParams
 
-    def busy(self) -> bool:
-        return bool(self._engine.has_unfinished_requests())
+        vllm_params = VllmParams(
+            n=len(group.completions),
+            max_tokens=group.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            seed=seed,
+            stop_token_ids=[] if params.ignore_eos else self._eos_ids,
+            ignore_eos=params.ignore_eos,
+            logprobs=0 if params.logprobs else None,  # of the sampled token, and no others
+            flat_logprobs=params.logprobs,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._engine.add_request(name, {"type": "token", "prompt_token_ids": group.prompt}, vllm_params)
 
     def step(self) -> dict[str, list[Generation]]:
         """Wait for the next tokens; returns the completions of the requests that they finish, by name."""
@@ -93,9 +91,9 @@ class VllmClient:
         """Call a method of worker_extension.py in each of vLLM's workers."""
         self._engine.collective_rpc(method, args=(argument,))
 
-    def reset_prefix_cache(self) -> None:
-        if not self._engine.reset_prefix_cache():
-            raise RuntimeError("vLLM did not drop its prefix cache, which requests still use")
+    def reset_prefix_cache(self) -> bool:
+        """Drop the prefix cache; False if requests still use it."""
+        return bool(self._engine.reset_prefix_cache())
 
     def sleep(self) -> None:
         """Free all memory; the weights are lost."""
@@ -157,27 +155,6 @@ def _leave_process(*, destroy_group: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def _sampling_params(request: Request) -> Any:
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.sampling_params import SamplingParams as VllmParams
-
-    params = request.params
-    return VllmParams(
-        n=request.samples,
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=request.seed,
-        stop_token_ids=[] if params.ignore_eos else list(request.eos_ids),
-        ignore_eos=params.ignore_eos,
-        logprobs=0 if params.logprobs else None,  # of the sampled token, and no others
-        flat_logprobs=params.logprobs,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
 def _generations(output: Any) -> list[Generation]:
     """The completions of a request, in order."""
     generations = []
@@ -192,16 +169,17 @@ def _generations(output: Any) -> list[Generation]:
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Variables set, or (None) unset, within."""
-
-    def set_all(variables: Mapping[str, str | None]) -> None:
-        for name, value in variables.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
     before = {name: os.environ.get(name) for name in changes}
     try:
-        set_all(changes)
+        _set_environment(changes)
         yield
     finally:
-        set_all(before)
+        _set_environment(before)
+
+
+def _set_environment(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

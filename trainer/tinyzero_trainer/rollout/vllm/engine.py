@@ -1,12 +1,14 @@
 """The rollout engine `vllm`. One that fails is not used again: executors/restart.py starts another in its place.
 
-client.py talks to vLLM, call_timeout.py limits how long a call may take, engine_args.py has vLLM's arguments.
+client.py talks to vLLM, engine_args.py has vLLM's arguments.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from itertools import takewhile
+from threading import Thread
 from time import monotonic, sleep
 from typing import TypeVar
 
@@ -14,27 +16,21 @@ import torch
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
-from tinyzero_trainer.errors import EngineDiedError, VllmError
-from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, RolloutEngine, SamplingParams
-from tinyzero_trainer.rollout.vllm.call_timeout import CallThread
-from tinyzero_trainer.rollout.vllm.client import Request, VllmClient
+from tinyzero_trainer.errors import EngineDiedError, VllmError, first_line
+from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, SamplingEngine, SamplingParams
+from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.kind import MAX_TEMPERATURE
 from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
 from tinyzero_trainer.rollout.vllm.weight_transfer import send
 from tinyzero_trainer.rollout.weight_source import Weights
 from tinyzero_trainer.types import Generation
 
-START_SECONDS = 1200.0
-"""For an engine to start, compile its kernels and capture its graphs."""
-
+START_SECONDS = 1200.0  # for an engine to start, compile its kernels and capture its graphs
 CLOSE_SECONDS = 60.0
-
-CACHE_SECONDS = 10.0
-"""For aborted requests to release the prefix cache."""
-
+CACHE_SECONDS = 10.0  # for aborted requests to release the prefix cache
 CACHE_PAUSE = 0.05
-
-SEED_MASK = 2**62 - 1
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 2.0  # for a call to report by itself that the process has ended: its reason is better than ours
 
 ADVICE = (
     "if memory is short lower vllm.gpu_memory_gb or rollout.max_num_seqs, if it is slow raise vllm.timeout, else take "
@@ -44,8 +40,8 @@ ADVICE = (
 Result = TypeVar("Result")
 
 
-class VllmEngine(RolloutEngine):
-    """Samples the groups of one seed and length limit, and so of one step, at a time.
+class VllmEngine(SamplingEngine):
+    """Samples the groups of one seed, and so of one step, at a time.
 
     Weights change between two of these batches, and a batch that is stopped is sampled again.
     """
@@ -57,7 +53,6 @@ class VllmEngine(RolloutEngine):
         client: VllmClient,
         weights: Callable[[], Iterator[Weights]],
         *,
-        eos_ids: Collection[int],
         timeout: float | None = None,
         sleep_mode: bool = False,
         log_reason: Callable[[], str | None] = lambda: None,
@@ -76,10 +71,10 @@ class VllmEngine(RolloutEngine):
             EngineDiedError: vLLM did not start.
         """
         self._client: VllmClient | None = client
-        self._weights, self._eos_ids, self._timeout = weights, tuple(sorted(eos_ids)), timeout
+        self._weights, self._timeout = weights, timeout
         self._sleep_mode, self._log_reason, self._check = sleep_mode, log_reason, check
-        self._thread = None if timeout is None else CallThread(client.alive)
         self._asleep = False
+        self._abandoned = False  # whether a call was interrupted in this thread, as by Ctrl-C, and may go on
         self._waiting = list[Group]()
         self._batches = 0
         torch.cuda.empty_cache()  # vLLM refuses to start if the memory that it may take is not free
@@ -122,23 +117,22 @@ class VllmEngine(RolloutEngine):
             raise VllmError(f"vLLM samples at temperatures up to {MAX_TEMPERATURE:g}, not {params.temperature:g}")
         if not self._waiting:
             return []
-        seed, limit = self._waiting[0].seed, self._waiting[0].max_tokens
-        batch = list(takewhile(lambda group: (group.seed, group.max_tokens) == (seed, limit), self._waiting))
+        batch = list(takewhile(lambda group: group.seed == self._waiting[0].seed, self._waiting))
 
         def run() -> Groups:
             if self._asleep:
                 self._sync()
-            return self._complete(batch, replace(params, max_tokens=limit), on_progress)
+            return self._sample(batch, params, on_progress)
 
         sampled = self._attempt(run)
         self._waiting = self._waiting[len(batch) :]
         return [
-            replace(group, completions=tuple(replace(each, versions=self._versions(each)) for each in completions))
+            replace(group, completions=tuple(map(self._with_version, completions)))
             for group, completions in zip(batch, sampled, strict=True)
         ]
 
-    def _versions(self, completion: Generation) -> tuple[tuple[int, int], ...]:
-        return ((self.version, len(completion.token_ids)),)
+    def _with_version(self, completion: Generation) -> Generation:
+        return replace(completion, versions=((self.version, len(completion.token_ids)),))
 
     def unfinished(self) -> list[Group]:
         return list(self._waiting)
@@ -150,21 +144,6 @@ class VllmEngine(RolloutEngine):
             yield
         finally:
             self._waiting = before
-
-    def _requests(self, groups: Sequence[Group], params: SamplingParams) -> list[Request]:
-        self._batches += 1  # the engine may still return an output of an earlier one
-        return [
-            Request(
-                f"{self._batches}-{place}",
-                group.prompt,
-                len(group.completions),
-                params,
-                # Hashed: vLLM gives a prompt's completions consecutive seeds.
-                derive_seed("vllm", group.seed, group.prompt_index) & SEED_MASK,
-                self._eos_ids,
-            )
-            for place, group in enumerate(groups)
-        ]
 
     # ---- calls to vLLM -----------------------------------------------------------------------------------------------
 
@@ -181,50 +160,41 @@ class VllmEngine(RolloutEngine):
             self._call(lambda: client.wake("kv_cache"))
         self._asleep = False
         end = monotonic() + CACHE_SECONDS
-        while True:
-            try:
-                self._call(client.reset_prefix_cache)
-                break
-            except EngineDiedError:
-                if monotonic() > end or not client.alive():
-                    raise
+        while not self._call(client.reset_prefix_cache):
+            if monotonic() > end:
+                raise EngineDiedError("it did not drop its prefix cache, which requests still use")
             sleep(CACHE_PAUSE)
         if self._check is not None:
-            self._check.compare(self._complete(self._check.batch.groups, self._check.batch.params))
+            self._check.compare(self._sample(self._check.batch.groups, self._check.batch.params))
 
-    def _complete(
+    def _sample(
         self, groups: Sequence[Group], params: SamplingParams, on_progress: OnProgress = lambda _: None
     ) -> Groups:
         """The completions of groups; if `on_progress` raises, the rest is aborted."""
-        client, requests, since = self._running, self._requests(groups, params), monotonic()
-        waiting = {request.name: request for request in requests}
+        client, since = self._running, monotonic()
+        self._batches += 1  # the engine may still return an output of an earlier one
+        requests = {f"{self._batches}-{place}": group for place, group in enumerate(groups)}
         completions: dict[str, list[Generation]] = {}
 
         def add() -> None:
-            for request in requests:
-                client.add(request)
-
-        def step() -> dict[str, list[Generation]]:
-            if not client.busy():
-                raise EngineDiedError(f"it left {len(waiting)} of {len(requests)} prompts unanswered")
-            return client.step()
+            for name, group in requests.items():
+                client.add(name, group, params, first_seed(group))
 
         try:
             self._call(add, since=since)
-            while waiting:
-                finished = {name: each for name, each in self._call(step, since=since).items() if name in waiting}
-                for name, each in finished.items():
-                    _check_complete(waiting.pop(name), each)
+            while len(completions) < len(requests):
+                outputs = self._call(client.step, since=since)
+                finished = {name: sampled for name, sampled in outputs.items() if name in requests}
                 completions |= finished
                 on_progress(sum(map(len, finished.values())))
         except EngineDiedError:
             raise
         except BaseException:
-            if self._thread is None or not self._thread.interrupted:
+            if not self._abandoned:
                 with contextlib.suppress(EngineDiedError):  # noticed when the engine is used again
-                    self._call(lambda: client.abort(list(waiting)))
+                    self._call(lambda: client.abort([name for name in requests if name not in completions]))
             raise
-        return [completions[request.name] for request in requests]
+        return [completions[name] for name in requests]
 
     # ---- failures ----------------------------------------------------------------------------------------------------
 
@@ -240,7 +210,7 @@ class VllmEngine(RolloutEngine):
         except EngineDiedError as error:
             reason = f"vLLM {failure}: {error.reason}"
         except BaseException:
-            if self._thread is not None and self._thread.interrupted:
+            if self._abandoned:
                 self._discard()
             raise
         if (logged := self._log_reason()) is not None:
@@ -251,39 +221,58 @@ class VllmEngine(RolloutEngine):
 
     def _discard(self) -> None:
         """End what is left of the engine, in any state."""
-        client, thread = self._client, self._thread
-        self._client = self._thread = None
+        client, self._client = self._client, None
         if client is not None:
             client.kill()
-        if thread is not None:
-            thread.end()
 
     def _call(
         self, function: Callable[[], Result], *, timeout: float | None = None, since: float | None = None
     ) -> Result:
-        """Call the client; anything that goes wrong in it is an `EngineDiedError`."""
+        """Call the client; anything that goes wrong in it is an `EngineDiedError`.
 
-        def guarded() -> Result:
-            try:
-                return function()
-            except TinyZeroError:
-                raise
-            except Exception as error:  # a library's, of any type
-                name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
-                # EngineDeadError's own message only refers to vLLM's log.
-                reason = "its process ended" if name == "EngineDeadError" else f"{name}: {lines[0]}"
-                raise EngineDiedError(reason) from error
+        In a thread if there is a timeout: vLLM's own client waits forever for an answer of a killed process.
 
-        if self._thread is None or self._timeout is None:
-            return guarded()
-        return self._thread.call(guarded, timeout=self._timeout if timeout is None else timeout, since=since)
+        Args:
+            timeout: seconds, after which the engine counts as hanging and the call is abandoned; None = the engine's.
+            since: the `monotonic` time from which these count; None = now.
+        """
+        future: Future[Result] = Future()
+        try:
+            if self._timeout is None:
+                _call_into(future, function)
+            else:
+                limit = self._timeout if timeout is None else timeout
+                self._call_in_thread(future, function, limit, monotonic() if since is None else since)
+            return future.result()
+        finally:
+            self._abandoned = self._timeout is not None and not future.done()
+            del future  # or its exception would hold itself, and the weights of a call with it, by this frame
+
+    def _call_in_thread(
+        self, future: "Future[Result]", function: Callable[[], Result], limit: float, since: float
+    ) -> None:
+        thread = Thread(target=_call_into, args=(future, function), name="vllm-call", daemon=True)
+        thread.start()
+        while not wait([future], POLL_SECONDS).done:
+            if not self._running.alive() and not wait([future], GRACE_SECONDS).done:
+                raise EngineDiedError("its process ended")
+            if monotonic() > since + limit:
+                raise EngineDiedError(f"it did not answer within {limit:g} s")
+        thread.join()
 
 
-def _check_complete(request: Request, completions: Sequence[Generation]) -> None:
-    """Raises: EngineDiedError: less than what was requested."""
-    if len(completions) != request.samples:
-        raise EngineDiedError(f"it gave {len(completions)} completions for {request.samples}")
-    if not all(completion.token_ids for completion in completions):
-        raise EngineDiedError("it gave an empty completion")
-    if request.params.logprobs and any(len(each.logprobs or ()) != len(each.token_ids) for each in completions):
-        raise EngineDiedError("it did not give the log-probability of each token")
+def _call_into(future: "Future[Result]", function: Callable[[], Result]) -> None:
+    try:
+        future.set_result(function())
+    except TinyZeroError as error:
+        future.set_exception(error)
+    except Exception as error:  # a library's, of any type
+        name = type(error).__name__
+        # EngineDeadError's own message only refers to vLLM's log.
+        reason = "its process ended" if name == "EngineDeadError" else f"{name}: {first_line(error)}"
+        future.set_exception(EngineDiedError(reason))
+
+
+def first_seed(group: Group) -> int:
+    """The seed of a group's first completion: hashed, as vLLM gives the others the numbers that follow."""
+    return derive_seed("vllm", group.seed, group.prompt_index) & (2**62 - 1)

@@ -20,20 +20,16 @@ from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.models.spec import spec_from_config
+from tinyzero_trainer.rollout.sizes import GB
+from tinyzero_trainer.rollout.vllm.cost_model import memory, settle
+from tinyzero_trainer.rollout.vllm.kind import MAX_SEQUENCES
 from tinyzero_trainer.rollout.vllm.log import LEVEL
 from tinyzero_trainer.rollout.vllm.parent_watchdog import TRAINER
-from tinyzero_trainer.rollout.vllm.predictions import memory, settle
-from tinyzero_trainer.rollout.vllm.sizes import GB, MAX_SEQUENCES
-from tinyzero_trainer.utils.bounds import unless_auto
 from tinyzero_trainer.utils.vllm_version import implementations, require_vllm, runs
 
-GRAPHS_UP_TO = 512
-"""Batch size up to which vLLM captures CUDA graphs by default."""
-
+GRAPHS_UP_TO = 512  # batch size up to which vLLM captures CUDA graphs by default
 MAX_SEQUENCES_ON_CPU = 512
-
 CPU_BATCHED_TOKENS = 4096
-
 GIB = 2**30
 
 
@@ -46,15 +42,11 @@ def refuse_impossible(config: TrainConfig, device: torch.device) -> None:
             f"CUDA_VISIBLE_DEVICES={device.index} and run.device=cuda"
         )
     if device.type == "cpu":
-        reasons = {
-            "sleep_mode": "vLLM for the CPU has no sleep mode",
-            "gpu_memory_gb": "there is no GPU",
-            "cuda_graphs": "there are none without a GPU",
-        }
-        for name, reason in reasons.items():
-            given = getattr(vllm, name)
-            if given != getattr(VllmConfig(), name) and not (name == "sleep_mode" and given is False):
-                raise VllmError(f"vllm.{name}={format_value(given)} has no effect on the CPU: {reason}; leave it out")
+        unset = VllmConfig()
+        for name in ("sleep_mode", "gpu_memory_gb", "cuda_graphs"):
+            value = getattr(vllm, name)
+            if value != getattr(unset, name) and not (name == "sleep_mode" and value is False):
+                raise VllmError(f"vllm.{name}={format_value(value)} has no effect on the CPU; leave it out")
     elif 0 < (here := torch.cuda.device_count()) < vllm.tensor_parallel:  # 0: they are on other machines
         raise VllmError(f"vllm.tensor_parallel={vllm.tensor_parallel}, but there are {here} GPUs")
     expands = any(allocator.expands(os.environ.get(name)) for name in allocator.VARIABLES)
@@ -107,8 +99,8 @@ def longest_sequence(config: TrainConfig, language_model: LanguageModel) -> int:
 
 def sequences_at_a_time(config: TrainConfig, device: torch.device) -> int:
     """How many vLLM may generate at a time; it takes fewer by itself if its cache is too small."""
-    if (most := unless_auto(config.rollout.max_num_seqs)) is not None:
-        return most
+    if config.rollout.max_num_seqs != "auto":
+        return config.rollout.max_num_seqs
     wanted = max(config.data.prompts_per_step * config.rollout.group_size, config.eval.num_problems)
     return min(wanted, MAX_SEQUENCES if device.type == "cuda" else MAX_SEQUENCES_ON_CPU)
 
@@ -164,16 +156,16 @@ def environment(config: TrainConfig, language_model: LanguageModel, device: torc
     if device.type == "cpu":
         wanted["VLLM_CPU_KVCACHE_SPACE"] = str(_cache_gib(config, language_model, device))
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the trainer time-shares the cores with it
-    found: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in os.environ}
-    found |= {
+    variables: dict[str, str | None] = {name: value for name, value in wanted.items() if name not in os.environ}
+    variables |= {
         TRAINER: str(os.getpid()),
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(config.vllm.separate_process)),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would inherit the trainer's CUDA
     }
     for name in allocator.VARIABLES:
         if allocator.expands(os.environ.get(name)):
-            found[name] = allocator.without_expansion(os.environ[name]) or None
-    return found
+            variables[name] = allocator.without_expansion(os.environ[name]) or None
+    return variables
 
 
 def _cache_gib(config: TrainConfig, language_model: LanguageModel, device: torch.device) -> int:

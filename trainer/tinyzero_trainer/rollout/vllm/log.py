@@ -11,11 +11,8 @@ from collections.abc import Iterator
 from multiprocessing import spawn
 from pathlib import Path
 
-LINES = 400
-"""At the end of the file, which are searched for the reason."""
-
-LEVEL = "VLLM_LOGGING_LEVEL"
-"""vLLM's environment variable; if the user has set it, it applies to all processes."""
+LINES = 400  # at the end of the file, which are searched for the reason
+LEVEL = "VLLM_LOGGING_LEVEL"  # vLLM's environment variable; if the user has set it, it applies to all processes
 
 _ERROR = re.compile(r"(?:^|\s)((?:[\w.]+\.)?\w*(?:Error|Exception): .*)$")
 _UNINFORMATIVE = ("EngineDeadError", "Engine core initialization failed", "WorkerProc initialization failed")

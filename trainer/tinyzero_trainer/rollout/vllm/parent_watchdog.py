@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import threading
 import time
 
@@ -19,12 +18,7 @@ def exit_with_trainer() -> None:
 
 def _follow(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended
-        try:
-            select.select([os.pidfd_open(pid)], [], [])
-        except ProcessLookupError:
-            raise
-        except (AttributeError, OSError):  # not Linux, or a sandbox without it
-            while True:
-                os.kill(pid, 0)
-                time.sleep(1.0)
+        while True:
+            os.kill(pid, 0)
+            time.sleep(1.0)
     os._exit(1)  # as a signal that cannot be caught would

@@ -19,8 +19,7 @@ from tinyzero_trainer.training.logprobs import PolicyModel, evaluating
 from tinyzero_trainer.training.micro_batches import in_batch_order, micro_batches
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
-PROBES, PROBE_TOKENS, COMPLETION_TOKENS = 4, 4, 8
-"""Number of prompts, their tokens, and the tokens generated after each."""
+PROBES, PROBE_TOKENS, COMPLETION_TOKENS = 4, 4, 8  # prompts, their tokens, and the tokens generated after each
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Mean difference per token, in nats, between kernels of one dtype. A dummy weight gives far more, one step at a

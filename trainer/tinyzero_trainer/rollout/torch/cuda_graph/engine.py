@@ -8,25 +8,28 @@ Slots are refilled as sequences finish. New weights overwrite the old ones in pl
 way keep the keys and values of their tokens so far (as in PipelineRL, arXiv 2509.19128).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.torch.batch_state import BatchState, copy_to_host, to_device
 from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
+from tinyzero_trainer.rollout.torch.cost_model import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
+from tinyzero_trainer.rollout.torch.cuda_graph import reference_ops
 from tinyzero_trainer.rollout.torch.cuda_graph.fp8_products import Fp8GraphModel, Fp8Weights
 from tinyzero_trainer.rollout.torch.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import FreeMemory, fitting_sequences
 from tinyzero_trainer.rollout.torch.cuda_graph.model import Cache, GraphModel
 from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
 from tinyzero_trainer.rollout.torch.scheduler import Scheduler
-from tinyzero_trainer.rollout.torch.sizes import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
 from tinyzero_trainer.rollout.weight_source import WeightSource
 
 CHECK_LAG = 3
@@ -54,35 +57,13 @@ def capture_sizes(most: int) -> list[int]:
     return sorted(sizes)
 
 
-def kernels_run(model: GraphModel, eos_ids: Collection[int], report: Callable[[str], None]) -> bool:
-    """Whether Triton's kernels run for a model; reports why if they do not on a GPU."""
-    if model.device.type != "cuda":
-        return False
-    try:
-        from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
-
-        triton_kernels.try_out(model, eos_ids)
-    except Exception as error:  # of many types: no Triton, no C compiler, a GPU too old, too little shared memory
-        why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-        report(f"Triton's kernels do not run here ({why}); generation is slower without, and takes more memory")
-        return False
-    return True
-
-
 class GraphEngine(BatchedEngine):
     """Generates with static buffers; for models that `FusedDecoder.fits`."""
 
     check_every = 4
     refills = True
 
-    _cache: Cache
-    """Exists with `_state`, if `_reserved`."""
-
-    _check: Callable[[], Tensor] | None
-    """The last copy of `BatchState.finished` to the host."""
-
-    _checked: int
-    """After how many steps it was made."""
+    _cache: Cache  # exists with `_state`, if `_reserved`
 
     def __init__(
         self,
@@ -95,7 +76,7 @@ class GraphEngine(BatchedEngine):
         fp8_products: bool = False,
         max_num_seqs: int | None = None,
         keep_memory: bool = True,
-        kernels: bool | None = None,
+        kernels: bool = True,
         memory: Callable[[], FreeMemory] | None = None,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -106,7 +87,7 @@ class GraphEngine(BatchedEngine):
             fp8_products: a step's matrix products in 8 bits; for models that `Fp8Weights.misfit` has nothing against.
             max_num_seqs: sequences generated at a time; None = as many as fit.
             keep_memory: whether `sleep` keeps buffers and graphs, unless memory is scarce.
-            kernels: whether Triton's are used; None = on a GPU, if they run there.
+            kernels: whether Triton's are used on a GPU where they run.
             memory: returns what is free for the buffers; None = asks the GPU; no limit on the CPU.
         """
         super().__init__()
@@ -115,9 +96,7 @@ class GraphEngine(BatchedEngine):
         self._weights = fused(model.config, source, dtype=dtype, device=device)
         self._model = network(model, self._weights, dtype=dtype, device=device, fp8_cache=fp8_cache)
         self._device, self._max_num_seqs = device, max_num_seqs
-        self._kernels = kernels_run(self._model, self._eos_ids, report) if kernels is None else kernels
-        if self._kernels:
-            self._model.use_kernels()
+        self._kernels: Any = None  # the module of Triton's, if they are used
         self._keep_memory, self._kept, self._reported = keep_memory, keep_memory, False
         self._allocated = 0  # bytes of the buffers
         self._sampling = 0  # bytes per logit for which they have room
@@ -128,6 +107,22 @@ class GraphEngine(BatchedEngine):
         self._runner = GraphRunner(device)
         self._reserved = False
         self._weights.load()
+        if kernels and device.type == "cuda":
+            self._try_kernels(report)
+
+    def _try_kernels(self, report: Callable[[str], None]) -> None:
+        """Use Triton's kernels if two tokens can be generated with them; report why if not."""
+        try:
+            from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
+
+            self._kernels = self._model.ops = triton_kernels
+            self.generate([[self._pad_id]], 1, SamplingParams(2), seed=0)
+        except Exception as error:  # of many types: no Triton, no C compiler, a GPU too old, too little shared memory
+            self._kernels, self._model.ops = None, reference_ops
+            why = f"{type(error).__name__}: {first_line(error)}"
+            report(f"Triton's kernels do not run here ({why}); generation is slower without, and takes more memory")
+        self._drop_buffers()
+        self._allocated, self._sampling, self._kept = 0, 0, self._keep_memory
 
     def load_weights(self, version: int = 0) -> None:
         """See `RolloutEngine`; sequences in slots go on, with the keys and values of their tokens so far."""
@@ -153,11 +148,7 @@ class GraphEngine(BatchedEngine):
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
     def _reserve(self, scheduler: Scheduler) -> int:
-        """See `BatchedEngine`; keeps the present buffers if they are large enough.
-
-        Raises:
-            KvCacheError: the GPU's memory does not hold even a few sequences.
-        """
+        """See `BatchedEngine`; keeps the present buffers if they are large enough."""
         if not self._weights:
             self._weights.load()
         length, steps = scheduler.longest
@@ -184,7 +175,8 @@ class GraphEngine(BatchedEngine):
             self._state, self._reserved = BatchState(wanted, steps, self._eos_ids, self._device), True
             self._cache = Cache(self._model, wanted + 1, length)
             self._capture_sizes = capture_sizes(wanted)
-        self._check, self._checked = None, 0  # the last one was of the sequences before
+        self._check: Callable[[], Tensor] | None = None  # the last copy of `BatchState.finished` to the host
+        self._checked = 0  # after how many steps it was made
         return min(wanted, self._state.slots)
 
     def _has_room(self, scheduler: Scheduler) -> bool:
@@ -274,26 +266,24 @@ class GraphEngine(BatchedEngine):
 
     def _sample(self, state: BatchState, logits: Tensor, rows: int, params: SamplingParams) -> None:
         if self._samples_by_kernel(params):
-            from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
-
-            triton_kernels.sample(logits, state, rows, ends=not params.ignore_eos)
+            self._kernels.sample(logits, state, rows, ends=not params.ignore_eos)
         else:
             state.sample(logits, rows, params)
 
     def _samples_by_kernel(self, params: SamplingParams) -> bool:
-        return self._kernels and params.temperature > 0 and params.top_p >= 1 and not params.top_k
+        return bool(self._kernels) and params.temperature > 0 and params.top_p >= 1 and not params.top_k
 
     def _padded(self, rows: int) -> int:
         return next(size for size in self._capture_sizes if size >= rows)
 
 
-def _part_end(prompts: Sequence[list[int]], prompt_indices: Sequence[int], start: int, vocabulary: int) -> int:
+def _part_end(contexts: Sequence[list[int]], rows: Sequence[int], start: int, vocabulary: int) -> int:
     """The end of the part of the rows that starts at `start`."""
     longest = count = 0
-    most = max(1, PREFILL_LOGITS // vocabulary)
-    for row in range(start, min(len(prompt_indices), start + most)):
-        if row == start or prompt_indices[row] != prompt_indices[row - 1]:
-            longest, count = max(longest, len(prompts[prompt_indices[row]])), count + 1
+    end = min(len(rows), start + max(1, PREFILL_LOGITS // vocabulary))
+    for row in range(start, end):
+        if row == start or rows[row] != rows[row - 1]:
+            longest, count = max(longest, len(contexts[rows[row]])), count + 1
             if row > start and longest * count > PREFILL_TOKENS:
                 return row
-    return min(len(prompt_indices), start + most)
+    return end

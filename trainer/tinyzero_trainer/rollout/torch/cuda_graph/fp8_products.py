@@ -37,7 +37,7 @@ class Fp8Weights(FusedWeights):
         """What keeps a model of transformers that `FusedDecoder.fits` from this; None = nothing."""
         if config.model_type == "olmo2":
             return "it normalizes a layer's output, not its input"
-        sizes = {name: getattr(config, name) for name in ("hidden_size", "intermediate_size")}
+        sizes = {name: getattr(config, name, 0) for name in ("hidden_size", "intermediate_size")}
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = config.num_attention_heads + 2 * config.num_key_value_heads
         sizes["the size of queries, keys and values"] = heads * head_size
@@ -70,11 +70,9 @@ class Fp8Weights(FusedWeights):
 class Fp8GraphModel(GraphModel):
     """See above; its `weights` are `Fp8Weights`."""
 
-    fp8_products = True
-
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         """See `GraphModel`."""
-        weights, ops = self._weights, self._ops
+        weights, ops = self._weights, self.ops
         hidden = F.embedding(state.last_token[state.slot_ids[:rows]], weights["embed"])  # [rows, hidden]
         pieces = ops.split(state, rows, self.kv_heads, cache.length)
         added = scales = None  # what attention or MLP gave, to be added before the next norm
@@ -94,4 +92,4 @@ class Fp8GraphModel(GraphModel):
         """States · weightᵀ, with the weight in fp8 if there is one."""
         weights, scale = self._weights, self._weights.get(f"{name}_scale")
         weight = weights[name if scale is None else f"{name}_fp8"]
-        return self._ops.product(states, weight, scale, weights.get(f"{name}_bias"), self.dtype, in_parts=in_parts)
+        return self.ops.product(states, weight, scale, weights.get(f"{name}_bias"), self.dtype, in_parts=in_parts)

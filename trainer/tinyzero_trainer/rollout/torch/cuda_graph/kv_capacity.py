@@ -7,11 +7,9 @@ import torch
 from tinyzero_trainer.distributed.sizes import MARGIN
 from tinyzero_trainer.utils.oom import OutOfMemoryError
 
-MIN_SEQUENCES = 8
-"""Below this, generating is not worth it."""
+MIN_SEQUENCES = 8  # below this, generating is not worth it
 
-USABLE = 0.9
-"""Fraction of the memory that is taken: kernels need workspaces, and memory fragments."""
+USABLE = 0.9  # of the memory: kernels need workspaces, and memory fragments
 
 
 class KvCacheError(OutOfMemoryError):
@@ -20,8 +18,7 @@ class KvCacheError(OutOfMemoryError):
     def __init__(self, size: int, available: int, fitting: int, required: int) -> None:
         """`size` and `available` in bytes, `fitting` and `required` in sequences."""
         self.fitting = fitting
-        self.fraction = USABLE * available / (required * size)
-        """Fraction of the required memory that is available."""
+        self.fraction = USABLE * available / (required * size)  # of the required memory, that is available
         super().__init__(
             "completions were generated",
             f"a sequence needs {size / 2**30:.2g} GiB while it is generated, and there are "
@@ -34,14 +31,9 @@ class KvCacheError(OutOfMemoryError):
 class FreeMemory:
     """A GPU's free memory, in bytes."""
 
-    unused: int
-    """Not allocated by any process."""
-
-    reusable: int
-    """Cached by this process, which needs it at other times."""
-
-    margin: int = 0
-    """What a plan leaves free of the unused memory."""
+    unused: int  # not allocated by any process
+    reusable: int  # cached by this process, which needs it at other times
+    margin: int = 0  # what a plan leaves free of the unused memory
 
     @classmethod
     def of(cls, device: torch.device) -> "FreeMemory":

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from tinyzero_trainer.models.float8_format import FP8
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
@@ -28,40 +27,25 @@ class Cache:
 
 
 class GraphModel:
-    """The network; its attention, gating and filling of the cache in plain torch, or after `use_kernels` in Triton."""
-
-    fp8_products = False
+    """The network; attention, gating and filling of the cache are `ops`: in plain torch, or in Triton."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        weights: FusedWeights,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        fp8_cache: bool = False,
+        self, model: Any, weights: FusedWeights, *, dtype: torch.dtype, device: torch.device, fp8_cache: bool
     ) -> None:
-        """`model` gives sizes and the rotary embedding; its weights are in `weights`."""
-        config: Any = model.config
-        inner: Any = model
+        """`model`, of transformers, gives sizes and the rotary embedding; its weights are in `weights`."""
+        config = model.config
         self.dtype, self.device, self._weights = dtype, device, weights
         self._cache_dtype = FP8 if fp8_cache else dtype
         self.heads, self.kv_heads, self.head_size = weights.heads, weights.kv_heads, weights.head_size
         self.layers: int = config.num_hidden_layers
         self.vocabulary: int = config.vocab_size
         self.mlp_size: int = config.intermediate_size
-        self.hidden_size: int = config.hidden_size
-        self._rotary = copy.deepcopy(inner.model.rotary_emb).to(device)
-        self._ops: Any = reference_ops
+        self._hidden_size: int = config.hidden_size
+        self._rotary = copy.deepcopy(model.model.rotary_emb).to(device)
+        self.ops: Any = reference_ops
         # FlashAttention's; PyTorch's other fast kernels need as many key heads as query heads.
         on_gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         self._groups_heads = on_gpu and dtype != torch.float32
-
-    def use_kernels(self) -> None:
-        """Replace reference_ops.py by Triton's kernels."""
-        from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
-
-        self._ops = triton_kernels
 
     def cache_bytes(self, length: int) -> int:
         """Bytes of one sequence in the cache."""
@@ -82,7 +66,7 @@ class GraphModel:
 
     def prefill_bytes(self, tokens: int) -> int:
         """Bytes of the activations of so many prompt tokens."""
-        return tokens * (3 * self.mlp_size + 6 * self.hidden_size) * self.dtype.itemsize
+        return tokens * (3 * self.mlp_size + 6 * self._hidden_size) * self.dtype.itemsize
 
     def tables(self, length: int) -> list[Tables]:
         """Each layer's rotary embedding, rounded as the policy rounds it."""
@@ -108,7 +92,7 @@ class GraphModel:
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).unflatten(0, (prompts, longest))
-            self._ops.store_contexts(fused, cache.tables[layer], cache.layers[layer], slots, which, lengths)
+            self.ops.store_contexts(fused, cache.tables[layer], cache.layers[layer], slots, which, lengths)
             query, key, value = fused.transpose(1, 2).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
             if not self._groups_heads:
                 key, value = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (key, value))
@@ -120,12 +104,10 @@ class GraphModel:
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         """Append the newest token of each sequence; logits [rows, vocabulary] of the next."""
         hidden = F.embedding(state.last_token[state.slot_ids[:rows]], self._weights["embed"])  # [rows, hidden]
-        pieces = self._ops.split(state, rows, self.kv_heads, cache.length)
+        pieces = self.ops.split(state, rows, self.kv_heads, cache.length)
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).flatten(1)
-            attended = self._ops.attend(
-                fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads, pieces
-            )
+            attended = self.ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads, pieces)
             hidden = self._finish_layer(layer, hidden, attended)
         return self._logits(hidden)
 
@@ -134,7 +116,7 @@ class GraphModel:
         weights = self._weights
         hidden = self._add_product(hidden, attended, f"{layer}.out")
         gate_up = F.linear(weights.norm(f"{layer}.norm2", hidden), weights[f"{layer}.gate_up"])
-        return self._add_product(hidden, self._ops.gated(gate_up), f"{layer}.down")
+        return self._add_product(hidden, self.ops.gated(gate_up), f"{layer}.down")
 
     def _add_product(self, hidden: Tensor, states: Tensor, name: str) -> Tensor:
         """hidden += states · weightᵀ, normalized first if the model does so."""

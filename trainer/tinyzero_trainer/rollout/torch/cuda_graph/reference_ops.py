@@ -17,8 +17,7 @@ from tinyzero_trainer.rollout.torch.batch_state import BatchState
 Tables = tuple[Tensor, Tensor]
 """Cosine and sine of the rotary embedding, each [cache length, head size / 2] float32."""
 
-HEADROOM = 4
-"""How many times larger than any in the context a key or value may become before fp8 cuts it off."""
+HEADROOM = 4  # times larger than any in the context a key or value may become before fp8 cuts it off
 
 
 class LayerCache(NamedTuple):
@@ -66,8 +65,6 @@ def store_contexts(
 
     Args:
         fused: [contexts, longest, heads + 2 × kv heads, head size] query, key and value; the first two are overwritten.
-        tables: of the rotary embedding.
-        cache: written to.
         slots: [slots] to fill.
         rows: [slots] the context of each.
         lengths: [contexts], after which there is padding.
@@ -80,10 +77,7 @@ def store_contexts(
         cache.keys[slots, :, :longest], cache.values[slots, :, :longest] = key[rows], value[rows]
         return
     real = torch.arange(longest, device=fused.device) < lengths[:, None]
-    for states, numbers, scales in (
-        (key, cache.keys, cache.key_scales),
-        (value, cache.values, cache.value_scales),
-    ):
+    for states, numbers, scales in ((key, cache.keys, cache.key_scales), (value, cache.values, cache.value_scales)):
         found = fp8_scales(states * real[:, None, :, None])
         scales[slots], numbers[slots, :, :longest] = found[rows], to_fp8(states, found[..., None, None])[rows]
 
@@ -93,22 +87,13 @@ def split(state: BatchState, rows: int, kv_heads: int, length: int) -> None:
 
 
 def attend(
-    fused: Tensor,
-    tables: Tables,
-    state: BatchState,
-    rows: int,
-    cache: LayerCache,
-    heads: int,
-    pieces: None = None,
+    fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: LayerCache, heads: int, pieces: None = None
 ) -> Tensor:
     """Write the newest key and value of each sequence to the cache, and attend over the sequence.
 
     Args:
         fused: [rows, (heads + 2 × kv heads) × head size] query, key and value, not rotated yet.
-        tables: of the rotary embedding.
         state: gives each row's slot and position in the cache.
-        rows: of the step.
-        cache: written to.
         heads: query heads.
         pieces: what `split` gives for the step, for all of its layers.
 
@@ -123,13 +108,8 @@ def attend(
     cache.append(slots, positions, rotate(key, cos, sin), value)
     keys, values = cache.read(slots, fused.dtype)
     seen = torch.arange(cache_length, device=fused.device) <= positions[:, None]  # [rows, cache length]
-    attended = F.scaled_dot_product_attention(
-        rotate(query, cos, sin)[:, :, None],
-        keys,
-        values,
-        attn_mask=seen[:, None, None],
-        enable_gqa=heads != kv_heads,
-    )
+    query, seen = rotate(query, cos, sin)[:, :, None], seen[:, None, None]
+    attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=heads != kv_heads)
     return attended.reshape(rows, -1)
 
 

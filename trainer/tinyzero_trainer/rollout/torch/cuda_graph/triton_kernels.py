@@ -5,8 +5,6 @@ for sampling, reference_ops.py for all else.
 """
 
 import math
-from collections.abc import Collection
-from typing import Any
 
 import torch
 import triton
@@ -16,14 +14,12 @@ from torch import Tensor
 from tinyzero_trainer.models import float8_triton
 from tinyzero_trainer.models.common_triton import early, round_to_fp8, wait
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX
-from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
 from tinyzero_trainer.rollout.torch.cuda_graph import products_triton, reference_ops
 from tinyzero_trainer.rollout.torch.cuda_graph.attention_triton import attend, split, store_contexts
 from tinyzero_trainer.rollout.torch.sampling import FACTORS, JUST_BELOW, WEYL, block_size
-from tinyzero_trainer.rollout.torch.sizes import CACHE_BLOCK
 
-__all__ = ["attend", "gated", "gated_fp8", "normalize_fp8", "product", "sample", "split", "store_contexts", "try_out"]
+__all__ = ["attend", "gated", "gated_fp8", "normalize_fp8", "product", "sample", "split", "store_contexts"]
 
 TILE = 4096
 """Logits that one program reads."""
@@ -34,30 +30,6 @@ _SECOND = tl.constexpr(FACTORS[1])
 _GAP = tl.constexpr(1 - JUST_BELOW)
 _UNIT = tl.constexpr(2.0**-53)
 _LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-
-
-def try_out(model: Any, eos_ids: Collection[int]) -> None:
-    """Run each kernel once, with the sizes of a `GraphModel`; raises whatever error keeps it from running."""
-    state = BatchState(1, 1, eos_ids, model.device)
-    state.reset([1], 0, SamplingParams(1), 0)
-    state.set_rows(torch.zeros(1, dtype=torch.long), 1)
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=model.dtype, device=model.device)
-
-    fused = zeros(1, (model.heads + 2 * model.kv_heads) * model.head_size)
-    tables, cache, first = model.tables(CACHE_BLOCK)[0], model.layer_cache(2, CACHE_BLOCK), state.slot_ids[:1]
-    store_contexts(fused.view(1, 1, -1, model.head_size), tables, cache, first, first, first + 1)
-    attend(fused, tables, state, 1, cache, model.heads, split(state, 1, model.kv_heads, CACHE_BLOCK))
-    gated(zeros(1, 2 * model.mlp_size))
-    if model.fp8_products:
-        _, scales = gated_fp8(zeros(1, 2 * model.mlp_size))
-        normalize_fp8(zeros(1, model.hidden_size), 1e-6)
-        normalize_fp8(zeros(1, model.hidden_size), 1e-6, zeros(1, model.hidden_size), scales)
-        states = zeros(64, 128)  # for any model, as `suits` may leave out some of its weights
-        products_triton.product(states, states, None, None, model.dtype, in_parts=False)
-        products_triton.product(states.to(FP8), states.to(FP8), scales[0], None, model.dtype, in_parts=False)
-    sample(zeros(1, model.vocabulary), state, 1, ends=True)
 
 
 def gated(gate_up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the rollout engine `torch` takes of a GPU, and how fast it generates: by sizes.py. No torch in here."""
+"""The cost model of the rollout engine `torch`: what it takes of a GPU, and how fast it generates. No torch in here."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,30 @@ from tinyzero_trainer.kinds import EngineMemory
 from tinyzero_trainer.models.sizes import HIDDEN_FORWARD, MLP_FORWARD
 from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.rollout.sizes import DECODING_SHARE, LEAST_SEQUENCES
-from tinyzero_trainer.rollout.torch import sizes
+
+CACHE_BLOCK = 64  # positions by which the KV cache grows, so that short completions do not pay for the longest allowed
+PREFILL_TOKENS = 32768  # tokens of prompts that are read at a time with CUDA graphs
+FEW_SEQUENCES = 512  # generated at a time without CUDA graphs, where `rollout.max_num_seqs` leaves it open
+STEP_NUMBERS = 8  # intermediate numbers of a sequence in a decoding step, per unit of the MLP's width
+STEP_SECONDS, LAYER_SECONDS = 100e-6, 24e-6  # of a replayed CUDA graph for a decoding step, and for each layer in it
+BANDWIDTH_SHARE = 0.95  # fraction of a GPU's memory bandwidth that decoding reaches
+LEAST_TOKENS = 180  # by which a sequence seems longer when its cache is read: the cost of starting to read
+FP8_PRODUCTS = 0.62  # time of matrix products in fp8 relative to that in bfloat16
+FP8_CACHE = 1.3  # bytes that a number of the cache in fp8 seems to have: it is converted, which takes time as well
+
+# Without CUDA graphs Python launches kernel after kernel: seconds on the host for a decoding step, and for each layer
+# in it, between what two virtual hosts took, 32 and 36 ms.
+PLAIN_STEP_SECONDS, PLAIN_LAYER_SECONDS = 5e-3, 1.1e-3
+PLAIN_CACHE_PASSES = 14  # over the cache in a step: it is copied to grow, and read by kernels made for several queries
+PLAIN_LOGIT_BYTES = 50  # read and written for each logit when plain torch samples
+
+
+def sampling_bytes(number: int, *, by_kernel: bool, greedy: bool) -> int:
+    """Bytes taken for each logit of a step: once for its graph, once where it was prepared.
+
+    A logit has `number` bytes. Tokens are sampled by the Triton kernel or by plain torch, which takes less if `greedy`.
+    """
+    return 2 * (number + (0 if by_kernel else 4 if greedy else 26))
 
 
 def memory(spec: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bool = False) -> EngineMemory:
@@ -22,7 +45,7 @@ def memory(spec: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bool 
     if not spec.graphs:  # transformers' own forward pass, whose cache is copied to grow
         cache = work.at_a_time * work.sequence * spec.cache_numbers * number
         copies = (1 + spec.repeated_heads) * cache // max(1, spec.layers)  # of one layer: before it grew, and repeated
-        sampling = sizes.sampling_bytes(number, by_kernel=False, greedy=False)
+        sampling = sampling_bytes(number, by_kernel=False, greedy=False)
         weights = {"weights": number * spec.parameters}
         awake = {
             **weights,
@@ -31,9 +54,9 @@ def memory(spec: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bool 
             "prefill": prompts * work.prompt * layer,
         }
         return EngineMemory(awake, asleep=weights)
-    slots = -(-work.sequence // sizes.CACHE_BLOCK) * sizes.CACHE_BLOCK
-    read = min(prompts * work.prompt, max(sizes.PREFILL_TOKENS, work.prompt))
-    mlp = work.at_a_time * sizes.STEP_NUMBERS * spec.mlp * number
+    slots = -(-work.sequence // CACHE_BLOCK) * CACHE_BLOCK
+    read = min(prompts * work.prompt, max(PREFILL_TOKENS, work.prompt))
+    mlp = work.at_a_time * STEP_NUMBERS * spec.mlp * number
     kept = {
         "weights": (number + (1 if config.rollout.quantization else 0)) * spec.parameters,
         "KV cache": (work.at_a_time + 1) * slots * spec.cache_numbers * cache_number_bytes(config),
@@ -51,9 +74,9 @@ def _sampling(config: TrainConfig, work: Workload) -> int:
     if config.algorithm.needs("greedy"):
         greedy = max(greedy, min(work.trained_at_a_time, config.data.prompts_per_step))
     return max(
-        work.trained_at_a_time * sizes.sampling_bytes(number, by_kernel=not filters, greedy=False),
-        work.evaluated_at_a_time * sizes.sampling_bytes(number, by_kernel=True, greedy=False),
-        greedy * sizes.sampling_bytes(number, by_kernel=False, greedy=True),
+        work.trained_at_a_time * sampling_bytes(number, by_kernel=not filters, greedy=False),
+        work.evaluated_at_a_time * sampling_bytes(number, by_kernel=True, greedy=False),
+        greedy * sampling_bytes(number, by_kernel=False, greedy=True),
     )
 
 
@@ -68,7 +91,7 @@ def settle(
         return config
     count, settled = work.at_a_time, config
     if not spec.graphs:
-        count = min(count, sizes.FEW_SEQUENCES)
+        count = min(count, FEW_SEQUENCES)
         settled = replace(config, rollout=replace(config.rollout, max_num_seqs=count))
     least = max(LEAST_SEQUENCES, config.rollout.group_size)
     while count // 2 >= least and held(settled)[1] > limit:
@@ -116,21 +139,21 @@ def step_seconds(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences: 
     """Seconds in which one token of each sequence is generated, for `tokens_read` on average."""
     number, cache = number_bytes(config), spec.cache_numbers * cache_number_bytes(config)
     token = 2 * spec.parameters / gpu.flops_in(number)
-    length += sizes.LEAST_TOKENS
+    length += LEAST_TOKENS
     logit = 3 * number  # written once and read twice
-    weight, products = (1, sizes.FP8_PRODUCTS) if config.rollout.quantization else (number, 1.0)
-    length *= sizes.FP8_CACHE if config.rollout.kv_cache_dtype else 1.0
+    weight, products = (1, FP8_PRODUCTS) if config.rollout.quantization else (number, 1.0)
+    length *= FP8_CACHE if config.rollout.kv_cache_dtype else 1.0
     if not spec.graphs:
-        cache *= sizes.PLAIN_CACHE_PASSES + 2 * spec.repeated_heads
-        logit = sizes.PLAIN_LOGIT_BYTES
+        cache *= PLAIN_CACHE_PASSES + 2 * spec.repeated_heads
+        logit = PLAIN_LOGIT_BYTES
     touched = weight * spec.parameters + sequences * (length * cache + logit * spec.vocabulary)
-    read = touched / (gpu.bandwidth * 1e9 * sizes.BANDWIDTH_SHARE)
-    host = sizes.STEP_SECONDS + spec.layers * sizes.LAYER_SECONDS
+    read = touched / (gpu.bandwidth * 1e9 * BANDWIDTH_SHARE)
+    host = STEP_SECONDS + spec.layers * LAYER_SECONDS
     # Kernels run one after another, so the times of computing and of reading add up.
     seconds = host + read + products * sequences * token / DECODING_SHARE
     if spec.graphs:
         return seconds
-    return max(seconds, sizes.PLAIN_STEP_SECONDS + spec.layers * sizes.PLAIN_LAYER_SECONDS)  # host and GPU overlap
+    return max(seconds, PLAIN_STEP_SECONDS + spec.layers * PLAIN_LAYER_SECONDS)  # host and GPU overlap
 
 
 def prefill_seconds(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""What the rollout engine `vllm` takes of a GPU, and how fast it generates: by sizes.py. No torch in here."""
+"""The cost model of the rollout engine `vllm`: what it takes of a GPU, and how fast it generates. No torch in here."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -8,13 +8,23 @@ from tinyzero_trainer.config.settings import Settings
 from tinyzero_trainer.distributed.parallel_dims import planned_dims
 from tinyzero_trainer.distributed.sizes import CONTEXT, NCCL, SLACK
 from tinyzero_trainer.distributed.workload import Workload, cache_number_bytes, number_bytes
+from tinyzero_trainer.hardware.gpu import MIB
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 from tinyzero_trainer.kinds import EngineMemory
 from tinyzero_trainer.models.spec import ModelSpec
-from tinyzero_trainer.rollout.sizes import DECODING_SHARE, LEAST_SEQUENCES
-from tinyzero_trainer.rollout.vllm import sizes
-from tinyzero_trainer.rollout.vllm.sizes import GB
+from tinyzero_trainer.rollout.sizes import DECODING_SHARE, GB, LEAST_SEQUENCES
 from tinyzero_trainer.utils.bounds import unless_auto
+
+WORKSPACE = 900 * MIB  # within `vllm.gpu_memory_gb`: activations of a prefill of 8,192 tokens
+SAMPLER_BYTES = 12  # within `vllm.gpu_memory_gb`, for each logit of the sequences decoded at a time
+BESIDE = 700 * MIB  # beyond `vllm.gpu_memory_gb`: CUDA graphs, and workspaces that vLLM's own profile misses
+ASLEEP = 900 * MIB  # while it sleeps, without its process's context: CUDA graphs and workspaces
+WAKE_SECONDS = 0.6  # to put it to sleep without its weights, and to wake it up
+BANDWIDTH_SHARE = 0.9  # fraction of a GPU's memory bandwidth that decoding reaches
+
+# Fitted, with BANDWIDTH_SHARE, to all rows of engine_speeds.toml; hosts differ by a third.
+STEP_SECONDS, SEQUENCE_SECONDS = 1e-3, 14e-6  # on the host, for a decoding step and for each sequence in it
+LOGIT_BYTES = 115  # read and written for each logit
 
 
 def memory(spec: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bool = False) -> EngineMemory:
@@ -25,18 +35,18 @@ def memory(spec: ModelSpec, config: TrainConfig, work: Workload, *, keeps: bool 
         process["NCCL of its process"] = NCCL
     gigabytes = unless_auto(vllm.gpu_memory_gb)
     size = needed(spec, config, work) if gigabytes is None else int(gigabytes * GB)
-    graphs = sizes.BESIDE if vllm.cuda_graphs else sizes.BESIDE // 4
+    graphs = BESIDE if vllm.cuda_graphs else BESIDE // 4
     awake = {"vllm.gpu_memory_gb": size, "beside it": graphs, **process}
-    asleep = {"what stays when it sleeps": sizes.ASLEEP, **process} if vllm.sleep_mode is True else awake
+    asleep = {"what stays when it sleeps": ASLEEP, **process} if vllm.sleep_mode is True else awake
     return EngineMemory(awake, asleep, separate_process=vllm.separate_process)
 
 
 def needed(spec: ModelSpec, config: TrainConfig, work: Workload, sequences: int | None = None) -> int:
     """vllm.gpu_memory_gb, in bytes, for this number of whole sequences at a time; None = all that it is given."""
     count = work.trained_at_a_time if sequences is None else min(sequences, work.trained_at_a_time)
-    sampling = work.max_num_seqs * spec.vocabulary * sizes.SAMPLER_BYTES
+    sampling = work.max_num_seqs * spec.vocabulary * SAMPLER_BYTES
     weights = -(-spec.parameters // config.vllm.tensor_parallel)
-    return sizes.WORKSPACE + sampling + number_bytes(config) * weights + count * _cached(spec, config, work)
+    return WORKSPACE + sampling + number_bytes(config) * weights + count * _cached(spec, config, work)
 
 
 def _cached(spec: ModelSpec, config: TrainConfig, work: Workload) -> int:
@@ -120,9 +130,9 @@ def step_seconds(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, sequences: 
     """Seconds in which one token of each sequence is generated, for `tokens_read` on average."""
     number, cache = number_bytes(config), spec.cache_numbers * cache_number_bytes(config)
     token = 2 * spec.parameters / gpu.flops_in(number)
-    touched = number * spec.parameters + sequences * (length * cache + sizes.LOGIT_BYTES * spec.vocabulary)
-    read = touched / (gpu.bandwidth * 1e9 * sizes.BANDWIDTH_SHARE)
-    host = sizes.STEP_SECONDS + sequences * sizes.SEQUENCE_SECONDS
+    touched = number * spec.parameters + sequences * (length * cache + LOGIT_BYTES * spec.vocabulary)
+    read = touched / (gpu.bandwidth * 1e9 * BANDWIDTH_SHARE)
+    host = STEP_SECONDS + sequences * SEQUENCE_SECONDS
     return host + max(read, sequences * token / DECODING_SHARE)
 
 
@@ -133,4 +143,4 @@ def prefill_seconds(spec: ModelSpec, config: TrainConfig, gpu: GpuSpec, tokens: 
 
 def wake_seconds(config: TrainConfig) -> float:
     """Seconds of a step in which it falls asleep and wakes up."""
-    return sizes.WAKE_SECONDS if config.vllm.sleep_mode is True else 0.0
+    return WAKE_SECONDS if config.vllm.sleep_mode is True else 0.0
