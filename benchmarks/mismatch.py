@@ -17,6 +17,7 @@ import torch
 import typer
 
 from benchmarks.common import print_machine, print_table
+from tests.trainer.rollout import reference_ops
 from tinyzero_sdk import Item, Score, load_task
 from tinyzero_trainer.config import ModelConfig
 from tinyzero_trainer.data.prompts import PromptSource
@@ -73,6 +74,7 @@ def differences(
 ) -> tuple[list[Rollout], torch.Tensor]:
     """Completions, and [tokens] log-probabilities of the engine that sampled them, minus those of the policy."""
     model: Any = policy.model
+    precision = {**precision, "kernels": None if model.device.type == "cuda" else reference_ops}
     engine = GraphEngine(policy, lambda: named_weights(model), dtype=torch.bfloat16, device=model.device, **precision)
     rollouts, found = [], []
     params = SamplingParams(new_tokens, logprobs=True)

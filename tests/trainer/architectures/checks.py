@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from tests.environments import ROOT, installed, variables
 from tests.trainer.architectures.tiny import ARCHITECTURES, tiny
 from tests.trainer.processes import on_ranks
+from tests.trainer.rollout import reference_ops
 from tests.trainer.samples import ragged_samples, states_by_completion, token_logprobs, with_advantages
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
@@ -85,7 +86,8 @@ def check_graphs(name: str, shared: "Shared", device: str = "cpu") -> str:
     if not FusedDecoder.fits(model):
         return NO
     source = partial(named_weights, model)
-    engine = GraphEngine(language_model, source, dtype=torch.float32, device=torch.device(device))
+    kernels = reference_ops if device == "cpu" else None
+    engine = GraphEngine(language_model, source, dtype=torch.float32, device=torch.device(device), kernels=kernels)
     return check_engine(engine, language_model, 1e-5 if device == "cpu" else 2e-3)
 
 

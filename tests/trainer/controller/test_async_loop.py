@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.rollout import reference_ops
 from tests.trainer.runs import Configure, assert_same_weights, killed, lines, on_call, short_run
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import TrainConfig
@@ -43,9 +44,8 @@ def in_a_thread(config: TrainConfig, **given: Any) -> Iterator[Workers]:
     with build_workers(config, **given) as workers:
         model = workers.language_model.model
         device = torch.device("cpu")
-        inner = GraphEngine(
-            workers.language_model, partial(named_weights, model), dtype=torch.float32, device=device, max_num_seqs=24
-        )
+        options: dict[str, Any] = {"dtype": torch.float32, "device": device, "kernels": reference_ops}
+        inner = GraphEngine(workers.language_model, partial(named_weights, model), max_num_seqs=24, **options)
         engine = BackgroundEngine(inner, device)
         try:
             yield replace(workers, engine=engine)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tests.trainer.rollout import reference_ops
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams, TorchEngine
 from tinyzero_trainer.rollout.engine import EMPTY, Group
@@ -23,7 +24,8 @@ def with_ends(model: Any, ends: Collection[int] = ENDS) -> LanguageModel:
 
 
 def graph(model: Any, ends: Collection[int] = ENDS, **changes: Any) -> GraphEngine:
-    arguments: dict[str, Any] = {"dtype": torch.float32, "device": model.device} | changes
+    kernels = None if model.device.type == "cuda" else reference_ops
+    arguments: dict[str, Any] = {"dtype": torch.float32, "device": model.device, "kernels": kernels} | changes
     return GraphEngine(with_ends(model, ends), lambda: named_weights(model), **arguments)
 
 

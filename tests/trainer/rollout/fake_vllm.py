@@ -21,7 +21,7 @@ PROMPTS = [[1, 2], [3], [1, 2]]
 END = 7
 
 Fault = tuple[str, int, str | Callable[[], None]]
-"""Method, number of its call (from 1), and what happens then: a function to call, or `dies`, `hangs`, `raises`."""
+"""Method, number of its call (from 1), and what happens then: a function, or `dies`, `hangs`, `raises` or `fewer`."""
 
 
 class FakeClient(VllmClient):
@@ -35,7 +35,7 @@ class FakeClient(VllmClient):
         self.steps: dict[str, int] = {}
         self.calls: dict[str, int] = {}
         self.dead = threading.Event()
-        self.asleep = False
+        self.asleep = self.fewer = False
         self.weights: dict[str, Tensor] = {}
 
     def _enter(self, method: str) -> None:
@@ -49,6 +49,7 @@ class FakeClient(VllmClient):
             self.dead.set()
         if kind in ("dies", "hangs"):
             time.sleep(3600)  # as vLLM's client does
+        self.fewer = kind == "fewer"
         if kind == "raises":
             raise RuntimeError("CUDA error: unspecified launch failure")
 
@@ -72,7 +73,7 @@ class FakeClient(VllmClient):
         return done
 
     def _answer(self, group: Group, params: SamplingParams, seed: int) -> list[Generation]:
-        tokens = [[(seed + sample) % 1000] * group.max_tokens for sample in range(len(group.completions))]
+        tokens = [[(seed + sample) % 1000] * group.max_tokens for sample in range(len(group.completions) - self.fewer)]
         if group.max_tokens > 1 and not params.ignore_eos:
             tokens[0] = [*tokens[0][:-2], END]
         return [Generation(each, [-1.0] * len(each) if params.logprobs else None, each[-1] == END) for each in tokens]

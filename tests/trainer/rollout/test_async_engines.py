@@ -83,22 +83,6 @@ def test_a_completion_is_what_generate_gives_whatever_runs_beside_it(
     assert_same(by_number(complete), plain(model).generate(prompts, samples, params, seed=3))
 
 
-@pytest.mark.parametrize("kind", ENGINES)
-def test_slots_are_refilled_and_no_finished_sequence_is_decoded(
-    kind: Callable[..., BatchedEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of lengths that differ, each slot decodes one after another: fewer steps than batch by batch."""
-    engine, steps = kind(random_model("qwen2"), ends=(), max_num_seqs=8), []
-    inner = engine._step
-    monkeypatch.setattr(engine, "_step", lambda index: (steps.append(engine._rows), inner(index)))
-    groups = [replace(group, max_tokens=40 if group.number % 4 == 0 else 5) for group in asked([[5]] * 16, 2, 40)]
-    engine.submit(groups)
-    assert len(finish(engine)) == 16
-    in_turn = 4 * 39  # batches of four groups, the longest of each with 40 tokens
-    assert len(steps) <= (2 * 39 + 30 if engine.refills else 3 * 39)
-    assert sum(steps) < in_turn * 8, "those that have ended leave the batch"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ENGINES)
 def test_each_token_keeps_the_version_of_the_weights_that_sampled_it(kind: Callable[..., BatchedEngine]) -> None:

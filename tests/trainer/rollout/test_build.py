@@ -48,20 +48,6 @@ def test_fp8_is_refused_on_the_cpu(engine: str, key: str) -> None:
         require_engine(config, torch.device("cpu"), None)
 
 
-def test_the_cpu_of_a_machine_with_a_gpu_has_the_engine_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def capability(device: torch.device) -> tuple[int, int]:
-        raise ValueError(f"Expected a cuda device, but got: {device}")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
-    require_engine(changed(BASE, {"rollout__engine": "torch"}), torch.device("cpu"), None)
-
-
-def test_vllms_products_in_fp8_are_refused() -> None:
-    with pytest.raises(TinyZeroError, match=r"rollout\.quantization=fp8 is for rollout\.engine=torch, not vllm"):
-        changed(BASE, {"rollout__engine": "vllm", "rollout__quantization": "fp8"})
-
-
 def test_products_in_fp8_of_a_model_in_float32_are_refused() -> None:
     with pytest.raises(TinyZeroError, match=r"for models in bfloat16, not model\.dtype=float32; leave one of them out"):
         changed(BASE, {"model__dtype": "float32", "rollout__quantization": "fp8"})

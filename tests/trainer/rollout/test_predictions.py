@@ -1,29 +1,27 @@
 """What a rollout engine takes of a GPU: what its code reserves, and what vLLM is given."""
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from tests.trainer.advisor.planned import GRPO, HALF_B, SPECS, config_of, shape_like
+from tests.trainer.advisor.planned import GRPO, config_of, shape_like
+from tests.trainer.rollout import reference_ops
 from tests.trainer.rollout.engines import reserve
 from tinyzero_trainer.advisor.memory import predictions_of
-from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.torch.cuda_graph.engine import GraphEngine
-from tinyzero_trainer.rollout.vllm.cost_model import needed
 from tinyzero_trainer.rollout.weight_source import named_weights
 
 
 def engine_for(
     toy: LanguageModel, dtype: torch.dtype, params: SamplingParams, prompts: int, samples: int, **fp8: bool
 ) -> GraphEngine:
-    """The graph engine with buffers for so many prompts of 40 tokens, as if it had its kernels."""
-    cpu = torch.device("cpu")
-    engine = GraphEngine(toy, lambda: named_weights(toy.model), dtype=dtype, device=cpu, **fp8)
-    engine._kernels = True
+    """The graph engine with buffers for so many prompts of 40 tokens."""
+    options: dict[str, Any] = {"dtype": dtype, "device": torch.device("cpu"), "kernels": reference_ops}
+    engine = GraphEngine(toy, lambda: named_weights(toy.model), **options, **fp8)
     reserve(engine, [[1] * 40] * prompts, samples, params)
     return engine
 
@@ -75,43 +73,3 @@ def test_a_step_of_the_torch_engine_takes_what_it_reckons_with(
     spec, engine = shape_like(toy_model.model), engine_for(toy_model, torch.bfloat16, params, 32, 8)
     planned = predictions_of(config).memory(spec, config, workload_of(config, 40)).awake["decoding"]
     assert planned == 256 * (engine._sequence_bytes(64, 24) - engine._model.cache_bytes(64) - 12 * 24)
-
-
-def test_prompts_are_read_once_for_all_their_samples() -> None:
-    config = config_of("eval.num_problems=8", *GRPO)
-    few, many = (
-        predictions_of(config).memory(SPECS[HALF_B], config, workload_of(config, tokens)).awake
-        for tokens in (100, 2000)
-    )
-    assert few["prefill"] / many["prefill"] == pytest.approx(32 * 100 / 32_768)
-
-
-def test_the_copies_of_one_layers_cache_are_counted() -> None:
-    config = config_of(*GRPO, "rollout.max_num_seqs=64")
-    spec = replace(SPECS[HALF_B], graphs=False)
-    work = workload_of(config)
-    cache = 2 * 64 * work.sequence * spec.cache_numbers
-    assert spec.repeated_heads == 7
-    assert predictions_of(config).memory(spec, config, work).awake["KV cache"] == cache + 8 * cache // 24
-    alone = replace(spec, kv_heads=14)
-    cache = 2 * 64 * work.sequence * alone.cache_numbers
-    assert predictions_of(config).memory(alone, config, work).awake["KV cache"] == cache + cache // 24
-
-
-def test_vllm_has_weights_and_cache_in_the_type_that_is_computed_in() -> None:
-    config, spec = config_of("rollout.engine=vllm", *GRPO), SPECS[HALF_B]
-    work = workload_of(config, 100)
-    half, whole = (needed(spec, with_settings(config, {"model.dtype": name}), work) for name in ("auto", "float32"))
-    assert whole - half == 2 * (spec.parameters + work.completions * (work.sequence + 16) * spec.cache_numbers)
-
-
-def test_an_engine_on_several_gpus_has_a_share_of_weights_and_heads_on_each() -> None:
-    spec = SPECS[HALF_B]  # with 2 heads of keys and values
-    config = config_of(*GRPO, "rollout.engine=vllm", "rollout.max_completion_tokens=1024")
-    sizes = []
-    for gpus in (1, 2, 4):
-        dims = with_settings(config, {"vllm.tensor_parallel": gpus})
-        sizes.append([needed(spec, dims, workload_of(dims), count) for count in (0, 64)])
-    weights, caches = [one[0] for one in sizes], [one[1] - one[0] for one in sizes]
-    assert [weights[0] - one for one in weights] == [0, spec.parameters, 3 * spec.parameters // 2]
-    assert [caches[0] // one for one in caches] == [1, 2, 2]  # the fewest heads that a GPU can have are one

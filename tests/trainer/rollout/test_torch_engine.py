@@ -100,23 +100,3 @@ def test_a_model_without_cuda_graphs_on_a_gpu_is_reported(toy_model, monkeypatch
     (note,) = notes
     assert type(toy_model.model).__name__ in note
     assert "rollout.engine=vllm" in note
-
-
-@pytest.mark.parametrize("level", [0, 2])
-def test_with_groups_in_flight_an_engine_on_a_gpu_leaves_the_update_what_it_has_cached(level, toy_model, monkeypatch):
-    made: list[dict[str, object]] = []
-    asynchronous = {"max_async_level": level, "return_logprobs": "always"}
-    config = changed(
-        {"run": {"task": "countdown"}, "rollout": asynchronous, "rollout_correction": {"is_level": "token"}}, {}
-    )
-    monkeypatch.setattr(torch_build, "device_of", lambda model: torch.device("cuda"))
-    monkeypatch.setattr(torch_build, "GraphEngine", lambda *_, **options: made.append(options))
-    monkeypatch.setattr(
-        torch_build.FreeMemory, "of", lambda device: torch_build.FreeMemory(unused=30, reusable=70, margin=5)
-    )
-    build_engine(config, toy_model)
-    (options,) = made
-    if level:
-        assert (options["keep_memory"], options["memory"]()) == (True, torch_build.FreeMemory(30, 0, 5))
-    else:
-        assert options["memory"] is None

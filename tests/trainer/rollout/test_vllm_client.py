@@ -1,13 +1,12 @@
 """What vLLM's process must not leave behind, and its log. vLLM itself is a fake; calls to it: test_vllm_engine.py."""
 
 import _thread
-import logging
 import multiprocessing
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tinyzero_trainer.errors import EngineDiedError
 from tinyzero_trainer.rollout.vllm import client, engine
 from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.vllm.engine import VllmEngine
-from tinyzero_trainer.rollout.vllm.log import LEVEL, EngineLog, quiet_logger
+from tinyzero_trainer.rollout.vllm.log import EngineLog
 
 
 def sleeping_process() -> Any:
@@ -70,38 +69,22 @@ def make_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...
     return make
 
 
-@pytest.fixture
-def bystander() -> Iterator[Any]:
-    """A process of the trainer's that is not vLLM's."""
-    process = sleeping_process()
-    yield process
-    process.kill()
-    process.join()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "seconds", "error"), [(hang, 0.2, EngineDiedError), (interrupt, 60.0, KeyboardInterrupt)]
 )
 def test_the_process_of_an_engine_that_does_not_start_is_ended_and_no_other(
-    then, seconds, error, monkeypatch, make_client, bystander
+    then, seconds, error, monkeypatch, make_client
 ):
-    started = Started(then)
+    started, bystander = Started(then), sleeping_process()
     monkeypatch.setattr(engine, "START_SECONDS", seconds)
     with pytest.raises(error):
         VllmEngine(make_client(started), lambda: iter(()), timeout=20.0)
     assert started.exit_code() == -signal.SIGKILL
-    assert bystander.is_alive()
+    assert bystander.is_alive(), "it is not vLLM's"
+    bystander.kill()
+    bystander.join()
     assert spawn.get_executable() == sys.executable.encode()  # what the start changes is undone
-
-
-def test_an_engine_in_this_process_ends_none_of_its_children(make_client: Callable[..., VllmClient]) -> None:
-    started = Started(lambda process: None)
-    made = make_client(started, separate_process=False)
-    made.start()
-    made.kill()
-    assert started.process.is_alive()
-    started.shutdown()
 
 
 # ---- its log ---------------------------------------------------------------------------------------------------------
@@ -128,14 +111,3 @@ def test_the_output_of_its_process_goes_to_a_file_in_which_the_reason_is_found(t
     assert log.reason() is None  # those of the engine before do not count
     assert not list(log.path.parent.glob("*.sh"))
     assert executable() == sys.executable
-
-
-def test_vllm_logs_only_errors_in_this_process_unless_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    logger = logging.getLogger("vllm")
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    monkeypatch.setenv(LEVEL, "INFO")
-    quiet_logger()
-    assert logger.level == logging.INFO
-    monkeypatch.delenv(LEVEL)
-    quiet_logger()
-    assert logger.level == logging.ERROR

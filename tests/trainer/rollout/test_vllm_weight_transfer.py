@@ -6,11 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from tinyzero_trainer.rollout.vllm import weight_transfer
 from tinyzero_trainer.rollout.vllm.weight_transfer import packed, unpacked
-from tinyzero_trainer.rollout.vllm.worker_extension import WeightReceiver
 from tinyzero_trainer.rollout.weight_source import buckets
 
 
@@ -41,17 +39,3 @@ def test_if_shared_memory_is_too_small_the_fix_is_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(weight_transfer.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 3}))
     with pytest.raises(Exception, match="--shm-size"), packed([("a", torch.ones(9))]):
         pass
-
-
-def test_the_worker_reloads_all_weights_on_a_cpu() -> None:
-    class Worker(WeightReceiver):
-        device = torch.device("cpu")
-        seen: dict[str, Tensor]
-
-        def reload_weights(self, *, weights_iterator: object) -> None:
-            self.seen = dict(weights_iterator)
-
-    worker = Worker()
-    with packed([("a", torch.ones(2))]) as message:
-        worker.tinyzero_receive(message)
-    assert torch.equal(worker.seen["a"], torch.ones(2))

@@ -39,6 +39,9 @@ def wait(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def round_to_fp8(states, scale):  # type: ignore[no-untyped-def]
-    """See `reference_ops.to_fp8`. NaN stays, so that the log-probability is NaN too, and the update is refused."""
+    """Divide by a scale; what is too large becomes the largest number.
+
+    NaN stays, so that the log-probability is NaN too, and the update is refused.
+    """
     states = tl.clamp(states.to(tl.float32) / scale, -LARGEST_FP8, LARGEST_FP8, propagate_nan=tl.PropagateNan.ALL)
     return states.to(tl.float8e4nv)

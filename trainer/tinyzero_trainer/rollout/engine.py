@@ -45,21 +45,12 @@ EMPTY = Generation([], [], finished=False)
 class Group:
     """A prompt and its completions: asked for, under way, or complete."""
 
-    number: int
-    """Identifies the group: its place in the order in which groups are submitted."""
-
-    prompt: list[int]
-    """Token ids, not empty."""
-
-    completions: tuple[Generation, ...]
-    """Each as far as it is sampled."""
-
-    max_tokens: int
-    """Longest completion, in tokens."""
-
+    number: int  # its place in the order in which groups are submitted
+    prompt: list[int]  # token ids, not empty
+    completions: tuple[Generation, ...]  # each as far as it is sampled
+    max_tokens: int  # longest completion
     seed: int
-    prompt_index: int
-    """Index of the prompt among those of the same seed; its samples depend on it (see `PromptBatch`)."""
+    prompt_index: int  # of the prompt, among those of the same seed; its samples depend on it (see `PromptBatch`)
 
     @property
     def complete(self) -> bool:
@@ -72,35 +63,22 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class PromptBatch:
-    """What to generate."""
+    """What to generate; equal seeds, weights and prompts give equal completions."""
 
-    prompts: Sequence[list[int]]
-    """Token ids, none of them empty."""
-
-    samples: int
-    """Completions of each prompt."""
-
+    prompts: Sequence[list[int]]  # token ids, none of them empty
+    samples: int  # completions of each prompt
     params: SamplingParams
-
     seed: int
-    """Equal seeds, weights and prompts give equal completions."""
-
     first: int = 0
-    """Index of the first of these prompts in the whole batch; the samples of a prompt depend on its index, and not on
+    """Index of the first of these prompts in the whole batch: the samples of a prompt depend on its index, and not on
     which engine generates them."""
 
     @property
     def groups(self) -> list[Group]:
         """A group of each prompt, in their order, with nothing sampled yet."""
+        nothing, limit = (EMPTY,) * self.samples, self.params.max_tokens
         return [
-            Group(
-                number=place,
-                prompt=prompt,
-                completions=(EMPTY,) * self.samples,
-                max_tokens=self.params.max_tokens,
-                seed=self.seed,
-                prompt_index=self.first + place,
-            )
+            Group(place, prompt, nothing, limit, self.seed, self.first + place)
             for place, prompt in enumerate(self.prompts)
         ]
 
@@ -108,14 +86,9 @@ class PromptBatch:
 class RolloutEngine(ABC):
     """Generates completions with the policy's weights; groups that are submitted may go on while these change."""
 
-    concurrent: bool = False
-    """Whether it keeps sampling by itself, even while the policy is trained; if not, only within `advance`."""
-
-    shares_weights: bool = False
-    """Whether its weights are the policy's own tensors, so that nothing may be sampled while these change."""
-
-    version: int = 0
-    """Training steps that the weights have completed."""
+    concurrent: bool = False  # whether it samples by itself while the policy is trained; if not, within `advance`
+    shares_weights: bool = False  # whether they are the policy's own tensors: nothing may be sampled while these change
+    version: int = 0  # training steps that the weights have completed
 
     def load_weights(self, version: int = 0) -> None:
         """Take over the policy's current weights, which have completed `version` training steps."""

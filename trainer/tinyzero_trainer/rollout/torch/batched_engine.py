@@ -16,11 +16,8 @@ from tinyzero_trainer.rollout.engine import Group, OnProgress, SamplingEngine, S
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
 from tinyzero_trainer.rollout.torch.scheduler import Request, Sampled, Scheduler
 
-REFILL_PART = 12
-"""Slots are refilled when one in so many is free: reading prompts interrupts the others for about a step."""
-
-ADVANCE_CHECKS = 8
-"""Checks for finished sequences in one call of `advance`, at most."""
+REFILL_PART = 12  # slots are refilled when one in so many is free: reading prompts interrupts others for about a step
+ADVANCE_CHECKS = 8  # checks for finished sequences in one call of `advance`, at most
 
 
 class BatchedEngine(SamplingEngine):

@@ -38,8 +38,7 @@ class TransformersDecoder:
     def start(self, tokens: Tensor, mask: Tensor, copies: Tensor) -> Tensor:
         """Start a batch: tokens and mask [prompts, length], and of each prompt so many sequences, copies [prompts].
 
-        Returns:
-            Logits [sequences, vocabulary].
+        Returns logits [sequences, vocabulary].
         """
         self._cache = cache = DynamicCache(config=self._model.config)
         self._mask = mask.long()
@@ -145,15 +144,14 @@ class FusedDecoder:
     def _forward(self, tokens: Tensor, positions: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
         """Hidden states [batch, length, hidden] after the last norm; keys and values go into the cache.
 
-        Args:
-            tokens: [batch, length], as `positions`.
-            allowed: bool, broadcastable to [batch, heads, length, cache length]; None = see `causal`.
-            causal: whether a query attends only to positions up to its own.
+        A query attends to what is `allowed`, broadcastable to [batch, heads, length, cache length]; if that is None,
+        to all, or with `causal` up to its own position.
         """
         weights = self._weights
         hidden = F.embedding(tokens, weights["embed"])
         cos, sin = (table[:, None] for table in self._rotary(hidden, positions))  # [batch, 1, length, head size]
         end = self._length + tokens.shape[1]
+        grouped = weights.heads != weights.kv_heads
         for layer, cache in enumerate(self._caches):
             fused = weights.project(layer, hidden).transpose(1, 2)  # [batch, all heads, length, head size]
             query, key, value = fused.split([weights.heads, weights.kv_heads, weights.kv_heads], dim=1)
@@ -161,13 +159,9 @@ class FusedDecoder:
                 query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
             cache[:, 0, :, self._length : end] = key
             cache[:, 1, :, self._length : end] = value
+            keys, values = cache[:, :, :, :end].unbind(1)
             attended = F.scaled_dot_product_attention(
-                query,
-                cache[:, 0, :, :end],
-                cache[:, 1, :, :end],
-                attn_mask=allowed,
-                is_causal=causal and allowed is None,
-                enable_gqa=weights.heads != weights.kv_heads,
+                query, keys, values, attn_mask=allowed, is_causal=causal and allowed is None, enable_gqa=grouped
             )
             attended = attended.transpose(1, 2).flatten(2)
             added = F.linear(attended, weights[f"{layer}.out"], weights.get(f"{layer}.out_bias"))

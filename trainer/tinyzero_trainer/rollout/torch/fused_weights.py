@@ -29,9 +29,8 @@ class FusedWeights(dict[str, Tensor]):
         self._source, self._dtype, self._device, self._share = source, dtype, device, share
         self._tied = bool(config.tie_word_embeddings)
         self.eps: float = config.rms_norm_eps
+        # For each layer whether it encodes positions; empty = all do.
         self.rotates: list[bool] = [bool(each) for each in getattr(config, "no_rope_layers", None) or ()]
-        """For each layer whether it encodes positions; empty = all do."""
-
         # It normalizes what attention and MLP give, not what they get, and all heads together.
         self._is_olmo2 = config.model_type == "olmo2"
         self._targets = self._find_targets(config.intermediate_size)

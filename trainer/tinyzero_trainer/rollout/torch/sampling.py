@@ -14,8 +14,7 @@ WEYL = 0x9E3779B97F4A7C15 - 2**64
 
 FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
-JUST_BELOW = 1 - 2**-52
-"""Multiplied by a positive float64, one that is slightly smaller."""
+JUST_BELOW = 1 - 2**-52  # multiplied by a positive float64, one that is slightly smaller
 
 
 def streams(seed: int, rows: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """The client of vLLM: drives its LLMEngine step by step. The only module that imports vLLM."""
 
 import contextlib
-import gc
 import multiprocessing
 import os
 import threading
@@ -10,8 +9,6 @@ from array import array
 from collections.abc import Collection, Iterator, Mapping
 from time import monotonic
 from typing import Any
-
-import torch
 
 from tinyzero_trainer.rollout.engine import Group, SamplingParams
 from tinyzero_trainer.rollout.vllm.log import EngineLog, quiet_logger
@@ -34,7 +31,6 @@ class VllmClient:
     ) -> None:
         self._arguments, self._environment, self._eos_ids = arguments, environment, sorted(eos_ids)
         self.separate_process, self._log = separate_process, log
-        self._had_process_group = torch.distributed.is_initialized()
         self._engine: Any = None
         self._processes: list[Any] = []
         self._other_children = set[Any]()
@@ -121,8 +117,6 @@ class VllmClient:
     def close(self) -> None:
         self._engine.engine_core.shutdown()
         self._engine = None
-        if not self.separate_process:
-            _leave_process(destroy_group=not self._had_process_group)
 
 
 def start_engine(arguments: Mapping[str, Any], *, separate_process: bool) -> Any:
@@ -141,18 +135,6 @@ def start_engine(arguments: Mapping[str, Any], *, separate_process: bool) -> Any
         usage_context=usage,
         multiprocess_mode=separate_process,
     )
-
-
-def _leave_process(*, destroy_group: bool) -> None:
-    """Remove what an engine leaves in this process, so that another can be started."""
-    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
-
-    destroy_model_parallel()
-    if destroy_group:
-        destroy_distributed_environment()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _generations(output: Any) -> list[Generation]:

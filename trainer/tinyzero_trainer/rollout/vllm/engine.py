@@ -126,13 +126,11 @@ class VllmEngine(SamplingEngine):
 
         sampled = self._attempt(run)
         self._waiting = self._waiting[len(batch) :]
-        return [
-            replace(group, completions=tuple(map(self._with_version, completions)))
-            for group, completions in zip(batch, sampled, strict=True)
-        ]
-
-    def _with_version(self, completion: Generation) -> Generation:
-        return replace(completion, versions=((self.version, len(completion.token_ids)),))
+        complete = list[Group]()
+        for group, completions in zip(batch, sampled, strict=True):
+            versioned = [replace(each, versions=((self.version, len(each.token_ids)),)) for each in completions]
+            complete.append(replace(group, completions=tuple(versioned)))
+        return complete
 
     def unfinished(self) -> list[Group]:
         return list(self._waiting)
@@ -185,6 +183,8 @@ class VllmEngine(SamplingEngine):
             while len(completions) < len(requests):
                 outputs = self._call(client.step, since=since)
                 finished = {name: sampled for name, sampled in outputs.items() if name in requests}
+                if any(len(sampled) < len(requests[name].completions) for name, sampled in finished.items()):
+                    raise EngineDiedError("it gave fewer completions than requested")
                 completions |= finished
                 on_progress(sum(map(len, finished.values())))
         except EngineDiedError:

@@ -6,9 +6,7 @@ from tinyzero_trainer.kinds import EngineKind
 from tinyzero_trainer.utils.vllm_version import require_vllm
 
 MAX_TEMPERATURE = 2.0
-
-MAX_SEQUENCES = 1024
-"""Sequences generated at a time on a GPU where `rollout.max_num_seqs` is not set: more gain little."""
+MAX_SEQUENCES = 1024  # generated at a time on a GPU where `rollout.max_num_seqs` is not set: more gain little
 
 
 def _problem(rollout: Any) -> str:

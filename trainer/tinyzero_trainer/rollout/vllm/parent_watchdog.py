@@ -2,8 +2,8 @@
 
 import contextlib
 import os
+import select
 import threading
-import time
 
 TRAINER = "TINYZERO_TRAINER_PID"
 """Environment variable with the id of the trainer's process, for those that it starts."""
@@ -18,7 +18,5 @@ def exit_with_trainer() -> None:
 
 def _follow(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended
-        while True:
-            os.kill(pid, 0)
-            time.sleep(1.0)
+        select.select([os.pidfd_open(pid)], [], [])
     os._exit(1)  # as a signal that cannot be caught would

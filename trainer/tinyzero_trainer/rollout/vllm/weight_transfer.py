@@ -22,10 +22,9 @@ from tinyzero_trainer.rollout.vllm.client import VllmClient
 from tinyzero_trainer.rollout.weight_source import Weights, split_flat
 
 SHARED_MEMORY = Path("/dev/shm")
-
+# Of weights in a message, which take that much GPU memory once more: few round trips matter more than memory, which
+# vLLM's cache does not use yet.
 BUCKET_BYTES = 2**29
-"""Bytes of weights in a message, which take that much GPU memory once more: few round trips matter more than memory,
-which vLLM's cache does not use yet."""
 
 
 def send(client: VllmClient, bucket: Weights) -> None:

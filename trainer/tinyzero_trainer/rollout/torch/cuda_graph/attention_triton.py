@@ -1,7 +1,4 @@
-"""Attention of a decoding step over each sequence's own length, and filling the KV cache with prompts, in Triton.
-
-The same in plain torch: reference_ops.py.
-"""
+"""Attention of a decoding step over each sequence's own length, and filling the KV cache with prompts, in Triton."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,19 +10,12 @@ from torch import Tensor
 
 from tinyzero_trainer.models.common_triton import LARGEST_FP8, LEAST_SCALE, early, round_to_fp8, wait
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
-from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import HEADROOM, LayerCache, Tables
+from tinyzero_trainer.rollout.torch.cuda_graph.model import HEADROOM, LayerCache, Tables
 
-ENOUGH_PROGRAMS = 2048
-"""Programs of one warp each that keep a GPU busy."""
-
-SMALLEST_PIECE = 128
-"""Positions of a piece of a context, at least, where there are several."""
-
-MOST_PIECES = 64
-"""Most pieces of a context: the program that finishes last adds them up, one after another."""
-
-FEWEST_HEADS = 8
-"""Query heads of a product at least, padded with zeros."""
+ENOUGH_PROGRAMS = 2048  # of one warp each, that keep a GPU busy
+SMALLEST_PIECE = 128  # positions of a piece of a context, at least, where there are several
+MOST_PIECES = 64  # of a context: the program that finishes last adds them up, one after another
+FEWEST_HEADS = 8  # query heads of a product at least, padded with zeros
 
 _UNPACKED_UNIT = tl.constexpr(2.0**8)  # by which the exponents of float16 are further from 0
 _HEADROOM = tl.constexpr(HEADROOM)
@@ -34,7 +24,14 @@ _HEADROOM = tl.constexpr(HEADROOM)
 def store_contexts(
     fused: Tensor, tables: Tables, cache: LayerCache, slots: Tensor, rows: Tensor, lengths: Tensor
 ) -> None:
-    """See `reference_ops.store_contexts`."""
+    """Rotate queries and keys of contexts, in place, and store keys and values.
+
+    Args:
+        fused: [contexts, longest, heads + 2 × kv heads, head size] query, key and value; the first two are overwritten.
+        slots: [slots] to fill.
+        rows: [slots] the context of each.
+        lengths: [contexts], after which there is padding.
+    """
     contexts, longest, heads, size = fused.shape
     _, kv_heads, cache_length, _ = cache.keys.shape
     scaled = cache.key_scales is not None
@@ -62,11 +59,8 @@ class Pieces(NamedTuple):
     """int32 [6 × limit + 1]: of each piece row, slot, position of the newest token, first position of the piece, its
     size, and the number of the context's first piece; then how many pieces there are."""
 
-    done: Tensor
-    """int32 [rows × kv heads] how many pieces of each are done, 0 between two layers."""
-
-    limit: int
-    """How many pieces there may be."""
+    done: Tensor  # int32 [rows × kv heads] how many pieces of each are done, 0 between two layers
+    limit: int  # how many pieces there may be
 
 
 def split(state: BatchState, rows: int, kv_heads: int, length: int) -> Pieces:
@@ -86,7 +80,17 @@ def split(state: BatchState, rows: int, kv_heads: int, length: int) -> Pieces:
 def attend(
     fused: Tensor, tables: Tables, state: BatchState, rows: int, cache: LayerCache, heads: int, pieces: Pieces
 ) -> Tensor:
-    """See `reference_ops.attend`; `pieces` of the step, the same for all layers."""
+    """Write the newest key and value of each sequence to the cache, and attend over the sequence.
+
+    Args:
+        fused: [rows, (heads + 2 × kv heads) × head size] query, key and value, not rotated yet.
+        state: gives each row's slot and position in the cache.
+        heads: query heads.
+        pieces: what `split` gives for the step, for all of its layers.
+
+    Returns:
+        [rows, heads × head size].
+    """
     _, kv_heads, cache_length, size = cache.keys.shape
     group, size_block = heads // kv_heads, max(32, triton.next_power_of_2(size))
     group_block = max(FEWEST_HEADS, triton.next_power_of_2(group))
@@ -355,7 +359,7 @@ def _attend_to_past(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rotated(numbers, partners, c, s, mask):  # type: ignore[no-untyped-def]
-    """Each number with its partner in the other half, as `reference_ops.rotate` has it."""
+    """Rotary position embedding: each number with its partner in the other half."""
     left = tl.load(numbers, mask=mask, other=0.0).to(tl.float32)
     right = tl.load(partners, mask=mask, other=0.0).to(tl.float32)
     return (left * c + right * s).to(numbers.dtype.element_ty)

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.engine import SamplingParams
 from tinyzero_trainer.rollout.torch.batch_state import BatchState, copy_to_host, to_device
 from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.torch.cost_model import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
-from tinyzero_trainer.rollout.torch.cuda_graph import reference_ops
 from tinyzero_trainer.rollout.torch.cuda_graph.fp8_products import Fp8GraphModel, Fp8Weights
 from tinyzero_trainer.rollout.torch.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import FreeMemory, fitting_sequences
@@ -31,12 +31,10 @@ from tinyzero_trainer.rollout.torch.cuda_graph.model import Cache, GraphModel
 from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
 from tinyzero_trainer.rollout.torch.scheduler import Scheduler
 from tinyzero_trainer.rollout.weight_source import WeightSource
+from tinyzero_trainer.utils.oom import OutOfMemoryError
 
-CHECK_LAG = 3
-"""Steps from a check's copy to its reading, fewer than `check_every`, so that the device need not wait for the host."""
-
-PREFILL_LOGITS = 2**27
-"""Most logits of one part of the prefill."""
+CHECK_LAG = 3  # steps from a check's copy to its reading, so that the device need not wait; fewer than `check_every`
+PREFILL_LOGITS = 2**27  # most logits of one part of the prefill
 
 
 def capture_sizes(most: int) -> list[int]:
@@ -76,7 +74,7 @@ class GraphEngine(BatchedEngine):
         fp8_products: bool = False,
         max_num_seqs: int | None = None,
         keep_memory: bool = True,
-        kernels: bool = True,
+        kernels: Any = None,
         memory: Callable[[], FreeMemory] | None = None,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -87,7 +85,7 @@ class GraphEngine(BatchedEngine):
             fp8_products: a step's matrix products in 8 bits; for models that `Fp8Weights.misfit` has nothing against.
             max_num_seqs: sequences generated at a time; None = as many as fit.
             keep_memory: whether `sleep` keeps buffers and graphs, unless memory is scarce.
-            kernels: whether Triton's are used on a GPU where they run.
+            kernels: module with functions as triton_kernels.py has them; None = that module.
             memory: returns what is free for the buffers; None = asks the GPU; no limit on the CPU.
         """
         super().__init__()
@@ -96,7 +94,6 @@ class GraphEngine(BatchedEngine):
         self._weights = fused(model.config, source, dtype=dtype, device=device)
         self._model = network(model, self._weights, dtype=dtype, device=device, fp8_cache=fp8_cache)
         self._device, self._max_num_seqs = device, max_num_seqs
-        self._kernels: Any = None  # the module of Triton's, if they are used
         self._keep_memory, self._kept, self._reported = keep_memory, keep_memory, False
         self._allocated = 0  # bytes of the buffers
         self._sampling = 0  # bytes per logit for which they have room
@@ -107,20 +104,28 @@ class GraphEngine(BatchedEngine):
         self._runner = GraphRunner(device)
         self._reserved = False
         self._weights.load()
-        if kernels and device.type == "cuda":
-            self._try_kernels(report)
+        if kernels is None:
+            self._use_triton()
+        else:
+            self._model.kernels = kernels
 
-    def _try_kernels(self, report: Callable[[str], None]) -> None:
-        """Use Triton's kernels if two tokens can be generated with them; report why if not."""
+    def _use_triton(self) -> None:
+        """Use Triton's kernels, and generate two tokens with them: that they do not run is better known at the start.
+
+        Raises:
+            TinyZeroError: they do not run here.
+        """
         try:
             from tinyzero_trainer.rollout.torch.cuda_graph import triton_kernels
 
-            self._kernels = self._model.ops = triton_kernels
+            self._model.kernels = triton_kernels
             self.generate([[self._pad_id]], 1, SamplingParams(2), seed=0)
+        except (OutOfMemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:  # of many types: no Triton, no C compiler, a GPU too old, too little shared memory
-            self._kernels, self._model.ops = None, reference_ops
             why = f"{type(error).__name__}: {first_line(error)}"
-            report(f"Triton's kernels do not run here ({why}); generation is slower without, and takes more memory")
+            advice = "install Triton and a C compiler such as gcc, or take rollout.engine=vllm"
+            raise TinyZeroError(f"Triton's kernels do not run here ({why}); {advice}") from error
         self._drop_buffers()
         self._allocated, self._sampling, self._kept = 0, 0, self._keep_memory
 
@@ -203,13 +208,12 @@ class GraphEngine(BatchedEngine):
         """Bytes of a sequence while it is generated: cache, tokens, and the activations of a step."""
         model, cache = self._model, self._model.cache_bytes(length)
         sampling = model.vocabulary * self._sampling
-        gathered = 0 if self._kernels else model.gathered_bytes(length)
-        return cache + 12 * steps + 16 * model.mlp_size + max(sampling, gathered)
+        return cache + 12 * steps + 16 * model.mlp_size + sampling
 
     def _sampling_bytes(self, params: SamplingParams) -> int:
         """Per logit of a step."""
-        by_kernel, greedy = self._samples_by_kernel(params), params.temperature == 0
-        return sampling_bytes(self._model.dtype.itemsize, by_kernel=by_kernel, greedy=greedy)
+        greedy = params.temperature == 0
+        return sampling_bytes(self._model.dtype.itemsize, by_kernel=_by_kernel(params), greedy=greedy)
 
     def _drop_buffers(self) -> None:
         if self._reserved:
@@ -265,16 +269,18 @@ class GraphEngine(BatchedEngine):
             self._check, self._checked = copy_to_host(self._state.finished), index
 
     def _sample(self, state: BatchState, logits: Tensor, rows: int, params: SamplingParams) -> None:
-        if self._samples_by_kernel(params):
-            self._kernels.sample(logits, state, rows, ends=not params.ignore_eos)
+        if _by_kernel(params):
+            self._model.kernels.sample(logits, state, rows, ends=not params.ignore_eos)
         else:
             state.sample(logits, rows, params)
 
-    def _samples_by_kernel(self, params: SamplingParams) -> bool:
-        return bool(self._kernels) and params.temperature > 0 and params.top_p >= 1 and not params.top_k
-
     def _padded(self, rows: int) -> int:
         return next(size for size in self._capture_sizes if size >= rows)
+
+
+def _by_kernel(params: SamplingParams) -> bool:
+    """Whether a kernel samples so."""
+    return params.temperature > 0 and params.top_p >= 1 and not params.top_k
 
 
 def _part_end(contexts: Sequence[list[int]], rows: Sequence[int], start: int, vocabulary: int) -> int:

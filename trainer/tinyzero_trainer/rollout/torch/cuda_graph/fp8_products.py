@@ -5,6 +5,7 @@ The product after attention, the smallest, stays in the model's dtype. Prompts a
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,16 +15,32 @@ from torch import Tensor
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX, SMALLEST_SCALE
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
 from tinyzero_trainer.rollout.torch.cuda_graph.model import Cache, GraphModel
-from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import to_fp8
 from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
 
-MULTIPLE = 16
-"""PyTorch's product needs both sizes of a weight to be multiples of this."""
-
-PART = 2**24
-"""Numbers of a weight that are rounded at a time."""
+MULTIPLE = 16  # both sizes of a weight must be multiples of it for PyTorch's product
+PART = 2**24  # numbers of a weight that are rounded at a time
 
 _NORM_BEFORE = {"qkv": "norm1", "gate_up": "norm2", "down": None, "head": "norm"}
+
+
+def to_fp8(states: Tensor, scales: Tensor | float) -> Tensor:
+    """Divided by their scales; what is too large becomes the largest number."""
+    return (states.float() / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def plain_product(
+    states: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """States [rows, in] · weightᵀ [out, in], of one type; `scale` [] float32 is for the result of a product in fp8."""
+    if scale is None:
+        return F.linear(states, weight, bias)
+    unit = _unit(states.device)
+    return torch._scaled_mm(states, weight.T, unit, scale, bias=bias, out_dtype=dtype, use_fast_accum=True)
+
+
+@cache
+def _unit(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)
 
 
 class Fp8Weights(FusedWeights):
@@ -37,12 +54,10 @@ class Fp8Weights(FusedWeights):
         """What keeps a model of transformers that `FusedDecoder.fits` from this; None = nothing."""
         if config.model_type == "olmo2":
             return "it normalizes a layer's output, not its input"
-        sizes = {name: getattr(config, name, 0) for name in ("hidden_size", "intermediate_size")}
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = config.num_attention_heads + 2 * config.num_key_value_heads
-        sizes["the size of queries, keys and values"] = heads * head_size
-        odd = [f"{name} is {size}" for name, size in sizes.items() if size % MULTIPLE]
-        return f"{' and '.join(odd)}, expected multiples of {MULTIPLE}" if odd else None
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        sizes = config.hidden_size, getattr(config, "intermediate_size", 0), heads * head_size
+        return None if not any(size % MULTIPLE for size in sizes) else f"its sizes are no multiples of {MULTIPLE}"
 
     @torch.no_grad()
     def load(self) -> None:
@@ -71,25 +86,24 @@ class Fp8GraphModel(GraphModel):
     """See above; its `weights` are `Fp8Weights`."""
 
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
-        """See `GraphModel`."""
-        weights, ops = self._weights, self.ops
+        weights, kernels = self._weights, self.kernels
         hidden = F.embedding(state.last_token[state.slot_ids[:rows]], weights["embed"])  # [rows, hidden]
-        pieces = ops.split(state, rows, self.kv_heads, cache.length)
+        pieces = kernels.split(state, rows, self.kv_heads, cache.length)
         added = scales = None  # what attention or MLP gave, to be added before the next norm
         for layer in range(self.layers):
-            states = ops.normalize_fp8(hidden, weights.eps, added, scales)
+            states = kernels.normalize_fp8(hidden, weights.eps, added, scales)
             fused = self._product(states, f"{layer}.qkv")
             fused = weights.normalize_heads(layer, fused.unflatten(1, (-1, self.head_size))).flatten(1)
-            attended = ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads, pieces)
+            attended = kernels.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads, pieces)
             added = self._product(attended, f"{layer}.out", in_parts=True)
-            states = ops.normalize_fp8(hidden, weights.eps, added)
-            gated, scales = ops.gated_fp8(self._product(states, f"{layer}.gate_up"))
+            states = kernels.normalize_fp8(hidden, weights.eps, added)
+            gated, scales = kernels.gated_fp8(self._product(states, f"{layer}.gate_up"))
             added = self._product(gated, f"{layer}.down", in_parts=True)
-        states = ops.normalize_fp8(hidden, weights.eps, added, scales)
+        states = kernels.normalize_fp8(hidden, weights.eps, added, scales)
         return self._product(states, "head") if "head_fp8" in weights else self._logits(hidden)
 
     def _product(self, states: Tensor, name: str, *, in_parts: bool = False) -> Tensor:
-        """States · weightᵀ, with the weight in fp8 if there is one."""
+        """States · weightᵀ, with the weight in fp8 if there is one; perhaps in parts, which the next norm adds up."""
         weights, scale = self._weights, self._weights.get(f"{name}_scale")
         weight = weights[name if scale is None else f"{name}_fp8"]
-        return self.ops.product(states, weight, scale, weights.get(f"{name}_bias"), self.dtype, in_parts=in_parts)
+        return self.kernels.product(states, weight, scale, weights.get(f"{name}_bias"), self.dtype, in_parts=in_parts)

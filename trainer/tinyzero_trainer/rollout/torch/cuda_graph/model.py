@@ -5,7 +5,7 @@ Everything it reads and writes keeps its address, so that a step can be captured
 """
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,25 @@ from torch import Tensor
 
 from tinyzero_trainer.models.float8_format import FP8
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
-from tinyzero_trainer.rollout.torch.cuda_graph import reference_ops
-from tinyzero_trainer.rollout.torch.cuda_graph.reference_ops import LayerCache, Tables
 from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
+
+Tables = tuple[Tensor, Tensor]
+"""Cosine and sine of the rotary embedding, each [cache length, head size / 2] float32."""
+
+HEADROOM = 4  # times larger than any in the context a key or value may become before fp8 cuts it off
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one layer, each [slots, kv heads, length, head size].
+
+    In fp8 all keys of a slot's head have one scale, by which they are multiplied, and so have its values:
+    [slots, kv heads] float32.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
 
 
 class Cache:
@@ -27,7 +43,9 @@ class Cache:
 
 
 class GraphModel:
-    """The network; attention, gating and filling of the cache are `ops`: in plain torch, or in Triton."""
+    """The network; attention, gating and filling of the cache are `kernels`, functions as in triton_kernels.py."""
+
+    kernels: Any
 
     def __init__(
         self, model: Any, weights: FusedWeights, *, dtype: torch.dtype, device: torch.device, fp8_cache: bool
@@ -42,7 +60,6 @@ class GraphModel:
         self.mlp_size: int = config.intermediate_size
         self._hidden_size: int = config.hidden_size
         self._rotary = copy.deepcopy(model.model.rotary_emb).to(device)
-        self.ops: Any = reference_ops
         # FlashAttention's; PyTorch's other fast kernels need as many key heads as query heads.
         on_gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         self._groups_heads = on_gpu and dtype != torch.float32
@@ -50,11 +67,6 @@ class GraphModel:
     def cache_bytes(self, length: int) -> int:
         """Bytes of one sequence in the cache."""
         return length * self.layers * 2 * self.kv_heads * self.head_size * self._cache_dtype.itemsize
-
-    def gathered_bytes(self, length: int) -> int:
-        """Bytes of a sequence in one layer where no kernel attends: what is read, and repeated for heads."""
-        copies = (1 + self.heads // self.kv_heads) * self.dtype.itemsize
-        return length * 2 * self.kv_heads * self.head_size * (copies + (4 if self._cache_dtype == FP8 else 0))
 
     def layer_cache(self, slots: int, length: int) -> LayerCache:
         """Zeros of the cache's shape, for one layer."""
@@ -92,7 +104,7 @@ class GraphModel:
         hidden = F.embedding(tokens, self._weights["embed"]).flatten(0, 1)  # [prompts × longest, hidden]
         for layer in range(self.layers):
             fused = self._weights.project(layer, hidden).unflatten(0, (prompts, longest))
-            self.ops.store_contexts(fused, cache.tables[layer], cache.layers[layer], slots, which, lengths)
+            self.kernels.store_contexts(fused, cache.tables[layer], cache.layers[layer], slots, which, lengths)
             query, key, value = fused.transpose(1, 2).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
             if not self._groups_heads:
                 key, value = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (key, value))
@@ -103,11 +115,12 @@ class GraphModel:
 
     def step(self, state: BatchState, rows: int, cache: Cache) -> Tensor:
         """Append the newest token of each sequence; logits [rows, vocabulary] of the next."""
-        hidden = F.embedding(state.last_token[state.slot_ids[:rows]], self._weights["embed"])  # [rows, hidden]
-        pieces = self.ops.split(state, rows, self.kv_heads, cache.length)
+        kernels, weights = self.kernels, self._weights
+        hidden = F.embedding(state.last_token[state.slot_ids[:rows]], weights["embed"])  # [rows, hidden]
+        pieces = kernels.split(state, rows, self.kv_heads, cache.length)
         for layer in range(self.layers):
-            fused = self._weights.project(layer, hidden).flatten(1)
-            attended = self.ops.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads, pieces)
+            fused = weights.project(layer, hidden).flatten(1)
+            attended = kernels.attend(fused, cache.tables[layer], state, rows, cache.layers[layer], self.heads, pieces)
             hidden = self._finish_layer(layer, hidden, attended)
         return self._logits(hidden)
 
@@ -116,7 +129,7 @@ class GraphModel:
         weights = self._weights
         hidden = self._add_product(hidden, attended, f"{layer}.out")
         gate_up = F.linear(weights.norm(f"{layer}.norm2", hidden), weights[f"{layer}.gate_up"])
-        return self._add_product(hidden, self.ops.gated(gate_up), f"{layer}.down")
+        return self._add_product(hidden, self.kernels.gated(gate_up), f"{layer}.down")
 
     def _add_product(self, hidden: Tensor, states: Tensor, name: str) -> Tensor:
         """hidden += states · weightᵀ, normalized first if the model does so."""

@@ -1,7 +1,4 @@
-"""Matrix products of a decoding step with few rows, in Triton.
-
-cuBLAS has tiles for more rows, which keep few multiprocessors busy. The same in plain torch: `reference_ops.product`.
-"""
+"""Matrix products of few rows, in Triton: cuBLAS has tiles for more rows, which keep few multiprocessors busy."""
 
 import math
 
@@ -11,28 +8,18 @@ import triton.language as tl
 from torch import Tensor
 
 from tinyzero_trainer.models.common_triton import early, wait
+from tinyzero_trainer.rollout.torch.cuda_graph.fp8_products import plain_product
 
-MOST_ROWS = 256
-"""With more, cuBLAS is faster."""
-
-MOST_BYTES = 16e6
-"""Bytes of the weight, times how often it is read, once for each tile of rows: with more, cuBLAS is faster."""
-
-ENOUGH_PROGRAMS = 128
-"""About one for each multiprocessor: there are no more parts than that takes."""
-
-PART_BYTES = 1024
-"""About what a program reads at least of each row of the weight, where a result may be in parts."""
-
-COLUMNS = 64
-"""Columns of the result in a program: as many as Hopper's tensor cores take at a time."""
-
-BLOCK_BYTES = 128
-"""Bytes of each row of states and weight in one product of the tensor cores."""
+MOST_ROWS = 256  # with more, cuBLAS is faster
+MOST_BYTES = 16e6  # of the weight, times how often it is read, once for each tile of rows: with more, cuBLAS is faster
+ENOUGH_PROGRAMS = 128  # about one for each multiprocessor: there are no more parts than that takes
+PART_BYTES = 1024  # about what a program reads at least of each row of the weight, where a result may be in parts
+COLUMNS = 64  # of the result in a program: as many as Hopper's tensor cores take at a time
+BLOCK_BYTES = 128  # of each row of states and weight in one product of the tensor cores
 
 
 def suits(states: Tensor, weight: Tensor) -> bool:
-    """Whether `product` is for these sizes, and faster than cuBLAS."""
+    """Whether the kernel is for these sizes, and faster than cuBLAS."""
     (rows, depth), width = states.shape, len(weight)
     whole = width % COLUMNS == 0 and depth * weight.itemsize % BLOCK_BYTES == 0
     return whole and rows <= MOST_ROWS and weight.nbytes * triton.cdiv(rows, _rows_of_tile(rows)) <= MOST_BYTES
@@ -41,7 +28,9 @@ def suits(states: Tensor, weight: Tensor) -> bool:
 def product(
     states: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, dtype: torch.dtype, *, in_parts: bool
 ) -> Tensor:
-    """See `reference_ops.product`."""
+    """`plain_product`; with `in_parts`, perhaps in parts to be added up, float32 [parts, rows, out]."""
+    if not suits(states, weight):
+        return plain_product(states, weight, scale, bias, dtype)
     (rows, depth), width, item = states.shape, len(weight), weight.itemsize
     block, tile = BLOCK_BYTES // item, _rows_of_tile(rows)
     tiles = width // COLUMNS, triton.cdiv(rows, tile)

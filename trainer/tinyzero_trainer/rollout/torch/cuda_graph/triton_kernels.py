@@ -1,7 +1,6 @@
 """The graph engine's kernels on a GPU: gating, norms in fp8, and sampling here, others in *_triton.py.
 
-Imported only on a GPU: elsewhere Triton may be missing. The same in plain torch: ../sampling.py and ../batch_state.py
-for sampling, reference_ops.py for all else.
+Imported only on a GPU: elsewhere Triton may be missing. Sampling in plain torch: ../sampling.py and ../batch_state.py.
 """
 
 import math
@@ -15,14 +14,13 @@ from tinyzero_trainer.models import float8_triton
 from tinyzero_trainer.models.common_triton import early, round_to_fp8, wait
 from tinyzero_trainer.models.float8_format import FP8, FP8_MAX
 from tinyzero_trainer.rollout.torch.batch_state import BatchState
-from tinyzero_trainer.rollout.torch.cuda_graph import products_triton, reference_ops
 from tinyzero_trainer.rollout.torch.cuda_graph.attention_triton import attend, split, store_contexts
+from tinyzero_trainer.rollout.torch.cuda_graph.products_triton import product
 from tinyzero_trainer.rollout.torch.sampling import FACTORS, JUST_BELOW, WEYL, block_size
 
 __all__ = ["attend", "gated", "gated_fp8", "normalize_fp8", "product", "sample", "split", "store_contexts"]
 
-TILE = 4096
-"""Logits that one program reads."""
+TILE = 4096  # logits that one program reads
 
 _WEYL = tl.constexpr(WEYL)
 _FIRST = tl.constexpr(FACTORS[0])
@@ -41,34 +39,31 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 def gated_fp8(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """See `reference_ops.gated_fp8`."""
+    """`gated` in fp8 [rows, width], and what each row is to be multiplied by: scales [rows] float32."""
     numbers, scales = float8_triton.gate(gate_up)
     return numbers, scales.flatten()
 
 
-def product(
-    states: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, dtype: torch.dtype, *, in_parts: bool
-) -> Tensor:
-    """See `reference_ops.product`."""
-    faster = products_triton if products_triton.suits(states, weight) else reference_ops
-    return faster.product(states, weight, scale, bias, dtype, in_parts=in_parts)
-
-
 def normalize_fp8(hidden: Tensor, eps: float, added: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
-    """See `reference_ops.normalize_fp8`."""
+    """Divide each row of [rows, width] by its root mean square, and round it to fp8.
+
+    Args:
+        eps: added to the mean square.
+        added: what is to be added to `hidden` before, as `product` gives it; `hidden` is overwritten.
+        scales: [rows] by which `added` is multiplied.
+
+    Returns:
+        [rows, width], multiplied by FP8_MAX / √width: no number of a row is larger than √width times its root mean
+        square, so none is cut off.
+    """
     rows, width = hidden.shape
     out = torch.empty((rows, width), dtype=FP8, device=hidden.device)
     block, parts = triton.next_power_of_2(width), 0 if added is None else added.numel() // hidden.numel()
     _normalize_fp8[(rows,)](
         hidden, added, scales, out, rows, width, eps, FP8_MAX / math.sqrt(width),
-        PARTS=parts, BLOCK=block, num_warps=_warps(block), **early(out),
+        PARTS=parts, BLOCK=block, num_warps=min(32, max(4, block // 1024)), **early(out),  # up to 32 numbers a thread
     )  # fmt: skip
     return out
-
-
-def _warps(block: int) -> int:
-    """Warps of a program that reads a whole row: up to 32 numbers a thread."""
-    return min(32, max(4, block // 1024))
 
 
 def sample(logits: Tensor, state: BatchState, rows: int, *, ends: bool) -> None:
