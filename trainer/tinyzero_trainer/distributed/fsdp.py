@@ -264,8 +264,8 @@ def _find(model: nn.Module) -> _Sharded | None:
 def _fully_shard(
     module: nn.Module, mesh: DeviceMesh, options: FsdpOptions, dtype: torch.dtype, *, reshard: bool
 ) -> None:
-    half = {} if dtype == torch.float32 else {"param_dtype": dtype, "reduce_dtype": torch.float32}
-    precision = MixedPrecisionPolicy(**half)
+    half = dtype != torch.float32
+    precision = MixedPrecisionPolicy(dtype if half else None, torch.float32 if half else None)
     on_cpu = CPUOffloadPolicy(pin_memory=options.device.type == "cuda")
     offload = on_cpu if options.offload == "always" else OffloadPolicy()
     fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
