@@ -376,15 +376,3 @@ def test_engines_generate_with_the_weights_of_a_sharded_model(
             torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=0, atol=1e-5)
     else:
         assert sharded[1::2] == plain[1::2]
-
-
-def test_on_one_rank_the_engine_copies_only_what_it_fuses(toy_model: LanguageModel) -> None:
-    policy = make_policy(toy_model, Case(), PLAIN)
-    model: Any = policy.language_model.model
-    decoder = FusedDecoder(model)
-    assert decoder._weights["head"].data_ptr() == local_shard(model.lm_head.weight).data_ptr()
-    twin: Any = TransformersDecoder(model)._model
-    assert (
-        twin.model.layers[0].mlp.up_proj.weight.data_ptr()
-        == local_shard(model.model.layers[0].mlp.up_proj.weight).data_ptr()
-    )

@@ -12,14 +12,12 @@ import torch
 
 from tests.trainer.configurations import changed
 from tests.trainer.distributed.sharded import NOW, Case, make_policy, shared_batch
-from tests.trainer.distributed.test_fsdp import generated
 from tinyzero_trainer.config import CriticConfig, NewModelConfig, OptimizerConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.distributed.dtensor import local_shard
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, process_group
 from tinyzero_trainer.models.loading import LanguageModel, from_parts
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
-from tinyzero_trainer.rollout.torch.decoder import FusedDecoder, TransformersDecoder
 from tinyzero_trainer.rollout.weight_source import named_weights
 from tinyzero_trainer.training.critic import Critic
 from tinyzero_trainer.training.policy import Policy
@@ -216,24 +214,6 @@ def test_after_warming_up_the_allocator_asks_for_little_more(half: FsdpOptions, 
     update(policy, language_model)
     moments = 2 * 4 * policy.language_model.parameters
     assert torch.cuda.memory_reserved() - reserved < 1.5 * moments + 64 * MIB
-
-
-@pytest.mark.parametrize("offload", [None, "idle", "always"])
-@pytest.mark.parametrize("decoder", [FusedDecoder, TransformersDecoder])
-def test_engines_in_this_process_follow_the_policy(
-    decoder: Any, offload: Any, exact: FsdpOptions, language_model: LanguageModel
-) -> None:
-    policy = make(language_model, replace(exact, offload=offload))
-    engine = decoder(policy.language_model.model)
-    for _ in range(2):
-        plain = build_model(SHAPE, language_model.tokenizer, seed=1)
-        plain.load_state_dict({name: value.cpu() for name, value in named_weights(policy.language_model.model)})
-        expected = torch.tensor(generated(decoder(plain.eval()))[0])
-        with torch.device("cuda:0"):  # where `generated` makes its tensors
-            found = torch.tensor(generated(engine)[0], device="cpu")
-        torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
-        policy.update(shared_batch(language_model), NOW)
-        engine.load_weights()
 
 
 def test_moments_are_stepped_where_the_weights_are(half: FsdpOptions, language_model: LanguageModel) -> None:

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from tinyzero_trainer.training.update_metrics import MetricAccumulator
 
-PARTS = st.lists(st.lists(st.floats(-10, 10), min_size=1), min_size=1)
-
 
 @given(
     st.lists(

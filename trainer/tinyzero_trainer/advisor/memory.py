@@ -18,10 +18,9 @@ from tinyzero_trainer.distributed.sizes import CONTEXT, NCCL, SLACK
 from tinyzero_trainer.distributed.workload import Workload, number_bytes, workload_of
 from tinyzero_trainer.kinds import EngineMemory, find_engine
 from tinyzero_trainer.models.hub import find_spec
-from tinyzero_trainer.models.sizes import HEAD_ELEMENTS, HIDDEN_FORWARD, MLP_FORWARD
+from tinyzero_trainer.models.sizes import FLOAT8_LARGE, HEAD_ELEMENTS, HIDDEN_FORWARD, MLP_FORWARD
 from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.rollout.sizes import WEIGHT_BUCKET
-from tinyzero_trainer.training.sizes import FLOAT8_LARGE
 
 Role = Literal["policy", "critic", "reference", "teacher", "rollout", "process"]
 ROLES: tuple[Role, ...] = ("policy", "critic", "reference", "teacher", "rollout", "process")

@@ -1,8 +1,7 @@
 """PyTorch's expandable segments: on where a model is trained, off for memory that another process opens.
 
-Without them the allocator keeps blocks for each size that it has seen, and micro-batches have many: on a GPU of 24 GB
-that was 5 GiB of 21 unused (`benchmarks/README.md`). To open a tensor in one, a process duplicates a file descriptor of
-the other (pidfd_getfd), which containers refuse.
+Without them the allocator keeps blocks for each size that it has seen: on a GPU of 24 GB 5 GiB of 21 were unused. To
+open a tensor in one, a process duplicates a file descriptor of the other (pidfd_getfd), which containers refuse.
 """
 
 import os

@@ -82,13 +82,6 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, name))
 
 
-def offload_note(config: TrainConfig, device: torch.device) -> str | None:
-    """A note for the user if `memory.cpu_offload` has no effect on this device."""
-    if config.memory.offload is None or device.type == "cuda":
-        return None
-    return f"memory.cpu_offload={config.memory.offload} has no effect: there is no GPU whose memory it would save"
-
-
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
     """Within, there is a process group: the existing one, or one of this process alone; a GPU is the current one."""
@@ -128,12 +121,12 @@ def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] 
         options: of the run.
         exact: submodules that compute in float32 whatever the others do.
     """
-    mesh = build_mesh(options.device.type, options.replicas, options.sequence_parallel)
+    mesh, ranks = build_mesh(options.device.type, options.replicas, options.sequence_parallel)
     trained = any(parameter.requires_grad for parameter in model.parameters())
     # On one rank, what is gathered is a copy in the type that is computed in. With room for those of all layers, the
     # backward pass need not make them again.
     saves_memory = options.activation_checkpointing or options.offload is not None
-    several = mesh.weights.shape[-1] > 1
+    several = mesh.shape[-1] > 1
     reshard = (options.reshard_after_forward if several else saves_memory) or not trained
     # Ranks exchange heads within a layer, which the compiler cannot handle.
     gpu, one_slice = options.device.type == "cuda", options.sequence_parallel == 1
@@ -154,14 +147,14 @@ def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] 
     units += [(layer, options.dtype, reshard) for layer in layers]
     units.append((model, options.dtype, False))
     for module, dtype, resharded in units:
-        _fully_shard(module, mesh.weights, options, dtype, reshard=resharded)
+        _fully_shard(module, mesh, options, dtype, reshard=resharded)
     if hasattr(model, "states"):
         register_fsdp_forward_method(model, "states")
     offload = None
     if options.offload == "idle":
         offload = CpuOffload(lambda: [local_shard(parameter) for parameter in model.parameters()])
-    gathers_once = mesh.weights.size() > 1 and trained and not options.reshard_after_forward
-    sharded = _Sharded(model, options, mesh.ranks, offload, gathers_once)
+    gathers_once = mesh.size() > 1 and trained and not options.reshard_after_forward
+    sharded = _Sharded(model, options, ranks, offload, gathers_once)
     for module in (model, *model.children()):
         module._sharded = sharded  # type: ignore[assignment]
 

@@ -11,7 +11,6 @@ Neighbours exchange most: slices in each layer, the ranks of a replica with each
 So with one replica per node, only gradients leave the node.
 """
 
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -23,21 +22,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tinyzero_trainer.distributed.groups import DataParallelGroup, SequenceParallelGroup
 
 
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """The groups of all ranks, seen from one of them."""
+def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> tuple[DeviceMesh, DataParallelGroup]:
+    """The mesh that weights are sharded over, in its last dimension, and the groups that divide a batch.
 
-    weights: DeviceMesh
-    """[ranks], or with replicas [replicas, ranks of each]; weights are sharded over the last dimension."""
-
-    ranks: DataParallelGroup
-    """How a batch is divided."""
-
-
-def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Mesh:
-    """Divide the ranks of the default process group; all of them must call it. Equal arguments give the same mesh.
-
-    `device` is the type of every rank's device, `replicas` are of the model, `sequence_parallel` ranks share a row.
+    All ranks of the default process group must call it; with equal arguments they get the same groups again. `device`
+    is the type of every rank's device, `replicas` are of the model, `sequence_parallel` ranks share a row.
     """
     world, count = dist.group.WORLD, dist.get_world_size()
     assert world is not None
@@ -47,10 +36,10 @@ def build_mesh(device: str, replicas: int = 1, sequence_parallel: int = 1) -> Me
 
 
 @lru_cache(maxsize=1)  # all models share the groups of a mesh
-def _build(world: dist.ProcessGroup, device: str, replicas: int, slices: int) -> Mesh:
+def _build(world: dist.ProcessGroup, device: str, replicas: int, slices: int) -> tuple[DeviceMesh, DataParallelGroup]:
     count, rank = dist.get_world_size(), dist.get_rank()
     if replicas == slices == 1:  # needs no group but the default one
-        return Mesh(init_device_mesh(device, (count,)), DataParallelGroup(count, rank, world))
+        return init_device_mesh(device, (count,)), DataParallelGroup(count, rank, world)
     timeout = _world_timeout(device)
 
     def new_group(members: list[list[int]]) -> Any:
@@ -65,12 +54,12 @@ def _build(world: dist.ProcessGroup, device: str, replicas: int, slices: int) ->
     else:
         weights = init_device_mesh(device, (count,))
     if slices == 1:
-        return Mesh(weights, DataParallelGroup(count, rank, world))
+        return weights, DataParallelGroup(count, rank, world)
     # Groups and no mesh: these also exchange CPU tensors, for which a mesh of GPUs need not have a backend.
     neighbours = [list(range(start, start + slices)) for start in range(0, count, slices)]
     same_slice = [list(range(start, count, slices)) for start in range(slices)]
     sequence_group = SequenceParallelGroup(slices, rank % slices, new_group(neighbours))
-    return Mesh(weights, DataParallelGroup(count // slices, rank // slices, new_group(same_slice), sequence_group))
+    return weights, DataParallelGroup(count // slices, rank // slices, new_group(same_slice), sequence_group)
 
 
 def _world_timeout(device: str) -> timedelta | None:

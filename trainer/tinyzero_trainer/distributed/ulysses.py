@@ -1,8 +1,7 @@
 """DeepSpeed-Ulysses sequence parallelism: each rank holds a slice of the tokens of a packed row (arXiv 2309.14509).
 
 What a network does per token, it does on the rank that holds the token. For attention the ranks exchange all heads of
-some tokens for some heads of all tokens, and back afterwards, so no attention kernel needs to know. mesh.py chooses the
-ranks.
+some tokens for some heads of all tokens, and back afterwards, so no attention kernel needs to know.
 """
 
 from collections.abc import Sequence

@@ -16,11 +16,7 @@ class DeviceError(TinyZeroError):
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` = a GPU where there is one.
-
-    Raises:
-        DeviceError: torch does not know or see the device, or has no kernels for the GPU.
-    """
+    """`auto` = a GPU where there is one; a DeviceError if torch does not see the device, or has no kernels for it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not is_device(name):

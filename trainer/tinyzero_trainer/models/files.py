@@ -71,19 +71,15 @@ def cached_snapshot(model: str, cache: Path) -> Path | None:
 
 def start_loading(model: str | None, progress: Progress) -> None:
     """Begin the phase of loading a `model.path`; before it, download what is not on this machine."""
-    if not _is_here(model):
+    named = directory_of(model)
+    here = named is None or named.expanduser().is_dir()
+    snapshot = None if here else cached_snapshot(str(named), hub_cache())
+    if not here and (snapshot is None or not _is_complete(snapshot)):
         phase = f"downloading {model} from the Hugging Face Hub"
         progress.phase(phase)
         with suppress(Exception), quiet_hub():  # loading the model tries again, and says what is wrong
             _fetch(str(model), phase, progress)
     progress.phase("loading the model")
-
-
-def _is_here(model: str | None) -> bool:
-    if (named := directory_of(model)) is None or named.expanduser().is_dir():
-        return True
-    snapshot = cached_snapshot(str(named), hub_cache())
-    return snapshot is not None and _is_complete(snapshot)
 
 
 def _fetch(model: str, phase: str, progress: Progress) -> None:
@@ -194,7 +190,7 @@ def _count_parameters(directory: Path) -> int:
         except SafetensorError as error:
             raise _damaged(file, f"is cut off, or is no safetensors file ({error})") from error
         except OSError as error:
-            raise _unreadable(file, error) from error
+            raise _fault(file, f"cannot be read ({error.strerror or error})") from error
     return parameters
 
 
@@ -215,7 +211,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise _fault(file, "is missing") from error
     except OSError as error:
-        raise _unreadable(file, error) from error
+        raise _fault(file, f"cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
         raise _damaged(file, "is not valid JSON") from error
     if not isinstance(content, dict):
@@ -233,7 +229,3 @@ def _damaged(file: Path, what: str) -> Fault:
         if stream.read(len(_POINTER)) == _POINTER:
             return _fault(file, "is a pointer of Git LFS, not the file", f"git -C {quote(str(file.parent))} lfs pull")
     return _fault(file, what)
-
-
-def _unreadable(file: Path, error: OSError) -> Fault:
-    return _fault(file, f"cannot be read ({error.strerror or error})", f"ls -l {quote(str(file))}")

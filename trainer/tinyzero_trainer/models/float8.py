@@ -1,8 +1,7 @@
 """Matrix products in 8-bit floating point (e4m3) for training: gated MLPs and other linear layers.
 
-Of a layer's three products, those for its result and for the gradient of its input are in float8, with a scale for each
-row of both factors: no token depends on the others. That for the gradient of its weight, which sums over tokens, is in
-the model's own type.
+A layer's result and the gradient of its input are products in float8, with a scale for each row of both factors: no
+token depends on the others. The gradient of its weight, which sums over tokens, is in the model's own type.
 """
 
 from typing import Any

@@ -27,13 +27,9 @@ _FAULTS = (OSError, ValueError, LookupError, TypeError, AttributeError, Arithmet
 
 
 def find_spec(model: str | None, *, download: bool = True) -> ModelSpec:
-    """The sizes of a model; its weights are not read.
+    """The sizes of a model, without its weights; a SettingsError if there is none, or none that can be trained.
 
-    Args:
-        download: whether the config.json of a name that is neither in the Hub's cache nor well known may be fetched.
-
-    Raises:
-        SettingsError: there is no such model, or it is not one that can be trained.
+    `download`: whether the config.json of a name that is neither in the Hub's cache nor well known may be fetched.
     """
     directory = _directory(model)
     if directory is None and (known := well_known(str(model))) is not None:
@@ -70,11 +66,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def refuse_unreachable(model: str | None) -> None:
-    """Refuse a name that is neither on this machine nor on the Hub, before PyTorch is loaded.
-
-    Raises:
-        SettingsError: says which of both is the fault, within seconds.
-    """
+    """Refuse a name that is neither on this machine nor on the Hub, within seconds, before PyTorch is loaded."""
     if model is not None and not is_path(model) and _directory(model) is None:
         _require_on_hub(model)
 

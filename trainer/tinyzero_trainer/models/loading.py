@@ -1,7 +1,6 @@
 """Loading a language model, its tokenizer and its end tokens, and saving them so that others can load them."""
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,19 +53,14 @@ class LanguageModel:
     @property
     def trained(self) -> str:
         part = f"{self.trained_parameters:,} of {self.parameters:,}" if self.adapter else f"all {self.parameters:,}"
-        kinds = Counter(type(module) for module in self.model.modules())
-        counts = {"MLPs": kinds[Float8Mlp], "linear layers": kinds[Float8Linear]}
-        in_float8 = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
-        return f"training {part} parameters" + (f", {in_float8} in float8" if in_float8 else "")
+        in_float8 = sum(isinstance(module, Float8Mlp | Float8Linear) for module in self.model.modules())
+        return f"training {part} parameters" + (f", {in_float8} modules in float8" if in_float8 else "")
 
 
 def load_model(path: str | None, device: torch.device, dtype: torch.dtype = torch.float32) -> LanguageModel:
     """A causal LM and its tokenizer; safetensors only, since a pickle can hold any code.
 
-    Raises:
-        SettingsError: it is not one that can be trained.
-        ModelError: it cannot be found or loaded, is an adapter, or lacks some of its weights; the message names the
-            broken file or the reason.
+    Raises a SettingsError if it cannot be trained, and a ModelError if it is not there, broken or an adapter.
     """
     source = str(directory_of(path) or BUILT_IN_MODEL)
     _refuse_adapter(source, Path(source, "adapter_config.json").exists())

@@ -21,7 +21,6 @@ from transformers.pytorch_utils import Conv1D
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.checkpoint.sharded_tensors import load_whole
-from tinyzero_trainer.checkpoint.store import damage_in_one_line
 from tinyzero_trainer.config import LoraConfig
 from tinyzero_trainer.distributed.dtensor import assign, full_tensor
 from tinyzero_trainer.distributed.fsdp import ranks_of
@@ -43,11 +42,7 @@ class Adapter:
     def __init__(self, model: PreTrainedModel, settings: LoraConfig, *, seed: int, start: str | None) -> None:
         """Attach an adapter that changes nothing yet; equal seeds give equal weights on every device.
 
-        Args:
-            start: directory or Hub name of the model, stored with the adapter; None = the tiny one.
-
-        Raises:
-            LoraError: peft is missing, or the model has no layer of a name in `target_modules`.
+        `start` is the model's directory or name on the Hub, stored with the adapter; None = the tiny one.
         """
         peft = import_peft(settings)
         layers = adaptable_layers(model, settings)
@@ -82,15 +77,10 @@ class Adapter:
         save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt", "start": digest})
 
     def load(self, directory: Path) -> None:
-        """Read what `save` wrote.
-
-        Raises:
-            DamagedCheckpointError: it is not this adapter's, or cannot be read.
-            LoraError: the model is not the one that the adapter was trained on.
-        """
+        """Read what `save` wrote; a LoraError if the model is not the one that the adapter was trained on."""
         path, parameters = directory / WEIGHTS_FILE, self._tensors()
         tensors = load_whole(path, {name: (tuple(one.shape), one.dtype) for name, one in parameters.items()})
-        with damage_in_one_line(path), safe_open(path, framework="pt") as file, torch.no_grad():
+        with safe_open(path, framework="pt") as file, torch.no_grad():
             if file.metadata()["start"] != self._digest():
                 raise LoraError(
                     f"{self._start or 'the tiny model'} is not the model that the run started from; put that back, or "
@@ -129,12 +119,9 @@ def import_peft(settings: LoraConfig) -> Any:
 
 
 @torch.no_grad()
-def merged_weight(layer: Any) -> Tensor:
-    """The effective weight of a linear layer: its own, or a new tensor with the adapter's product added."""
+def _merged_weight(layer: Any) -> Tensor:
+    """The weight of a linear layer with the adapter's product added; peft's own function does not support shards."""
     weight = full_tensor(layer.weight)
-    if not _is_adapted(layer):
-        return weight
-    # Not peft's own function, which does not support shards.
     added = full_tensor(layer.lora_B[_NAME].weight) @ full_tensor(layer.lora_A[_NAME].weight)
     return weight + (added.T if layer.fan_in_fan_out else added) * layer.scaling[_NAME]
 
@@ -149,7 +136,7 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         path, _, leaf = name.rpartition(".")
         owner = path.removesuffix(".base_layer")
         if owner in adapted:
-            yield f"{owner}.{leaf}", merged_weight(adapted[owner]) if leaf == "weight" else full_tensor(tensor)
+            yield f"{owner}.{leaf}", _merged_weight(adapted[owner]) if leaf == "weight" else full_tensor(tensor)
         elif ".lora_" not in name:
             yield name, full_tensor(tensor)
 
@@ -186,11 +173,7 @@ def _is_adapted(module: nn.Module) -> bool:
 
 
 def adaptable_layers(model: PreTrainedModel, settings: LoraConfig) -> dict[str, type]:
-    """Names (last component) and types of the body's linear layers; the output head is not one of them.
-
-    Raises:
-        LoraError: `target_modules` names others, or there are none.
-    """
+    """Names (last component) and types of the body's linear layers; a LoraError if `target_modules` names others."""
     head = model.get_output_embeddings()
     layers = {
         name.rpartition(".")[2]: type(module)

@@ -10,3 +10,6 @@ KEPT_ELEMENTS = 2**30
 HIDDEN_FORWARD, MLP_FORWARD = 14, 6
 """Bytes of a layer in a forward pass without gradient, in bfloat16, for each token, per unit of the hidden size and of
 the MLP's."""
+
+FLOAT8_LARGE = 2**22
+"""Elements of a weight from which its products are in float8; the smallest that was measured is of an MLP at 0.5B."""

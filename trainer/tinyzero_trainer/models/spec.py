@@ -135,11 +135,7 @@ def spec_from_config(name: str, config: Mapping[str, Any], parameters: int | Non
 
 
 def refuse_untrainable(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse what a config.json rules out: quantised weights, and architectures that predict masked tokens or classes.
-
-    Raises:
-        SettingsError: says which, and what to give instead.
-    """
+    """Refuse what a config.json rules out: quantised weights, and architectures that predict no next token."""
     if (settings := config.get("quantization_config")) is not None:
         how = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else settings
         raise SettingsError(

@@ -47,11 +47,7 @@ class TrainedModels:
 
 
 def refuse_unsupported(config: TrainConfig, path: str | None) -> None:
-    """Refuse, from the config.json of a `model.path` alone, settings that its architecture does not allow.
-
-    Raises:
-        LoraError, ModelError, ParallelError: names the setting, and what is possible.
-    """
+    """Refuse, from the config.json of a `model.path` alone, settings that its architecture does not allow."""
     slices = config.parallel.sequence_parallel
     with suppress(OSError, ValueError):  # loading a model says what is wrong with its files
         if config.lora.target_modules:
@@ -68,12 +64,7 @@ def refuse_unsupported(config: TrainConfig, path: str | None) -> None:
 
 
 def build_trained_models(config: TrainConfig, options: FsdpOptions, *, checkpoint: Path | None) -> TrainedModels:
-    """Load and shard all models that the loss needs, from a checkpoint's directory if given; needs a process group.
-
-    Raises:
-        ModelError: a model cannot be loaded.
-        Float8Error: see `require_float8` and `use_float8`.
-    """
+    """Load and shard all models that the loss needs, from a checkpoint's directory if given; needs a process group."""
     adapted = config.lora.rank > 0
     if adapted:
         import_peft(config.lora)  # fails now rather than minutes later

@@ -55,12 +55,7 @@ class Critic(Learner):
         optimizer: OptimizerConfig,
         options: FsdpOptions | None = None,
     ) -> None:
-        """
-        Args:
-            language_model: not yet sharded; its weights are copied.
-            settings: learning rate and clip range; the optimizer's settings are shared with the policy.
-            options: how the value model is sharded; None = it is not.
-        """
+        """Copies the language model, which is not yet sharded, and shards the copy if there are `options`."""
         self.model = ValueModel(language_model)
         if options is not None:
             shard(self.model, options, exact=[self.model.head])

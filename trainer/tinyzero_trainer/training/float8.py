@@ -12,8 +12,8 @@ from tinyzero_trainer.config import ModelConfig
 from tinyzero_trainer.distributed.fsdp import layers_of
 from tinyzero_trainer.hardware.gpu import lacks_fp8
 from tinyzero_trainer.models.float8 import ALIGNED, Float8Linear, Float8Mlp
+from tinyzero_trainer.models.sizes import FLOAT8_LARGE
 from tinyzero_trainer.models.spec import FUSED
-from tinyzero_trainer.training.sizes import FLOAT8_LARGE
 
 
 class Float8Error(TinyZeroError):
@@ -32,8 +32,7 @@ def require_float8(device: torch.device) -> None:
 def use_float8(model: Any, settings: ModelConfig) -> None:
     """Make products of a model that is not yet sharded compute as `model.float8` says; its weights stay as they are.
 
-    Raises:
-        Float8Error: no linear layer is suitable.
+    Raises a Float8Error if no linear layer is suitable.
     """
     named = settings.float8_modules
     inside = {module for layer in layers_of(model) for module in layer.modules()}

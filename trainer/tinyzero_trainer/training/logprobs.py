@@ -1,8 +1,6 @@
 """Log-probability, entropy and KL of each token of given completions: the models whose forward passes give them.
 
-Only completion tokens go through the head, and at most a chunk of logits at a time, here or in
-models/fused_logprobs.py: with a vocabulary of 150,000 the logits of a batch are what a training step runs out of memory
-on.
+Only completion tokens go through the head, and at most a chunk of logits at a time: see models/fused_logprobs.py.
 """
 
 from collections.abc import Callable, Iterator

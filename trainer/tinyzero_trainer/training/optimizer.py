@@ -90,10 +90,9 @@ class Optimizer:
         return nullcontext() if self._offload is None else self._offload.on_device(changed=changed)
 
     def step(self, learning_rate: float, norm: Tensor) -> None:
-        """Update the weights, unless the gradient, whose norm `gather_gradients` returned, is not finite.
+        """Update the weights, or skip an update whose norm, as `gather_gradients` returned it, is not finite.
 
-        Raises:
-            UpdateError: after `optimizer.max_nonfinite_updates` such updates in a row. Each was skipped.
+        Raises an UpdateError after `optimizer.max_nonfinite_updates` of these in a row.
         """
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
@@ -175,10 +174,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, sharded: bool) ->
 
 
 def load_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read what `save_tensors` wrote on any number of ranks into these tensors; all ranks must call it.
+    """Read what `save_tensors` wrote, on any number of ranks, into tensors; all ranks must call it.
 
-    Raises:
-        DamagedCheckpointError: names, shapes or types are others.
+    Raises a DamagedCheckpointError if its names, shapes or types are others.
     """
     expected: dict[str, Kind] = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     if (file := path.with_suffix(".safetensors")).exists():

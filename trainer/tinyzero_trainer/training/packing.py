@@ -65,14 +65,10 @@ def keeps_packed_apart(model: TokenModel) -> bool:
             packed, alone = (_packed_states(model, completions) for completions in ([[3, 7], [2, 3]], [[2, 3]]))
         except TypeError:  # it takes no positions at all
             return False
+    tolerance = 1e-4 if alone.dtype == torch.float32 else 0.03
+    error, size = (states.float().norm(dim=1) for states in (packed[-2:] - alone, alone))
     # All ranks must agree: how a mini-batch is split depends on it.
-    return all(ranks_of(model).all_gather(_are_close(packed[-2:], alone)))
-
-
-def _are_close(states: Tensor, expected: Tensor) -> bool:
-    tolerance = 1e-4 if expected.dtype == torch.float32 else 0.03
-    error, size = (part.float().norm(dim=1) for part in (states - expected, expected))
-    return bool((error <= tolerance * size).all())
+    return all(ranks_of(model).all_gather(bool((error <= tolerance * size).all())))
 
 
 def _packed_states(model: TokenModel, completions: list[list[int]]) -> Tensor:

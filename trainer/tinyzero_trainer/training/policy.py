@@ -35,10 +35,7 @@ use other kernels. The last micro-batch of a mini-batch is often that small, and
 
 
 class Policy(Learner):
-    """A language model with its optimizer.
-
-    With several ranks, each is called with the whole batch, computes its shard, and returns the results of all.
-    """
+    """A language model with its optimizer; each rank computes its shard of a batch, and returns the results of all."""
 
     def __init__(
         self,
@@ -52,11 +49,8 @@ class Policy(Learner):
         """
         Args:
             language_model: trained in place, in float32; already sharded if it ever is.
-            algorithm: the loss.
-            optimizer: the update.
             max_tokens: longest completion, the constant divisor of `seq-mean-token-sum-norm`.
-            reference: what the KL is measured to, needed if its coefficient is above 0; the policy's own model stands
-                for itself with its adapter off.
+            reference: what the KL is measured to; the policy's own model stands for itself with its adapter off.
         """
         assert (reference is not None) == (algorithm.kl_coefficient > 0)
         self.language_model, self.model = language_model, PolicyModel.of(language_model.model)
@@ -121,11 +115,10 @@ class Policy(Learner):
             yield
 
     def warm_up(self, settings: StepSettings, most: int | None = None, *, accumulates: bool = False) -> None:
-        """Run the largest micro-batch once, so that the caching allocator reserves its blocks up front.
+        """Run the largest micro-batch once, so that the allocator reserves its blocks, then a small one: all compiles.
 
-        Forward and backward over synthetic completions, then over a few short ones, so that the update's passes are
-        compiled by then if sequences are packed; nothing is trained. `most` is the most tokens of a micro-batch, where
-        a mini-batch does not fill the budget, or a sequence is longer; `accumulates`: see `Optimizer.start`.
+        Nothing is trained. `most` is the most tokens of a micro-batch, where a mini-batch does not fill the budget, or
+        a sequence is longer; `accumulates`: see `Optimizer.start`.
         """
         self.model.eval()
         group, context = self._ranks.sequence_group, self.language_model.context

@@ -12,7 +12,7 @@ import torch
 from tinyzero_sdk import Task
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.cuda_allocator import expand_segments
-from tinyzero_trainer.distributed.fsdp import FsdpOptions, device_of, offload_note, process_group
+from tinyzero_trainer.distributed.fsdp import FsdpOptions, device_of, process_group
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.micro_batch_halving import halve_until_it_fits
 from tinyzero_trainer.executors.restart import RestartingEngine
@@ -45,8 +45,6 @@ def build_workers(
         teacher: Any = None
         with catch_out_of_memory("the models were loaded"):
             if training:
-                if (note := offload_note(config, device)) is not None:
-                    display.log(note)
                 models = build_trained_models(config, FsdpOptions.of(config, device), checkpoint=checkpoint)
                 language_model = models.language_model
             else:
