@@ -17,18 +17,12 @@ ENGINES, EXECUTORS = "tinyzero_trainer.rollout", "tinyzero_trainer.executors"
 class EngineKind:
     """What a rollout engine can do. Callables take a `TrainConfig` unless their docstring names another argument."""
 
-    name: str
-    """Value of `rollout.engine`."""
-
+    name: str  # value of `rollout.engine`
     build: str
     """Module with the functions `refuse` and `build`, which rollout/build.py describes."""
 
-    settings: frozenset[str] = frozenset()
-    """Groups of the configuration that only this engine reads."""
-
-    packages: tuple[str, ...] = ()
-    """Distributions one of which must be installed."""
-
+    settings: frozenset[str] = frozenset()  # groups of the configuration that only this engine reads
+    packages: tuple[str, ...] = ()  # distributions one of which must be installed
     extras: tuple[str, str] = ("", "")
     """Extras of tinyzero-trainer that install them: for a GPU, and without one."""
 
@@ -38,9 +32,7 @@ class EngineKind:
     require_installed: Callable[[], object] = lambda: None
     """Raises a TinyZeroError if a package that the engine needs is missing or too old."""
 
-    fp8: frozenset[str] = frozenset()
-    """Keys of `rollout` that may be `fp8`."""
-
+    fp8: frozenset[str] = frozenset()  # keys of `rollout` that may be `fp8`
     fp8_gpu_only: bool = False
     """Whether these need a GPU that computes in fp8; other engines say themselves what they need."""
 
@@ -56,38 +48,25 @@ class EngineKind:
     max_sequences: int | None = None
     """Sequences generated at a time on a GPU where `rollout.max_num_seqs` is not set; None = all."""
 
-    reserves: bool = False
-    """Whether it reserves memory for all its sequences when it starts."""
-
-    async_needs_own_gpus: bool = False
-    """Whether it can sample during an update only on GPUs of its own."""
-
+    reserves: bool = False  # whether it reserves memory for all its sequences when it starts
+    async_needs_own_gpus: bool = False  # whether it can sample during an update only on GPUs of its own
     separate_process: Callable[[Any], bool] = lambda _: False
     """Whether it runs in a process of its own rather than the trainer's."""
 
-    max_restarts: Callable[[Any], int] = lambda _: 0
-    """How many times it is restarted after it has died."""
-
+    max_restarts: Callable[[Any], int] = lambda _: 0  # how many times it is restarted after it has died
     expandable_segments: Callable[[Any], bool] = lambda _: True
     """Whether the trainer's process may allocate CUDA memory in expandable segments."""
 
-    starting: str = ""
-    """Shown while it starts, if that takes long."""
+    starting: str = ""  # shown while it starts, if that takes long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorKind:
     """Where the workers of a run are. Callables take a `TrainConfig`."""
 
-    name: str
-    """Value of `run.executor`."""
-
-    build: str
-    """Module with the function `build_workers`, which executors/build.py describes."""
-
-    settings: frozenset[str] = frozenset()
-    """Settings, and groups of them, that only this executor reads."""
-
+    name: str  # value of `run.executor`
+    build: str  # module with the function `build_workers`, which executors/build.py describes
+    settings: frozenset[str] = frozenset()  # settings, and groups of them, that only this executor reads
     own_processes: bool = False
     """Whether ranks and engines have processes of their own, as many as distributed/parallel_dims.py says."""
 

@@ -14,17 +14,10 @@ class Prompt:
     """A problem as the model sees it."""
 
     item: Item
-    text: str
-    """The prompt as text, after the chat template."""
-
-    token_ids: list[int]
-    """The prompt as tokens, never empty."""
-
-    task: str = ""
-    """What the run calls its task."""
-
-    bucket: int = 0
-    """Bucket of difficulty that a curriculum drew it from."""
+    text: str  # the prompt as text, after the chat template
+    token_ids: list[int]  # the prompt as tokens, never empty
+    task: str = ""  # what the run calls its task
+    bucket: int = 0  # bucket of difficulty that a curriculum drew it from
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +30,7 @@ class Generation:
     logprobs: Sequence[float] | None
     """log π of each token as the engine has it (temperature applied, but neither top-p nor top-k); None = not asked."""
 
-    finished: bool
-    """False if the token limit cut it off, or if it is still under way."""
-
+    finished: bool  # false if the token limit cut it off, or if it is still under way
     versions: tuple[tuple[int, int], ...] = ()
     """Which weights sampled it: (training steps completed by them, number of tokens), in order. Only where weights may
     change meanwhile (`rollout.max_async_level`)."""
@@ -51,14 +42,8 @@ class Rollout:
 
     prompt: Prompt
     generation: Generation
-    text: str
-    """Without special tokens."""
-
-    score: Score
-    """`EXAMPLE` if it was not sampled."""
-
-    advantage: float | None = None
-    """Mean over its tokens; None unless it was trained on."""
-
+    text: str  # without special tokens
+    score: Score  # `EXAMPLE` if it was not sampled
+    advantage: float | None = None  # mean over its tokens; None unless it was trained on
     entropies: Sequence[float] | None = None
     """The policy's entropy at each token, as the update computed it; None unless it was trained on."""

@@ -3,15 +3,13 @@
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk import Item, Score
-from tinyzero_trainer.checkpoint.store import Checkpoint, DamagedCheckpointError
-from tinyzero_trainer.controller.checkpointer import SavedRun, restore
+from tinyzero_trainer.checkpoint.store import DamagedCheckpointError
 from tinyzero_trainer.controller.length_control import LengthControlState
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, from_json, load_batch, to_json
 from tinyzero_trainer.controller.state import TrainerState
@@ -74,20 +72,6 @@ def test_the_state_survives_a_checkpoint(metrics: dict[str, float] | None, tmp_p
     state = TrainerState(3, metrics, 1e-7, cumulative_reward=-7 / 9, progress=progress, **adapted)
     state.save(tmp_path)
     assert repr(TrainerState.load(tmp_path)) == repr(state)  # where NaN equals NaN
-
-
-@pytest.mark.parametrize("saved", [{"toy": "1"}, {"toy": "2"}, {}])
-def test_a_task_that_has_changed_is_told_when_a_run_is_resumed(saved: dict[str, str], tmp_path: Path) -> None:
-    said: list[str] = []
-    workers = SimpleNamespace(
-        policy=SimpleNamespace(load=lambda directory: None),
-        critic=None,
-        tasks={"toy": SimpleNamespace(task=SimpleNamespace(version="2"))},
-        display=SimpleNamespace(warn=said.append, log=lambda line: None),
-    )
-    state = restore(SavedRun(Checkpoint(3, tmp_path, {"tasks": saved}), TrainerState(3), None), workers)  # type: ignore
-    assert state.step == 3
-    assert ["version 1, now 2" in line for line in said] == ([True] if saved == {"toy": "1"} else [])
 
 
 def test_a_file_of_another_shape_is_named_in_one_line(tmp_path: Path) -> None:

@@ -26,16 +26,10 @@ PER_TOKEN = (
 class TrainingBatch:
     """Completions and their tokens, one completion after another; whole groups of one size."""
 
-    rewards: Tensor
-    """[completions] finite scores."""
-
-    lengths: Tensor
-    """[completions] tokens of each, at least 1."""
-
+    rewards: Tensor  # [completions] finite scores
+    lengths: Tensor  # [completions] tokens of each, at least 1
     group_size: int = 1
-    rollouts: Sequence[Rollout] = ()
-    """[completions]; for the models, not for estimators."""
-
+    rollouts: Sequence[Rollout] = ()  # [completions]; for the models, not for estimators
     mask: Tensor | None = None
     """[completions] bool: counts in the loss. None = all."""
 
@@ -47,35 +41,22 @@ class TrainingBatch:
 
     engine_logprobs: Tensor | None = None  # [tokens]
     teacher_logprobs: Tensor | None = None  # [tokens]
-    is_weights: Tensor | None = None
-    """[tokens] importance-sampling weight of each token's loss; None = 1."""
-
-    kl_penalties: Tensor | None = None
-    """[tokens] β·KL, subtracted from each token's reward; None = 0."""
-
-    values: Tensor | None = None
-    """[tokens] V(s_t), the critic's estimate before the token was sampled."""
-
-    greedy_rewards: Tensor | None = None
-    """[groups] score of each prompt's greedy completion."""
-
-    reward_parts: Tensor | None = None
-    """[completions, parts] parts of the rewards before their weights."""
-
+    is_weights: Tensor | None = None  # [tokens] importance-sampling weight of each token's loss; None = 1
+    kl_penalties: Tensor | None = None  # [tokens] β·KL, subtracted from each token's reward; None = 0
+    values: Tensor | None = None  # [tokens] V(s_t), the critic's estimate before the token was sampled
+    greedy_rewards: Tensor | None = None  # [groups] score of each prompt's greedy completion
+    reward_parts: Tensor | None = None  # [completions, parts] parts of the rewards before their weights
     part_weights: Tensor | None = None
     """[completions, parts] weight of each part in the task of the completion; 0 where the task has no such part."""
 
     advantages: Tensor | None = None  # [tokens]
-    returns: Tensor | None = None
-    """[tokens] the critic's target: advantage plus value."""
-
+    returns: Tensor | None = None  # [tokens] the critic's target: advantage plus value
     entropies: Tensor | None = None
     """[tokens] entropy of π where the token was sampled, as the update computed it; NaN where it was not trained on."""
 
     gamma: float = 1.0
     gae_lambda: float = 1.0
-    indices: Sequence[int] = ()
-    """[completions] of each in the batch that it was selected from; () = of none."""
+    indices: Sequence[int] = ()  # [completions] of each in the batch that it was selected from; () = of none
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], group_size: int = 1, **columns: Any) -> Self:

@@ -31,17 +31,12 @@ class Estimator:
     """
 
     needs: Set[Need] = frozenset()
-    settings: Set[str] = frozenset()
-    """The settings it reads, of those that not all estimators read."""
-
+    settings: Set[str] = frozenset()  # the settings it reads, of those that not all estimators read
     compares_samples: bool = False
     """The completions of a prompt are compared with each other, so there must be at least two."""
 
-    uses_rewards: bool = True
-    """Rewards count, and so may a KL penalty that is subtracted from them."""
-
-    only_correct: bool = False
-    """Completions that are not correct are masked."""
+    uses_rewards: bool = True  # rewards count, and so may a KL penalty that is subtracted from them
+    only_correct: bool = False  # completions that are not correct are masked
 
     def __post_init__(self) -> None:
         if unknown := self.needs - {*get_args(Need)}:

@@ -22,33 +22,21 @@ from tinyzero_trainer.utils import jagged
 class LossInputs:
     """Inputs of a policy loss besides log π."""
 
-    old_logprobs: Tensor
-    """[tokens] log π of each token when it was sampled."""
-
+    old_logprobs: Tensor  # [tokens] log π of each token when it was sampled
     advantages: Tensor  # [tokens]
-    lengths: Tensor
-    """[completions] tokens of each, one completion after another."""
-
+    lengths: Tensor  # [completions] tokens of each, one completion after another
     clip_ratio_low: float
-    clip_ratio_high: float
-    """The ratio is clipped to 1 - clip_ratio_low … 1 + clip_ratio_high."""
-
-    dual_clip_c: float | None = None
-    """c of dual clip; None = without."""
+    clip_ratio_high: float  # the ratio is clipped to 1 - clip_ratio_low … 1 + clip_ratio_high
+    dual_clip_c: float | None = None  # c of dual clip; None = without
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
     """A policy loss and what its metrics need; all [tokens]."""
 
-    loss: Tensor
-    """With gradient."""
-
-    ratio: Tensor
-    """The advantage's factor before clipping, detached."""
-
-    clipped: Tensor
-    """Bool: clipping changed the loss."""
+    loss: Tensor  # with gradient
+    ratio: Tensor  # the advantage's factor before clipping, detached
+    clipped: Tensor  # bool: clipping changed the loss
 
 
 LossFunction = Callable[[Tensor, LossInputs], PolicyLoss]

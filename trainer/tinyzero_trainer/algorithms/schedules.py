@@ -18,8 +18,7 @@ class StepSettings:
     temperature: float = 1.0
     """Completions are sampled at it; the policy is the distribution at this temperature."""
 
-    kl_coefficient: float = 0.0
-    """Weight of the KL, adapted if it adapts."""
+    kl_coefficient: float = 0.0  # weight of the KL, adapted if it adapts
 
 
 def warmed_up(peak: float, step: int, warmup_steps: int) -> float:

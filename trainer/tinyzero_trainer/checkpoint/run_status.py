@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tinyzero_sdk.errors import SettingsError
+from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.settings import get, read_toml
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import OWNER, RunDirectory, RunDirectoryError, errors_in_one_line
@@ -38,30 +38,18 @@ class RunStatus:
     state: State
     tasks: tuple[str, ...]
     model: str | None
-    step: int | None
-    """The last whose metrics are written; None = not even step 0."""
-
-    steps: int | None
-    """Steps of the whole run; None where its configuration gives seconds, or cannot be read."""
-
-    accuracy: Mapping[str, tuple[float, float]]
-    """First and last held-out accuracy on each task."""
-
+    step: int | None  # the last whose metrics are written; None = not even step 0
+    steps: int | None  # steps of the whole run; None where its configuration gives seconds, or cannot be read
+    accuracy: Mapping[str, tuple[float, float]]  # first and last held-out accuracy on each task
     evaluated: int | None  # the step of the last one
     false_positive_rate: Mapping[str, float]
     """By task, the fraction of the rewarded that the audit's last samples find wrong; a single task has no name."""
 
     alarms: int  # of the audit
     checkpoints: tuple[int, ...]
-    bytes: Mapping[str, int]
-    """On the disk, by entry of the directory."""
-
-    changed: float
-    """When metrics or configuration were last written, in seconds since 1970."""
-
-    resume: str | None
-    """The command that resumes it, if it is stopped, or starts it again, if it is aborted."""
-
+    bytes: Mapping[str, int]  # on the disk, by entry of the directory
+    changed: float  # when metrics or configuration were last written, in seconds since 1970
+    resume: str | None  # the command that resumes it, if it is stopped, or starts it again, if it is aborted
     fault: str | None  # why its configuration cannot be read
 
     @property
@@ -177,23 +165,14 @@ def _locked(path: Path) -> Iterator[RunDirectory]:
 
 
 def _progress(metrics: Path) -> tuple[dict[str, Any], int | None, dict[str, tuple[float, float]]]:
-    """The last line, the last evaluated step, and the first and the last accuracy on each task; parses few lines."""
-    lines = metrics.read_bytes().splitlines() if metrics.exists() else []
-    evaluated = [line for line in lines if b'"val-core/' in line]
-    first = next(filter(None, map(_row, evaluated)), {})
-    last = next(filter(None, map(_row, reversed(evaluated))), {})
-    before = held_out_accuracies(first)
-    accuracy = {task: (before.get(task, value), value) for task, value in held_out_accuracies(last).items()}
-    newest = next(filter(None, map(_row, reversed(lines))), {})
-    return newest, last.get("step"), accuracy
-
-
-def _row(line: bytes) -> dict[str, Any]:
-    """A line's object; empty if it is still being written."""
-    with suppress(ValueError):
-        row: dict[str, Any] = json.loads(line)
-        return row
-    return {}
+    """The last line, the last evaluated step, and the first and the last accuracy on each task."""
+    rows: list[dict[str, Any]] = []
+    with suppress(DataError):  # not even step 0 is written, or a line is damaged
+        rows = read_metrics(metrics)
+    evaluated = [(row["step"], accuracies) for row in rows if (accuracies := held_out_accuracies(row))]
+    (_, first), (step, last) = (evaluated[0], evaluated[-1]) if evaluated else ((None, {}), (None, {}))
+    newest = rows[-1] if rows else {}
+    return newest, step, {task: (first.get(task, value), value) for task, value in last.items()}
 
 
 def _bytes(path: Path) -> int:

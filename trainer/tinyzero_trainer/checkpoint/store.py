@@ -31,13 +31,11 @@ PIECE_BYTES, BLOCK_BYTES = 2**28, 2**20
 """What a thread hashes of a file, and what it reads at a time."""
 
 HASHING_THREADS = min(16, os.cpu_count() or 1)
-MANIFEST = "manifest.json"
-FORMAT = 1  # others are refused
+MANIFEST, FORMAT = "manifest.json", 1  # other formats are refused
 USERS = "used_by"
 """A file in a checkpoint: the directories of runs that must load its model to be resumed, one a line."""
 
-MIN_KEEP = 2
-"""One remains intact while another is being written, or turns out to be damaged."""
+MIN_KEEP = 2  # one remains intact while another is being written, or turns out to be damaged
 
 _DAMAGE = (
     *(FileNotFoundError, NotADirectoryError, IsADirectoryError),
@@ -61,11 +59,8 @@ class Checkpoint:
 
     step: int
     path: Path
-    meta: Mapping[str, Json]
-    """What `save` was called with: configuration, versions, world size, …"""
-
-    skipped: tuple[str, ...] = ()
-    """One line for each newer checkpoint that is damaged: which and why."""
+    meta: Mapping[str, Json]  # what `save` was called with: configuration, versions, world size, …
+    skipped: tuple[str, ...] = ()  # one line for each newer checkpoint that is damaged: which and why
 
 
 def save(
@@ -185,20 +180,14 @@ def prune(root: Path) -> None:
 
 def keep_for(run: Path, model: Path) -> None:
     """Keep a model, if it is a checkpoint of another run, for as long as the directory of `run` exists."""
-    if (model / MANIFEST).exists() and str(run.absolute()) not in _users(model):
-        with suppress(OSError), (model / USERS).open("a", encoding="utf-8") as file:  # another user's
+    if (model / MANIFEST).exists():
+        with suppress(PermissionError), (model / USERS).open("a", encoding="utf-8") as file:  # another user's
             file.write(f"{run.absolute()}\n")
 
 
 def _is_used(checkpoint: Path) -> bool:
-    return any(Path(run).is_dir() for run in _users(checkpoint))
-
-
-def _users(checkpoint: Path) -> list[str]:
-    try:
-        return (checkpoint / USERS).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return []
+    users = checkpoint / USERS
+    return users.exists() and any(Path(run).is_dir() for run in users.read_text(encoding="utf-8").splitlines())
 
 
 def sweep(root: Path) -> None:

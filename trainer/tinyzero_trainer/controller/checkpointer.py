@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import tomli_w
 import torch
@@ -52,33 +51,19 @@ def newest_checkpoint(config: TrainConfig | SftConfig, run: RunDirectory) -> Sav
 
 
 def restore(saved: SavedRun | None, workers: Workers) -> TrainerState:
-    """The state of a checkpoint or of a new run; loads the optimizers' states too.
-
-    The workers were built with the checkpoint's weights.
-
-    Raises:
-        DamagedCheckpointError: the optimizers' states are not those of the models.
-    """
+    """The state of a checkpoint or of a new run; loads the optimizers' states into workers built with its weights."""
     if saved is None:
         model = workers.language_model
         sizes = {"parameters": model.parameters, "trained_parameters": model.trained_parameters}
         return TrainerState(pending_metrics={f"model/{name}": float(size) for name, size in sizes.items()})
     assert workers.policy is not None
-    directory, warn = saved.checkpoint.path / STATE_DIRECTORY, workers.display.warn
+    directory = saved.checkpoint.path / STATE_DIRECTORY
     with catch_out_of_memory("the checkpoint was loaded"):
         workers.policy.load(directory)
         if workers.critic is not None:
             workers.critic.load(directory)
     for line in saved.checkpoint.skipped:
-        warn(line)
-    versions: Any = saved.checkpoint.meta["tasks"]
-    for name, running in workers.tasks.items():
-        before, now = versions.get(name), running.task.version
-        if before not in (None, now):  # a corrected reward is a good reason to resume, a slip is not
-            warn(
-                f"task {name} has changed since the checkpoint (version {before}, now {now}): rewards and accuracies "
-                "before and after it may not be comparable"
-            )
+        workers.display.warn(line)
     workers.display.log(f"resuming from step {saved.state.step:,}")
     return saved.state
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from tinyzero_sdk.console import plural
 from tinyzero_sdk.seeds import derive_seed
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.controller.checkpointer import SavedRun
 from tinyzero_trainer.controller.in_flight import GroupsInFlight, InFlight
 from tinyzero_trainer.controller.length_control import LengthStatistics, adapt, max_tokens_at
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch
@@ -32,16 +33,11 @@ class RolloutCollector:
     """Collects batches in the order of the steps."""
 
     def __init__(
-        self,
-        config: TrainConfig,
-        workers: Workers,
-        state: TrainerState,
-        stop: Stop,
-        prefetched: RolloutBatch | None = None,
-        in_flight: InFlight | None = None,
+        self, config: TrainConfig, workers: Workers, state: TrainerState, stop: Stop, saved: SavedRun | None = None
     ) -> None:
         """Continue from `state`, or from what a checkpoint has for later steps: the next batch, groups in flight."""
         self.config, self.workers, self.stop = config, workers, stop
+        prefetched, in_flight = (None, None) if saved is None else (saved.prefetched, saved.in_flight)
         latest = in_flight or prefetched or state
         self.stream = training_stream(config, workers.tasks, latest.progress)
         self._length_control = latest.length_control

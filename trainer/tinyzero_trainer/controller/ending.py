@@ -22,9 +22,7 @@ from tinyzero_trainer.utils.signals import Interrupted, Stopped, StopRequested
 class Change:
     """Held-out accuracy on one task before and after training: sampled, on the same problems both times."""
 
-    before: float | None
-    """None = not measured, of a new model."""
-
+    before: float | None  # none = not measured, of a new model
     after: float
 
 

@@ -34,11 +34,8 @@ class Admitted:
 
     prompt: Prompt
 
-    version: int
-    """The weights' version when it was admitted; no token of it is older."""
-
-    group: Group
-    """As far as it is sampled."""
+    version: int  # the weights' version when it was admitted; no token of it is older
+    group: Group  # as far as it is sampled
 
 
 @dataclass(frozen=True, slots=True)

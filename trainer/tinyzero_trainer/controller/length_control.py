@@ -23,9 +23,7 @@ class LengthStatistics:
     """Success and lengths of a batch."""
 
     success_rate: float
-    correct_length: float | None
-    """Mean tokens of correct completions; None without any."""
-
+    correct_length: float | None  # mean tokens of correct completions; None without any
     length: float  # mean tokens of all completions
     truncated: float  # fraction cut off at the limit
 
@@ -44,15 +42,12 @@ class LengthStatistics:
 class LengthControlState:
     """State of the limit, part of a checkpoint; averages of `LengthStatistics` are None before the first batch."""
 
-    max_tokens: PositiveInt | None = None
-    """The limit; None = the full length, during warm-up."""
-
+    max_tokens: PositiveInt | None = None  # the limit; None = the full length, during warm-up
     success_rate: float | None = None
     correct_length: float | None = None
     length: float | None = None
     truncated: float | None = None
-    unchanged_steps: int = 0
-    """Steps since the limit last changed."""
+    unchanged_steps: int = 0  # steps since the limit last changed
 
 
 def max_tokens_at(state: LengthControlState, config: LengthControlConfig, *, full: int, step: int, seed: int) -> int:

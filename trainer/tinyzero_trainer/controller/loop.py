@@ -1,8 +1,6 @@
 """The training loop: the order of a run's phases.
 
-A step is in step.py, its batch in collector.py, evaluation in heldout_eval.py, saving and resuming in checkpointer.py,
-and every way to end in ending.py. Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from it
-cuts exactly what lies past it.
+Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from it cuts exactly what lies past it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -63,9 +61,8 @@ def open_training(
             workers,
             session.state,
             session.stop,
-            prefetched=None if saved is None else saved.prefetched,
-            in_flight=None if saved is None else saved.in_flight,
-            signal=signal,
+            saved,
+            signal,
         )
         yield session, training_step, evaluation
 
@@ -90,12 +87,9 @@ def take_steps(session: Session, training_step: Step, evaluation: HeldOutEvaluat
             _evaluate_and_log(session, training_step, evaluation)
             if session.stop.requested:
                 raise StopRequested
-            session.save_if_due(training_step)
-            if audit is not None and audit.alarm is not None:  # perhaps from a sample that the checkpoint waited for
-                raise audit.alarm
+            if session.must_save:
+                session.save(training_step)
         session.save(training_step)
-        if audit is not None and audit.alarm is not None:
-            raise audit.alarm
     return report(session, evaluation, last=training_step.last)
 
 

@@ -27,16 +27,10 @@ class Replayed:
     run: Path
     step: int
     start: int  # step of the checkpoint before it, or 0
-    kept_batch: bool
-    """Whether it trained on the batch that was kept, as an update of the step was skipped."""
-
-    error: str | None
-    """Why it ended early: too many updates in a row were skipped."""
-
+    kept_batch: bool  # whether it trained on the batch that was kept, as an update of the step was skipped
+    error: str | None  # why it ended early: too many updates in a row were skipped
     models: Mapping[str, Diagnosis]  # policy and critic
-    metrics: Mapping[str, float | None]
-    """All but those that depend on the clock; empty if it ended early."""
-
+    metrics: Mapping[str, float | None]  # all but those that depend on the clock; empty if it ended early
     recorded: Mapping[str, Any] | None
     """The same as the run wrote them; None if it wrote no line for the step."""
 

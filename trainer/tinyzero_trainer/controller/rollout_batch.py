@@ -21,29 +21,18 @@ class RolloutBatch:
     """The completions of a step, and the state of streams and length limit after sampling them."""
 
     step: int  # 1-based
-    version: int
-    """Steps completed by the oldest weights that sampled any of it."""
-
+    version: int  # steps completed by the oldest weights that sampled any of it
     rollouts: list[Rollout]
-    kept: list[Rollout]
-    """Those trained on: whole groups."""
-
+    kept: list[Rollout]  # those trained on: whole groups
     greedy_rewards: list[float] | None
     """Score of each kept prompt's greedy completion; None unless the advantages need it."""
 
-    max_tokens: int
-    """Limit of a completion's length."""
-
+    max_tokens: int  # limit of a completion's length
     length_control: LengthControlState
-    progress: dict[str, StreamState]
-    """Position of each task's training stream."""
-
+    progress: dict[str, StreamState]  # position of each task's training stream
     curriculum_metrics: dict[str, float]
-    seconds: dict[str, float]
-    """Wall-clock time of each phase."""
-
-    in_flight: int = 0
-    """Groups that were in flight when it was collected, its own left out."""
+    seconds: dict[str, float]  # wall-clock time of each phase
+    in_flight: int = 0  # groups that were in flight when it was collected, its own left out
 
 
 _BATCH, _PROMPTS, _ROLLOUTS = TypeAdapter(RolloutBatch), TypeAdapter(list[Prompt]), TypeAdapter(list[Rollout])

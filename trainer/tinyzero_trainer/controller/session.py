@@ -34,12 +34,8 @@ from tinyzero_trainer.utils.signals import StopFlag, catch_signals
 class Step(Protocol):
     """What a session repeats: a step of reinforcement learning (step.py), or of supervised fine-tuning."""
 
-    last: int
-    """Number of the run's last step; fine-tuning for a given time sets it once it knows how long a step takes."""
-
-    policy_intact: bool
-    """Whether the policy is as the last completed step left it."""
-
+    last: int  # the run's last step; fine-tuning for a given time sets it once it knows how long a step takes
+    policy_intact: bool  # whether the policy is as the last completed step left it
     skipped: SkippedUpdates
 
     @property
@@ -60,41 +56,39 @@ class Step(Protocol):
 class Session:
     """A run since its start, or since it was resumed."""
 
-    config: TrainConfig
-    """The workers' configuration."""
-
-    recorded: TrainConfig | SftConfig
-    """What the run directory keeps, and a resumed run must repeat."""
-
+    config: TrainConfig  # the workers' configuration
+    recorded: TrainConfig | SftConfig  # what the run directory keeps, and a resumed run must repeat
     run: RunDirectory
     workers: Workers
-    evaluated: Mapping[str, RunTask]
-    """The tasks of the workers, and those of `eval.tasks`."""
-
+    evaluated: Mapping[str, RunTask]  # the tasks of the workers, and those of `eval.tasks`
     state: TrainerState
-    saved: SavedRun | None
-    """The checkpoint that it was resumed from."""
-
+    saved: SavedRun | None  # the checkpoint that it was resumed from
     stop: StopFlag
     checkpointer: Checkpointer
     log: MetricsLog
     completions: CompletionLog
     trackers: Trackers
-    audit: Audit | None = None
-    """The audit of reinforcement learning."""
+    audit: Audit | None = None  # the audit of reinforcement learning
 
     def save(self, step: Step) -> None:
-        """Save a checkpoint, and before it the completions up to it and what the audit says of them."""
+        """Save a checkpoint, and before it the completions up to it and what the audit says of them.
+
+        Raises the audit's alarm, perhaps from a sample that was judged only now.
+        """
         if self.audit is not None:
             self.audit.drain()
         self.completions.write()
         self.log.flush()
         self.checkpointer.save(self.state, step.save)
+        if self.audit is not None and self.audit.alarm is not None:
+            raise self.audit.alarm
 
-    def save_if_due(self, step: Step) -> None:
+    @property
+    def must_save(self) -> bool:
+        """Whether a checkpoint is due after the present step, or an alarm ends the run."""
         every = self.recorded.checkpoint.every
-        if every and self.state.step % every == 0:
-            self.save(step)
+        is_due = bool(every) and self.state.step % every == 0
+        return is_due or (self.audit is not None and self.audit.alarm is not None)
 
 
 @contextmanager
@@ -106,14 +100,9 @@ def open_session(
     resume: bool,
     tasks: Mapping[str, Task] | None,
 ) -> Iterator[Session]:
-    """A run with its workers, at its start or at its newest checkpoint.
+    """A run with its workers, at its start or at its newest intact checkpoint.
 
-    Args:
-        config: the workers'.
-        recorded: what the run directory keeps; the same unless the run is supervised.
-        progress: shows the phases.
-        resume: continue from the newest intact checkpoint.
-        tasks: of the run, if they are loaded already.
+    `config` is the workers', `recorded` what the run directory keeps: the same unless the run is supervised.
     """
     unsafe = config.reward.allow_unsafe
     other_tasks = load_tasks(config.eval.task_specs, allow_unsafe_scorers=unsafe, table="eval.tasks")

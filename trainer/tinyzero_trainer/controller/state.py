@@ -22,9 +22,7 @@ class TrainerState:
 
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")  # by default NaN metrics become null
 
-    step: NonNegativeInt = 0
-    """Completed steps."""
-
+    step: NonNegativeInt = 0  # completed steps
     pending_metrics: dict[str, float] | None = field(default_factory=dict)
     """Metrics of this step until its evaluation is done and its line in `metrics.jsonl` is written; None afterwards."""
 
@@ -32,15 +30,10 @@ class TrainerState:
     cumulative_reward: float = 0.0
     prompt_tokens: int = 0  # each prompt counted once per completion
     response_tokens: int = 0
-    progress: dict[str, StreamState] = field(default_factory=dict)
-    """Position of each task's training stream."""
-
-    kl_coefficient: float | None = None
-    """Adaptive KL coefficient; None before the first adaptation."""
-
+    progress: dict[str, StreamState] = field(default_factory=dict)  # position of each task's training stream
+    kl_coefficient: float | None = None  # adaptive KL coefficient; None before the first adaptation
     length_control: LengthControlState = field(default_factory=LengthControlState)
-    audit: dict[str, AuditState] = field(default_factory=dict)
-    """What the audit has found, by task."""
+    audit: dict[str, AuditState] = field(default_factory=dict)  # what the audit has found, by task
 
     def add_totals(self, rollouts: Sequence[Rollout], seconds: float) -> dict[str, float]:
         """Add a step's completions and wall-clock seconds; the totals as metrics."""

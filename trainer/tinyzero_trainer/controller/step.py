@@ -15,8 +15,9 @@ from tinyzero_trainer.algorithms.rollout_correction import ENGINE_DIVERGENCE, im
 from tinyzero_trainer.algorithms.schedules import StepSettings
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.config import TrainConfig
+from tinyzero_trainer.controller.checkpointer import SavedRun
 from tinyzero_trainer.controller.collector import RolloutCollector
-from tinyzero_trainer.controller.in_flight import InFlight, save_in_flight
+from tinyzero_trainer.controller.in_flight import save_in_flight
 from tinyzero_trainer.controller.rollout_batch import RolloutBatch, load_batch, save_batch, to_json
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.skipped_updates import SkippedUpdates
@@ -44,17 +45,16 @@ class TrainingStep:
         workers: Workers,
         state: TrainerState,
         stop: StopFlag,
-        prefetched: RolloutBatch | None = None,
-        in_flight: InFlight | None = None,
+        saved: SavedRun | None = None,
         signal: SignalMonitor | None = None,
     ) -> None:
-        """`prefetched` and `in_flight` come from the checkpoint that the run is resumed from."""
+        """`saved` is what the run is resumed from."""
         assert workers.policy is not None
         self.config, self.workers, self.policy, self.state = config, workers, workers.policy, state
         self.stop, self.signal = stop, signal
         self.tasks = {name: task.task for name, task in workers.tasks.items()}
         self.skipped = SkippedUpdates(RunDirectory(Path(config.run.output)), workers.display.warn)
-        self.collector = RolloutCollector(config, workers, state, stop, prefetched, in_flight)
+        self.collector = RolloutCollector(config, workers, state, stop, saved)
         self._timer = StepTimer()  # of the current step
         self._estimate_advantages = find_estimator(config.algorithm.advantage_estimator)
         self.last = config.run.steps

@@ -63,23 +63,16 @@ class JudgedSample:
 class AuditState:
     """The state of one task's audit, saved with the trainer's."""
 
-    window: list[JudgedSample] = field(default_factory=list)
-    """The last samples, the newest at the end."""
-
+    window: list[JudgedSample] = field(default_factory=list)  # the last samples, the newest at the end
     judged: dict[Side, int] = field(default_factory=lambda: {"positive": 0, "negative": 0})
     """Completions since the run began."""
 
     false: dict[Side, int] = field(default_factory=lambda: {"positive": 0, "negative": 0})
     unjudged: int = 0
     alarms: int = 0
-    last_alarm: int = 0
-    """The last sample's step."""
-
-    steps: list[StepStatistics] = field(default_factory=list)
-    """Of the last steps."""
-
-    reported: list[str] = field(default_factory=list)
-    """Signs that have been reported."""
+    last_alarm: int = 0  # the last sample's step
+    steps: list[StepStatistics] = field(default_factory=list)  # of the last steps
+    reported: list[str] = field(default_factory=list)  # signs that have been reported
 
 
 class AuditAlarm(TinyZeroError):

@@ -24,14 +24,9 @@ LEAST_SIGMA = 0.01  # relative: what never varied may vary by that much
 class StepStatistics:
     """Statistics of a step's completions of one task."""
 
-    length: float | None
-    """Mean tokens of those that were rewarded."""
-
-    entropy: float | None
-    """Mean of the policy at their tokens, of all that were trained on."""
-
-    reasons: dict[str, float] = field(default_factory=dict)
-    """Fraction of each reason."""
+    length: float | None  # mean tokens of those that were rewarded
+    entropy: float | None  # mean of the policy at their tokens, of all that were trained on
+    reasons: dict[str, float] = field(default_factory=dict)  # fraction of each reason
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], rewarded: Sequence[Rollout]) -> "StepStatistics":
