@@ -32,7 +32,7 @@ class WorkerDiedError(TinyZeroError):
     """A worker's process has died."""
 
     def __init__(self, worker: str, end: str, *, policy_intact: bool) -> None:
-        """`policy_intact`: whether all training ranks are alive, with the weights from before the step."""
+        """`policy_intact`: all training ranks are alive, with the weights from before the step."""
         super().__init__(f"{worker} {end}")
         self.worker, self.policy_intact = worker, policy_intact
 
@@ -51,8 +51,7 @@ class EngineDiedError(VllmError):
     def __init__(self, reason: str, advice: str = "") -> None:
         super().__init__(reason, advice)
         self.reason = reason
-        self.worker: str | None = None
-        """The actor that has the engine; None if it is in this process."""
+        self.worker: str | None = None  # the actor that has the engine; None = this process
 
     def __str__(self) -> str:
         return "; ".join(filter(None, self.args))

@@ -12,7 +12,7 @@ from tinyzero_sdk.records import TASK_PART
 from tinyzero_trainer.algorithms.advantages import gdpo, grpo
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import AlgorithmConfig
-from tinyzero_trainer.rewards.parts import part_columns
+from tinyzero_trainer.rewards.score import part_columns
 
 INFO = """
 from tinyzero_sdk import RewardPart, TaskInfo

@@ -122,9 +122,9 @@ def _clipped(ratio: Tensor, inputs: LossInputs) -> PolicyLoss:
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> tuple[Tensor, Tensor]:
-    """PPO's clipped value loss: ½·max((V − R)², (V_clip − R)²) with V_clip within `clip` of the old value.
+    """PPO's clipped value loss: ½·max((V − R)², (V_clip − R)²) with V_clip within `clip` of the old value; [tokens].
 
-    All are [tokens]; `returns` is the target. Returns the loss, and bool: clipping removed the gradient.
+    Returns the loss, and bool: clipping removed the gradient.
     """
     bounded = old_values + (values - old_values).clamp(-clip, clip)
     unclipped, clipped = (values - returns).square(), (bounded - returns).square()
@@ -134,12 +134,9 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: flo
 def token_weights(lengths: Tensor, mode: Aggregation, *, max_tokens: int) -> Tensor:
     """[completions] weight of each token of a completion in the mini-batch's loss.
 
-    Args:
-        lengths: [completions] of the *whole* mini-batch that count in the loss.
-        mode: `token-mean` (arXiv 2503.14476: long completions weigh more), `seq-mean-token-mean` (arXiv 2402.03300:
-            all completions weigh the same), `seq-mean-token-sum`, or `seq-mean-token-sum-norm` (arXiv 2503.20783:
-            a constant divisor instead of the length).
-        max_tokens: longest completion allowed, that constant divisor.
+    `lengths` are of the *whole* mini-batch. With `token-mean` (arXiv 2503.14476) long completions weigh more, with
+    `seq-mean-token-mean` (arXiv 2402.03300) all weigh the same; `seq-mean-token-sum-norm` (arXiv 2503.20783) divides by
+    `max_tokens`, the longest completion allowed, instead of the length.
 
     Example:
         >>> token_weights(torch.tensor([1, 3]), "token-mean", max_tokens=8)

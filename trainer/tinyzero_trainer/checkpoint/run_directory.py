@@ -57,9 +57,7 @@ class RunDirectory:
     def open(cls, path: str | Path, *, resume: bool = False) -> Iterator["RunDirectory"]:
         """Create or enter a run directory and hold its lock, which the system releases even if the process is killed.
 
-        Raises:
-            RunDirectoryError: another process trains there; it holds a run and `resume` is False, or none and it is
-                True; it is not a run's; it cannot be written.
+        Raises a RunDirectoryError as `check`, and if another process trains there.
         """
         if not str(path):
             raise RunDirectoryError("run.output is empty; name the directory of the run")
@@ -107,7 +105,7 @@ class RunDirectory:
         return False
 
     def check(self, *, resume: bool) -> None:
-        """Refuse a directory that cannot be used, without touching it: as `open`, except for another process."""
+        """Refuse a directory without a run to resume, with a run to start over, or that is not a run's."""
         with errors_in_one_line(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise RunDirectoryError(f"{self.path} is not a directory; give --output that of a run")

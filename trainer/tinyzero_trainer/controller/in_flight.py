@@ -53,13 +53,12 @@ _IN_FLIGHT = TypeAdapter(InFlight)
 def save_in_flight(in_flight: InFlight, directory: Path) -> None:
     """Write them to a checkpoint's state directory."""
     # Not dump_json, which refuses a text with half a surrogate pair and turns NaN into null.
-    (directory / IN_FLIGHT_FILE).write_text(
-        json.dumps(_IN_FLIGHT.dump_python(in_flight), default=list), encoding="utf-8"
-    )
+    content = json.dumps(_IN_FLIGHT.dump_python(in_flight), default=list)
+    (directory / IN_FLIGHT_FILE).write_text(content, encoding="utf-8")
 
 
 def load_in_flight(file: Path) -> InFlight | None:
-    """Those in a file; None if there is no file, a DamagedCheckpointError if it holds something else."""
+    """Those in a file; None if there is no file."""
     with damage_in_one_line(file):
         return _IN_FLIGHT.validate_python(json.loads(file.read_bytes())) if file.exists() else None
 
@@ -156,10 +155,8 @@ class GroupsInFlight:
             self._admit(count, step, params.max_tokens)
             numbers = {each.group.number for each in self._complete}
             others = [each for number, each in self._admitted.items() if number not in numbers]
-            chosen = choose(
-                self._complete, others, step=step, count=count, prompts_per_step=prompts_per_step, level=level
-            )
-            if chosen is not None:
+            limits = {"step": step, "count": count, "prompts_per_step": prompts_per_step, "level": level}
+            if (chosen := choose(self._complete, others, **limits)) is not None:
                 break
             for group in self.engine.advance(params, on_progress):
                 self._complete.append(replace(self._admitted[group.number], group=group))

@@ -54,7 +54,7 @@ def from_json(text: bytes) -> RolloutBatch:
 
 
 def rollouts_to_json(rollouts: Sequence[Rollout]) -> bytes:
-    """Completions as JSON, without the state of a `RolloutBatch`."""
+    """Completions alone as JSON."""
     return _dumped(_columns(rollouts))
 
 
@@ -81,11 +81,6 @@ def _rollouts(values: dict[str, Any]) -> list[dict[str, Any]]:
 def _dumped(values: dict[str, Any]) -> bytes:
     # Not dump_json, which refuses a text with half a surrogate pair and turns NaN into null.
     return json.dumps(values, default=list).encode()  # arrays, from another process
-
-
-def save_batch(batch: RolloutBatch, directory: Path) -> None:
-    """Write a batch to a checkpoint's state directory."""
-    (directory / BATCH_FILE).write_bytes(to_json(batch))
 
 
 def load_batch(file: Path) -> RolloutBatch | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.algorithms.advantages import find_estimator, whiten
 from tinyzero_trainer.algorithms.batch import TrainingBatch, mask_rejected
 from tinyzero_trainer.algorithms.kl import SAMPLED, adapted_coefficient
@@ -18,7 +19,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.checkpointer import SavedRun
 from tinyzero_trainer.controller.collector import RolloutCollector
 from tinyzero_trainer.controller.in_flight import save_in_flight
-from tinyzero_trainer.controller.rollout_batch import RolloutBatch, load_batch, save_batch, to_json
+from tinyzero_trainer.controller.rollout_batch import BATCH_FILE, RolloutBatch, load_batch, to_json
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.skipped_updates import SkippedUpdates
 from tinyzero_trainer.controller.state import TrainerState
@@ -26,14 +27,13 @@ from tinyzero_trainer.controller.step_metrics import batch_metrics, staleness_me
 from tinyzero_trainer.errors import VllmError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.monitoring.performance import StepTimer, memory_metrics, peak_flops, utilization
-from tinyzero_trainer.rewards.parts import part_columns
+from tinyzero_trainer.rewards.score import part_columns
 from tinyzero_trainer.types import Rollout
 from tinyzero_trainer.utils import jagged
 from tinyzero_trainer.utils.oom import catch_out_of_memory
 from tinyzero_trainer.utils.signals import StopFlag
 
-WAITED = "wait_for_rollouts"
-"""Key of the seconds of a step in which the trainer waited for completions."""
+WAITED = "wait_for_rollouts"  # key of the seconds of a step in which the trainer waited for completions
 
 
 class TrainingStep:
@@ -61,14 +61,14 @@ class TrainingStep:
         self.policy_intact = True
 
     @property
-    def failure(self) -> WorkerDiedError | VllmError | None:
+    def failure(self) -> TinyZeroError | None:
         return self.collector.failure
 
     def save(self, directory: Path) -> None:
         """Write to a checkpoint what was collected for later steps."""
         collector = self.collector
         if collector.prefetched is not None:
-            save_batch(collector.prefetched, directory)
+            (directory / BATCH_FILE).write_bytes(to_json(collector.prefetched))
         if (in_flight := collector.in_flight) is not None:
             save_in_flight(in_flight, directory)
 
@@ -236,13 +236,10 @@ class TrainingStep:
             if ENGINE_DIVERGENCE in updated:
                 metrics["staleness/kl"] = updated[ENGINE_DIVERGENCE]
         if config.length_control.mode == "adaptive":
-            control = collected.length_control
-            values = {
-                "mean_success_length": control.correct_length,
-                "success_rate": control.success_rate,
-                "max_tokens": float(collected.max_tokens),
-            }
+            control, limit = collected.length_control, float(collected.max_tokens)
+            values = {"mean_success_length": control.correct_length, "success_rate": control.success_rate}
             metrics |= {f"length_control/{name}": value for name, value in values.items() if value is not None}
+            metrics["length_control/max_tokens"] = limit
         seconds = {**collected.seconds, **self._timer.stop()}
         metrics |= timing_metrics(seconds, collected.rollouts, batch.rollouts) | memory_metrics(gpus)
         if peak := peak_flops(gpus):

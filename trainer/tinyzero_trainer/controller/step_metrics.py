@@ -24,17 +24,11 @@ FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
 def batch_metrics(
     tasks: Mapping[str, Task], samples: Sequence[Rollout], batch: TrainingBatch, ranks: int = 1
 ) -> dict[str, float]:
-    """Metrics of a step's completions.
+    """Metrics of a step's completions: `samples` are all, group after group, and `batch` has those trained on.
 
-    Args:
-        tasks: by name in the run.
-        samples: all that were sampled, group after group.
-        batch: those that are trained on, with advantages; `critic/rewards` is over these alone, KL penalties deducted.
-        ranks: data-parallel ranks.
+    `critic/rewards` is over the latter alone, KL penalties deducted.
     """
     group_size, reasons = batch.group_size, [sample.score.reason for sample in samples]
-    scores = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
-    zero_std = scores.amax(dim=1) == scores.amin(dim=1)
     known = counted(samples, tasks)
     rewards = batch.group_rewards().flatten().tolist()
     known_rewards = list(compress(rewards, [counts(rollout, tasks) for rollout in batch.rollouts]))
@@ -60,7 +54,8 @@ def batch_metrics(
         if batch.teacher_logprobs is not None:
             metrics["teacher/reverse_kl"] = -advantages.mean().item()
     if group_size > 1:
-        metrics[ZERO_STD] = zero_std.float().mean().item()
+        scores = torch.tensor([sample.score.value for sample in samples]).view(-1, group_size)
+        metrics[ZERO_STD] = (scores.amax(dim=1) == scores.amin(dim=1)).float().mean().item()
     return metrics
 
 
@@ -83,8 +78,7 @@ def timing_metrics(
     seconds: Mapping[str, float], samples: Sequence[Rollout], kept: Sequence[Rollout]
 ) -> dict[str, float]:
     """Times of a step, in seconds of each phase (`step` is the whole) and in milliseconds per token."""
-    response_tokens = sum(len(sample.generation.token_ids) for sample in samples)
-    tokens = sum(map(_length, samples))
+    response_tokens, tokens = sum(len(sample.generation.token_ids) for sample in samples), sum(map(_length, samples))
     divisors = {"gen": response_tokens, "update_actor": trained_tokens(kept), "reward": response_tokens}
     metrics = {f"timing_s/{name}": value for name, value in seconds.items()}
     for name, divisor in divisors.items():

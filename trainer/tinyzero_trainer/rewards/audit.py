@@ -28,23 +28,19 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.rewards.signs import SIGNS, StepStatistics, signs
 from tinyzero_trainer.types import Rollout
 
-ALARM_Z = 3.0
-"""Quantile of the alarm's interval, 99.7%: it is looked at hundreds of times in a run."""
-
+ALARM_Z = 3.0  # quantile of the alarm's interval, 99.7%: it is looked at hundreds of times in a run
 FEWEST_FALSE = 4
 """Problems with a false reward that an alarm takes: one problem that the oracle misjudges is none."""
 
-SAMPLE_SECONDS = 10.0
-"""Time for a sample; what is left then counts as not judged, so that an oracle that hangs costs no more."""
-
-MOST_BYTES = 4 << 20
-"""Size of a task's file of findings, beyond which they are only counted."""
+SAMPLE_SECONDS = 10.0  # for a sample; what is left then counts as not judged
+MOST_BYTES = 4 << 20  # of a task's file of findings, beyond which they are only counted
 
 _CHUNK = 8  # completions sent to the oracle's process at a time
 _UNJUDGED: tuple[Reason, ...] = ("no_answer", "error", "timeout")
 
-Side = Literal["positive", "negative"]
-"""Rewarded, or not."""
+Side = Literal["positive", "negative"]  # rewarded, or not
+Drawn = dict[str, list[tuple[Side, Rollout]]]
+"""Completions of each task, in random order: of both sides some are judged, however little time there is."""
 
 Problems = list[tuple[int, int]]
 """For each problem, the numbers of completions judged and of those whose score the oracle contradicts."""
@@ -106,15 +102,6 @@ def _counts(problems: Problems) -> tuple[np.ndarray, np.ndarray]:
     return judged, false
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingSample:
-    step: int
-    completions: dict[str, list[tuple[Side, Rollout]]]
-    """Of each task, in random order: of both sides some are judged, however little time there is."""
-
-    scores: "Future[dict[str, list[Score] | Exception]]"
-
-
 class Audit(ClosesOnExit):
     """Draws samples, has them judged, counts, and raises the alarm."""
 
@@ -135,10 +122,9 @@ class Audit(ClosesOnExit):
             states.setdefault(name, AuditState())
         self._pools: dict[str, ScoringPool] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
-        self._pending: _PendingSample | None = None
+        self._pending: tuple[int, Drawn, Future[dict[str, list[Score] | Exception]]] | None = None
         self._is_closing = False
-        self.alarm: AuditAlarm | None = None
-        """What ends the run, with `audit.action=stop`."""
+        self.alarm: AuditAlarm | None = None  # what ends the run, with `audit.action=stop`
 
     def close(self) -> None:
         self._is_closing = True
@@ -183,7 +169,7 @@ class Audit(ClosesOnExit):
         return lines
 
     def _submit(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        chance, drawn = random.Random(derive_seed("audit", self._seed, step)), dict[str, list[tuple[Side, Rollout]]]()
+        chance, drawn = random.Random(derive_seed("audit", self._seed, step)), Drawn()
         for name, task in self._judged.items():
             sides: dict[Side, list[Rollout]] = {"positive": [], "negative": []}
             for rollout in rollouts:
@@ -195,7 +181,7 @@ class Audit(ClosesOnExit):
             chance.shuffle(drawn[name])
         if drawn:
             scores = self._thread.submit(lambda: {name: self._scores(name, sample) for name, sample in drawn.items()})
-            self._pending = _PendingSample(step, drawn, scores)
+            self._pending = step, drawn, scores
 
     def _scores(self, name: str, sample: Sequence[tuple[Side, Rollout]]) -> list[Score] | Exception:
         """In the thread: the oracle's scores, as far as there was time, or why there are none."""
@@ -215,15 +201,18 @@ class Audit(ClosesOnExit):
         return scores
 
     def _collect(self, *, wait: bool) -> None:
-        if self._pending is None or not (wait or self._pending.scores.done()):
+        if self._pending is None:
             return
-        pending, self._pending = self._pending, None
-        for name, scores in pending.scores.result().items():
+        step, drawn, judged = self._pending
+        if not (wait or judged.done()):
+            return
+        self._pending = None
+        for name, scores in judged.result().items():
             if isinstance(scores, Exception):
                 self.warn(f"the audit of {name} ends: {scores}")
                 del self._judged[name]
             else:
-                self._count(name, pending.step, pending.completions[name], scores)
+                self._count(name, step, drawn[name], scores)
 
     def _count(self, name: str, step: int, drawn: Sequence[tuple[Side, Rollout]], scores: Sequence[Score]) -> None:
         """Add what the oracle said about a sample; the last of it may not have been judged."""
@@ -248,7 +237,7 @@ class Audit(ClosesOnExit):
         self._raise_alarm(name, step, [rollout for side, rollout in findings if side == "positive"])
 
     def _keep(self, name: str, step: int, findings: Sequence[tuple[Side, Rollout]]) -> None:
-        """Add findings to the task's file as labelled cases; one that cannot be written costs them, not the run."""
+        """Add findings to the task's file as labelled cases; a file that cannot be written costs them, not the run."""
         from tinyzero_sdk.testing.cases import Case, add_cases
 
         file = self._file(name)

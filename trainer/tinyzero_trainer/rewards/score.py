@@ -1,16 +1,21 @@
-"""Scores of completions, each from the reward pool of its task."""
+"""Scores of completions, each from the reward pool of its task, and their parts as tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from tinyzero_sdk import Completion, Task
+from tinyzero_sdk import Completion, Score, Task
 from tinyzero_sdk.errors import BrokenTaskError
-from tinyzero_sdk.records import SCORER_FAILURES
+from tinyzero_sdk.records import SCORER_FAILURES, TASK_PART
+from tinyzero_sdk.rewards.wrappers import term_of
 from tinyzero_trainer.data.tokenization import decode_texts
 from tinyzero_trainer.rewards.reward_pool import RewardPool
 from tinyzero_trainer.types import Generation, Prompt, Rollout
+
+_ROUNDING = 1e-4
 
 
 def counts(rollout: Rollout, tasks: Mapping[str, Task]) -> bool:
@@ -69,3 +74,27 @@ def score(
                 result = replace(result, masked=True)
             rollouts[index] = Rollout(*generated[index], texts[index], result)
     return [rollouts[index] for index in range(len(generated))]
+
+
+def part_columns(rollouts: Sequence[Rollout], tasks: Mapping[str, Task]) -> dict[str, Tensor]:
+    """`reward_parts` and `part_weights` of a `TrainingBatch`: each completion's score is the sum of their products."""
+    weights = {name: _weights(task) for name, task in tasks.items()}
+    names = sorted(set().union(*weights.values()))
+    reward_parts = torch.tensor([[_part(rollout.score, name) for name in names] for rollout in rollouts])
+    part_weights = torch.tensor(
+        [[weights[rollout.prompt.task].get(name, 0.0) for name in names] for rollout in rollouts]
+    )
+    rest = torch.tensor([rollout.score.value for rollout in rollouts]) - (reward_parts * part_weights).sum(dim=1)
+    if rest.abs().max() > _ROUNDING:  # a wrapper of a plugin names its term otherwise, or not at all
+        reward_parts = torch.cat([reward_parts, rest[:, None]], dim=1)
+        part_weights = torch.cat([part_weights, torch.ones_like(rest)[:, None]], dim=1)
+    return {"reward_parts": reward_parts, "part_weights": part_weights}
+
+
+def _weights(task: Task) -> dict[str, float]:
+    declared = {name: part.weight for name, part in task.info.parts.items()} or {TASK_PART: 1.0}
+    return declared | dict.fromkeys(map(term_of, task.wrappers), 1.0)
+
+
+def _part(score: Score, name: str) -> float:
+    return score.unshaped if name == TASK_PART else score.parts.get(name, 0.0)
