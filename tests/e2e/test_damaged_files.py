@@ -26,11 +26,10 @@ from benchmarks.fuzz_readers import (
 )
 from tests.environments import ROOT
 from tinyzero_sdk.data.files import read_rows
-from tinyzero_sdk.errors import DataError, SettingsError, TinyZeroError
+from tinyzero_sdk.errors import DataError, TinyZeroError
 from tinyzero_sdk.report.completions import read_completions
 from tinyzero_sdk.report.page import report as make_page
 from tinyzero_sdk.report.runs import open_run
-from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.data.tokenization import encode_prompt
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.loading import ModelError, load_model, load_tokenizer
@@ -99,12 +98,6 @@ def test_a_log_nested_too_deeply_is_refused(tmp_path):
     (tmp_path / "log.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match="is not a log of Inspect"):
         read_format("inspect")(tmp_path)
-
-
-def test_a_toml_key_of_thousands_of_parts_is_refused(tmp_path):
-    (tmp_path / "config.toml").write_text("[run]\n" + "a." * 20_000 + "b = 1")
-    with pytest.raises(SettingsError, match=r"a key of too many parts \(at line 2\)"):
-        read_toml(tmp_path / "config.toml")
 
 
 def test_a_rope_that_is_no_table_has_no_graphs():

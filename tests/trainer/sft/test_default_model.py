@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import tomli_w
 import torch
-from filelock import FileLock
 
 from tests.trainer.configurations import call, typed
 from tinyzero_sdk.errors import SettingsError
@@ -120,25 +119,6 @@ def test_the_gpu_is_looked_for_without_torch(monkeypatch: pytest.MonkeyPatch, tm
         assert not sees_gpu("auto")
     assert sees_gpu("cuda:1")
     assert not sees_gpu("cpu")
-
-
-@pytest.mark.usefixtures("gpu", "cache")
-def test_waiting_for_another_process_is_logged(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = planned(toy_task)
-    monkeypatch.setattr(sft, "fine_tune", lambda *_, **__: pytest.fail("made again"))
-    lock = model.directory.with_name(f"{model.directory.name}.lock")
-    lock.parent.mkdir(parents=True)
-    printed: list[str] = []
-
-    def make(line: str, **_: object) -> None:
-        printed.append(line)
-        shutil.copytree(BUILT_IN_MODEL, model.directory)
-        held.release()
-
-    monkeypatch.setattr(default_model.stderr, "print", make)
-    with FileLock(lock, thread_local=False) as held:
-        assert model.settle(fine_tune)["model"]["path"] == str(model.directory)
-    assert printed == [f"waiting for another process that makes the same model (it holds {lock})"]
 
 
 @pytest.mark.usefixtures("gpu")

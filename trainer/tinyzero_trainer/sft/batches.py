@@ -7,7 +7,6 @@ import itertools
 import multiprocessing
 import os
 import signal
-import threading
 import warnings
 from collections.abc import Generator, Iterator, Mapping
 from multiprocessing import forkserver
@@ -24,9 +23,6 @@ from tinyzero_trainer.data.mixture import next_share
 from tinyzero_trainer.sft.examples import Encoder, ExampleSource, TaskExamples
 from tinyzero_trainer.sft.file_examples import ExampleFile, FileExamples
 from tinyzero_trainer.types import Rollout
-
-HANGS_SECONDS = 600.0
-"""Without a batch for so long, the processes that make them are ended."""
 
 # Not fork: this process has threads. Not spawn: each worker would import torch and transformers, for half a minute.
 _FORKSERVER = multiprocessing.get_context("forkserver")
@@ -101,39 +97,22 @@ def batch_stream(batches: Batches, workers: int) -> Generator[list[Rollout]]:
         TinyZeroError: what stopped a worker.
     """
     options: dict[str, Any] = {"multiprocessing_context": _FORKSERVER, "worker_init_fn": _start_worker}
-    options = options if workers else {}
-    # With a separate generator: a DataLoader draws a seed.
     with warnings.catch_warnings():
         # Whether there are more than cores is the user's choice.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        loader = DataLoader(batches, batch_size=None, num_workers=workers, generator=torch.Generator(), **options)
+        # With a separate generator: a DataLoader draws a seed.
+        generator, options = torch.Generator(), options if workers else {}
+        loader = DataLoader(batches, batch_size=None, num_workers=workers, generator=generator, **options)
     stream: Any = iter(loader)
-
-    def kill() -> None:
-        """End the workers, also those that hang: the loader would wait for them, and notices within 5 s that they died.
-
-        Its own `timeout` would notice a death no sooner than a hang.
-        """
-        for process in stream._workers if workers else ():
-            process.kill()
-
     try:
-        while True:
-            timer = threading.Timer(HANGS_SECONDS, kill)
-            timer.daemon = True
-            timer.start()
-            try:
-                batch = next(stream)
-            finally:
-                timer.cancel()
+        for batch in stream:
             if isinstance(batch, TinyZeroError):
                 raise batch
             yield batch
     except RuntimeError as error:
         if not workers:
             raise
-        raise BrokenTaskError(
-            f"a process that makes examples has died, or hung for {HANGS_SECONDS:g} s; messages above may say why"
-        ) from error
+        raise BrokenTaskError("a process that makes examples has died; messages above may say why") from error
     finally:
-        kill()
+        for process in stream._workers if workers else ():  # the loader would wait for those that hang
+            process.kill()

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_sdk import Task
-from tinyzero_sdk.console import stderr
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import get, merge, read_toml, to_mapping
 from tinyzero_trainer.checkpoint.run_directory import newest_model
@@ -59,15 +58,11 @@ class DefaultModel:
         if self.directory.is_dir():
             return f"no --model: using the small model made here before, {self.directory}"
         tasks = " and ".join(spec.name for spec in self.recipe.task_specs)
-        length = self.config.default_model
-        how_long = (
-            f"{length.steps:,} steps on the GPU (default_model.steps)"
-            if length.seconds is None
-            else f"{length.seconds:g} s on the GPU (default_model.seconds)"
-        )
+        steps, seconds = self.config.default_model.steps, self.config.default_model.seconds
+        length = f"{steps:,} steps" if seconds is None else f"{seconds:g} s"
         return (
-            f"no --model: fine-tuning a small model on examples of {tasks} first, for "
-            f"{how_long}; it is kept in {self.directory}"
+            f"no --model: fine-tuning a small model on examples of {tasks} first, for {length} on the GPU "
+            f"(default_model.{'steps' if seconds is None else 'seconds'}); it is kept in {self.directory}"
         )
 
     def settle(self, fine_tune: Callable[..., object]) -> dict[str, Any]:
@@ -112,29 +107,23 @@ class DefaultModel:
 
 
 def make_once(directory: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` write the directory to a path, unless it exists or another process makes it.
+    """Have `make` write the directory to a path, unless it exists; one process at a time.
 
     It is moved into place when it is complete; if `make` raises or writes nothing, nothing is left.
     """
-    from filelock import FileLock, Timeout
+    from filelock import FileLock
 
     directory.parent.mkdir(parents=True, exist_ok=True)
-    lock, temporary = FileLock(f"{directory}.lock"), Path(f"{directory}.tmp")
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        waiting = f"waiting for another process that makes the same model (it holds {lock.lock_file})"
-        stderr.print(waiting, soft_wrap=True, markup=False)
-        lock.acquire()
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
-        if not directory.is_dir():
-            make(temporary)
-        if temporary.is_dir():
-            os.replace(temporary, directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        lock.release()
+    temporary = Path(f"{directory}.tmp")
+    with FileLock(f"{directory}.lock"):
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
+            if not directory.is_dir():
+                make(temporary)
+            if temporary.is_dir():
+                os.replace(temporary, directory)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def on_gpu(device: str, progress: Progress) -> bool:

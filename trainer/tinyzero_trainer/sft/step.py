@@ -38,12 +38,8 @@ CALIBRATION_STEPS = 20
 UNKNOWN_STEPS = 1000
 """Steps for which the learning rate is scheduled until then."""
 
-
-TOO_LITTLE = 0.02
-"""Accuracy below which few groups of completions have a right one."""
-
-FAR_BELOW = 0.2
-"""A model with less than this fraction of its examples' accuracy cannot follow their steps."""
+TOO_LITTLE, FAR_BELOW = 0.02, 0.2
+"""Accuracy below which few groups have a right completion, and the least fraction of that of the examples."""
 
 OF_PRETRAINED = 2e-4
 """Learning rates below it suit pretrained models, and hardly move random weights."""
