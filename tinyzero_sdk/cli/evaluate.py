@@ -186,7 +186,7 @@ def evaluate(
 
 def _remark(plan: "EvaluationPlan", model: str | None, result: "EvaluationResult") -> None:
     """Say on stderr what a reader of the result should know."""
-    from tinyzero_sdk.evaluation.signal_advice import warning
+    from tinyzero_sdk.scoring.learning_signal import warning
 
     summary = result.summary
     if summary.signal.fault is not None:

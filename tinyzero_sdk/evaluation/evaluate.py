@@ -22,8 +22,6 @@ from tinyzero_sdk.evaluation.sample_log import SampleFile
 from tinyzero_sdk.openai_client import SampledCompletion
 from tinyzero_sdk.records import Completion, Item
 
-_OWN_COLUMNS = ("completion", "token_count", "finished", "reasoning_content", "sample", "sampling")
-
 
 def evaluate(
     plan: EvaluationPlan, output: Path | None, observer: EvaluationObserver, pass_at: tuple[int, ...] = ()
@@ -66,11 +64,13 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
     """Sample the missing completions and write all to `ordered`; the new tokens, and the seconds they took."""
     tokens = finished = 0
     with plan.opener() as sampler, SampleFile(path, plan.settings(sampler)) as file:
-        items = _problems(plan)
-        if taken := [name for name in _OWN_COLUMNS if name in items[0].data]:
-            raise DataError(
-                f"task {plan.task.name} has its own column {taken[0]!r}, which an evaluation writes; rename it"
-            )
+        items = list[Item]()  # the first problems of the split: as many as requested, or all that the task has
+        try:
+            fraction = plan.test_fraction
+            items.extend(plan.task.dataset(plan.split, plan.size, seed=EVALUATION_SEED, test_fraction=fraction))
+        except ExhaustedError:
+            if not items:
+                raise
         problems = [
             Problem(
                 index,
@@ -115,14 +115,3 @@ def _sample(plan: EvaluationPlan, path: Path, ordered: Path, observer: Evaluatio
 def _encodable(text: str) -> str:
     """The text without lone surrogates, which UTF-8 lacks."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _problems(plan: EvaluationPlan) -> list[Item]:
-    """The first problems of the split: as many as requested, or all that the task has."""
-    items: list[Item] = []
-    try:
-        items.extend(plan.task.dataset(plan.split, plan.size, seed=EVALUATION_SEED, test_fraction=plan.test_fraction))
-    except ExhaustedError:
-        if not items:
-            raise
-    return items

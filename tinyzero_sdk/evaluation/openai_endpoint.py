@@ -23,25 +23,13 @@ DEFAULT_MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    url: str
-    """Base URL, with `/v1` where the server needs it."""
-
-    key_variable: str = "OPENAI_API_KEY"
-    """Environment variable with the API key, which is never written to a file."""
-
+    url: str  # base URL, with `/v1` where the server needs it
+    key_variable: str = "OPENAI_API_KEY"  # environment variable with the API key, which is never written to a file
     concurrency: int = 16
-    retries: int = 6
-    """Number of retries, after 0.5 s, 1 s, 2 s …, or when the server says."""
-
-    timeout: float = 600.0
-    """Seconds for one request."""
-
-    system: str = ""
-    """System prompt, put before the one that the problem may have."""
-
-    stop: Sequence[str] = ()
-    """Texts that end a completion."""
-
+    retries: int = 6  # number of retries, after 0.5 s, 1 s, 2 s …, or when the server says
+    timeout: float = 600.0  # seconds for one request
+    system: str = ""  # system prompt, put before the one that the problem may have
+    stop: Sequence[str] = ()  # texts that end a completion
     extra_body: Mapping[str, Json] = field(default_factory=dict)
     """Further parameters of a request, as the server names them."""
 

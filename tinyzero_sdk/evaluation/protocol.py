@@ -26,9 +26,7 @@ class EvaluationRequest:
     """The arguments of `tinyzero eval`, as in `EvaluationPlan`; None = not given."""
 
     task: str | None = None
-    overrides: Sequence[str] = ()
-    """`key=value`: the task's options as `task.KEY`, and other settings of the sampler."""
-
+    overrides: Sequence[str] = ()  # `key=value`: the task's options as `task.KEY`, and other settings of the sampler
     model: str | None = None
     split: Split = "test"
     size: int | None = None
@@ -116,8 +114,7 @@ class EvaluationResult:
 
     report: "ScoreReport"
     summary: "Summary"
-    tokens_per_second: float | None
-    """Of this session; None where unknown, or nothing was sampled."""
+    tokens_per_second: float | None  # of this session; None where unknown, or nothing was sampled
 
 
 class EvaluationObserver(Protocol):

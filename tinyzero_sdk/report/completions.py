@@ -21,7 +21,7 @@ from tinyzero_sdk.console import plural
 from tinyzero_sdk.data.arrow import to_texts
 from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.scored_table import TEXT, read_scored_blocks, read_scored_table, sources, to_parts
+from tinyzero_sdk.scoring.scored_table import TEXT, read_scored_blocks, read_scored_table, sources, typed
 from tinyzero_sdk.scoring.statistics import interval_of_mean_rate, interval_of_rate, named_ranges, pass_at_k
 
 INDEX = pa.schema(
@@ -86,7 +86,7 @@ class CompletionFile:
     def texts(self, rows: Sequence[int], columns: Sequence[str] = TEXTS.names) -> pa.Table:
         """The long columns of these rows, in this order; of Parquet only the row groups with these rows are read."""
         if self.metadata is None:
-            block = _scored_rows(self.path, *_version(self.path)).take(rows)
+            block = _scored_rows(self.path, *version_of(self.path)).take(rows)
         else:
             sizes = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
             starts = np.cumsum([0, *sizes])
@@ -101,21 +101,7 @@ class CompletionFile:
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"cannot read {self.path}: {error}") from error
             block = Block([*rows], table.take(np.searchsorted(places, rows)), [], 1.0)
-        return pa.table({name: _shown(block, name) for name in columns})
-
-
-def _shown(block: Block, name: str) -> pa.Array:
-    """A long column of the type that `TEXTS` gives it; null where that does not fit."""
-    kind, values = TEXTS.field(name).type, block.first(name)
-    if pa.types.is_string(kind):
-        is_stored = isinstance(block.data, pa.Table) and isinstance(values.type, pa.JsonType)
-        return (values.storage if is_stored else to_texts(values)).cast(kind)
-    if pa.types.is_map(kind) and not pa.types.is_map(values.type):
-        return to_parts(block.cells(name))
-    try:
-        return pa.array(block.cells(name), kind) if isinstance(values.type, pa.JsonType) else values.cast(kind)
-    except (pa.ArrowException, OverflowError):
-        return pa.nulls(len(block), kind)
+        return pa.table({name: typed(block, TEXTS.field(name)) for name in columns})
 
 
 @dataclass(frozen=True)
@@ -300,7 +286,7 @@ def read_completions(paths: Sequence[Path]) -> Completions:
     files, left_out = list[CompletionFile](), list[str]()
     for path in paths:
         try:
-            files.append(file := _read_file(path, *_version(path)))
+            files.append(file := _read_file(path, *version_of(path)))
             left_out += [f"{plural(rows, 'row')} of {path.name} {what}" for what, rows in file.ignored.items()]
         except (DataError, OSError, pa.ArrowException, UnicodeError) as error:  # a run in progress replaces its files
             if len(paths) == 1:
@@ -311,7 +297,8 @@ def read_completions(paths: Sequence[Path]) -> Completions:
     return Completions(tuple(files), index, left_out=tuple(left_out))
 
 
-def _version(path: Path) -> tuple[int, int]:
+def version_of(path: Path) -> tuple[int, int]:
+    """What changes when a file is written: its time and its size."""
     status = path.stat()
     return status.st_mtime_ns, status.st_size
 

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tinyzero_sdk.data.files import ENDINGS
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.report.completions import Completions, read_completions
+from tinyzero_sdk.report.completions import Completions, read_completions, version_of
 from tinyzero_sdk.report.page import as_json, describe, html
 from tinyzero_sdk.report.runs import CONFIG, METRICS, Run, modified, open_run
 
@@ -38,7 +39,6 @@ class Library:
     def __init__(self, root: Path) -> None:
         """`root` may itself be a run, or a scored file."""
         self.root = root.resolve()
-        self._completions: dict[str, tuple[object, Completions]] = {}
 
     def paths(self) -> dict[str, Path]:
         """What there is now, by name, in the order of names."""
@@ -78,12 +78,8 @@ class Library:
         return open_run(paths[name], name)
 
     def completions(self, run: Run) -> Completions:
-        """Those of a run; read again only after its files have changed."""
-        files = run.completion_files()
-        stamp = [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in files if path.exists()]
-        if run.name not in self._completions or self._completions[run.name][0] != stamp:
-            self._completions[run.name] = (stamp, read_completions(files))
-        return self._completions[run.name][1]
+        """Those of a run."""
+        return _read(tuple((path, *version_of(path)) for path in run.completion_files()))
 
     def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> Any:
         """The data of one request.
@@ -106,6 +102,12 @@ class Library:
                 raise ValueError("offset and limit are at least 0")
             return {"total": len(places), "rows": completions.rows(places[offset : offset + limit])}
         raise DataError(f"there is no {path}")
+
+
+@lru_cache(maxsize=8)
+def _read(files: Sequence[tuple[Path, int, int]]) -> Completions:
+    """The completions of files in these versions, so that files that change are read again."""
+    return read_completions([path for path, *_ in files])
 
 
 def _is_scored(path: Path) -> bool:

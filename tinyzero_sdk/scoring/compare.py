@@ -26,8 +26,7 @@ from tinyzero_sdk.scoring.scored_table import TEXT, find_common_column, read_sco
 from tinyzero_sdk.scoring.statistics import bootstrap_interval, interval_of_mean, named_ranges, pass_at_k
 from tinyzero_sdk.scoring.summary import MOST_DRAWN, usual_k
 
-FEW = 10
-"""Problems with another accuracy, below which Student's t is not to be relied on."""
+FEW = 10  # problems with another accuracy, below which Student's t is not to be relied on
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,7 @@ class Difference:
     """The mean of one quantity over the same problems in two files."""
 
     name: str
-    problems: int
-    """Problems of which both files know it."""
-
+    problems: int  # problems of which both files know it
     baseline: float
     other: float
     difference: float
@@ -58,8 +55,7 @@ class ProblemChange:
     problem: str
     correct: tuple[int, int]
     completions: tuple[int, int]
-    rows: tuple[int, int]
-    """The problem's first row or line in each file."""
+    rows: tuple[int, int]  # the problem's first row or line in each file
 
 
 @dataclass(frozen=True)
@@ -69,54 +65,33 @@ class Comparison:
     file: str
     accuracy: Difference
     metrics: list[Difference]
-    """Mean score, pass@k, and, where both files have them, the parts of the reward as `part NAME`, greedy accuracy, the
-    fraction that is cut off and the number of tokens."""
+    """Mean score, pass@k, and, where both files have them, the parts of the reward as `part NAME`, the fraction that is
+    cut off and the number of tokens."""
 
-    by_reason: list[Difference]
-    """Fraction of the completions with each reason."""
-
-    by_difficulty: list[Difference]
-    """Accuracy within at most five ranges of difficulty, easiest first."""
-
-    by_task: list[Difference]
-    """Where there are several."""
-
-    better: int
-    """Problems with a greater fraction of right completions than in the baseline."""
-
+    by_reason: list[Difference]  # fraction of the completions with each reason
+    by_difficulty: list[Difference]  # accuracy within at most five ranges of difficulty, easiest first
+    by_task: list[Difference]  # where there are several
+    better: int  # problems with a greater fraction of right completions than in the baseline
     worse: int
-    newly_solved: int
-    """Problems with a right completion here, and none in the baseline."""
-
+    newly_solved: int  # problems with a right completion here, and none in the baseline
     no_longer_solved: int
-    gains: list[ProblemChange]
-    """The first `MAX_LISTED` that are better, the largest change first."""
-
+    gains: list[ProblemChange]  # the first `MAX_LISTED` that are better, the largest change first
     losses: list[ProblemChange]
 
 
 @dataclass(frozen=True)
 class ComparedFile:
     file: str
-    completions: int
-    """Of the problems that all files have."""
-
-    other_problems: int
-    """Problems that are not in all files, and not compared."""
-
-    ignored: dict[str, int]
-    """Rows that are not compared, by what they lack."""
+    completions: int  # of the problems that all files have
+    other_problems: int  # problems that are not in all files, and not compared
+    ignored: dict[str, int]  # rows that are not compared, by what they lack
 
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    problems: int
-    """Problems that all files have, to which every number refers."""
-
+    problems: int  # problems that all files have, to which every number refers
     problems_by: str
-    files: list[ComparedFile]
-    """The baseline first."""
-
+    files: list[ComparedFile]  # the baseline first
     differing: dict[str, list[list[Json] | None]]
     """Settings of scorer and sampling that are not the same in all files, with the values in each, None without any."""
 
@@ -125,14 +100,9 @@ class ComparisonReport:
 
 @dataclass(frozen=True)
 class CompareOptions:
-    key: str | None = None
-    """Column that identifies a problem; None = the first usual one that all files have."""
-
-    pass_at: Sequence[int] = ()
-    """Values of k for pass@k; () = powers of two."""
-
-    resamples: int = 0
-    """Samples of a paired bootstrap over problems; 0 = intervals by Student's t."""
+    key: str | None = None  # column that identifies a problem; None = the first usual one that all files have
+    pass_at: Sequence[int] = ()  # values of k for pass@k; () = powers of two
+    resamples: int = 0  # samples of a paired bootstrap over problems; 0 = intervals by Student's t
 
 
 def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) -> ComparisonReport:
@@ -149,11 +119,13 @@ def compare_files(paths: Sequence[Path], options: CompareOptions | None = None) 
     key = options.key or find_common_column(paths)
     keys: dict[str | None, int] = {}
     tasks: dict[str | None, int] = {}
-
     files = [_read(path, key, keys, tasks) for path in paths]
     texts = [str(key) for key in keys]
     if all(len(np.unique(rows.columns["task"])) > 1 for rows in files):
-        texts = _tell_tasks_apart(files, texts, [str(name) for name in tasks])
+        # Problems of different tasks are different ones, though they may have one key.
+        for rows in files:
+            rows.problems[:] = rows.problems * len(tasks) + rows.columns["task"]
+        texts = [f"{task}: {text}" for text in texts for task in tasks]
     has = [np.bincount(rows.problems, minlength=len(texts)) > 0 for rows in files]
     common = np.logical_and.reduce(has)
     if not common.any():
@@ -236,7 +208,7 @@ class Side:
 _SCHEMA = pa.schema(
     dict.fromkeys(("problem", "task", "reason"), TEXT)
     | {name: pa.bool_() for name in ("correct", "finished")}
-    | {name: pa.float64() for name in ("score", "difficulty", "num_tokens", "greedy_accuracy")}
+    | {name: pa.float64() for name in ("score", "difficulty", "num_tokens")}
     | {PARTS: pa.map_(pa.string(), pa.float64())}
 )
 _SETTINGS = (
@@ -258,7 +230,7 @@ def _read(path: Path, key: str, problems: dict[str | None, int], tasks: dict[str
     rows = table.columns.filter(pa.array(has_problem))
     reasons = rows["reason"].combine_chunks()
     names, codes = np.array(reasons.dictionary.to_pylist(), object), reasons.indices.to_numpy()
-    parts = [dict(cell or ()) for cell in rows[PARTS].to_pylist()]
+    parts: list[dict[str, float]] = [dict(cell or ()) for cell in rows[PARTS].to_pylist()]
     columns = {
         "task": _codes(rows["task"], tasks),
         "difficulty": _floats(rows, "difficulty"),
@@ -269,7 +241,6 @@ def _read(path: Path, key: str, problems: dict[str | None, int], tasks: dict[str
             f"part {name}": np.array([cell.get(name, 0.0) for cell in parts])
             for name in dict.fromkeys(name for cell in parts for name in cell)
         },
-        "greedy accuracy": _floats(rows, "greedy_accuracy"),
         "cut off": 1 - _floats(rows, "finished"),
         "tokens": _floats(rows, "num_tokens"),
         **{reason: (names == reason)[codes].astype(float) for reason in REASONS},
@@ -311,16 +282,6 @@ def _add_settings(block: Block, settings: dict[str, dict[str, Json]]) -> None:
                 add(name, value)
 
 
-def _tell_tasks_apart(files: Sequence[Side], texts: Sequence[str], tasks: Sequence[str]) -> list[str]:
-    """Make the problems of different tasks different ones, though they may have one key; their texts.
-
-    Only where all files have several tasks: one of them alone may have another name elsewhere.
-    """
-    for rows in files:
-        rows.problems[:] = rows.problems * len(tasks) + rows.columns["task"]
-    return [f"{task}: {text}" for text in texts for task in tasks]
-
-
 def _difference(name: str, old: np.ndarray, new: np.ndarray, resamples: int) -> Difference:
     """Of the values of each problem, over the problems that both sides know."""
     known = np.isfinite(old) & np.isfinite(new)
@@ -355,7 +316,7 @@ def _compare(
 
     both = [name for name in baseline.columns if name in other.columns]
     parts = [name for name in both if name.startswith("part ")]
-    known = [name for name in (*parts, "greedy accuracy", "cut off", "tokens") if is_known(name)]
+    known = [name for name in (*parts, "cut off", "tokens") if is_known(name)]
     reasons = [reason for reason in REASONS if baseline.mean(reason).any() or other.mean(reason).any()]
     levels = baseline.mean("difficulty")
     levels = np.where(np.isfinite(levels), levels, other.mean("difficulty"))

@@ -38,8 +38,6 @@ _KEPT = (
 COLUMNS = (*_KEPT, "prompt", "problem", "completion", "tokens", "score", "correct", "reason", "answer", "parts")
 """What is read of a row, where it has that: no log-probabilities, which are most of a run's file."""
 
-SUMMARY_CHARACTERS = 1024  # of a text in the list of samples, which a viewer loads at once
-
 
 def export(source: Path, target: Path, *, overwrite: bool = True) -> dict[Path, int]:
     """Write the completions of a scored file, or of a run's or checkpoint's held-out evaluation.
@@ -114,7 +112,9 @@ class _Log:
                 return
             start = {name: header[name] for name in ("version", "eval", "plan")}
             summaries = [_summary(sample) for sample in self.samples]
-            contents = {f"samples/{sample['id']}_epoch_{sample['epoch']}.json": sample for sample in self.samples}
+            contents: dict[str, Any] = {
+                f"samples/{sample['id']}_epoch_{sample['epoch']}.json": sample for sample in self.samples
+            }
             contents |= {"_journal/start.json": start, "summaries.json": summaries, "header.json": header}
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
                 for name, content in contents.items():
@@ -174,7 +174,9 @@ class _Log:
         known = {name: settings.get(name) for name in ("temperature", "top_p", "max_tokens", "seed")}
         others = {name: value for name, value in settings.items() if name not in known}
         place = f"{self.source.resolve()} {at} {task}"
-        identity = {name: uuid.uuid5(uuid.NAMESPACE_URL, f"{place} {name}").hex for name in _IDS}
+        identity = {
+            name: uuid.uuid5(uuid.NAMESPACE_URL, f"{place} {name}").hex for name in ("eval_id", "run_id", "task_id")
+        }
         return {
             "version": SCHEMA,
             "status": "success",
@@ -206,9 +208,6 @@ class _Log:
         return str(_object(row, "sampling").get("model") or of_run)
 
 
-_IDS = ("eval_id", "run_id", "task_id")
-
-
 def _metrics(name: str, by_problem: np.ndarray) -> dict[str, Any]:
     """Mean and standard error over problems, as Inspect computes them: of each problem's mean."""
     deviation = by_problem.std(ddof=1) / np.sqrt(len(by_problem)) if len(by_problem) > 1 else 0.0
@@ -219,13 +218,7 @@ def _metrics(name: str, by_problem: np.ndarray) -> dict[str, Any]:
 
 
 def _summary(sample: dict[str, Any]) -> dict[str, Any]:
-    def short(text: Any) -> Any:
-        return text[:SUMMARY_CHARACTERS] if isinstance(text, str) else text
-
-    question = sample["input"]
-    if not isinstance(question, str):
-        question = [message | {"content": short(message["content"])} for message in question]
-    scores = {name: score | {"answer": short(score["answer"])} for name, score in sample["scores"].items()}
-    kept = {name: sample[name] for name in ("id", "epoch", "model_usage", "uuid")}
-    kept["metadata"] = {name: value for name, value in sample["metadata"].items() if name != EXPORTED}
-    return {**kept, "input": short(question), "target": short(sample["target"]), "scores": scores, "completed": True}
+    """What a viewer lists of a sample."""
+    summary = {name: sample[name] for name in ("id", "epoch", "input", "target", "scores", "model_usage", "uuid")}
+    metadata = {name: value for name, value in sample["metadata"].items() if name != EXPORTED}
+    return {**summary, "metadata": metadata, "completed": True}

@@ -35,12 +35,10 @@ class OracleScorer:
         self.task.check_scoring_allowed()
 
     def score_into(self, columns: ScoreColumns, completion: Completion | str, ground_truth: Json) -> None:
-        """As `Task.score_into`."""
-        columns.add(self._score(completion, ground_truth), None)
+        """Add the fraction of the answers that are right, 0 without an answer; `no_answer` = the oracle cannot tell."""
+        columns.add(self._score(completion if isinstance(completion, str) else completion.text, ground_truth), None)
 
-    def _score(self, completion: Completion | str, ground_truth: Json) -> Score:
-        """The fraction of the answers that are right, 0 without an answer; `no_answer` = the oracle cannot tell."""
-        text = completion if isinstance(completion, str) else completion.text
+    def _score(self, text: str, ground_truth: Json) -> Score:
         try:
             readings = {self.task.extract_answer(text), last_answer(strip_special_tokens(text))} - {None}
             judged = [self.task.oracle(reading, ground_truth) for reading in sorted(filter(None, readings))]

@@ -35,9 +35,7 @@ class RowScore:
 class ScoreChange:
     """A row whose score changed."""
 
-    number: int
-    """Line of a JSON Lines file, row of a Parquet file; the first is 1."""
-
+    number: int  # line of a JSON Lines file, row of a Parquet file; the first is 1
     old: RowScore
     new: RowScore
     completion_end: str
@@ -76,23 +74,13 @@ class RescoreReport:
     """What became of the scores of a file."""
 
     scored: ScoreReport
-    before: list[Provenance] = field(default_factory=list)
-    """What produced the old scores, as far as it is known."""
-
-    compared: int = 0
-    """Rows with an old and a new score, to which the numbers below refer."""
-
+    before: list[Provenance] = field(default_factory=list)  # what produced the old scores, as far as it is known
+    compared: int = 0  # rows with an old and a new score, to which the numbers below refer
     old_correct: int = 0
     new_correct: int = 0
-    changed: int = 0
-    """Rows whose score, a part of it, correctness or reason changed."""
-
-    flipped: int = 0
-    """Rows whose correctness changed."""
-
-    other_answer: int = 0
-    """Rows with the same score for another answer."""
-
+    changed: int = 0  # rows whose score, a part of it, correctness or reason changed
+    flipped: int = 0  # rows whose correctness changed
+    other_answer: int = 0  # rows with the same score for another answer
     parts: defaultdict[str, PartChanges] = field(default_factory=lambda: defaultdict(PartChanges))
     """By name, where the file has the parts of its scores."""
 

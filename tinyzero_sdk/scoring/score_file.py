@@ -40,28 +40,17 @@ T = TypeVar("T")
 class ScoreReport:
     """The result of scoring a file."""
 
-    rows: int = 0
-    """Rows scored and written."""
-
+    rows: int = 0  # rows scored and written
     correct: int = 0
     score_sum: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
     unknown: int = 0
     """Rows without a score, since the scorer of an asynchronous task failed; accuracy and mean score leave them out."""
 
-    bad_rows: int = 0
-    """Rows that were not written: unreadable, or without a completion or ground truth."""
-
-    bad: list[BadRow] = field(default_factory=list)
-    """The first of them, at most `MAX_LISTED`."""
-
+    bad_rows: int = 0  # rows that were not written: unreadable, or without a completion or ground truth
+    bad: list[BadRow] = field(default_factory=list)  # the first of them, at most `MAX_LISTED`
     first_error: str | None = None
-    failed_truth: str | None = None
-    """Row and ground truth that the scorer failed on first."""
-
-    suspicion: str | None = None
-    """Why the scorer may have failed on every completion: the ground truths look wrong."""
-
+    failed_truth: str | None = None  # row and ground truth that the scorer failed on first
     seconds: float = 0.0
     provenance: Provenance | None = None
     summary: Summary | None = None
@@ -86,6 +75,16 @@ class ScoreReport:
         """Whether no row was bad and the scorer never failed."""
         return not (self.bad_rows or self.reasons["error"] or self.reasons["timeout"])
 
+    @property
+    def suspicion(self) -> str | None:
+        """Where the scorer failed on every answer: that the ground truths look wrong, in one line."""
+        if not (self.first_error and self.failed_truth) or any(self.reasons[it] for it in ("ok", "wrong", "malformed")):
+            return None
+        return (
+            f"the scorer failed on every answer; the ground truths may not have the form it needs: {self.failed_truth} "
+            f"({self.first_error.splitlines()[-1]}; --json has the traceback)"
+        )
+
     def add(self, scores: ScoreColumns, bad: list[BadRow]) -> None:
         self.rows += len(scores)
         self.correct += sum(scores.correct)
@@ -105,28 +104,18 @@ class ScoringOptions:
     """How a file is scored."""
 
     workers: int = 1
-    timeout: float = 5.0
-    """Seconds to score one completion."""
-
-    memory_limit_gb: float = 4.0
-    """Address space of a worker, in GiB."""
-
+    timeout: float = 5.0  # seconds to score one completion
+    memory_limit_gb: float = 4.0  # address space of a worker, in GiB
     group_by: str | None = None
     """Column that identifies a prompt in the summary, and for a task that compares its completions; None = the usual
     ones."""
 
-    pass_at: tuple[int, ...] = ()
-    """Values of k for pass@k, majority@k and best@k in the summary; () = powers of two."""
-
-    allow_version_mismatch: bool = False
-    """Skip the check of provenance: `scoring_check`, or `rescoring_check`."""
-
+    pass_at: tuple[int, ...] = ()  # values of k for pass@k, majority@k and best@k in the summary; () = powers of two
+    allow_version_mismatch: bool = False  # skip the check of provenance: `scoring_check`, or `rescoring_check`
     on_progress: Callable[[float], object] = lambda fraction: None
     """Called with the fraction of the file that is done."""
 
-    overwrite: bool = True
-    """Replace an output that exists."""
-
+    overwrite: bool = True  # replace an output that exists
     greedy: bool = False
     """Whether the completions of a prompt are alike by construction, so that their rewards cannot differ."""
 
@@ -175,7 +164,6 @@ def run_scoring(
     started = time.perf_counter()
     if output is not None:
         check_output(source, output, overwrite=options.overwrite)
-    failed = ""  # the ground truth of the first completion that the scorer failed on
     with ExitStack() as stack:
         # The pool first: its workers start while we look at the file.
         pool = stack.enter_context(
@@ -195,7 +183,7 @@ def run_scoring(
         builder = SummaryBuilder(options.group_by, options.pass_at, greedy=options.greedy)
         for batch, scores in stack.enter_context(closing(pool.stream(batches))):
             if "error" in scores.reasons:
-                failed = failed or _failed_truth(batch, scores)
+                report.failed_truth = report.failed_truth or _failed_truth(batch, scores)
             if task.is_async and ("error" in scores.reasons or "timeout" in scores.reasons):
                 scores = scores.without_failures()
             report.add(scores, batch.block.bad)
@@ -206,13 +194,7 @@ def run_scoring(
             options.on_progress(batch.block.progress)
         if not report.rows and not report.bad_rows:
             raise DataError(f"{source} has no rows; there is nothing to score")
-    report.first_error, report.failed_truth = pool.first_error, failed or None
-    if failed and report.first_error and not any(report.reasons[reason] for reason in ("ok", "wrong", "malformed")):
-        report.suspicion = (
-            f"task {task.name!r} failed on every answer; the ground truths may not have the form it needs: "
-            f"{failed} ({report.first_error.splitlines()[-1]}; --json has the traceback)"
-        )
-    report.summary = builder.result()
+    report.first_error, report.summary = pool.first_error, builder.result()
     report.seconds = time.perf_counter() - started
 
 
@@ -277,31 +259,29 @@ def _failed_truth(batch: OutputBatch, scores: ScoreColumns) -> str:
 def _writing(task: Task, source: Path, output: Path) -> Iterator[Callable[[Block, ScoreColumns], None]]:
     """Yields a function that writes rows with their scores; `output` appears once the block ends without an error."""
     provenance, has_parts = provenance_of(task), bool(task.info.parts or task.wrappers)
-    with replacing(output) as temporary:
-        if output.suffix != ".parquet":
-            with JsonLinesWriter(temporary) as lines:
+    is_parquet, under_way = output.suffix == ".parquet", deque[Future[None]]()
+    with (
+        replacing(output) as temporary,
+        ParquetWriter(temporary, plain=("completion",)) if is_parquet else JsonLinesWriter(temporary) as file,
+        ThreadPoolExecutor(1) as thread,
+    ):
 
-                def write_lines(block: Block, scores: ScoreColumns) -> None:
-                    if isinstance(block.data, pa.Table):
-                        check_json_types(source, block.data.schema)
-                    lines.write(_scored(block, scores, provenance, has_parts).rows())
-
-                yield write_lines
-            return
-        with ParquetWriter(temporary, plain=("completion",)) as tables, ThreadPoolExecutor(1) as thread:
-            under_way: deque[Future[None]] = deque()
-
-            def write_table(block: Block, scores: ScoreColumns) -> None:
-                table = _scored(block, scores, provenance, has_parts).data
+        def write(block: Block, scores: ScoreColumns) -> None:
+            scored = _scored(block, scores, provenance, has_parts)
+            if is_parquet:
                 # Without the old metadata: what pandas or `datasets` wrote about the columns is no longer true.
-                table = table.replace_schema_metadata({METADATA_KEY: json.dumps(provenance._asdict())})
-                under_way.append(thread.submit(tables.write, table))
-                if len(under_way) > _PREFETCHED:
-                    under_way.popleft().result()
+                rows = scored.data.replace_schema_metadata({METADATA_KEY: json.dumps(provenance._asdict())})
+            else:
+                if isinstance(block.data, pa.Table):
+                    check_json_types(source, block.data.schema)
+                rows = scored.rows()
+            under_way.append(thread.submit(file.write, rows))
+            if len(under_way) > _PREFETCHED:
+                under_way.popleft().result()
 
-            yield write_table
-            for waiting in under_way:
-                waiting.result()
+        yield write
+        for waiting in under_way:
+            waiting.result()
 
 
 def _scored(block: Block, scores: ScoreColumns, provenance: Provenance, has_parts: bool) -> Block:

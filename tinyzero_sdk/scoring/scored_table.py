@@ -15,7 +15,7 @@ from tinyzero_sdk.data.arrow import to_float, to_floats, to_texts, to_typed
 from tinyzero_sdk.data.files import read_blocks
 from tinyzero_sdk.data.table import ALIASES, UNKNOWN_FLAG, BadRow, Block
 from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.records import REASONS, Json
+from tinyzero_sdk.records import REASONS
 from tinyzero_sdk.scoring.outputs import (
     PROBLEM_COLUMNS,
     find_problem_column,
@@ -134,14 +134,15 @@ def read_scored_table(
     ignored, numbers, tables = Counter[str](), list[int](), list[pa.Table]()
     for block in read_scored_blocks(path, wanted, ignored):
         if len(block):
-            tables.append(pa.table([_typed(block, field, problems_by) for field in schema], schema=schema))
+            tables.append(pa.table([typed(block, field, problems_by) for field in schema], schema=schema))
             numbers += block.numbers
             visit(block)
     table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
     return ScoredTable(np.array(numbers), table, dict(+ignored))
 
 
-def _typed(block: Block, field: pa.Field, problems_by: str) -> pa.Array:
+def typed(block: Block, field: pa.Field, problems_by: str = "") -> pa.Array:
+    """[n] a column of rows as text, numbers, flags, lists or parts of the reward by name; null where it is no such."""
     name, kind = field.name, field.type
     if kind == pa.bool_():
         flags = block.flags(name)
@@ -151,15 +152,16 @@ def _typed(block: Block, field: pa.Field, problems_by: str) -> pa.Array:
         texts = to_texts(values).cast(pa.string())
         return texts if kind == pa.string() else texts.dictionary_encode()
     if pa.types.is_map(kind):
-        return to_parts(block.cells(name))
+        parts = [
+            {part: to_float(value) for part, value in read_parts(cell).items()} if isinstance(cell, dict) else None
+            for cell in block.cells(name)
+        ]
+        return to_typed(parts, kind)
+    if pa.types.is_list(kind):
+        values = block.first(name)
+        try:
+            return pa.array(block.cells(name), kind) if isinstance(values.type, pa.JsonType) else values.cast(kind)
+        except (pa.ArrowException, OverflowError):
+            return pa.nulls(len(block), kind)
     floats = block.floats(name)
     return pa.array(floats, mask=np.isnan(floats)).cast(kind, safe=False)
-
-
-def to_parts(cells: Sequence[Json]) -> pa.Array:
-    """Cells with the parts of scores as a column of numbers by name; null where they are something else."""
-    parts = [
-        {name: to_float(value) for name, value in read_parts(cell).items()} if isinstance(cell, dict) else None
-        for cell in cells
-    ]
-    return to_typed(parts, pa.map_(pa.string(), pa.float64()))

@@ -1,6 +1,6 @@
 """The summary of scored completions: collected block by block, computed at the end.
 
-A row takes 31 bytes until then, so ten million rows fit in memory. The formulas are in `statistics.py`.
+A row takes 39 bytes until then, so ten million rows fit in memory. The formulas are in `statistics.py`.
 """
 
 from collections import Counter
@@ -27,7 +27,6 @@ from tinyzero_sdk.scoring.statistics import (
 )
 
 MOST_DRAWN = 1024  # greatest k of pass@k, majority@k and best@k
-_NO_LENGTH = int(np.iinfo(np.uint32).max)
 _CODES = {reason: code for code, reason in enumerate(REASONS)}
 
 
@@ -38,9 +37,7 @@ class AtK:
     k: int
     prompts: int
     pass_at_k: float
-    interval: tuple[float, float]
-    """95% interval of pass@k, over prompts (`interval_of_rate`)."""
-
+    interval: tuple[float, float]  # 95% interval of pass@k, over prompts (`interval_of_rate`)
     majority_at_k: float
     best_at_k: float
 
@@ -80,9 +77,7 @@ class Summary:
     """What identifies a prompt: a column, `ground_truth`, or `row` where each row counts as its own prompt."""
 
     accuracy: float
-    interval: tuple[float, float]
-    """95% Wilson interval of the accuracy, clustered by prompt (`interval_of_rate`)."""
-
+    interval: tuple[float, float]  # 95% Wilson interval of the accuracy, clustered by prompt (`interval_of_rate`)
     standard_error: float
     mean_score: float
     length_unit: str
@@ -91,20 +86,15 @@ class Summary:
     at_k: list[AtK] = field(default_factory=list)
     """For the requested k, else powers of two and the largest number of completions, if any prompt has several."""
 
-    too_large_k: list[int] = field(default_factory=list)
-    """Requested k for which no prompt has enough completions."""
-
+    too_large_k: list[int] = field(default_factory=list)  # requested k for which no prompt has enough completions
     by_difficulty: list[DifficultyBucket] = field(default_factory=list)
     """At most five, easiest first; empty where no row has a difficulty."""
 
-    by_reason: list[ReasonStats] = field(default_factory=list)
-    """Most frequent first."""
-
+    by_reason: list[ReasonStats] = field(default_factory=list)  # most frequent first
     parts: dict[str, float] = field(default_factory=dict)
     """Mean of each part of the reward, before its weight; a row without it counts as 0."""
 
-    alone: int = 0
-    """Rows without a value of `prompts_by`; each counts as its own prompt."""
+    alone: int = 0  # rows without a value of `prompts_by`; each counts as its own prompt
 
     def as_json(self) -> dict[str, Json]:
         return asdict(self)
@@ -139,9 +129,6 @@ class SummaryBuilder:
             ascii_only = pc.all(pc.string_is_ascii(batch.texts)).as_py()  # then a byte is a character
             counts = pc.binary_length(batch.texts) if ascii_only else pc.utf8_length(batch.texts)
             lengths = np.asarray(counts, np.float64)
-        known = np.isfinite(lengths) & (lengths >= 0)
-        with np.errstate(over="ignore"):  # a difficulty too great for 4 bytes is unknown
-            difficulty = block.floats("difficulty").astype(np.float32)
         keys, known_keys = problem_keys(batch, self.prompts_by)
         votes = np.full(size, -1, np.int32)  # for none
         if self.prompts_by != "row":
@@ -154,8 +141,8 @@ class SummaryBuilder:
             "score": np.array(scores.values, np.float64),  # NaN for None
             "correct": np.array(scores.correct, bool),
             "reason": np.array([_CODES[reason] for reason in scores.reasons], np.uint8),
-            "difficulty": difficulty,  # infinite or NaN where unknown
-            "length": np.where(known, np.minimum(lengths, _NO_LENGTH - 1), _NO_LENGTH).astype(np.uint32),
+            "difficulty": block.floats("difficulty"),  # NaN where unknown
+            "length": np.where(lengths >= 0, lengths, np.nan),
             "finished": block.flags("finished"),
         }
         for name, values in arrays.items():
@@ -178,7 +165,7 @@ class SummaryBuilder:
         starts = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
         sizes = np.diff(starts, append=len(keys))
         solved = np.add.reduceat(correct[order].astype(np.int64), starts)
-        lengths = columns["length"][columns["length"] != _NO_LENGTH]
+        lengths = columns["length"][np.isfinite(columns["length"])]
         # Greedy completions of a prompt have one reward by construction: only the first says something.
         compared, group_sizes = (order[starts], np.ones_like(sizes)) if self._greedy else (order, sizes)
         return Summary(
@@ -258,7 +245,7 @@ def _by_difficulty(columns: Mapping[str, np.ndarray]) -> list[DifficultyBucket]:
     names = ("key", "difficulty", "correct", "score", "finished")
     values = {name: columns[name] if known.all() else columns[name][known] for name in names}
     edges = quantile_edges(values["difficulty"])
-    places = np.searchsorted(np.array(edges, np.float32), values["difficulty"], side="right") - 1
+    places = np.searchsorted(edges, values["difficulty"], side="right") - 1
     return [_bucket({name: values[name][places == place] for name in names}) for place in np.unique(places).tolist()]
 
 
@@ -267,9 +254,8 @@ def _bucket(values: Mapping[str, np.ndarray]) -> DifficultyBucket:
     solved = np.bincount(prompt, weights=values["correct"], minlength=len(sizes))
     accuracy = float(values["correct"].mean())
     return DifficultyBucket(
-        # By way of its digits: 0.1 as a 4-byte number is 0.10000000149.
-        low=float(str(values["difficulty"].min())),
-        high=float(str(values["difficulty"].max())),
+        low=float(values["difficulty"].min()),
+        high=float(values["difficulty"].max()),
         rows=len(prompt),
         accuracy=accuracy,
         interval=interval_of_rate(solved, sizes),
@@ -285,18 +271,17 @@ def _by_reason(columns: Mapping[str, np.ndarray]) -> list[ReasonStats]:
         if not rows.any():
             continue
         lengths = columns["length"][rows]
-        lengths = lengths[lengths != _NO_LENGTH]
-        known = len(lengths) > 0
-        median, p95 = np.quantile(lengths, [0.5, 0.95]).tolist() if known else (None, None)
+        lengths = lengths[np.isfinite(lengths)]
+        median, p95 = np.quantile(lengths, [0.5, 0.95]).tolist() if len(lengths) else (None, None)
         outcomes.append(
             ReasonStats(
                 reason,
                 int(rows.sum()),
                 float(columns["score"][rows].mean()),
-                float(lengths.mean()) if known else None,
+                float(lengths.mean()) if len(lengths) else None,
                 median,
                 p95,
-                int(lengths.max()) if known else None,
+                int(lengths.max()) if len(lengths) else None,
                 _truncated_frac(columns["finished"][rows]),
             )
         )

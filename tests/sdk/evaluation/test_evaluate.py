@@ -139,14 +139,8 @@ def test_a_scorer_that_fails_is_reported_and_exits_1(evaluate, write_task, tmp_p
     code, shown, err = evaluate("--task", broken, "--size", 2, "-o", tmp_path / "out.jsonl")
     assert code == 1
     assert "reasons     error 2\n" in shown
-    assert err.startswith("task 'broken' failed on every answer")
+    assert err.startswith("the scorer failed on every answer")
     assert "RuntimeError: oh" in err
-
-
-def test_a_task_whose_columns_are_in_the_way(evaluate, write_task, tmp_path):
-    code = "@hookimpl\ndef generate_dataset(): return (Item(n, {'sample': n, 'number': n}) for n in range(99))"
-    err = evaluate("--task", write_task("taken", generate_dataset=code), "--size", 2, "-o", tmp_path / "out.jsonl")[2]
-    assert "has its own column 'sample', which an evaluation writes" in err
 
 
 def test_what_needs_an_endpoint_is_refused_without_one(run):

@@ -6,7 +6,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.sdk.conftest import HOOKS
 from tests.sdk.evaluation.conftest import rows_of
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.evaluation.evaluate import evaluate
@@ -182,27 +181,3 @@ def test_what_a_reasoning_model_takes_and_gives(server, task, sample, run):
     assert (request["stop"], request["top_k"], request["chat"]) == (["END"], 20, {"a": 1})
     with pytest.raises(TinyZeroError, match=r"with system=Be brief\., not system=Be long"):
         sample(size=1, system="Be long.")
-
-
-COMPARED = """
-from tinyzero_sdk import RewardPart
-
-@hookimpl
-def info():
-    return TaskInfo(parts={"right": RewardPart(), "rare": RewardPart()})
-
-@hookimpl
-def score_group(answers):
-    return [{"rare": 1 / answers.count(answer)} for answer in answers]
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("scored_in_process")
-def test_completions_of_a_problem_are_compared_and_parts_are_shown(server, run, write_task, tmp_path):
-    parts = HOOKS["score"].replace("return ", "return Score.of_parts({'right': ").rstrip() + "}, correct=False)\n"
-    path, output = write_task(info=COMPARED, score=parts), tmp_path / "out.jsonl"
-    words = ("--endpoint", server.url, "--model", "fake", "--size", 3, "--samples", 4, "--output", output)
-    code, out, err = run("eval", "--task", path, *words)
-    assert (code, "parts       right 0.5 · rare 0.5\n" in out) == (0, True), out + err
-    assert [row["score"] for row in rows_of(output)].count(1.5) == 6  # half of them right, and each given twice

@@ -114,13 +114,6 @@ def others(page: "Page") -> dict[str, Any]:
     page.mouse.move(box["x"] + 300, box["y"] + 60)
     page.mouse.up()
     until(page, "location.hash.includes('from=')")
-    found["themes"] = []
-    for _ in range(3):
-        page.keyboard.press("t")
-        found["themes"].append(page.evaluate("document.documentElement.dataset.theme"))
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.wait_for_timeout(300)
-    found["phone overflow"] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     return found
 
 

@@ -6,7 +6,6 @@ from itertools import combinations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -235,22 +234,3 @@ def test_a_run_stands_for_its_last_evaluation_and_alone_for_its_first_and_last(t
         compare_files([run, run])
     with pytest.raises(DataError, match="is no run with two evaluations; compare needs something to compare with"):
         compare_files([run])
-
-
-def test_greedy_completions_of_a_run_are_compared_beside_the_sampled_ones(tmp_path):
-    run = write_run(tmp_path / "run", steps=4, completions=400, tokens=False)
-    sampled_only = compare_files([run])
-    (file,) = (run / "completions").glob("heldout_*.parquet")
-    table = pq.read_table(file)
-    first = table.filter(pc.equal(table["sample"], 0))
-    greedy = first.to_pylist()
-    for place, row in enumerate(greedy):
-        row |= {"decoding": "greedy", "correct": row["step"] == 4 and place % 4 == 0}
-    pq.write_table(pa.concat_tables([table, pa.Table.from_pylist(greedy, table.schema)]), file)
-    with_greedy = compare_files([run])
-    (found,) = (metric for metric in with_greedy.comparisons[0].metrics if metric.name == "greedy accuracy")
-    assert (found.problems, found.baseline, found.other) == (64, 0.0, 0.25)
-    assert with_greedy.comparisons[0].accuracy == sampled_only.comparisons[0].accuracy
-    assert [m.name for m in sampled_only.comparisons[0].metrics] == [
-        m.name for m in with_greedy.comparisons[0].metrics if m is not found
-    ]

@@ -107,19 +107,6 @@ def test_of_several_tasks_each_has_a_log(scored: Path) -> None:
         export(scored, scored.with_name("both.eval"), overwrite=False)
 
 
-def test_columns_of_other_types_than_ours_are_written_as_far_as_they_go(tmp_path: Path) -> None:
-    source, prompts = tmp_path / "scored.jsonl", ["text", 5, {"a": 1}, ["x"], [{"role": "user"}], None, ""]
-    odd = {"sampling": "hot", "evaluation": 3, "extra_info": [], "parts": "none"}
-    rows = [row(1, 0, correct=True) | odd | {"prompt": prompt} for prompt in prompts]
-    source.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    export(source, tmp_path / "log.json")
-    log = json.loads((tmp_path / "log.json").read_text())
-    assert [sample["input"] for sample in log["samples"]] == [
-        *("text", "5", '{"a": 1}', '["x"]', '[{"role": "user"}]', [], "")
-    ]
-    assert log["eval"]["model"] == "unknown"
-
-
 def test_what_has_no_score_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "outputs.jsonl"
     path.write_text('{"completion": "1"}\n')

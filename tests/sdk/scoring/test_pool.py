@@ -300,31 +300,6 @@ def test_memory_limit_below_what_the_task_needs_is_reported(mild):
         pool.score([tagged(1)], [1])
 
 
-UNDER_A_LIMIT = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-from tinyzero_sdk import Completion, load_task
-from tinyzero_sdk.scoring.pool import ScoringPool
-with ScoringPool(load_task(sys.argv[1]), memory_limit_gb=4) as pool:
-    print(pool.score([Completion("<answer>1</answer>")], [1])[0].reason)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.fault(
-    "memory",
-    "The system allows less address space (`ulimit -v`) than a scorer may take",
-    made="a process and its children may have 2 GiB, a scorer 4",
-    seen="ok",
-    kept="everything: the lower limit holds",
-)
-def test_a_limit_of_the_system_is_not_exceeded(fault_row, write_task):
-    command = [sys.executable, "-c", UNDER_A_LIMIT, write_task("mild")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    fault_row.check(done.stdout)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("workers", 0), ("timeout", 0), ("timeout", inf), ("memory_limit_gb", -1), ("memory_limit_gb", nan)],

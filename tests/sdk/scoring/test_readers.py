@@ -192,7 +192,7 @@ def test_folder_of_save_to_disk_is_read_in_its_order(tmp_path):
         assert [(row["completion"], row["ground_truth"]) for row in found] == [
             (f"<answer>{n}</answer>", str(n)) for n in range(2500)
         ]
-    with pytest.raises(DataError, match="splits test, train; name one"):
+    with pytest.raises(DataError, match="splits test, train; name the folder of one"):
         read("hf", tmp_path / "two")
 
 
@@ -249,7 +249,7 @@ def test_splits_in_one_folder_are_not_mixed(tmp_path, names, splits):
     if splits is None:
         assert len(read("hf", tmp_path)[0]) == len(names)
         return
-    with pytest.raises(DataError, match=f"files of the splits {splits}; put each split into its own folder"):
+    with pytest.raises(DataError, match=f"has the splits {splits}; name the folder of one"):
         read("hf", tmp_path)
 
 
@@ -279,8 +279,7 @@ def test_ground_truth_that_the_task_cannot_use_is_reported(write_task, tmp_path)
     task = load_task(write_task(score=code))
     (tmp_path / "1.jsonl").write_text(f"{verl_line()}\n{verl_line()}\n")
     report = score_file(task, tmp_path / "1.jsonl", None, format="verl")
-    assert "task 'say' failed on every answer; the ground truths may not have the form it needs" in report.suspicion
-    assert "ground_truth of row 1 is '1' (str) (TypeError: " in report.suspicion
+    assert (report.failed_truth, "TypeError" in report.first_error) == ("ground_truth of row 1 is '1' (str)", True)
 
 
 def test_formats_have_names(tmp_path):

@@ -123,14 +123,12 @@ def test_mean_of_the_known_lengths_and_error_over_prompts():
     assert summarised([row("a", "1", 1.0, token_count=-1)]).mean_length is None
 
 
-@pytest.mark.parametrize("huge", [10**400, 10**300, -(10**400)])
+@pytest.mark.parametrize("huge", [10**400, -(10**400)])
 def test_numbers_too_great_for_a_float_are_unknown(huge):
     rows = [row("a", "1", 1.0, extra_info={"difficulty": n}, token_count=n) for n in (huge, 7)]
     summary = summarised(rows)
     assert [(bucket.low, bucket.high, bucket.rows) for bucket in summary.by_difficulty] == [(7, 7, 1)]
-    assert summary.by_reason[0].median_length in (7, (7 + 2**32 - 2) / 2)  # of a float: the greatest length there is
-    if abs(huge) == 10**400:
-        assert summary.by_reason[0].max_length == 7
+    assert summary.by_reason[0].max_length == 7
 
 
 def test_integers_that_a_float_cannot_hold_exactly_are_numbers_too():

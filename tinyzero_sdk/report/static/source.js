@@ -38,13 +38,7 @@ class Source {
 
   // As `tinyzero compare` does; a test holds both equal.
   async compare(sides) {
-    const [first, second] = await Promise.all(sides.map(async ({ run, filters }) => {
-      const problems = await this.problems(run, filters);
-      if (String(filters.decoding) !== "sampled") return problems;
-      const greedy = await this.problems(run, { ...filters, decoding: ["greedy"] });
-      for (const [problem, rows] of problems) for (const row of rows) row.greedy = meanOf(greedy.get(problem) ?? [], QUANTITIES.accuracy);
-      return problems;
-    }));
+    const [first, second] = await Promise.all(sides.map(({ run, filters }) => this.problems(run, filters)));
     const shared = [...first.keys()].filter((problem) => problem !== null && second.has(problem)).map((problem) => [problem, first.get(problem), second.get(problem)]);
     if (!shared.length) return { problems: 0 };
     const metrics = Object.entries(QUANTITIES).map(([name, of]) => this.difference(name, shared.map(([, a, b]) => [meanOf(a, of), meanOf(b, of)])));
@@ -193,7 +187,6 @@ class FileSource extends Source {
 const QUANTITIES = {
   accuracy: (row) => row.correct === true,
   "mean score": (row) => row.score,
-  "greedy accuracy": (row) => row.greedy,
   "cut off": (row) => row.finished === null ? null : !row.finished,
   tokens: (row) => row.num_tokens,
   ...Object.fromEntries(["ok", "wrong", "no_answer", "malformed", "error", "timeout"].map((reason) => [reason, (row) => row.reason === reason])),

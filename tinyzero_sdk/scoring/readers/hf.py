@@ -38,9 +38,8 @@ def _files(path: Path) -> list[Path]:
     splits = split_files(path, TABLES)
     if len(splits) == 1:
         return next(iter(splits.values()))
-    if (path / "dataset_dict.json").is_file():
-        raise DataError(f"{path} has the splits {', '.join(splits)}; name one, such as {path / next(iter(splits))}")
-    raise DataError(f"{path} has files of the splits {', '.join(sorted(splits))}; put each split into its own folder")
+    names = ", ".join(sorted(splits))
+    raise DataError(f"{path} has the splits {names}; name the folder of one, or put the files of each into its own")
 
 
 def _read_arrow(path: Path) -> Iterator[Block]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.files import parse_line
 from tinyzero_sdk.data.folders import files_of
-from tinyzero_sdk.data.table import BadRow, Block
+from tinyzero_sdk.data.table import Block
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.scoring.readers.records import converted
@@ -46,9 +46,9 @@ def read(path: Path) -> Iterator[Block]:
             while some := list(islice(samples, _AT_ONCE)):
                 numbered = [(number + offset, sample) for offset, sample in enumerate(some, 1)]
                 number += len(some)
-                bad = [BadRow(at, sample) for at, sample in numbered if isinstance(sample, str)]
-                good = [(at, sample) for at, sample in numbered if not isinstance(sample, str)]
-                yield converted(good, bad, partial(_convert, file.name), place / len(files), form="a sample of Inspect")
+                yield converted(
+                    numbered, [], partial(_convert, file.name), place / len(files), form="a sample of Inspect"
+                )
         except _FAULTS as error:
             raise DataError(f"{file} is not a log of Inspect, or damaged: {error}") from error
     yield Block([], [], [], 1.0)
@@ -90,7 +90,9 @@ def _samples_of_json(path: Path) -> Iterator[Row | str]:
         yield sample if isinstance(sample, dict) else f"a {type(sample).__name__}; expected a sample of Inspect"
 
 
-def _convert(log: str, sample: Row) -> Sequence[Row]:
+def _convert(log: str, sample: Row | str) -> Sequence[Row]:
+    if isinstance(sample, str):
+        raise DataError(sample)
     output, target, attached = sample.get("output"), sample.get("target"), sample.get("attachments") or {}
     output = output if isinstance(output, dict) else {}
     choices = output.get("choices")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tinyzero_sdk.data.arrow import Row
 from tinyzero_sdk.data.files import read_blocks
@@ -10,7 +11,7 @@ from tinyzero_sdk.data.folders import files_of
 from tinyzero_sdk.data.table import BadRow, Block
 from tinyzero_sdk.errors import DataError
 
-Convert = Callable[[Row], Sequence[Row]]
+Convert = Callable[[Any], Sequence[Row]]
 """The rows of a record, one for each completion; raises DataError for a record without any."""
 
 
@@ -40,7 +41,7 @@ def read_json_lines(path: Path, pattern: str, convert_for: Callable[[Path], Conv
 
 
 def converted(
-    records: Iterable[tuple[int, Row]], bad: Sequence[BadRow], convert: Convert, progress: float, *, form: str
+    records: Iterable[tuple[int, Any]], bad: Sequence[BadRow], convert: Convert, progress: float, *, form: str
 ) -> Block:
     """A block of the rows of numbered records; `bad` are those known to be, `form` says what they are, for messages."""
     converted_rows = list[Row]()

@@ -31,8 +31,7 @@ def first_and_last(path: Path) -> tuple[Path, Path]:
 
 
 def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
-    """The last evaluation of a run, or that at the step of a checkpoint: the sampled completions where there are any,
-    with `greedy_accuracy` of their problem where that is known, and otherwise the greedy ones.
+    """The last evaluation of a run, or that at the step of a checkpoint: sampled completions, or else the greedy ones.
 
     Problem, difficulty, length and evaluation are read beside the columns. Where there is none, a DataError says why.
     """
@@ -47,10 +46,7 @@ def read_held_out(path: Path, columns: Sequence[str]) -> Iterator[Block]:
     table = table.filter(pc.equal(table["step"], step))
     sampled = pc.equal(table["decoding"].cast(pa.string()), "sampled")
     if pc.any(sampled).as_py():
-        greedily = table.filter(pc.invert(sampled))
         table = table.filter(sampled)
-        if len(greedily) and "correct" in columns:
-            table = table.append_column("greedy_accuracy", _accuracies(greedily, table["problem"]))
     yield _block(table.combine_chunks())
 
 
@@ -66,13 +62,6 @@ def _read(file: Path, columns: Sequence[str]) -> pa.Table:
     if missing := [name for name in _OTHERWISE if name in columns and name not in present]:
         raise DataError(f"cannot read {file}: it has no {', '.join(missing)}")
     return table
-
-
-def _accuracies(table: pa.Table, problems: pa.ChunkedArray) -> pa.Array:
-    """The fraction of right completions in the table of each of these problems."""
-    right = table.select(["problem"]).append_column("correct", table["correct"].cast(pa.float64()))
-    means = right.group_by("problem").aggregate([("correct", "mean")])
-    return means["correct_mean"].combine_chunks().take(pc.index_in(problems, means["problem"]).combine_chunks())
 
 
 def run_and_step(path: Path) -> tuple[Path, int | None]:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tinyzero_sdk.evaluation.signal_advice import warning
-from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure
+from tinyzero_sdk.scoring.learning_signal import LearningSignal, measure, warning
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import directory_of
 from tinyzero_trainer.executors.base import Workers
