@@ -96,7 +96,11 @@ def build_app() -> typer.Typer:
             origin = f"{plugin.distribution} {plugin.version}"
             warn(f"plugin {plugin.name!r} ({origin}) is ignored: {plugin.error}")
     evaluate.register(app, load_plugins())
-    _register_placeholders(app)
+    present = {command.name for command in app.registered_commands}
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    for name in TRAINER_COMMANDS:
+        if name not in present:
+            app.command(name, help="Needs the trainer.", context_settings=settings)(_needs_trainer)
     return app
 
 
@@ -112,15 +116,6 @@ def _top(
     ] = False,
 ) -> None:
     """Options before the command."""
-
-
-def _register_placeholders(app: typer.Typer) -> None:
-    """Register placeholders that say what to install, where the trainer is missing."""
-    present = {command.name for command in app.registered_commands}
-    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    for name in TRAINER_COMMANDS:
-        if name not in present:
-            app.command(name, help="Needs the trainer.", context_settings=settings)(_needs_trainer)
 
 
 def _needs_trainer(context: typer.Context) -> None:

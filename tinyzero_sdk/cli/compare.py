@@ -1,7 +1,6 @@
 """`tinyzero compare`: what differs between scored files, with intervals."""
 
 import dataclasses
-from json import dumps as to_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,21 +76,11 @@ def _show(report: "ComparisonReport", limit: int) -> None:
     ]
     if left_out:
         stdout.print(Text(f"not compared: {'; '.join(left_out)}"), style="yellow", soft_wrap=True)
-    known = {name: values for name, values in report.differing.items() if None not in values}
-    if known:
-        differing = [f"{name} {' → '.join(_values(each or []) for each in values)}" for name, values in known.items()]
-        stdout.print(Text(f"settings that differ: {' · '.join(differing)}"), style="yellow", soft_wrap=True)
-    unknown = dict.fromkeys(name.partition(".")[0] for name, values in report.differing.items() if None in values)
-    if unknown:
-        stdout.print(Text(f"settings that not all files state: {', '.join(unknown)}"), style="yellow", soft_wrap=True)
+    for name, values in report.differing.items():
+        sides = ["unknown" if side is None else " and ".join(map(str, side)) for side in values]
+        stdout.print(Text(f"settings that differ: {name} {' → '.join(sides)}"), style="yellow", soft_wrap=True)
     for comparison in report.comparisons:
         _show_comparison(report, comparison, limit)
-
-
-def _values(values: list) -> str:
-    texts = [value if isinstance(value, str) and value.isprintable() else to_json(value) for value in values]
-    joined = " and ".join(texts)
-    return joined if len(joined) <= 60 else joined[:57] + "..."
 
 
 def _change(difference: "Difference") -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.padding import Padding
@@ -19,10 +19,6 @@ from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
 from tinyzero_sdk.tasks.splits import DEFAULT_TEST_FRACTION, iterate_split
 from tinyzero_sdk.tasks.task import Task
-
-if TYPE_CHECKING:
-    from tinyzero_sdk.data.build import SplitReport
-
 
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Different seeds give different problems.")]
 Template = Annotated[str, typer.Option("--template", help="Prompt template: base, chat or compact.")]
@@ -61,11 +57,11 @@ def data(
         progress.phase(
             "making problems", None if None in sizes.values() else sum(filter(None, sizes.values())), "problems"
         )
-        made = dict[Split, int]()
+        written = dict[Split, int]()
 
         def show(split: Split, rows: int) -> None:
-            made[split] = rows
-            progress.update(sum(made.values()))
+            written[split] = rows
+            progress.update(sum(written.values()))
 
         reports = write_dataset(
             opened,
@@ -79,7 +75,11 @@ def data(
             overwrite=overwrite,
             on_progress=show,
         )
-    _show_reports(list(reports.values()), time.perf_counter() - started)
+    shown = table("file", "problems", "easiest", "median", "hardest")
+    for report in reports.values():
+        shown.add_row(str(report.path), f"{report.rows:,}", *(f"{level:.3g}" for level in report.difficulty))
+    stdout.print(shown)
+    stdout.print(f"written in {time.perf_counter() - started:.1f} s")
 
 
 def _size(flag: str, text: str) -> int | None:
@@ -89,14 +89,6 @@ def _size(flag: str, text: str) -> int | None:
     if not (text.isascii() and text.isdigit()):
         raise SettingsError(f"{flag}: got {text!r}, expected a number of problems, or all")
     return int(text)
-
-
-def _show_reports(reports: list["SplitReport"], seconds: float) -> None:
-    shown = table("file", "problems", "easiest", "median", "hardest")
-    for report in reports:
-        shown.add_row(str(report.path), f"{report.rows:,}", *(f"{level:.3g}" for level in report.difficulty))
-    stdout.print(shown)
-    stdout.print(f"written in {seconds:.1f} s")
 
 
 def sample(

@@ -12,7 +12,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from tinyzero_sdk.cli.summary_report import PassAt, complain, parse_pass_at, show_faults, show_left_out, show_tables
-from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, named_tasks, one_task, show_judge
+from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, named_tasks, one_task, show_judge
 from tinyzero_sdk.console import percent, plural, print_json, stderr, stdout
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.plugins.registry import Plugin
@@ -30,10 +30,6 @@ _ENDPOINT_ONLY = (
     *("system", "stop", "extra_body", "max_completion_tokens"),
 )
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="TASK | KEY=VALUE", help="The task, as --task names it, and options of it: task.KEY=VALUE."),
-]
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -104,7 +100,7 @@ def register(app: typer.Typer, plugins: Sequence[Plugin]) -> None:
 
 def evaluate(
     context: typer.Context,
-    overrides: Overrides = None,
+    overrides: TaskOverrides = None,
     task: TaskName = None,
     model: ModelName = None,
     endpoint: Endpoint = None,
@@ -140,6 +136,7 @@ def evaluate(
     from tinyzero_sdk.evaluation import evaluate as evaluation
     from tinyzero_sdk.evaluation.openai_endpoint import plan_endpoint
     from tinyzero_sdk.evaluation.protocol import EvaluationRequest
+    from tinyzero_sdk.scoring.learning_signal import warning
 
     if endpoint is None:
         for name in _ENDPOINT_ONLY:
@@ -177,21 +174,13 @@ def evaluate(
     with _observer(output) as observer:
         result = evaluation.evaluate(plan, output, observer, chosen)
     print_json(_as_json(plan, result)) if json else _show(plan, result)
-    _remark(plan, model, result)
+    if result.summary.signal.fault is not None:
+        advice = warning(result.summary.signal, plan.task, model, plan.max_tokens)
+        stderr.print(Text(f"warning: {advice}", "yellow"), soft_wrap=True)
     show_judge(plan.task)
     if not result.report.is_clean:
         show_faults(output or Path("the completions"), result.report)
         raise typer.Exit(1)
-
-
-def _remark(plan: "EvaluationPlan", model: str | None, result: "EvaluationResult") -> None:
-    """Say on stderr what a reader of the result should know."""
-    from tinyzero_sdk.scoring.learning_signal import warning
-
-    summary = result.summary
-    if summary.signal.fault is not None:
-        text = f"warning: {warning(summary.signal, plan.task, model, plan.max_tokens)}"
-        stderr.print(Text(text, "yellow"), soft_wrap=True)
 
 
 def _endpoint_options(url: str, context: typer.Context) -> "EndpointOptions":
@@ -232,8 +221,8 @@ class _EvalCommand(TyperCommand):
 
 def _find_local_models(plugins: Sequence[Plugin]) -> "LocalModels | None":
     """What loads models on this machine, of the first plugin that has it."""
-    found = (plugin.call("local_models") for plugin in plugins)
-    return next((models for models in found if models is not None), None)
+    offers = (plugin.call("local_models") for plugin in plugins)
+    return next((models for models in offers if models is not None), None)
 
 
 class _Observer:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.score import GroupBy, MemoryLimit, Overwrite, Timeout, Wrappers, scoring_options
+from tinyzero_sdk.cli.score import AllowMismatch, GroupBy, MemoryLimit, Overwrite, Timeout, Wrappers, scoring_options
 from tinyzero_sdk.cli.summary_report import as_json, shorten, show_faults, table
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, show_judge
 from tinyzero_sdk.console import percent, plural, print_json, stdout
@@ -35,13 +35,7 @@ def rescore(
     limit: Annotated[
         int, typer.Option("--limit", min=0, metavar="N", help="Changed rows to show for each pair of reasons.")
     ] = 3,
-    allow_version_mismatch: Annotated[
-        bool,
-        typer.Option(
-            "--allow-version-mismatch",
-            help="Compare even if task or options differ, or rows name several versions or none.",
-        ),
-    ] = False,
+    allow_version_mismatch: AllowMismatch = False,
     allow_unsafe: AllowUnsafe = False,
     overwrite: Overwrite = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -125,16 +119,10 @@ def _show_provenance(report: "RescoreReport") -> None:
 
 
 def _show_change(change: "ScoreChange") -> None:
-    head = Text(f"\nrow {change.number}: ", style="bold")
-    head.append(
-        f"{change.old.reason} {change.old.score:g} → {change.new.reason} {change.new.score:g}",
-        style="red" if change.is_flip else "",
-    )
-    stdout.print(head, soft_wrap=True)
-    answers = f"answer {shorten(change.old.answer)}"
-    if change.new.answer != change.old.answer:
-        answers += f" → {shorten(change.new.answer)}"
-    stdout.print(Text(f"  {answers}"), soft_wrap=True)
+    old, new = change.old, change.new
+    head = f"\nrow {change.number}: {old.reason} {old.score:g} → {new.reason} {new.score:g}"
+    stdout.print(Text(head, "bold red" if change.is_flip else "bold"), soft_wrap=True)
+    stdout.print(Text(f"  answer {shorten(old.answer)} → {shorten(new.answer)}"), soft_wrap=True)
     if change.parts:
         parts = " · ".join(f"{name} {old:.4g} → {new:.4g}" for name, (old, new) in change.parts.items())
         stdout.print(Text(f"  parts: {parts}"), soft_wrap=True)

@@ -41,7 +41,7 @@ Wrappers = Annotated[
     ),
 ]
 AllowMismatch = Annotated[
-    bool, typer.Option("--allow-version-mismatch", help="Accept rows of another task or version.")
+    bool, typer.Option("--allow-version-mismatch", help="Accept rows of another task or version, or of none.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 

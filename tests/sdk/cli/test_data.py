@@ -146,13 +146,3 @@ def test_a_task_is_named_by_a_word_or_by_a_flag(run, write_task, tmp_path, comma
     assert by_word[1].split()[0] == by_flag[1].split()[0] == "say"
     assert "error: no task is named; give its name or the path of its file" in run(*command)[2]
     assert f"got the tasks {path} and countdown; give one" in run(*command, "countdown", "--task", path)[2]
-
-
-@pytest.mark.parametrize("command", ["data", "score", "rescore", "fuzz", "eval", "tasks"])
-def test_every_other_command_on_a_task_takes_both(run, tmp_path, command):
-    file = {"score": ["outputs.jsonl"], "rescore": ["outputs.jsonl"]}.get(command, [])
-    output = {"data": ["-o", tmp_path], "score": ["-o", "a.jsonl"], "eval": ["--endpoint", "http://localhost:1"]}
-    words = [command, *file, *output.get(command, []), *(["--model", "m", "-o", "b.jsonl"] * (command == "eval"))]
-    for named in (["no-such-task"], ["--task", "no-such-task"]):
-        code, _, error = run(*words, *named)
-        assert (code, error[:31]) == (2, "error: no task 'no-such-task'; ")

@@ -83,7 +83,7 @@ def calls(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     for name in ("import_ray", "start"):
         monkeypatch.setattr(f"tinyzero_trainer.executors.ray.cluster.{name}", lambda *_: None)
-    monkeypatch.setattr("tinyzero_trainer.models.hub._check_hub", lambda model: None)  # it has every name
+    monkeypatch.setattr("tinyzero_trainer.models.hub._require_on_hub", lambda model: None)  # it has every name
     fake("controller.loop", "train", None)
     fake("sft.train", "fine_tune", None)
     monkeypatch.setattr("tinyzero_sdk.evaluation.evaluate.evaluate", evaluate)

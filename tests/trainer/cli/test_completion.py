@@ -22,9 +22,3 @@ def test_the_shell_completes(typed, completed, monkeypatch, capsys):
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
     assert call(capsys)[1].split() == completed
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_gets_a_script(shell, monkeypatch, capsys):
-    monkeypatch.setenv("_TINYZERO_COMPLETE", f"source_{shell}")
-    assert "_TINYZERO_COMPLETE=complete_" in call(capsys)[1]

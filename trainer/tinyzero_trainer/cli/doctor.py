@@ -77,7 +77,10 @@ def _show(findings: "Sequence[Finding]") -> None:
 
 def _markdown(findings: "Sequence[Finding]", facts: "Facts") -> str:
     """Versions, GPUs and findings, for an issue."""
-    versions = [f"tinyzero-sdk {version('tinyzero-sdk')}", *(f"{one.name} {one.version}" for one in facts.packages)]
+    versions = [
+        f"tinyzero-sdk {version('tinyzero-sdk')}",
+        *(f"{package.name} {package.version}" for package in facts.packages),
+    ]
     gpus = ", ".join(gpu.name for gpu in facts.torch.gpus) or "no GPU that torch sees"
     machine = f"Python {facts.machine.python}, {platform.platform()}, {facts.machine.cores} CPU cores, {gpus}"
     shown = [f"{finding.level:<8}{finding.check}: {finding.what}" for finding in findings]

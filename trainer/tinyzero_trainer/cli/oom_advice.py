@@ -52,8 +52,11 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
     if error.on_host:
         more = "end other programs, or take a smaller model or a machine with more memory"
         return f"{again} memory.cpu_offload=none, or {more}" if config.memory.offload else more
-    if half := _half_micro_batch(error, config):
-        return f"{again} optimizer.micro_batch_tokens={half}"
+    if error.phase in ("log-probabilities and values were computed", "the weights were updated"):
+        work = workload_of(config, config.data.max_prompt_tokens)
+        tokens = min(config.optimizer.token_budget, work.micro_batch)
+        if tokens * work.sequence_parallel > config.rollout.max_completion_tokens:  # a completion does not fill it
+            return f"{again} optimizer.micro_batch_tokens={tokens // 2}"
     phases = (FEW_SEQUENCES,) if isinstance(error, KvCacheError) else PHASES.get(error.phase, ())
     if changes := after_out_of_memory(config, phases, resumed=resumed):
         return f"{again} {changes}"
@@ -63,12 +66,3 @@ def advice_for(error: OutOfMemoryError, config: TrainConfig) -> str:
         return f"{again} rollout.max_num_seqs={error.fitting}, which is slow, or {LAST_RESORT}"
     new_run = "start a run in another --output" if resumed else "start again"
     return f"{new_run} with a lower rollout.max_completion_tokens, or {LAST_RESORT}"
-
-
-def _half_micro_batch(error: OutOfMemoryError, config: TrainConfig) -> int | None:
-    """Half of the micro-batch that there was no memory for; None if a completion fills it, or it was something else."""
-    if error.phase not in ("log-probabilities and values were computed", "the weights were updated"):
-        return None
-    work = workload_of(config, config.data.max_prompt_tokens)
-    tokens = min(config.optimizer.token_budget, work.micro_batch)
-    return tokens // 2 if tokens * work.sequence_parallel > config.rollout.max_completion_tokens else None

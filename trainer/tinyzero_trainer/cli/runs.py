@@ -139,13 +139,6 @@ def _accuracy(run: "RunStatus", *tasks: str) -> str:
     return f"{percent(first)} -> {percent(last)}" if run.evaluated and first != last else percent(last)
 
 
-def _audit(run: "RunStatus") -> str:
-    rates = ", ".join(f"{task} {percent(rate)}".strip() for task, rate in run.false_positive_rate.items())
-    return f"{rates} of what was rewarded is wrong" * bool(rates) + (
-        f"; {plural(run.alarms, 'alarm')}: {run.path}/audit" if run.alarms else ""
-    )
-
-
 def _show_all(statuses: list["RunStatus"]) -> None:
     shown = table("run", "state", "step", "accuracy", "size")
     for run in statuses:
@@ -170,6 +163,7 @@ def _show_all(statuses: list["RunStatus"]) -> None:
 
 def _show(run: "RunStatus") -> None:
     where = shlex.quote(str(run.path))
+    rates = ", ".join(f"{task} {percent(rate)}".strip() for task, rate in run.false_positive_rate.items())
     large = sorted(run.bytes.items(), key=lambda entry: entry[1], reverse=True)[:3]
     parts = ", ".join(f"{name} {filesize.decimal(size)}" for name, size in large)
     rows = {
@@ -179,7 +173,7 @@ def _show(run: "RunStatus") -> None:
         "model": run.model or "",
         "step": _steps(run),
         "accuracy": ", ".join(f"{task} {_accuracy(run, task)}" for task in run.accuracy),
-        "audit": _audit(run),
+        "audit": f"{rates} of what was rewarded is wrong, {plural(run.alarms, 'alarm')}" if rates else "",
         "size": f"{filesize.decimal(run.size)} ({parts})",
         "checkpoints": f"of step {', '.join(map(str, run.checkpoints))}" if run.checkpoints else "none",
         "resume": f"{run.resume or ''}{'  # from the start' * (run.state == 'aborted')}",

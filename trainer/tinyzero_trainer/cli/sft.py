@@ -78,6 +78,7 @@ def _run(
     from tinyzero_trainer.advisor.limits import refuse_model
     from tinyzero_trainer.api import resolve
     from tinyzero_trainer.config.compose import gather
+    from tinyzero_trainer.config.resume import resume_config
     from tinyzero_trainer.config.sft import SftConfig, model_defaults
     from tinyzero_trainer.models.new_model import new_spec
 
@@ -85,7 +86,7 @@ def _run(
     with options.exit_by_signal():
         defaults: Mapping[str, Any] = {}
         if resume:
-            resolved = start.resumed(output, settings, SftConfig)
+            resolved = resume_config(output, settings, SftConfig)
         else:
             settings = start.with_checkpoints(start.with_output(settings, "sft-", other="data"))
             resolved, defaults = compose(settings), model_defaults(settings)

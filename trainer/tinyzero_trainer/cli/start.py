@@ -5,20 +5,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.console import stderr, warn
-from tinyzero_sdk.errors import SettingsError, TinyZeroError
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.utils.background import run_in_background
 from tinyzero_trainer.utils.startup import import_errors_in_one_line, set_torch_environment, without_collector
 
 if TYPE_CHECKING:
     from tinyzero_sdk import Task
-    from tinyzero_trainer.config import SftConfig, TrainConfig
+    from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.models.spec import ModelSpec
     from tinyzero_trainer.monitoring.progress import Progress
-
-C = TypeVar("C", "TrainConfig", "SftConfig")
 
 
 def check(config: "TrainConfig", typed: Mapping[str, Any], *, resume: bool) -> Mapping[str, "Task"]:
@@ -60,15 +58,6 @@ def with_output(settings: Mapping[str, Any], prefix: str = "", other: str = "") 
         return dict(settings)
     names = "+".join(Path(name).name for name in settings.get("tasks", ())) or other
     return merge(settings, {"run": {"output": f"runs/{prefix}{names}-{time.strftime('%Y-%m-%d-%H%M%S')}"}})
-
-
-def resumed(output: Path | None, settings: Mapping[str, Any], cls: type[C]) -> C:
-    """The configuration of the run in `output`, with the settings that --resume may change."""
-    from tinyzero_trainer.config.resume import resume_config
-
-    if output is None:
-        raise SettingsError("--resume needs --output, the directory of the run to resume")
-    return resume_config(output, settings, cls)
 
 
 def print_origin(origin: str, settings: Mapping[str, Any]) -> None:

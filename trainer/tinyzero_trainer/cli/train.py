@@ -36,6 +36,7 @@ def train(
     from tinyzero_trainer.api import resolve
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.config.compose import compose, gather, is_of_run
+    from tinyzero_trainer.config.resume import resume_config
 
     task, overrides = options.with_named(task, overrides)
     flags = options.flag_settings(task, gpus, address)
@@ -45,7 +46,7 @@ def train(
     with options.exit_by_signal():
         composition, is_planned = None, False
         if resume:
-            resolved = start.resumed(output, settings, TrainConfig)
+            resolved = resume_config(output, settings)
         else:
             settings, is_planned = _with_model(start.with_checkpoints(settings))
             composition = compose(start.with_output(settings))

@@ -30,20 +30,22 @@ def resume_command(config: TrainConfig | SftConfig | Mapping[str, Any], output: 
 
 
 def resume_config(
-    directory: Path,
+    directory: Path | None,
     overrides: Mapping[str, Any],
     cls: type[C] = TrainConfig,  # type: ignore[assignment]  # the default of a type variable
 ) -> C:
     """The configuration that a run was started with, and the overrides that --resume may make.
 
     Args:
-        directory: of the run, which may have been moved.
+        directory: of the run, which may have been moved; None is refused.
         overrides: what the user typed with --resume; repeating what is saved is fine.
         cls: the kind of run.
 
     Raises:
         SettingsError: there is no run, or `overrides` would change what is learned.
     """
+    if directory is None:
+        raise SettingsError("--resume needs --output, the directory of the run to resume")
     directory = directory.expanduser()
     file = directory / "config.toml"
     if not file.exists():
@@ -71,7 +73,10 @@ def resume_config(
     steps, saved_steps = config.run.steps or 0, saved.run.steps or 0
     if steps < saved_steps:
         raise SettingsError(f"--resume can raise run.steps={saved_steps}, but not lower it; leave it out")
-    if steps > saved_steps and (schedules := _ending_schedules(saved)):
+    workers = saved.workers_config if isinstance(saved, SftConfig) else saved
+    keys = ("optimizer.lr_schedule", "rollout.temperature_end", "algorithm.kl_coefficient_end")
+    schedules = [f"{key}={value}" for key in keys if (value := setting(workers, key)) not in (None, "constant")]
+    if steps > saved_steps and schedules:
         raise SettingsError(
             f"--resume cannot raise run.steps={saved_steps}, where {' and '.join(schedules)} ends: it would jump "
             "back; leave it out, or start a run in another --output"
@@ -85,13 +90,6 @@ def _reject_changes(cls: type, before: Mapping[str, Any], after: Mapping[str, An
         if old != new and key not in resumable(cls):
             change = f"{key} from {format_value(old)} to {format_value(new)}"
             raise SettingsError(f"--resume cannot change {change}; leave it out, or start a run in another --output")
-
-
-def _ending_schedules(config: TrainConfig | SftConfig) -> list[str]:
-    """The settings, as `key=value`, with which a schedule ends at `run.steps`."""
-    workers = config.workers_config if isinstance(config, SftConfig) else config
-    keys = ("optimizer.lr_schedule", "rollout.temperature_end", "algorithm.kl_coefficient_end")
-    return [f"{key}={value}" for key in keys if (value := setting(workers, key)) not in (None, "constant")]
 
 
 def fingerprint(config: TrainConfig | SftConfig) -> str:

@@ -209,12 +209,14 @@ def drop_unused(values: Mapping[str, Any], requested: Mapping[str, Any], cls: ty
         >>> drop_unused({"eval": {"num_problems_during": 64, "every": 0}}, {"eval": {"every": 0}}, TrainConfig)
         {'eval': {'every': 0}}
     """
-    unused = {key for key, _, _ in unused_settings(build(cls, values))}
-    unused -= dict(flatten(requested)).keys()
-    return {
-        group: {name: value for name, value in own.items() if f"{group}.{name}" not in unused}
-        for group, own in values.items()
-    }
+    kept, requested_keys = dict(values), dict(flatten(requested)).keys()
+    # A setting may have an effect only by another that has none.
+    while unused := {key for key, _, _ in unused_settings(build(cls, kept))} - requested_keys:
+        kept = {
+            group: {name: value for name, value in own.items() if f"{group}.{name}" not in unused}
+            for group, own in kept.items()
+        }
+    return kept
 
 
 Settings = Mapping[str, Any]

@@ -20,18 +20,9 @@ if TYPE_CHECKING:
     from tinyzero_trainer.config.rollout import DataConfig
 
 
-@dataclass(frozen=True)
-class TaskEntry:
-    """An entry of the table `tasks`, or without a weight of `eval.tasks`."""
-
-    task: str
-    weight: PositiveFloat = 1.0
-    options: dict[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """One task of a run."""
+    """One task of a run, and its entry in the table `tasks` or `eval.tasks`."""
 
     name: str
     """What the run calls it, in names of metrics too."""
@@ -39,10 +30,10 @@ class TaskSpec:
     task: str
     """Name of an installed task, or the path of a task file."""
 
-    weight: float
+    weight: PositiveFloat = 1.0
     """Its fraction of the problems, relative to the other tasks' weights."""
 
-    options: Mapping[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
     """The task's own options."""
 
 
@@ -93,10 +84,9 @@ def read_task_specs(tasks: Mapping[str, Any], table: Literal["tasks", "eval.task
             raise ValueError(f"{table}: got the name {name!r}, expected one without dots; a file goes into its `task`")
         if not isinstance(values, Mapping):
             raise SettingsError(f"{table}.{name}: got {values!r}, expected a table, with {name}.options.KEY=…")
-        if table == "eval.tasks" and "weight" in values:
-            raise ValueError(f"{table}.{name}.weight has no effect: each task is evaluated by itself; leave it out")
-        entry = build(TaskEntry, {"task": name, **values}, f"{table}.{name}.")
-        specs.append(TaskSpec(name, entry.task, entry.weight, entry.options))
+        for key in values.keys() & ({"name"} if table == "tasks" else {"name", "weight"}):
+            raise ValueError(f"{table}.{name}.{key} has no effect; leave it out")
+        specs.append(build(TaskSpec, {"name": name, "task": name, **values}, f"{table}.{name}."))
     if len(specs) == 1 and specs[0].weight != 1:
         raise ValueError(
             f"tasks.{specs[0].name}.weight={specs[0].weight:g} has no effect: there is no other task; leave it out"

@@ -50,7 +50,7 @@ def find_recipe(name: str) -> Recipe:
 
 def _read(name: str, path: Path) -> Recipe:
     settings = read_toml(path)
-    own = {key: settings.pop(key) for key in ("about", "source", "full_size") if key in settings}
+    own: dict[str, Any] = {key: settings.pop(key) for key in ("about", "source", "full_size") if key in settings}
     recipe = build(Recipe, {"name": name, "settings": settings, **own}, f"{path}: ")
     for values in (recipe.settings, recipe.full_size):
         check_keys(TrainConfig, values, path)
