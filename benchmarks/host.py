@@ -34,7 +34,7 @@ from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.controller.step_metrics import batch_metrics, timing_metrics
-from tinyzero_trainer.executors.ray.columns import SentGroups, SentRollouts
+from tinyzero_trainer.executors.ray.remote_workers import without_scores
 from tinyzero_trainer.executors.tasks import run_tasks, training_stream
 from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.monitoring.completion_log import CompletionLog
@@ -104,7 +104,7 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
                 prompts = [next(stream) for _ in range(load.prompts)]
             generations = random_generations(prompts, load, tokenizer.eos_token_id, step)
             with timed(FROM_ENGINES):
-                (received,) = pickle.loads(pickle.dumps(SentGroups([[generation for _, generation in generations]])))
+                (received,) = pickle.loads(pickle.dumps([[generation for _, generation in generations]]))
             with timed("decoding and scoring"):
                 rollouts = score(generations, tokenizer, pools, group_size=load.samples)
             with timed("advantages and batch"):
@@ -113,7 +113,7 @@ def measure(load: Load, *, workers: int, repeat: int) -> dict[str, float]:
                 batch.advantages = grpo(batch)
             arrived = [replace(one, generation=each) for one, each in zip(rollouts, received, strict=True)]
             with timed(TO_RANKS):
-                pickle.loads(pickle.dumps(replace(batch, rollouts=SentRollouts(arrived))))
+                pickle.loads(pickle.dumps(replace(batch, rollouts=without_scores(arrived))))
             for packing in ("packed", "padded"):
                 with timed(f"micro-batches, {packing}"):
                     for mini_batch in batch.mini_batches(

@@ -12,7 +12,7 @@ import torch
 
 from tinyzero_sdk import Item, Score
 from tinyzero_trainer.algorithms.batch import TrainingBatch
-from tinyzero_trainer.executors.ray.columns import SentGroups, SentRollouts
+from tinyzero_trainer.executors.ray.remote_workers import without_scores
 from tinyzero_trainer.types import Generation, Prompt, Rollout
 
 HOST = {
@@ -53,9 +53,9 @@ def measure(tokens: int = 1024, completions: int = 1024, block: int = 2**27) -> 
     rollouts = [Rollout(prompt, generation, "x" * 4 * tokens, score) for generation in made]
     batch = TrainingBatch.of(rollouts, 8, advantages=torch.zeros(tokens * completions))
     # Completions arrive as arrays, and are sent on as these.
-    (received,) = pickle.loads(pickle.dumps(SentGroups([made])))
+    (received,) = pickle.loads(pickle.dumps([made]))
     arrived = [replace(one, generation=each) for one, each in zip(rollouts, received, strict=True)]
-    sent = {"from engines": SentGroups([made]), "to ranks": replace(batch, rollouts=SentRollouts(arrived))}
+    sent = {"from engines": [made], "to ranks": replace(batch, rollouts=without_scores(arrived))}
 
     def best(work: Callable[[], object]) -> float:
         return min(timeit.repeat(work, number=1))

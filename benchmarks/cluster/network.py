@@ -6,15 +6,19 @@ node, then to the next; there are as many rings as NICs, each with an equal part
 
 from dataclasses import astuple, dataclass
 
-from tinyzero_trainer.advisor.constants import LINK_HOP, NVLINK_SHARE, RING_BASE
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec
 
 NIC = 45e9
 """Bytes per second, each way, of a GPU's NIC: 90% of 400 Gb/s. One NIC per GPU:
 https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-h100/latest/. 90% is assumed."""
 
-NIC_HOP = 9.6e-6  # seconds of a ring per hop between nodes; see `LINK_HOP`
-NVLINK = 450e9 * NVLINK_SHARE  # bytes per second, each way, of a GPU's NVLink
+RING_BASE, LINK_HOP, NIC_HOP = 8.4e-6, 3.4e-6, 9.6e-6
+"""Seconds that a ring takes whatever its size, at its start and for each hop within a node and between nodes, as NCCL
+itself estimates: https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc."""
+
+NVLINK = 350e9
+"""Bytes per second, each way, of a GPU's NVLink, of 450: an all-gather over 8 H100 reaches 350, a reduce-scatter 360
+(https://github.com/NVIDIA/nccl/issues/1281)."""
 
 
 @dataclass(frozen=True, slots=True)

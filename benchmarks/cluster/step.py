@@ -33,6 +33,8 @@ once per mini-batch."""
 Way = Literal["colocated", "object store"]
 """Of weights to engines: from each rank to the engine on its GPU, or from rank 0 through Ray's object store."""
 
+TENSORS_OF_A_LAYER = 12  # as in Qwen2: four of attention with three biases, three of the MLP, two norms
+
 STORE = 107_374_182_400 / 29.7
 """Bytes per second into Ray's object store and out again on one node, for one large object:
 https://github.com/ray-project/ray/blob/master/release/perf_metrics/scalability/single_node.json."""
@@ -207,7 +209,7 @@ def passes(run: Run, lengths: Sequence[int]) -> dict[str, Traffic]:
 def weights(run: Run) -> Traffic:
     """Weight sync: each tensor is gathered in float32 from its shards, then sent."""
     spec, config, cluster = run.spec, run.config, run.cluster
-    tensors = constants.TENSORS_OF_A_LAYER * spec.layers + 3
+    tensors = TENSORS_OF_A_LAYER * spec.layers + 3
     gathered = run.shards.gather(constants.MASTER_BYTES * spec.parameters / tensors) * tensors
     if run.way == "colocated" or cluster.size == 1:
         copied = predict_speed(spec, config, cluster.gpu, run.prompt).seconds["update_weights"]

@@ -73,8 +73,8 @@ class ExecutorKind:
     check: Callable[[Any], None] = lambda _: None
     """Raises a TinyZeroError, before anything is loaded, if a run cannot start."""
 
-    prepare: Callable[[Any, int], Callable[[], None] | None] = lambda *_: None
-    """What can be started while PyTorch is imported, given the number of tasks; None = nothing."""
+    prepare: Callable[[Any], Callable[[], None] | None] = lambda _: None
+    """What can be started while PyTorch is imported; None = nothing."""
 
 
 @dataclass(frozen=True, slots=True)

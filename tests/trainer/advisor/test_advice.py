@@ -131,6 +131,14 @@ def test_there_is_no_warning_of_a_model_that_cannot_be_found() -> None:
     assert advice.after_out_of_memory(unknown, [advice.LOADING]) == "memory.cpu_offload=idle"
 
 
+def test_the_order_of_what_is_tried() -> None:
+    config = config_of("rollout.engine=vllm", "vllm.sleep_mode=false", "vllm.gpu_memory_gb=30")
+    assert [next(iter(change)) for change in advice.candidate_changes(config)] == [
+        *("vllm.sleep_mode", "rollout.max_num_seqs", "optimizer.micro_batch_tokens", "memory.cpu_offload"),
+        *("memory.activation_checkpointing", "memory.cpu_offload", "lora.rank"),
+    ]
+
+
 def test_out_of_memory_names_the_next_setting_of_that_phase(small_gpu: SimpleNamespace) -> None:
     small_gpu.target = TargetGpu("NVIDIA H200", 140 * GIB, None)  # where it was planned to fit
     config = config_of("rollout.max_completion_tokens=1024", "rollout.max_num_seqs=256")
@@ -143,22 +151,6 @@ def test_out_of_memory_names_the_next_setting_of_that_phase(small_gpu: SimpleNam
         named.append(words)
         values[key] = {"true": True}.get(value, value)
     assert named == ["memory.cpu_offload=idle", "memory.activation_checkpointing=true", "memory.cpu_offload=always"]
-
-
-def test_out_of_memory_where_the_plan_did_not_fit_names_the_whole_plan(small_gpu: SimpleNamespace) -> None:
-    config = config_of("rollout.max_completion_tokens=1024", *TYPED, model="Qwen/Qwen2.5-3B")
-    words = advice.after_out_of_memory(config, ["update_actor"])
-    assert words == advice.as_overrides(make_plan(SPECS["Qwen/Qwen2.5-3B"], config, 24 * GIB).changes)
-    assert "memory.cpu_offload=always" in words
-
-
-@pytest.mark.slow
-def test_where_no_settings_fit_the_line_says_what_would(small_gpu: SimpleNamespace) -> None:
-    small_gpu.target = TargetGpu("a small GPU", 8 * GIB, None)
-    config = config_of(*GRPO, "run.output=nowhere", "optimizer.micro_batch_tokens=128", model=SEVEN_B)
-    for phase in oom_advice.PHASES:
-        line = oom_line(config, phase)
-        assert line.endswith("; no settings were found that help: take a smaller model or a GPU with more memory")
 
 
 def test_where_resuming_cannot_help_a_new_run_may(small_gpu: SimpleNamespace, tmp_path: Path) -> None:
@@ -176,7 +168,6 @@ def test_where_resuming_cannot_help_a_new_run_may(small_gpu: SimpleNamespace, tm
 def test_vllm_is_given_less_where_it_is_what_memory_ran_out_for() -> None:
     config = config_of("rollout.engine=vllm", "vllm.gpu_memory_gb=10", "vllm.sleep_mode=true")
     assert advice.after_out_of_memory(config, ["gen"]) == "vllm.gpu_memory_gb=8.0"
-    assert advice.after_out_of_memory(config, [advice.LOADING]) == "memory.cpu_offload=idle"
 
 
 @pytest.mark.slow
@@ -217,7 +208,6 @@ def test_after_a_run_ran_out_of_memory_what_is_in_use_is_its_own(small_gpu: Simp
     small_gpu.target = TargetGpu("NVIDIA H200", 140 * GIB, None, in_use=139 * GIB)
     config = config_of("rollout.max_completion_tokens=1024", "rollout.max_num_seqs=256", "memory.cpu_offload=idle")
     assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_num_seqs=128"
-    assert advice.fits_without_offload(config)
 
 
 def test_train_warns_of_memory_that_the_machine_has_not() -> None:
@@ -237,11 +227,3 @@ def test_the_warning_names_the_kind_of_gpu_and_settings_that_fit() -> None:
     several = ("run.executor=ray", "ray.gpus=4", "rollout.num_engines=1")
     better = config_of(*GRPO_1024, *several, *named, model=SEVEN_B)
     assert advice.warning_for(spec, better, target_of("H100")) is None
-
-
-def test_out_of_memory_on_a_rank_names_what_lowers_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "present_gpu", lambda _: target_of("H200"))
-    config = on(config_of(*GRPO_1024, "rollout.max_num_seqs=64"), 4, rollout__num_engines=1)
-    assert advice.after_out_of_memory(config, ["update_actor"]).startswith("optimizer.micro_batch_tokens=")
-    assert advice.after_out_of_memory(config, ["gen"]) == "rollout.max_num_seqs=32"
-    assert advice.after_out_of_memory(config, [advice.LOADING]) in ("", "memory.cpu_offload=always")

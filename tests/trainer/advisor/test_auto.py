@@ -25,10 +25,9 @@ from tests.trainer.advisor.planned import (
 )
 from tinyzero_sdk.settings import merge, read_toml
 from tinyzero_trainer.advisor import target_gpu
-from tinyzero_trainer.advisor.auto import MEMORY_SETTINGS, NEGLIGIBLE, choose, left_open, resolve_auto
-from tinyzero_trainer.advisor.fit import engine_keeps, predict_within, settle
+from tinyzero_trainer.advisor.auto import MEMORY_SETTINGS, choose, left_open, resolve_auto
+from tinyzero_trainer.advisor.fit import predict_within, settle
 from tinyzero_trainer.advisor.memory import predict_memory
-from tinyzero_trainer.advisor.speed import predict_speed
 from tinyzero_trainer.advisor.target_gpu import TargetGpu
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.compose import compose
@@ -80,24 +79,6 @@ def test_ranks_keep_gathered_weights_where_they_fit(model: str, reshards: bool) 
     assert f"memory.reshard_after_forward={str(reshards).lower()}" in line
     keeping = replace(found, memory=replace(found.memory, reshard_after_forward=False))
     assert (predict_within(SPECS[model], keeping, limit).peak > limit) == reshards
-
-
-@pytest.mark.parametrize(("model", "again"), [(HALF_B, False), ("Qwen/Qwen2.5-1.5B", False), (ONE, True)])
-def test_logits_are_kept_where_they_fit_beside_the_engine(model: str, again: bool) -> None:
-    limit, spec = usable(target_of("H200").free), SPECS[model]
-    found, line = resolve_auto(config_of(*BATCH, model=model), spec, target_of("H200"))
-    assert f"memory.recompute_logits={str(again).lower()}" in line
-    keeping = replace(found, memory=replace(found.memory, recompute_logits=False))
-    assert engine_keeps(spec, keeping, limit) != again
-    assert predict_memory(spec, keeping).peak > predict_memory(spec, with_again(keeping)).peak
-    faster, slower = (
-        predict_speed(spec, each, H200).seconds["update_actor"] for each in (keeping, with_again(keeping))
-    )
-    assert 0.9 < faster / slower < 0.99
-
-
-def with_again(config: TrainConfig) -> TrainConfig:
-    return replace(config, memory=replace(config.memory, recompute_logits=True))
 
 
 @pytest.mark.parametrize(
@@ -169,14 +150,3 @@ def test_what_is_chosen_fits_wherever_any_choice_fits(
     for combination in product(*(choices[key] for key in open_)):
         other = settle(SPECS[name], with_settings(config, dict(zip(open_, combination, strict=True))), limit)
         assert predict_memory(SPECS[name], other).peak > limit
-
-
-@pytest.mark.slow
-@given(MODELS, SETTINGS, st.integers(6, 100), st.floats(1.01, 4))
-@settings(max_examples=15, deadline=None)
-def test_more_memory_makes_no_step_slower(name: str, values: dict[str, Any], gib: int, factor: float) -> None:
-    config = with_settings(TrainConfig(), {**values, **dict.fromkeys(CHOSEN_BY_PLAN, "auto")})
-    less, more = (choose(SPECS[name], config, usable(int(size * GIB))) for size in (gib, gib * factor))
-    if less.memory.peak <= usable(gib * GIB):
-        assert more.memory.peak <= usable(int(gib * factor * GIB))
-        assert more.seconds <= NEGLIGIBLE * less.seconds

@@ -15,9 +15,8 @@ from tests.trainer.configurations import call
 from tinyzero_sdk.errors import SettingsError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.advisor import engine_choice
-from tinyzero_trainer.advisor.engine_choice import FAR, EngineSpeed, choose_engine, nearest, read_speeds, resolve_engine
-from tinyzero_trainer.config import SftConfig, TrainConfig
-from tinyzero_trainer.config.compose import compose
+from tinyzero_trainer.advisor.engine_choice import FAR, EngineSpeed, choose_engine, nearest, resolve_engine
+from tinyzero_trainer.config import SftConfig
 from tinyzero_trainer.config.resume import fingerprint, resume_config
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.utils.vllm_version import VllmMissingError
@@ -108,12 +107,6 @@ def test_a_model_that_cannot_be_read_gets_torch() -> None:
     assert choose_engine(config_of(AUTO, model="nobody/nothing")) == ("torch", "the model's sizes are not known")
 
 
-def test_the_table_has_what_is_needed_to_compare() -> None:
-    rows = read_speeds()
-    assert any(row.is_complete for row in rows)
-    assert len({(row.gpu, row.sizes) for row in rows}) == len(rows)
-
-
 @given(st.lists(SIZES, min_size=1, max_size=8, unique=True), SIZES, st.sampled_from([None, "NVIDIA H200", "NVIDIA L4"]))
 def test_the_nearest_row_has_both_speeds_and_the_gpu_if_one_has(measured: list, sizes: tuple, gpu: str | None) -> None:
     rows = [
@@ -147,12 +140,6 @@ def test_fine_tuning_records_the_choice() -> None:
     config = SftConfig(rollout=replace(SftConfig().rollout, engine="auto"))
     resolved, _ = resolve_engine(replace(config.workers_config, run=config_of("run.device=cpu").run), OWN)
     assert config.with_resolved(resolved).rollout == SftConfig().rollout
-
-
-def test_settings_of_vllm_have_an_effect_with_auto() -> None:
-    words = {"rollout": {"engine": "auto"}, "vllm": {"tensor_parallel": 2}}
-    assert compose(words, {}, needs_task=False).config.vllm.tensor_parallel == 2
-    assert TrainConfig().rollout.engine == "torch"
 
 
 @pytest.mark.slow

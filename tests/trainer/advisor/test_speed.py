@@ -20,18 +20,12 @@ from tests.trainer.advisor.planned import (
     configured,
     on,
 )
-from tinyzero_trainer.advisor.communication import Interconnect
 from tinyzero_trainer.advisor.engine_choice import EngineSpeed, read_speeds
 from tinyzero_trainer.advisor.speed import COLLECTING, predict_speed
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, known_gpus
-from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.rollout.torch.cost_model import step_seconds
-
-GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 26, "vocab_size": 262_144}
-GEMMA |= {"hidden_size": 1152, "intermediate_size": 6912}
-GEMMA |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}
 
 
 @given(MODELS, SETTINGS, st.integers(1, 7), st.sampled_from(["token", "sequence"]))
@@ -59,14 +53,6 @@ def test_several_gpus_are_no_faster_than_as_many_times_one(name: str, values: di
     assert predict_speed(spec, on(config, count), H200).seconds["update_actor"] * count >= one * (1 - 1e-9)
 
 
-@given(st.integers(1, 8), st.floats(1, 1e12))
-def test_a_ring_takes_at_least_what_a_link_takes(count: int, size: float) -> None:
-    links = Interconnect.of(H200)
-    assert links.gather(size, count) >= (size - size / count) / 350e9
-    assert links.all_reduce(size, count) == 2 * links.gather(size, count)
-    assert links.gather(350e9, 8) == pytest.approx(7 / 8, rel=1e-3)
-
-
 @pytest.mark.parametrize("offload", ["none", "always"])
 @pytest.mark.parametrize("phase", ["update_actor", "update_critic"])
 def test_every_epoch_takes_as_long(offload: str, phase: str) -> None:
@@ -92,25 +78,6 @@ def test_no_step_is_promised_to_be_as_fast_as_with_graphs(
 
 H100 = find_gpu_spec("H100")
 assert H100 is not None
-MANY_KEYS = replace(OWN, parameters=9_782_400, kv_heads=6, mlp=832)
-
-
-@pytest.mark.parametrize(
-    ("spec", "gpu", "groups", "prompt", "new", "rate", "error"),
-    [
-        (SPECS[HALF_B], H100, 128, 140, 1024, 202_820, 0.1),
-        # Of the engine before 2026-11-27, and not measured since.
-        (OWN, H200, 512, 24, 256, 3_258_502, 0.1),
-        (OWN, H200, 128, 24, 256, 2_151_090, 0.1),
-        (MANY_KEYS, H200, 1024, 11, 256, 1_460_000, 0.1),
-        (MANY_KEYS, H200, 128, 11, 256, 1_240_000, 0.1),
-    ],
-)
-def test_tokens_a_second_of_the_torch_engine_as_measured(
-    spec: ModelSpec, gpu: GpuSpec, groups: int, prompt: int, new: int, rate: int, error: float
-) -> None:
-    config = config_of(f"data.prompts_per_step={groups}", f"rollout.max_completion_tokens={new}")
-    assert predict_speed(spec, config, gpu, prompt).rollout == pytest.approx(rate, rel=error)
 
 
 @pytest.mark.parametrize(

@@ -120,16 +120,3 @@ def test_a_signal_saves_the_last_whole_step_whichever_it_is(step: int, run: Run)
     )
     assert ended.value.exit_code == 128 + signal.SIGUSR1
     assert run.attempts == 1
-
-
-@pytest.mark.parametrize("dead", [False, True])
-def test_whatever_comes_of_a_dead_ray_is_told_as_that_and_what_is_our_fault_is_not(dead: bool, run: Run) -> None:
-    def check() -> None:
-        if dead:
-            raise WorkerDiedError("Ray's raylet", "has died", policy_intact=False)
-
-    run.workers.check = check
-    match = "^Ray's raylet has died; step 5 is saved; resume with: " if dead else "^a slip$"
-    with pytest.raises(WorkerDiedError if dead else ZeroDivisionError, match=match):
-        run.end(ZeroDivisionError("a slip"))
-    assert not run.attempts

@@ -25,16 +25,16 @@ def test_each_gpu_has_a_rank_or_belongs_to_an_engine() -> None:
     assert list(dims("ray.gpus=4", *TWO_GPUS_EACH).engine_ranks) == [0, 2]
     separate = dims("ray.gpus=4", "rollout.num_engines=1", *TWO_GPUS_EACH)
     assert (separate.world_size, separate.dedicated_engines, list(separate.engine_ranks)) == (2, 1, [])
-    assert sum(bundle.get("GPU", 0) for bundle in separate.bundles(scorers=3)) == 4
-    assert len(separate.bundles(scorers=3)) == 2 + 1 + 3
-    together = dims("ray.gpus=4", *TWO_GPUS_EACH).bundles(scorers=3)
-    assert together == [{"CPU": 2.0, "GPU": 2.0}] * 2 + [{"CPU": 1.0}] * 3, "those that share an engine are on one node"
+    assert sum(bundle.get("GPU", 0) for bundle in separate.bundles()) == 4
+    assert len(separate.bundles()) == 2 + 1
+    together = dims("ray.gpus=4", *TWO_GPUS_EACH).bundles()
+    assert together == [{"CPU": 2.0, "GPU": 2.0}] * 2, "those that share an engine are on one node"
     cpu = dims("parallel.world_size=2")
     assert (cpu.world_size, cpu.device, list(cpu.engine_ranks)) == (2, "cpu", [0, 1])
-    assert not any("GPU" in bundle for bundle in cpu.bundles(1))
+    assert not any("GPU" in bundle for bundle in cpu.bundles())
     shared = dims("parallel.world_size=2", *TWO_GPUS_EACH)
     assert list(shared.engine_ranks) == [0], "on the CPU ranks share an engine as on GPUs"
-    assert shared.bundles(scorers=1) == [{"CPU": 2.0}, {"CPU": 1.0}]
+    assert shared.bundles() == [{"CPU": 2.0}]
     assert parallel_dims(TrainConfig(ray=RayConfig(), vllm=VllmConfig())).world_size == 1
 
 

@@ -37,7 +37,7 @@ NONE = Requirements()
 def facts_of(*gpus: GpuInfo, archs: Sequence[str] = CU130, **changes: object) -> Facts:
     """A machine without problems, with GPUs or without."""
     parts: dict[str, object] = {
-        "machine": Machine("3.12.3", 4, 64 * GIB, 60 * GIB, 8 * GIB, (65536, 65536)),
+        "machine": Machine("3.12.3", 4, 64 * GIB, 60 * GIB, 8 * GIB),
         "torch": Torch("2.13.0+cu130", "13.0", archs=tuple(archs), gpus=gpus) if gpus else Torch("2.13.0+cpu"),
         "driver": Driver("580.82.07", (13, 0), gpus) if gpus else None,
         "visible": None,
@@ -61,9 +61,8 @@ VERSIONS = {
     "tinyzero-trainer": "0.1.0",
     "torch": "2.13.0+cu130",
     "ray": "2.60.0",
-    "tinyzero-countdown": "0.1.0",
 }
-REPORT = NodeReport("3.12.3", VERSIONS, 16 * GIB, 65536, ("NVIDIA H200",) * 8, "shared")
+REPORT = NodeReport("3.12.3", VERSIONS, 16 * GIB, "shared")
 NODE = Node("10.0.0.1", True, 32, 8, 30, 8, 9 * GIB, REPORT)
 OTHER = dataclasses.replace(NODE, address="10.0.0.2", head=False)
 ADDRESS = "10.0.0.1:6379"

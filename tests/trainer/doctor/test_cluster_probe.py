@@ -1,6 +1,5 @@
 """What is seen of Ray clusters, and what a node reports; two real nodes are in executors/test_ray.py."""
 
-import dataclasses
 import json
 import os
 import socket
@@ -8,23 +7,22 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.trainer.doctor.machines import ADDRESS, NODE, OTHER, REPORT, facts_of
+from tests.trainer.doctor.machines import facts_of
 from tests.trainer.processes import in_own_process, needs_ray
 from tinyzero_trainer.distributed.parallel_dims import ParallelDims
-from tinyzero_trainer.doctor import cluster_probe, node_probe
+from tinyzero_trainer.doctor import node_probe
 from tinyzero_trainer.doctor.checks import examine
 from tinyzero_trainer.doctor.cluster_checks import NO_ADDRESS
 from tinyzero_trainer.doctor.cluster_probe import look_at_ray, marker
-from tinyzero_trainer.doctor.facts import RayCluster, Requirements
+from tinyzero_trainer.doctor.facts import NodeReport, RayCluster, Requirements
 
 
-def look(directory: Path, address: str = "auto", **options: Any) -> RayCluster:
-    return look_at_ray(address, directory=directory, model="", **options)
+def look(directory: Path, address: str = "auto") -> RayCluster:
+    return look_at_ray(address, directory=directory, model="")
 
 
 def test_an_address_is_tried_before_ray_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,46 +35,11 @@ def test_an_address_is_tried_before_ray_is(tmp_path: Path, monkeypatch: pytest.M
         assert look(tmp_path, address) == RayCluster(address, "Connection refused")
 
 
-SEEN = {
-    "address": ADDRESS,
-    "local": dataclasses.asdict(REPORT),
-    "nodes": {str(key): dataclasses.asdict(node) for key, node in enumerate((OTHER, NODE))},
-}
-
-
-@pytest.mark.parametrize(
-    ("lines", "error", "node_errors"),
-    [
-        ([SEEN], "", ["", ""]),
-        ([SEEN | {"stage": "reports"}], "", ["its process ended with code 0"] * 2),
-        ([{"stage": "connect"}], "its process ended with code 0", []),
-        ([{"stage": "connect"}, {"connect_error": "refused"}], "refused", []),
-    ],
-)
-def test_what_the_child_process_prints(lines, error, node_errors, tmp_path, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    code = f"print({chr(10).join(map(json.dumps, lines))!r})"
-    found = look(tmp_path / "run", command=("-c", code))
-    assert (found.error, [node.error for node in found.nodes]) == (error, node_errors)
-    assert list(tmp_path.iterdir()) == []
-    if found.nodes:
-        assert [node.address for node in found.nodes] == ["10.0.0.1", "10.0.0.2"]
-        assert (found.nodes[0].report, found.local, found.address) == (REPORT, REPORT, ADDRESS)
-
-
-@pytest.mark.slow
-def test_a_ray_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    code = 'import time; print(\'{"stage": "connect"}\', flush=True); time.sleep(60)'
-    assert look(tmp_path, command=("-c", code), timeout=0.3).error == "no answer within 0.3 s"
-
-
 def test_the_marker_is_seen_where_it_is_and_removed_afterwards(tmp_path: Path) -> None:
     with marker(tmp_path / "not/yet") as (path, content):
         assert Path(path).parent == tmp_path
         assert node_probe.directory(path, content) == "shared"
-        assert node_probe.directory(path, "another", seconds=0) == "other"
-        assert node_probe.directory(str(tmp_path / "no/x"), content) == "missing"
+        assert node_probe.directory(path, "another", seconds=0) == "missing"
     assert list(tmp_path.iterdir()) == []
     if os.geteuid():
         tmp_path.chmod(0o500)
@@ -87,11 +50,10 @@ def test_the_marker_is_seen_where_it_is_and_removed_afterwards(tmp_path: Path) -
 def test_the_report_of_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "s3cret")
     found = node_probe.look(["torch", "not-installed"], "", "", str(tmp_path))
-    report = cluster_probe._report(json.loads(json.dumps(found)))
+    report = NodeReport(**found)
     assert (report.directory, report.model) == ("", True)
     assert "s3cret" not in json.dumps(found)
-    assert {"torch", "tinyzero-countdown"} <= report.packages.keys()
-    assert "not-installed" not in report.packages
+    assert report.packages.keys() == {"torch"}
 
 
 @pytest.mark.slow
@@ -131,8 +93,6 @@ def test_the_gpus_of_a_node(tmp_path: Path) -> None:
     assert ray.error == ""
     [node] = ray.nodes
     assert (node.error, node.gpus, node.gpus_free) == ("", count, count)
-    # All of the driver's, though the task that reported them was given none.
-    assert {torch.cuda.get_device_name(index) for index in range(count)} <= set(node.report.gpus)
     assert node.report.packages["torch"] == metadata.version("torch")
     for gpus, level in ((count, "ok"), (count + 1, "error")):
         requirements = Requirements(address=ray.address, dims=ParallelDims(gpus, num_engines=gpus))

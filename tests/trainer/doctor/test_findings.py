@@ -112,18 +112,11 @@ def local() -> Iterator[tuple[str, Facts, Requirements]]:
     yield "a GPU without bfloat16", facts_of(T4), NONE
     amd = Torch("2.13.0+rocm7", hip=True, archs=("gfx942",), gpus=(replace(H200, name="MI300X"),))
     yield "AMD's GPU", facts_of(torch=amd, driver=None), NONE
-    yield "few cores", facts_of(machine=machine(cores=2)), Requirements(workers=7)
     yield "a large model on the CPU", facts_of(model=SEVEN_B), Requirements(trained_models=2, frozen_models=1)
-    offload = Requirements(offload="always", offload_bytes=16 * 7_000_000_000)
-    for memory, free in ((24, 22), (128, 22), (128, 120)):
-        host = machine(memory=memory * GIB, memory_free=free * GIB)
-        yield f"offloading, {free} of {memory}", facts_of(H200, model=SEVEN_B, machine=host), offload
     for free in (100, 300):
         yield f"disk, {free}", facts_of(H200, model=SEVEN_B, output=Folder("runs", free * GIB)), Requirements(keep=5)
     yield "a disk that is not writable", facts_of(output=Folder("/mnt", GIB, writable=False)), NONE
     yield "a small disk", facts_of(model=AWAY, output=Folder("runs", GIB)), NONE
-    for limits, packages in (((1024, 4096), ()), ((1024, 2**31), (RAY,)), ((256, 10_240), ()), ((256, 512), ())):
-        yield f"open files {limits}", facts_of(machine=machine(open_files=limits), packages=packages), NONE
     missing = Fault("config.json is missing", "copy it", ("x",))
     yield "a broken model", facts_of(model=Model("m", True, None, missing)), NONE
     yield "a model to download", facts_of(model=AWAY), NONE
@@ -152,9 +145,6 @@ def installations() -> Iterator[tuple[str, Facts, Requirements]]:
     torchvision = Package("torchvision", "0.20.0", ("torch==2.5.0", "numpy"))
     yield "a torchvision for another torch", facts_of(packages=(torchvision,)), NONE
     yield "Ray is missing", facts_of(H200), Requirements(dims=ParallelDims())
-    for gpus in (2, 4):
-        here = facts_of(H200, SECOND_H200, packages=(TRANSFORMERS, RAY))
-        yield f"{gpus} GPUs of this machine", here, Requirements(dims=dims(gpus, 0, 1))
 
 
 def clusters() -> Iterator[tuple[str, Facts, Requirements]]:
@@ -165,18 +155,16 @@ def clusters() -> Iterator[tuple[str, Facts, Requirements]]:
     for number, changes in enumerate(
         (
             {"packages": VERSIONS | {"torch": "2.11.0"}},
-            {"packages": VERSIONS | {"tinyzero-countdown": "0.2"}},
             {"packages": VERSIONS | {"vllm": "0.25.1"}},
             {"python": "3.11.2"},
-            *({"directory": state} for state in ("missing", "other", "unwritable")),
+            *({"directory": state} for state in ("missing", "unwritable")),
             {"model": False},
             {"shared_memory": 64 * 2**20},
-            {"open_files": 1024},
         )
     ):
         yield f"a node that differs {number}", with_ray(NODE, reporting(OTHER, **changes)), BY_ADDRESS
     both = [reporting(node, packages=VERSIONS | {"vllm": "0.25.1"}) for node in (NODE, OTHER)]
-    head = replace(NODE, gpus=0, gpus_free=0, report=replace(REPORT, gpus=None))
+    head = replace(NODE, gpus=0, gpus_free=0, report=REPORT)
     packages = (TRANSFORMERS, Package("vllm", "0.25.1"))
     for number, nodes in enumerate((both, [head, both[1]], [both[0], OTHER])):
         yield f"vLLM on nodes {number}", with_ray(*nodes, packages=packages), replace(BY_ADDRESS, engine=VLLM)
@@ -224,7 +212,7 @@ def test_gpus_fit_if_engines_have_a_node_and_all_have_a_gpu(ranks: int, engines:
     if not engines:
         expected = sum(gpu // tp for gpu in gpus) >= whole
     nodes = [{"GPU": float(count), "CPU": 99.0} for count in gpus]
-    assert fits(layout.bundles(1), nodes) is expected
+    assert fits(layout.bundles(), nodes) is expected
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Where actors are placed, and what a run on Ray reports before it starts; without Ray."""
 
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +9,20 @@ from typing import Any
 
 import pytest
 
-from tinyzero_sdk.settings import merge
 from tinyzero_trainer.checkpoint.run_directory import OWNER
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed.parallel_dims import parallel_dims
-from tinyzero_trainer.executors.ray import actors, build, remote_workers, reward_actor
+from tinyzero_trainer.executors.ray import actors, base_actor, build, remote_workers
+from tinyzero_trainer.executors.ray.base_actor import ActorHandle
 from tinyzero_trainer.executors.ray.cluster import RayError
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
-from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
 
 
 def test_ranks_that_share_an_engine_are_in_one_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     run = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"gpus": 4}}
     config = make_config(run | {"rollout": {"engine": "vllm"}, "vllm": {"tensor_parallel": 2}})
-    bundles = parallel_dims(config).bundles(scorers=1)
-    table = {"bundles_to_node_id": {0: "a", 1: "b", 2: "a"}}
+    bundles = parallel_dims(config).bundles()
+    table = {"bundles_to_node_id": {0: "a", 1: "b"}}
     started: list[tuple[int, type]] = []
     actor = SimpleNamespace(process=SimpleNamespace(remote=lambda: None))
 
@@ -41,33 +38,7 @@ def test_ranks_that_share_an_engine_are_in_one_bundle(monkeypatch: pytest.Monkey
     pool = build.ActorPool(SimpleNamespace(bundle_specs=bundles), timeout=600.0)
     for rank in range(4):
         pool.start(f"rank {rank}", actors.TrainerActor)
-    pool.start("a scorer", reward_actor.RewardActor)
-    assert started == [*[(bundle, actors.TrainerActor) for bundle in (0, 0, 1, 1)], (2, reward_actor.RewardActor)]
-
-
-@pytest.mark.slow
-def test_a_scorer_does_not_wait_for_torch() -> None:
-    code = "import sys; from tinyzero_trainer.executors.ray import reward_actor; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "tinyzero_trainer.rewards.reward_pool" in (loaded := done.stdout.split())
-    assert not {"torch", "transformers"} & set(loaded)
-
-
-@pytest.mark.parametrize(
-    ("words", "there", "message"),
-    [
-        ({}, 8.0, "the Ray at head:6379 has 8 GPUs, and this run uses none; give --gpus N for N of them"),
-        ({}, 0.0, None),
-        ({"ray": {"gpus": 2}}, 8.0, None),
-        ({"run": {"device": "cpu"}}, 8.0, None),
-    ],
-)
-def test_a_run_that_leaves_the_clusters_gpus_idle_says_so(
-    words: dict[str, Any], there: float, message: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "import_ray", lambda: SimpleNamespace(cluster_resources=lambda: {"GPU": there}))
-    given = {"run": {"task": "countdown", "executor": "ray"}, "ray": {"address": "head:6379"}}
-    assert build._idle_gpus(make_config(merge(given, words))) == message
+    assert started == [(bundle, actors.TrainerActor) for bundle in (0, 0, 1, 1)]
 
 
 # ---- the run directory -----------------------------------------------------------------------------------------------
@@ -78,7 +49,7 @@ def test_a_run_that_leaves_the_clusters_gpus_idle_says_so(
 def test_a_rank_that_does_not_see_the_run_directory_is_named(
     there: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reward_actor, "VISIBLE_SECONDS", 0.3)
+    monkeypatch.setattr(base_actor, "VISIBLE_SECONDS", 0.3)
     for module in (build, remote_workers):
         monkeypatch.setattr(module, "gather", lambda calls, **_: [call() for _, call in calls])
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
@@ -88,7 +59,7 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(
             (directory / OWNER).write_text(content)
 
     def member(place: int, directory: Path) -> ActorHandle:
-        own = reward_actor.BaseActor()
+        own = base_actor.BaseActor()
         sees = SimpleNamespace(remote=lambda file, content: lambda: own.sees(directory / file.name, content))
         actor = SimpleNamespace(sees=sees, host=SimpleNamespace(remote=lambda: lambda: f"10.0.0.{place}"))
         return ActorHandle(f"policy rank {place} of 2", actor, trains=True)

@@ -11,7 +11,7 @@ import pytest
 from tests.faults import Faults
 from tests.trainer.doctor.test_findings import MISMATCH
 from tinyzero_trainer.config import RayConfig
-from tinyzero_trainer.executors.ray.cluster import RayError, _start, check_address, placement_group, start
+from tinyzero_trainer.executors.ray.cluster import RayError, check_address, placement_group, start
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.1:8265", "ray://x:1", "x", "x:y", "127.0.0.1:1"])
@@ -46,27 +46,13 @@ def test_the_reason_is_one_line(error: str, text: str, words: str, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_ray_that_does_not_start_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init := Mock(side_effect=[Exception("The current node timed out"), None]))
-    start(RayConfig(), [{"CPU": 1}])
-    assert init.call_count == 2
-    init.side_effect = ValueError("not so")
-    with pytest.raises(RayError, match=r"^Ray cannot be started: not so$"):
-        start(RayConfig(), [{"CPU": 1}])
-    assert init.call_count == 4
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
 @pytest.mark.fault(
     "F5",
     "Ray does not start, as one of its servers has died or is slow",
-    made="Ray finds no raylet within its time; that it is tried once more is in the test beside it",
+    made="Ray finds no raylet within its time",
     seen="Ray cannot be started: The current node timed out during startup. This could happen",
-    kept="everything: of Ray's processes none is left, and the run starts if a second try succeeds",
+    kept="everything: of Ray's processes none is left, and `train` has tried it twice",
     code=2,
 )
 def test_what_was_started_of_a_ray_that_could_not_be_is_ended(
@@ -85,7 +71,7 @@ def test_what_was_started_of_a_ray_that_could_not_be_is_ended(
     before = psutil.Process().children(recursive=True)
     monkeypatch.setattr(Node, "start_ray_processes", time_out)
     with pytest.raises(RayError) as error:
-        _start(ray, RayConfig(), [{"CPU": 1}])
+        start(RayConfig(), [{"CPU": 1}])
     fault_row.check(error.value)
     ours = {process: name for process, name in started.items() if process not in before}
     assert "gcs_server" in ours.values()

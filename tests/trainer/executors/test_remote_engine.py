@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +17,9 @@ from tests.trainer.rollout.engines import asked
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError
 from tinyzero_trainer.executors.ray import remote_engine, remote_workers
+from tinyzero_trainer.executors.ray.base_actor import ActorHandle
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
-from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.rollout.engine import Group, Groups, PromptBatch, SamplingParams
 from tinyzero_trainer.types import Generation
@@ -82,16 +81,7 @@ class FakeActor:
         raise TinyZeroError("stopped")
 
 
-def never() -> None:
-    """A call without an answer."""
-
-
-def fake_gather(
-    calls: Sequence[Any], *, meanwhile: Callable[[], None] | None = None, returned: Any = (), **_: Any
-) -> list[Any]:
-    while meanwhile is not None and any(call is never for _, call in calls):
-        meanwhile()
-        time.sleep(0.001)
+def fake_gather(calls: Sequence[Any], *, returned: Any = (), **_: Any) -> list[Any]:
     results = []
     for _, call in calls:
         try:
@@ -107,6 +97,7 @@ def _no_ray() -> Any:
         for module in (remote_engine, remote_workers):
             patch.setattr(module, "gather", fake_gather)
         patch.setattr(remote_engine, "TICK_SECONDS", 0.002)
+        patch.setattr(remote_engine, "import_ray", lambda: SimpleNamespace(get=lambda calls, **_: [c() for c in calls]))
         yield
 
 
@@ -179,28 +170,11 @@ def test_an_engine_that_is_restarted_while_the_batch_is_stopped_generates_nothin
     assert dies.generated == 0
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["", "though one does not report its progress"])
-def test_a_failure_stops_the_others_and_is_raised(silent: bool) -> None:
-    slow, fails, asked = FakeActor(), FakeActor(), threading.Event()
+def test_a_failure_stops_the_others_and_is_raised() -> None:
+    slow, fails = FakeActor(), FakeActor([EngineDiedError("out of memory")])
     slow.methods["generate"] = slow.wait_for_stop
-    if silent:
-        slow.finished = SimpleNamespace(remote=lambda: asked.set() or never)
-
-    def fail(*_: Any) -> None:
-        assert not silent or asked.wait(WAIT)
-        raise EngineDiedError("out of memory")
-
-    fails.methods["generate"] = fail
-    raised: Queue[str] = Queue()
-
-    def run() -> None:
-        try:
-            generate(dedicated(slow, fails), 4, on_progress=lambda _: None)
-        except EngineDiedError as error:
-            raised.put(str(error))
-
-    threading.Thread(target=run, daemon=True).start()  # which would wait forever for what is silent
-    assert raised.get(timeout=WAIT) == "out of memory"
+    with pytest.raises(EngineDiedError, match="out of memory"):
+        generate(dedicated(slow, fails), 4)
 
 
 def test_a_signal_stops_all_and_is_raised() -> None:

@@ -24,8 +24,6 @@ from tinyzero_trainer.hardware.compute_capability import build_for, has_kernels
         ((12, 0), ["sm_100f"], False),
         ((6, 1), ["sm_60"], True),
         ((6, 1), ["sm_70", "compute_70"], False),
-        ((8, 7), ["sm_80"], False),  # Orin
-        ((8, 7), ["compute_80"], True),
         ((9, 0), ["gfx942"], False),
         ((9, 0), [], False),
     ],

@@ -1,24 +1,26 @@
 """What `train` says about memory: before anything is loaded, and after memory has run out."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import format_value
 from tinyzero_trainer.advisor.auto import MEMORY_SETTINGS
-from tinyzero_trainer.advisor.fit import settle
+from tinyzero_trainer.advisor.fit import LEAST_TOKENS, settle
 from tinyzero_trainer.advisor.memory import Phase, host_bytes, predict_memory, predictions_of
-from tinyzero_trainer.advisor.plan import Change, Plan, candidate_changes, make_plan
+from tinyzero_trainer.advisor.plan import Change, Plan, adapter_settings, make_plan
 from tinyzero_trainer.advisor.target_gpu import TargetGpu, on_gpu, present_gpu
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.settings import Settings, resumable, setting, with_settings
+from tinyzero_trainer.config.settings import SMALLER, Settings, resumable, setting, with_settings
 from tinyzero_trainer.distributed.parallel_dims import device_of, planned_dims
-from tinyzero_trainer.distributed.workload import workload_of
+from tinyzero_trainer.distributed.sizes import usable
+from tinyzero_trainer.distributed.workload import Workload, workload_of
 from tinyzero_trainer.hardware.gpu import GIB
 from tinyzero_trainer.kinds import find_engine
 from tinyzero_trainer.models.hub import find_spec
 from tinyzero_trainer.models.spec import WELL_KNOWN, ModelSpec
 from tinyzero_trainer.rollout.sizes import GB, LEAST_SEQUENCES
+from tinyzero_trainer.utils.bounds import unless_auto
 
 LAST_RESORT = "take a smaller model or a GPU with more memory"
 
@@ -44,8 +46,6 @@ def warning_for(spec: ModelSpec, config: TrainConfig, target: TargetGpu) -> str 
     plan = make_plan(spec, config, target.free, gpu=target.spec, host=target.host)
     fix = f"give {as_overrides(plan.changes)}" if plan.fits else f"no settings were found that fit: {LAST_RESORT}"
     if plan.shortfall:
-        if plan.fits and all(_engine_decides(change.key) for change in plan.changes):
-            fix = f"leave it out, or {fix}"
         return f"{shortfall_message(config, plan)}; {fix}"
     worst = plan.requested.worst
     if worst.total <= target.free:
@@ -76,29 +76,53 @@ def after_out_of_memory(
         resumed: whether to propose only settings that `--resume` may change.
     """
 
-    def allowed(settings: Settings) -> bool:
-        return not resumed or settings.keys() <= resumable(TrainConfig)
-
     known = _find(config)
     spec = known or next(iter(WELL_KNOWN.values()))  # what lowers memory is much the same for all
     target = None if known is None else target or present_gpu(device_of(config))
-    present = config
     if target is not None:
-        config = on_gpu(config, target)
-        plan = make_plan(spec, config, target.memory, gpu=target.spec, host=target.host)
-        present = settle(spec, config, plan.limit)
-        if plan.requested.peak > plan.limit:  # the plan predicted it
-            changes = {change.key: change.value for change in plan.changes}
-            if plan.fits and allowed(changes) and _lowers(spec, present, changes, phases):
-                return as_overrides(plan.changes)
-            if not plan.fits and not resumed:
-                return ""
-    less = predictions_of(present).less_memory(spec, present, workload_of(present))
-    for change in (*less, *candidate_changes(present)):
+        config = settle(spec, on_gpu(config, target), usable(target.memory))
+    less = predictions_of(config).less_memory(spec, config, workload_of(config))
+    for change in (*less, *candidate_changes(config)):
         changes_something = any(setting(config, key) != value for key, value in change.items())
-        if changes_something and allowed(change) and _lowers(spec, present, change, phases):
+        allowed = not resumed or change.keys() <= resumable(TrainConfig)
+        if changes_something and allowed and _lowers(spec, config, change, phases):
             return " ".join(f"{key}={format_value(value)}" for key, value in change.items())
     return ""
+
+
+def candidate_changes(config: TrainConfig, prompt_tokens: int | None = None) -> Iterator[Settings]:
+    """Settings that may take less memory, the cheapest first, for a configuration that `settle` has filled in."""
+    work, changes = workload_of(config, prompt_tokens), list[tuple[int, str, object]]()
+    for key, trade in MEMORY_SETTINGS.items():
+        present = trade.place(setting(config, key))
+        changes += [(option.rank, key, option.value) for option in trade.options[present + 1 :]]
+    for _, key, value in sorted(changes, key=lambda change: change[0]):
+        if value is SMALLER:
+            value = SMALLER_NUMBERS[key](config, work)
+        if value is not None:
+            yield {key: value}
+    if not config.lora.rank:
+        yield adapter_settings(config)
+
+
+def fewer_sequences(config: TrainConfig, work: Workload) -> int | None:
+    """Half of rollout.max_num_seqs; None = that are too few."""
+    count = min(unless_auto(config.rollout.max_num_seqs) or work.at_a_time, work.at_a_time)
+    least = max(LEAST_SEQUENCES, config.rollout.group_size)
+    return max(count // 2, least) if count > least else None
+
+
+def smaller_micro_batch(config: TrainConfig, work: Workload) -> int | None:
+    """The power of two below optimizer.micro_batch_tokens; None = too few, or each sequence goes alone already."""
+    budget = min(config.optimizer.token_budget, work.micro_batch)
+    size = 1 << (budget - 1).bit_length() - 1
+    return size if budget * work.sequence_parallel > work.sequence and size >= LEAST_TOKENS else None
+
+
+SMALLER_NUMBERS = {
+    "rollout.max_num_seqs": fewer_sequences,
+    "optimizer.micro_batch_tokens": smaller_micro_batch,
+}
 
 
 def without_advice(config: TrainConfig, phases: Collection[str] = (), *, resumed: bool) -> str:
@@ -108,19 +132,6 @@ def without_advice(config: TrainConfig, phases: Collection[str] = (), *, resumed
     overrides = after_out_of_memory(config, phases, resumed=False)
     new_run = f"start a run in another --output with {overrides}, or " if overrides else ""
     return f"no setting that --resume may change helps: {new_run}{LAST_RESORT}"
-
-
-def fits_without_offload(config: TrainConfig) -> bool:
-    """Whether this machine's GPU is predicted to hold what `memory.cpu_offload` keeps in host memory.
-
-    Called while the run is active, so all memory in use is the run's own.
-    """
-    target, spec = present_gpu(device_of(config)), _find(config)
-    if target is None or spec is None:
-        return True
-    config = with_settings(on_gpu(config, target), {"memory.cpu_offload": "none"})
-    plan = make_plan(spec, config, target.memory)
-    return plan.requested.peak <= plan.limit
 
 
 def shortfall_message(config: TrainConfig, plan: Plan) -> str:
@@ -153,10 +164,6 @@ def on_which_gpu(config: TrainConfig, phase: Phase) -> str:
 def as_overrides(changes: Iterable[Change]) -> str:
     """Changes as `key=value`, ready to be typed."""
     return " ".join(f"{change.key}={format_value(change.value)}" for change in changes)
-
-
-def _engine_decides(key: str) -> bool:
-    return key in MEMORY_SETTINGS and MEMORY_SETTINGS[key].chosen_by == "engine"
 
 
 def _lowers(spec: ModelSpec, config: TrainConfig, settings: Settings, phases: Collection[str]) -> bool:

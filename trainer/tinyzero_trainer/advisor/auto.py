@@ -30,6 +30,7 @@ from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.rollout.sizes import LEAST_SEQUENCES
 
 MEMORY_SETTINGS = memory_settings(TrainConfig)
+RESHARD = "memory.reshard_after_forward"  # which ranks choose by the memory that is left
 MOST_TOKENS = 131_072  # of a micro-batch: no gain was measured beyond
 NEGLIGIBLE = 1.01  # factor in the time of a step for which nothing is offloaded or recomputed
 
@@ -100,58 +101,45 @@ def choose(
     """
     gpu = gpu or find_gpu_spec(constants.COMMON_GPU)
     assert gpu is not None
-    reserves = find_engine(config.rollout.engine).reserves
 
     def evaluated(candidate: TrainConfig) -> Choice:
         settled = settle(spec, candidate, limit, prompt_tokens)
         # Logits are kept only beside the engine: to build it anew takes longer than to compute them again.
         keeps = settled.memory.recompute_logits is False and settled.memory.offload is None
-        return Choice(settled, predict_memory(spec, settled, prompt_tokens, keeps=keeps), seconds(settled))
-
-    def seconds(settled: TrainConfig) -> float:
-        # Larger micro-batches gain a little where the prediction has the GPU busy all the time.
         work = workload_of(settled, prompt_tokens)
+        # Larger micro-batches gain a little where the prediction has the GPU busy all the time.
         waiting = 3 * work.epochs * constants.LAUNCH_WAIT * launching_seconds(spec, work)
-        return predict_speed(spec, settled, gpu, prompt_tokens).step + waiting
+        seconds = predict_speed(spec, settled, gpu, prompt_tokens).step + waiting
+        return Choice(settled, predict_memory(spec, settled, prompt_tokens, keeps=keeps), seconds)
 
     def completed(choice: Choice) -> Choice:
         """With the number of sequences at a time where all fit, and an engine and ranks that keep what fits."""
         work, settled = workload_of(choice.config, prompt_tokens), choice.config
         if settled.rollout.max_num_seqs == "auto":
-            count = work.max_num_seqs if reserves else work.at_a_time
+            count = work.max_num_seqs if find_engine(config.rollout.engine).reserves else work.at_a_time
             settled = replace(settled, rollout=replace(settled.rollout, max_num_seqs=count))
-        for key in left_open(settled) if planned_dims(settled).world_size > 1 else ():
-            if (trade := MEMORY_SETTINGS[key]).chosen_by == "ranks":
-                keeping = replaced(settled, {key: trade.options[0].value})
-                # The engine before the ranks: to build it anew takes longer than to gather the weights.
-                of_engine = {engine_keeps(spec, each, limit, prompt_tokens) for each in (settled, keeping)}
-                fits = predict_within(spec, keeping, limit, prompt_tokens).peak <= limit and len(of_engine) == 1
-                settled = keeping if fits else replaced(settled, {key: trade.options[-1].value})
+        if RESHARD in left_open(settled) and planned_dims(settled).world_size > 1:
+            keeping = replaced(settled, {RESHARD: False})
+            # The engine before the ranks: to build it anew takes longer than to gather the weights.
+            same = len({engine_keeps(spec, each, limit, prompt_tokens) for each in (settled, keeping)}) == 1
+            fits = same and predict_within(spec, keeping, limit, prompt_tokens).peak <= limit
+            settled = keeping if fits else replaced(settled, {RESHARD: True})
         return Choice(settled, predict_within(spec, settled, limit, prompt_tokens), choice.seconds)
 
-    candidates, tried = list(_candidates(spec, config, host)), list[Choice]()
-    free = [candidate for candidate in candidates if candidate.memory == candidates[0].memory]
-    enough = NEGLIGIBLE * min(seconds(settle(spec, candidate, 2**62, prompt_tokens)) for candidate in free)
-    for candidate in candidates:
-        tried.append(choice := evaluated(candidate))
-        if choice.memory.peak <= limit and choice.seconds <= enough:  # no GPU would be faster
-            return completed(choice)
-    leanest, candidate = min(zip(tried, candidates, strict=True), key=lambda pair: pair[0].memory.peak)
-    if fitting := [choice for choice in tried if choice.memory.peak <= limit]:
-        enough = NEGLIGIBLE * min(choice.seconds for choice in fitting)
-        best = completed(next(choice for choice in fitting if choice.seconds <= enough))
-    else:
-        best = completed(leanest)
-    if not reserves or config.rollout.max_num_seqs != "auto":
-        return best
-    # Of fewer sequences the logits, for which memory is reserved, take less, so the rest may fit better.
-    count = workload_of(best.config, prompt_tokens).max_num_seqs
-    while (count := count // 2) >= LEAST_SEQUENCES:
-        rollout = replace(config.rollout, max_num_seqs=count)
-        if evaluated(replace(candidate, rollout=rollout)).memory.peak <= limit:
-            fewer = choose(spec, replace(config, rollout=rollout), limit, gpu, prompt_tokens, host=host)
-            best = fewer if best.memory.peak > limit or NEGLIGIBLE * fewer.seconds < best.seconds else best
-    return best
+    for fewer in (config, *_with_fewer_sequences(config, prompt_tokens)):
+        choices = [evaluated(candidate) for candidate in _candidates(spec, fewer, host)]
+        if fitting := [choice for choice in choices if choice.memory.peak <= limit]:
+            enough = NEGLIGIBLE * min(choice.seconds for choice in fitting)
+            return completed(next(choice for choice in fitting if choice.seconds <= enough))
+    return completed(min(choices, key=lambda choice: choice.memory.peak))
+
+
+def _with_fewer_sequences(config: TrainConfig, prompt_tokens: int | None) -> Iterator[TrainConfig]:
+    """Half as many sequences at a time, again and again, for an engine that reserves memory for the logits of all."""
+    count = workload_of(config, prompt_tokens).max_num_seqs
+    if config.rollout.max_num_seqs == "auto" and find_engine(config.rollout.engine).reserves:
+        while (count := count // 2) >= LEAST_SEQUENCES:
+            yield replace(config, rollout=replace(config.rollout, max_num_seqs=count))
 
 
 def _candidates(spec: ModelSpec, config: TrainConfig, host: int | None) -> Iterator[TrainConfig]:

@@ -36,18 +36,4 @@ LAUNCH_WAIT = 0.25  # fraction of the update's launching that a GPU waits for, w
 PCIE = 20e9  # bytes a second between the host and the GPU
 HOST_STEP = 15e9  # bytes a second that AdamW updates on the host
 SCORING_RATE = 20_000  # completions a second
-
-# ---- links between GPUs; their rated bandwidths are in communication.py ----------------------------------------------
-
-NVLINK_SHARE = 350 / 450
-"""Fraction of NVLink's bandwidth each way that an all-gather reaches: 350 of 450 GB/s over 8 H100, and 360 in a
-reduce-scatter (https://github.com/NVIDIA/nccl/issues/1281)."""
-
-PCIE_SHARE = 0.6  # fraction of the bandwidth of 16 lanes of PCIe each way that collectives reach; assumed
 GPUS_OF_A_NODE = 8  # GPUs of a run that are assumed to share host memory, at most
-
-RING_BASE, LINK_HOP = 8.4e-6, 3.4e-6
-"""Seconds that a ring takes whatever its size, at its start and for each hop within a node, as NCCL itself estimates:
-https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc."""
-
-TENSORS_OF_A_LAYER = 12  # as in Qwen2: four of attention with three biases, three of the MLP, two norms

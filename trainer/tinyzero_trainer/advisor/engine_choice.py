@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import hypot, log
 from pathlib import Path
-from typing import Literal
 
 from tinyzero_sdk.errors import SettingsError, TinyZeroError
 from tinyzero_sdk.settings import format_value
@@ -27,7 +26,6 @@ SPEEDS = Path(__file__).with_name("engine_speeds.toml")
 FAR = 4.0
 """Factor in the number of parameters beyond which a measurement says nothing about a model."""
 
-Engine = Literal["torch", "vllm"]
 Sizes = tuple[int, int, int, int]
 """Parameters, completions generated at a time, and tokens of a prompt and of a completion."""
 
@@ -76,24 +74,22 @@ def read_speeds(file: Path = SPEEDS) -> list[EngineSpeed]:
     return [EngineSpeed(**row) for row in tomllib.loads(file.read_text(encoding="utf-8"))["speeds"]]
 
 
-def distance(one: Sizes, other: Sizes) -> float:
-    """The distance of two sizes, by the factors between them."""
-    return hypot(*(log(a / b) for a, b in zip(one, other, strict=True)))
-
-
 def nearest(speeds: Iterable[EngineSpeed], sizes: Sizes, gpu: str | None = None) -> EngineSpeed | None:
-    """The complete row with the nearest sizes, of this GPU model if one has been measured on it, else of any.
+    """The complete row with the nearest sizes, of this GPU if one has been measured on it, else of any.
 
     None if no model of about this size (`FAR`) has been measured.
     """
     complete = [row for row in speeds if row.is_complete and 1 / FAR <= row.parameters / sizes[0] <= FAR]
-    of_gpu = [row for row in complete if gpu is not None and _gpu_model(row.gpu) == _gpu_model(gpu)]
-    return min(of_gpu or complete, key=lambda row: distance(row.sizes, sizes), default=None)
+    of_gpu = [
+        row
+        for row in complete
+        if gpu is not None and (find_gpu_spec(row.gpu) or row.gpu) == (find_gpu_spec(gpu) or gpu)
+    ]
 
+    def distance(row: EngineSpeed) -> float:
+        return hypot(*(log(a / b) for a, b in zip(row.sizes, sizes, strict=True)))
 
-def _gpu_model(name: str) -> str:
-    spec = find_gpu_spec(name)
-    return name if spec is None else spec.name
+    return min(of_gpu or complete, key=distance, default=None)
 
 
 def resolve_engine(config: TrainConfig, spec: ModelSpec | None = None) -> tuple[TrainConfig, str]:
@@ -118,7 +114,7 @@ def choose_engine(
     prompt_tokens: int | None = None,
     *,
     elsewhere: bool = False,
-) -> tuple[Engine, str]:
+) -> tuple[str, str]:
     """The engine for `rollout.engine=auto`, and the reason; `spec` and errors are those of `resolve_engine`.
 
     Args:
@@ -151,13 +147,18 @@ def choose_engine(
     if refusal or spec is None:
         return "torch", refusal.partition(";")[0]
     if not spec.graphs:
-        if _vllm_runs(config.model.path):
-            return "vllm", "the engine torch has no CUDA graphs for this architecture"
+        with suppress(TinyZeroError, OSError, ValueError):  # loading the model says what is wrong with its files
+            if runs(architecture(config.model.path)[1]):
+                return "vllm", "the engine torch has no CUDA graphs for this architecture"
         return "torch", "vLLM does not run this architecture"
     work = workload_of(config, prompt_tokens)
     sizes = (spec.parameters, work.trained_at_a_time, work.prompt, work.completion)
     row = nearest(read_speeds(), sizes, gpu)
-    return ("torch", "no model of about this size has been measured") if row is None else _faster(row)
+    if row is None or row.torch is None or row.vllm is None:
+        return "torch", "no model of about this size has been measured"
+    engine, slower = ("vllm", "torch") if row.vllm > row.torch else ("torch", "vllm")
+    factor = max(row.vllm / row.torch, row.torch / row.vllm)
+    return engine, f"{factor:#.3g} times as fast as {slower} at the nearest sizes measured: {row.about}"
 
 
 def _refusal(config: TrainConfig) -> str:
@@ -169,17 +170,3 @@ def _refusal(config: TrainConfig) -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def _vllm_runs(model: str | None) -> bool:
-    with suppress(TinyZeroError, OSError, ValueError):  # loading the model says what is wrong with its files
-        return runs(architecture(model)[1])
-    return False
-
-
-def _faster(row: EngineSpeed) -> tuple[Engine, str]:
-    assert row.torch is not None
-    assert row.vllm is not None
-    engine: Engine = "vllm" if row.vllm > row.torch else "torch"
-    slower, factor = {"vllm": "torch", "torch": "vllm"}[engine], max(row.vllm / row.torch, row.torch / row.vllm)
-    return engine, f"{factor:#.3g} times as fast as {slower} at the nearest sizes measured: {row.about}"

@@ -1,15 +1,7 @@
-"""CPU cores and memory that this process may use, within a container's limits. No torch in here."""
+"""Memory that this process may use, within a container's limits. No torch in here."""
 
 import os
 from pathlib import Path
-
-
-def cores() -> int:
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        count = min(count, max(1, int(quota) // int(period)))
-    return count
 
 
 def host_memory() -> tuple[int, int]:

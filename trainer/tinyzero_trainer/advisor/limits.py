@@ -52,16 +52,6 @@ def refuse_fp8(config: TrainConfig, target: TargetGpu) -> None:
             raise SettingsError(problem)
 
 
-def lora_warning(spec: ModelSpec, config: TrainConfig) -> str | None:
-    """A warning if an adapter's rank exceeds that of every matrix that it adapts."""
-    targets, rank = config.lora.target_modules, config.lora.rank
-    widths = [min(sizes) for name, sizes in spec.matrices.items() if not targets or name in targets]
-    most = max(widths, default=rank)
-    if rank <= most:
-        return None
-    return f"lora.rank={rank} is above {most}, the highest rank of a matrix of {spec.name}; give less"
-
-
 def refuse_cpu(config: TrainConfig) -> None:
     """Refuse to plan a run that uses no GPU.
 

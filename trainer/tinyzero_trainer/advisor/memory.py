@@ -130,12 +130,8 @@ def _engine_phases(spec: ModelSpec, config: TrainConfig, engine: EngineMemory) -
 
     Its process keeps a copy of the model to receive new weights, unless the engine computes with that itself.
     """
-    number = number_bytes(config)
-    copy = [
-        Part(
-            "rollout", "copy of the model", number * spec.parameters if predictions_of(config).copies_model(spec) else 0
-        )
-    ]
+    number, copies = number_bytes(config), predictions_of(config).copies_model(spec)
+    copy = [Part("rollout", "copy of the model", number * spec.parameters if copies else 0)]
     awake = [Part("rollout", what, size) for what, size in engine.awake.items()]
     coming = [Part("rollout", "weight bucket", max(WEIGHT_BUCKET, number * spec.embedding))]
 

@@ -11,7 +11,7 @@ from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.distributed.parallel_dims import device_of
 from tinyzero_trainer.hardware.gpu import GIB, Capability, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import GpuSpec, find_gpu_spec, has_bfloat16, known_gpus
-from tinyzero_trainer.hardware.nvml import nvidia_driver, visible_gpus
+from tinyzero_trainer.hardware.nvml import count_gpus, nvidia_driver, visible_gpus
 
 _NONE = "this machine has no NVIDIA GPU to plan for"
 
@@ -58,10 +58,7 @@ def choose_target(name: str | None, memory: str | None, device: str) -> TargetGp
         if gpu is None:
             known = ", ".join(sorted({gpu.name for gpu in known_gpus()}))
             raise SettingsError(f"--gpu {name!r} is not known; give --gpu-memory and leave it out, or one of: {known}")
-        own = int(gpu.memory * GIB)
-        # 24GB stands for an L4's own memory, of which the driver shows 22.5 GiB.
-        memory_of_it = own if size is None or abs(size / own - 1) < 0.1 else size
-        return TargetGpu(gpu.name, memory_of_it, gpu, capability=gpu.capability)
+        return TargetGpu(gpu.name, size or int(gpu.memory * GIB), gpu, capability=gpu.capability)
     here = _look(device)
     if size is not None:
         like = here if isinstance(here, TargetGpu) else None
@@ -73,8 +70,7 @@ def choose_target(name: str | None, memory: str | None, device: str) -> TargetGp
 
 def gpus_for(name: str | None, memory: str | None) -> int:
     """Number of GPUs that one process sees: all of this machine, or the one that is described (`choose_target`)."""
-    driver = nvidia_driver() if name is None and memory is None else None
-    return len(visible_gpus(driver.gpus)) if driver and driver.gpus else 1
+    return max(1, count_gpus()) if name is None and memory is None else 1
 
 
 def present_gpu(device: str) -> TargetGpu | None:

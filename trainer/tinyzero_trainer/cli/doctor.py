@@ -101,18 +101,14 @@ def requirements_of(config: "TrainConfig") -> "Requirements":
         trained_models=2 if config.algorithm.needs("critic") else 1,
         frozen_models=int(config.algorithm.kl_coefficient > 0),
         keep=config.checkpoint.keep,
-        workers=config.reward.num_workers,
-        offload=config.memory.offload,
         names_model=config.model.path is not None,
         address=config.ray.address,
         dims=parallel_dims(config) if config.run.kind.own_processes and sized else None,
-        scorers=len(config.task_specs) or 1,
     )
 
 
 def _look(config: "TrainConfig", output: Path) -> "tuple[Requirements, Facts]":
     """What the run requires, and what the machine or cluster has."""
-    from tinyzero_trainer.advisor.memory import host_bytes
     from tinyzero_trainer.config.model_defaults import BUILT_IN_MODEL, directory_of
     from tinyzero_trainer.doctor import cluster_probe, probe
 
@@ -126,5 +122,4 @@ def _look(config: "TrainConfig", output: Path) -> "tuple[Requirements, Facts]":
             there = str(path.expanduser().absolute()) if path and facts.model.local else ""
             ray = cluster_probe.look_at_ray(requirements.address, directory=directory, model=there)
             facts = replace(facts, ray=ray)
-    spec = facts.model.shape
-    return replace(requirements, offload_bytes=host_bytes(spec, config) if spec else 0), facts
+    return requirements, facts

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinyzero_sdk.console import print_json, warn
+from tinyzero_sdk.console import print_json
 from tinyzero_trainer.cli import options, start
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def plan(
     """
     from tinyzero_sdk.errors import SettingsError
     from tinyzero_sdk.settings import get
-    from tinyzero_trainer.advisor.limits import lora_warning, refuse_cpu, refuse_fp8, refuse_impossible
+    from tinyzero_trainer.advisor.limits import refuse_cpu, refuse_fp8, refuse_impossible
     from tinyzero_trainer.advisor.target_gpu import choose_target, gpus_for
     from tinyzero_trainer.cli.plan_report import as_json, plan_for, show
     from tinyzero_trainer.config import TrainConfig
@@ -77,8 +77,6 @@ def plan(
     refuse_impossible(spec, resolved, prompt_tokens, gpus_for(gpu, gpu_memory))
     if gpu or not (gpu_memory or resolved.ray.address):  # not a GPU of which little is known
         refuse_fp8(resolved, target)
-    if warning := lora_warning(spec, resolved):
-        warn(warning)
     report = plan_for(spec, resolved, target, prompt_tokens, sft=sft, chosen=chosen)
     if json:
         print_json(as_json(report))

@@ -128,12 +128,8 @@ def show(report: PlanReport) -> None:
         _print("\nthe run will choose:")
         stdout.print(_changes(plan.chosen))
     if plan.changes:
-        requested = f"as requested it would take {plan.requested.peak / GIB:.1f} GiB"
+        requested = report.shortfall or f"as requested it would take {plan.requested.peak / GIB:.1f} GiB"
         then = "proposed:" if plan.fits else "the least memory that was found is with:"
-        if report.shortfall:
-            requested = report.shortfall
-        elif plan.requested.peak <= plan.limit:
-            requested, then = "the requested settings fit", "the step is shorter with:"
         _print(f"\n{requested}; {then}")
         stdout.print(_changes(plan.changes))
     if plan.fits and plan.changes:

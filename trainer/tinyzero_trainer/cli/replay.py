@@ -66,7 +66,7 @@ def _replay(path: Path, step: int, overrides: list[str], directory: Path) -> "Re
     config = config.with_resolved(workers) if of_sft else workers
     tasks = start.check(workers, {}, resume=True)
     module = "tinyzero_trainer.sft.train" if of_sft else "tinyzero_trainer.controller.loop"
-    with start.imported(module, workers, len(tasks)) as progress:
+    with start.imported(module, workers) as progress:
         from tinyzero_trainer.controller.loop import open_training
         from tinyzero_trainer.controller.replay import replay
         from tinyzero_trainer.sft.train import open_fine_tuning

@@ -104,7 +104,7 @@ def _run(
         start.print_origin("defaults of the model", dict(flatten(defaults)))
         check = partial(start.warn_of_memory, spec=spec, command="tinyzero plan --sft")
         config = resolve(config, start.print_choice, spec, check)
-        with start.imported("tinyzero_trainer.sft.train", config, len(tasks)) as progress:
+        with start.imported("tinyzero_trainer.sft.train", config) as progress:
             from tinyzero_trainer.sft.train import fine_tune
 
             fine_tune(resolved.with_resolved(config), resume=resume, tasks=tasks, progress=progress)

@@ -83,7 +83,7 @@ def print_choice(line: str) -> None:
 
 
 @contextmanager
-def imported(module: str, config: "TrainConfig", num_tasks: int) -> Iterator["Progress"]:
+def imported(module: str, config: "TrainConfig") -> Iterator["Progress"]:
     """Import what a run needs, `module` and with it torch, and show the run's progress."""
     from tinyzero_trainer.monitoring.progress import Progress
     from tinyzero_trainer.utils.signals import left_at_once
@@ -92,7 +92,7 @@ def imported(module: str, config: "TrainConfig", num_tasks: int) -> Iterator["Pr
         progress.phase("loading PyTorch")
         set_torch_environment()
         with without_collector():
-            if (start := config.run.kind.prepare(config, num_tasks)) is not None:
+            if (start := config.run.kind.prepare(config)) is not None:
                 # Not in a thread: Ray's processes end with the one that started them. Where it fails, the run tries
                 # again, and says why.
                 with run_in_background(lambda _: import_module(module)), suppress(TinyZeroError):

@@ -55,7 +55,7 @@ def train(
         tasks = _check(resolved, typed, resume=resume)
         _announce(resolved, composition)
         resolved = resolve(resolved, start.print_choice, check=None if is_planned else start.warn_of_memory)
-        with start.imported("tinyzero_trainer.controller.loop", resolved, len(tasks)) as progress:
+        with start.imported("tinyzero_trainer.controller.loop", resolved) as progress:
             from tinyzero_trainer.controller.loop import train as run_loop
 
             try:

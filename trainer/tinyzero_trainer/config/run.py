@@ -40,7 +40,7 @@ class AnyRunConfig:
     steps: Annotated[PositiveInt | None, RESUMABLE] = None
 
     executor: Annotated[Executor, RESUMABLE] = "local"
-    """Where policy, engines and scorers run: `local` = in this process, `ray` = in processes of Ray."""
+    """Where policy and engines run: `local` = in this process, `ray` = in processes of Ray."""
 
     device: Annotated[str, RESUMABLE] = "auto"
     """`cpu`, `cuda`, `cuda:N` = one of several GPUs, or `auto` = a GPU where there is one."""
@@ -279,7 +279,7 @@ class RayConfig:
     """GPUs of the run; 0 = everything is on the CPU."""
 
     max_restarts: Annotated[NonNegativeInt, RESUMABLE] = 2
-    """Times that a dead rollout engine or scorer is restarted, and its batch repeated, before the run stops."""
+    """Times that a dead rollout engine is restarted, and its batch repeated, before the run stops."""
 
     timeout: Annotated[PositiveFloat, RESUMABLE] = 600.0
     """Seconds without a sign of life, after which a process counts as hanging, and is killed."""

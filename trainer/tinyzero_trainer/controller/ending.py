@@ -67,11 +67,9 @@ def ending(session: Session, step: Step) -> Iterator[None]:
 
 def _save_if_intact(session: Session, step: Step, error: Exception) -> None:
     """Save the last whole step, unless the error says that the policy is lost; before the first, only for a signal."""
-    if isinstance(error, StopRequested):
-        session.save(step)
-    elif not isinstance(error, TinyZeroError):
-        session.workers.check()  # what has died there is the reason of whatever was raised
-    elif error.policy_intact and step.policy_intact and session.state.step:
+    if isinstance(error, StopRequested) or (
+        isinstance(error, TinyZeroError) and error.policy_intact and step.policy_intact and session.state.step
+    ):
         session.save(step)
 
 

@@ -93,14 +93,14 @@ class ParallelDims:
         """The most of these prompts that an engine completes in all."""
         return -(-prompts // self.num_engines)
 
-    def bundles(self, scorers: int) -> list[Resources]:
-        """What is reserved on a node at a time, with a CPU for each actor: for ranks, engines, scorers.
+    def bundles(self) -> list[Resources]:
+        """What is reserved on a node at a time, with a CPU for each actor: for ranks and engines.
 
         Ranks that share an engine are reserved together, so that they are on one node.
 
         Example:
-            >>> ParallelDims(world_size=4, num_engines=2, engine_tp=2).bundles(scorers=1)
-            [{'CPU': 2.0, 'GPU': 2.0}, {'CPU': 2.0, 'GPU': 2.0}, {'CPU': 1.0}]
+            >>> ParallelDims(world_size=4, num_engines=2, engine_tp=2).bundles()
+            [{'CPU': 2.0, 'GPU': 2.0}, {'CPU': 2.0, 'GPU': 2.0}]
         """
         together = self.engine_tp if self.colocated else 1
 
@@ -108,7 +108,7 @@ class ParallelDims:
             return {"CPU": float(actors)} | ({"GPU": float(gpus)} if self.device == "cuda" and gpus else {})
 
         ranks = [reserved(together, together)] * (self.world_size // together)
-        return ranks + [reserved(1, self.engine_tp)] * self.dedicated_engines + [reserved(1, 0)] * scorers
+        return ranks + [reserved(1, self.engine_tp)] * self.dedicated_engines
 
 
 SINGLE_PROCESS = ParallelDims()

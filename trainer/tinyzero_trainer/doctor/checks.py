@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tinyzero_trainer.doctor import cluster_checks, gpu_checks, package_checks
-from tinyzero_trainer.doctor.cluster_checks import ENOUGH_FILES, ENOUGH_SHARED, SHARED_FOR
+from tinyzero_trainer.doctor.cluster_checks import ENOUGH_SHARED, SHARED_FOR
 from tinyzero_trainer.doctor.facts import Facts, Finding, Level, Requirements, as_size
 from tinyzero_trainer.hardware.gpu import GIB
 
@@ -11,44 +11,21 @@ WEIGHT_BYTES = 4  # master weights are float32
 TRAINED_COPIES = 4  # of the weights, in memory: themselves, their gradients and AdamW's two moments
 SAVED_COPIES = 3  # of the weights, in a checkpoint: themselves and AdamW's two moments
 LOW_DISK = 2 * GIB  # below it there is a warning even if the model's size is not known
-FEW_FILES = 1024  # open files that suffice without Ray
-
-
-def check_cores(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    cores, workers = facts.machine.cores, requirements.workers
-    what = f"{cores} CPU {'core' if cores == 1 else 'cores'}, {workers} for scoring (reward.num_workers)"
-    if workers > cores:
-        yield Finding("cores", "warning", what, "lower it", (f"reward.num_workers={max(1, cores - 1)}",))
-    else:
-        yield Finding("cores", "ok", what)
 
 
 def check_memory(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    machine, (need, purpose) = facts.machine, _host_memory(facts, requirements)
+    """Host memory for the weights, and on the CPU for what is trained; memory.cpu_offload is for `tinyzero plan`."""
+    machine, model, here = facts.machine, facts.model, requirements.address is None
+    need, purpose = WEIGHT_BYTES * (model.size or 0), "loading"
+    if here and (requirements.device == "cpu" or not facts.torch.gpus):
+        need *= TRAINED_COPIES * requirements.trained_models + requirements.frozen_models
+        purpose = "training"
     what = f"{as_size(machine.memory_free)} of {as_size(machine.memory)} memory free"
-    if machine.memory_free >= need:
+    if machine.memory_free >= need or _makes_model(facts, requirements):
         yield Finding("memory", "ok", what)
         return
-    what += f"; {purpose} {facts.model.name} takes at least {as_size(need)}"
-    pinned = purpose.startswith("memory.cpu_offload")
-    do = "end other programs, or take a smaller --model"
-    do += ", train an adapter (lora.rank=16), or leave memory.cpu_offload out" if pinned else ""
-    never = pinned and machine.memory < need  # pinned memory is never swapped out
-    yield Finding("memory", "error" if never else "warning", what, do)
-
-
-def _host_memory(facts: Facts, requirements: Requirements) -> tuple[int, str]:
-    """Bytes that the model takes in host memory, and for what."""
-    if facts.model.size is None or _makes_model(facts, requirements):
-        return 0, ""
-    loading = WEIGHT_BYTES * facts.model.size
-    if requirements.address is not None:
-        return loading, "loading"  # all else is where Ray puts it
-    if requirements.device == "cpu" or not facts.torch.gpus:
-        return loading * (TRAINED_COPIES * requirements.trained_models + requirements.frozen_models), "training"
-    if requirements.offload_bytes > loading:
-        return requirements.offload_bytes, f"memory.cpu_offload={requirements.offload} for"
-    return loading, "loading"  # for a GPU the weights are only read here
+    what += f"; {purpose} {model.name} takes at least {as_size(need)}"
+    yield Finding("memory", "warning", what, "end other programs, or take a smaller --model")
 
 
 def _makes_model(facts: Facts, requirements: Requirements) -> bool:
@@ -93,20 +70,6 @@ def check_shared_memory(facts: Facts, requirements: Requirements) -> Iterator[Fi
     yield Finding("shared memory", level, what, do, (command,))
 
 
-def check_open_files(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    soft, hard = facts.machine.open_files
-    enough = ENOUGH_FILES if "ray" in facts.installed else FEW_FILES
-    what = f"at most {soft:,} open files"
-    if soft >= enough:
-        yield Finding("open files", "ok", what)
-    elif hard >= enough:
-        do = "raise the limit in this shell"
-        yield Finding("open files", "warning", what, do, (f"ulimit -n {min(hard, 65536)}",))
-    else:
-        do = f"the system allows {hard:,}; raise nofile in /etc/security/limits.conf, or start the container with"
-        yield Finding("open files", "warning", what, do, ("docker run --ulimit nofile=65536 …",))
-
-
 def check_model(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     """Whether the model is here and intact, or can be downloaded."""
     model, cache = facts.model, facts.hub_cache
@@ -136,7 +99,7 @@ def check_model(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
 CHECKS = (
     *package_checks.CHECKS,
     *gpu_checks.CHECKS,
-    *(check_cores, check_memory, check_shared_memory, check_open_files, check_disk, check_model),
+    *(check_memory, check_shared_memory, check_disk, check_model),
     *cluster_checks.CHECKS,
 )
 """In the order in which they are shown."""

@@ -13,7 +13,6 @@ from tinyzero_trainer.hardware.gpu import GIB
 
 ENOUGH_SHARED = GIB  # of /dev/shm, for NCCL and Ray; Docker gives 64 MiB
 SHARED_FOR: dict[Level, str] = {"error": "NCCL between several GPUs", "warning": "Ray and vLLM"}
-ENOUGH_FILES = 4096  # open files, for Ray
 
 SAME = ("tinyzero-sdk", "tinyzero-trainer", "torch", "ray")
 """Packages that must be the same on all nodes for a run to work at all."""
@@ -23,7 +22,6 @@ SAME_WHERE_INSTALLED = ("transformers", *ENGINES, "peft", "nvidia-nccl-cu12", "n
 RESTART = "restart Ray there"
 INSTALL = ("pip install 'tinyzero-trainer[ray]'",)
 NO_ADDRESS = "not the address of a Ray cluster"
-MAX_NAMED = 4
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
@@ -62,11 +60,8 @@ def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     ray = facts.ray
     if ray is None or ray.error:
         return
-    for what, nodes in _grouped((_description(node), node) for node in ray.nodes).items():
-        check, each = ("node", "") if len(nodes) == 1 else (f"{len(nodes)} nodes", "each: ")
-        head = " (the head)" if len(nodes) == 1 and nodes[0].head else ""
-        yield Finding(check, "ok", f"{_names(nodes)}{head}, {each}{what}")
     for node in ray.nodes:
+        yield Finding("node", "ok", f"{node.address}{' (the head)' if node.head else ''}, {_description(node)}")
         if node.error:
             what, do = f"{node.address} runs no task: {node.error}", f"see /tmp/ray/session_latest/logs, and {RESTART}"
             yield Finding("node", "error", what, do, (f"ray start --address={ray.address}",))
@@ -76,10 +71,6 @@ def check_nodes(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
             what = f"{as_size(size)} of shared memory (/dev/shm) on {_names(nodes)}, too little for {SHARED_FOR[level]}"
             do = "start the container with more; on Kubernetes, mount an emptyDir of `medium: Memory`"
             yield Finding("shared memory", level, what, do, ("docker run --shm-size=16g …",))
-    for files, nodes in _grouped((report.open_files, node) for node, report in ray.reports).items():
-        if files < ENOUGH_FILES:
-            what = f"at most {files:,} open files on {_names(nodes)}"
-            yield Finding("open files", "warning", what, "raise the limit before `ray start`", ("ulimit -n 65536",))
 
 
 def _description(node: Node) -> str:
@@ -87,7 +78,6 @@ def _description(node: Node) -> str:
     parts = [
         f"{node.gpus_free:g} of {_count(node.gpus, 'GPU')} free" if node.gpus else "no GPU",
         f"{node.cpus_free:g} of {_count(node.cpus, 'CPU')} free",
-        *(dict.fromkeys(report.gpus or ()) if report else ()),
         f"object store {as_size(node.store)}",
     ]
     if report and report.shared_memory is not None:
@@ -143,8 +133,7 @@ def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator
     by_state = _grouped((str(report.directory), node) for node, report in ray.reports)
     share = "give --output a directory that all machines share, such as one on NFS"
     for state, problem, do in (
-        ("missing", "does not exist on", share),
-        ("other", "is not the same directory on", share),
+        ("missing", "is not the same directory on", share),
         ("unwritable", "is not writable on", "let the user that Ray runs as write it, or give another --output"),
     ):
         if nodes := by_state.get(state):
@@ -161,25 +150,18 @@ def check_shared_directory(facts: Facts, requirements: Requirements) -> Iterator
 
 
 def check_layout(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
-    """Whether the nodes, or this machine, have the GPUs and CPUs that the run reserves."""
+    """Whether the nodes have the GPUs and CPUs that the run reserves."""
     dims, ray = requirements.dims, facts.ray
-    if dims is None or (ray is not None and ray.error):
+    if dims is None or ray is None or ray.error:
         return
-    bundles = dims.bundles(requirements.scorers)
+    bundles = dims.bundles()
     gpus, cpus = _total(bundles)
     actors = _count(dims.world_size, "rank")
     if dims.dedicated_engines:
         each = f" of {_count(dims.engine_tp, 'GPU')}" if gpus else ""
-        actors += f", {_count(dims.dedicated_engines, 'engine')}{each}"
+        actors += f" and {_count(dims.dedicated_engines, 'engine')}{each}"
     taken = f"{_count(gpus, 'GPU')} and {_count(cpus, 'CPU')}" if gpus else _count(cpus, "CPU")
-    what = f"{actors} and {_count(requirements.scorers, 'scorer')} take {taken}"
-    if ray is None:
-        if gpus <= (here := len(facts.torch.gpus)):
-            yield Finding("layout", "ok", f"{what}: this machine has them")
-        else:
-            do = "lower --gpus, or name a cluster by --address"
-            yield Finding("layout", "error", f"{what}; torch sees {here} here", do)
-        return
+    what = f"{actors} take {taken}"
     free: list[Resources] = [{"GPU": node.gpus_free, "CPU": node.cpus_free} for node in ray.nodes]
     existing: list[Resources] = [{"GPU": node.gpus, "CPU": node.cpus} for node in ray.nodes]
     if fits(bundles, free):
@@ -239,14 +221,6 @@ def _names(nodes: Iterable[Node]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names one by one, or the number of those after the first.
-
-    Example:
-        >>> _listed(["a"]), _listed(["a", "b", "c"]), _listed(list("abcdef"))
-        ('a', 'a, b and c', 'a, b, c and 3 more')
-    """
-    if len(names) > MAX_NAMED:
-        return f"{', '.join(names[: MAX_NAMED - 1])} and {len(names) - MAX_NAMED + 1} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 

@@ -50,9 +50,6 @@ class Machine:
     memory: int
     memory_free: int
     shared_memory: int | None
-    open_files: tuple[int, int]
-    """Limit on open files, and the most it may be raised to."""
-
     container: bool = False
 
 
@@ -69,16 +66,12 @@ class NodeReport:
 
     python: str
     packages: dict[str, str] = field(default_factory=dict)
-    """Versions of those that must be the same on all nodes, by name; packages that bring tasks are among them."""
+    """Versions of those that must be the same on all nodes, by name."""
 
     shared_memory: int | None = None
-    open_files: int = 0
-    gpus: tuple[str, ...] | None = None
-    """Names of the GPUs that the driver knows; None = it cannot be queried."""
-
-    directory: Literal["shared", "unwritable", "other", "missing", ""] = ""
-    """The run directory: the one that the trainer sees, the same without write permission, another one under that
-    path, or none; empty = not looked for."""
+    directory: Literal["shared", "unwritable", "missing", ""] = ""
+    """The run directory: the one that the trainer sees, the same without write permission, or not there; empty = not
+    looked for."""
 
     model: bool | None = None
 
@@ -132,10 +125,6 @@ class Requirements:
     """Models that are held but not trained: 1 with a reference."""
 
     keep: int = 2
-    workers: int = 1
-    offload: str | None = None
-    offload_bytes: int = 0
-    """Host memory that it takes; 0 = none, or the model's shape is not known."""
 
     names_model: bool = True
     address: str | None = None
@@ -143,8 +132,6 @@ class Requirements:
 
     dims: ParallelDims | None = None
     """The run's processes; None = it is a single process, or its size is not given."""
-
-    scorers: int = 1
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,8 @@ from tinyzero_trainer.doctor.facts import Facts, Finding, Requirements, as_size
 from tinyzero_trainer.hardware.compute_capability import (
     MIN_DRIVER,
     build_for,
-    has_kernels,
     install,
     missing_kernels,
-    named_outside,
     parse_cuda,
 )
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
@@ -98,7 +96,6 @@ def check_gpus(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     if torch.hip:
         yield Finding("gpu", "note", f"torch {torch.version} is built for AMD's GPUs, on which this is not tested")
         return
-    usable = [gpu for gpu in torch.gpus if gpu.capability and has_kernels(gpu.capability, torch.archs)]
     for gpu in torch.gpus:
         check = f"gpu {gpu.index}"
         missing = gpu.capability and missing_kernels(
@@ -108,24 +105,19 @@ def check_gpus(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
             cuda=torch.cuda,
             archs=torch.archs,
             driver=facts.driver.cuda if facts.driver else None,
-            others=[named_outside(other.index, facts.visible) for other in usable],
         )
-        if missing:
-            state = Finding(check, "error", missing.what, missing.do, missing.commands)
-        else:
-            emptier = [other.index for other in usable if (other.free or 0) > (gpu.free or 0)]
-            state = _state(check, gpu, named_outside(emptier[0], facts.visible) if emptier else "")
+        state = Finding(check, "error", missing.what, missing.do, missing.commands) if missing else _state(check, gpu)
         yield _if_used(state, requirements, "auto", "cuda", f"cuda:{gpu.index}")
 
 
-def _state(check: str, gpu: GpuInfo, emptier: str) -> Finding:
-    """A GPU that torch can use; `emptier` names one with more free memory."""
+def _state(check: str, gpu: GpuInfo) -> Finding:
+    """A GPU that torch can use."""
     capability = "" if gpu.capability is None else f", sm_{gpu.capability[0]}{gpu.capability[1]}"
     what = f"{gpu.name}{capability}, {as_size(gpu.memory)}"
     if gpu.free is not None and gpu.memory - gpu.free > IN_USE_FRACTION * gpu.memory:
         by = ", ".join(f"{process.name} ({process.pid}): {as_size(process.used)}" for process in gpu.processes)
         what += f", {as_size(gpu.memory - gpu.free)} of it in use{f' by {by}' if by else ''}"
-        do = "end the processes that use it" + (f", or set CUDA_VISIBLE_DEVICES={emptier}" if emptier else "")
+        do = "end the processes that use it, or choose another GPU by CUDA_VISIBLE_DEVICES"
         return Finding(check, "warning", what, do, ("nvidia-smi",))
     if not has_bfloat16(gpu.capability):
         return Finding(check, "note", f"{what}; it has no bfloat16: model.dtype=auto is float32 on it, which is slow")

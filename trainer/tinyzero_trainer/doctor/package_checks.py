@@ -83,9 +83,6 @@ def _fix(package: Package, requirement: Requirement, torch: str) -> tuple[str, t
         pair = f"pip install {package.name} 'torch=={torch.partition('+')[0]}'"
         do = "install the one that fits torch, or uninstall it: training does not need it"
         return do, (pair, f"pip uninstall -y {package.name}")
-    if package.name in ENGINES:
-        do = f"let {package.name} choose its {requirement.name}, or leave it unused (rollout.engine=torch)"
-        return do, (f"pip install '{package.name}=={package.version}'",)
     return "install one that fits", (f"pip install '{requirement.name}{requirement.specifier}'",)
 
 

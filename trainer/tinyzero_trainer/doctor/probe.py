@@ -3,20 +3,22 @@
 Each function looks at one thing, for a few seconds at most; what cannot be seen is "not known".
 """
 
+import json
 import os
 import platform
-import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from tinyzero_trainer.advisor.host import cores, host_memory
-from tinyzero_trainer.doctor.child import ask_child
+from tinyzero_trainer.advisor.host import host_memory
 from tinyzero_trainer.doctor.facts import Facts, Folder, Machine, Package, Torch
 from tinyzero_trainer.doctor.package_checks import WATCHED
 from tinyzero_trainer.hardware.gpu import Driver, GpuInfo
@@ -46,11 +48,20 @@ def look(*, output: Path, model: str, model_path: Path) -> Facts:
 def installed_torch(
     command: Sequence[str] = ("-m", "tinyzero_trainer.doctor.torch_probe"), timeout: float = TORCH_SECONDS
 ) -> Torch:
-    """The installed torch, and the GPUs it sees."""
-    seen = ask_child(command, timeout, "torch")
+    """The installed torch, and the GPUs it sees; torch_probe.py runs in a child process, which may crash or hang."""
+    try:
+        # -P: no file in the working directory can replace a library.
+        done = subprocess.run((sys.executable, "-P", *command), capture_output=True, timeout=timeout, check=False)
+        output, reason = done.stdout, f"its process ended with code {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        output, reason = error.stdout or b"", f"no answer within {timeout:g} s"
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.endswith("}")]
+    seen: dict[str, Any] = json.loads(lines[-1]) if lines else {"stage": "torch"}
+    if stage := seen.pop("stage", None):
+        seen[f"{stage}_error"] = reason
     gpus = tuple(GpuInfo(**gpu | {"capability": tuple(gpu["capability"])}) for gpu in seen.get("gpus", ()))
-    error, archs = seen.pop("torch_error", ""), tuple(seen.get("archs", ()))
-    return Torch(**seen | {"error": error, "archs": archs, "gpus": gpus})
+    message, archs = seen.pop("torch_error", ""), tuple(seen.get("archs", ()))
+    return Torch(**seen | {"error": message, "archs": archs, "gpus": gpus})
 
 
 def with_usage(torch: Torch, driver: Driver | None) -> Torch:
@@ -72,16 +83,12 @@ def packages() -> tuple[Package, ...]:
 
 def machine() -> Machine:
     memory, free = host_memory()
-    soft, hard = (
-        2**31 if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
     return Machine(
         python=platform.python_version(),
-        cores=cores(),
+        cores=len(os.sched_getaffinity(0)),
         memory=memory,
         memory_free=free,
         shared_memory=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None,
-        open_files=(soft, hard),
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
     )
 

@@ -1,10 +1,14 @@
-"""What torch sees: run as a script in a child process of probe.py, where an import may crash or hang."""
+"""What torch sees: run as a script in a child process of probe.py, where an import may crash or hang.
 
+It adds to a mapping stage by stage and prints it as a line of JSON before each, so the last line that was printed holds
+whatever is known.
+"""
+
+import json
+import os
 import re
 import warnings
 from typing import Any
-
-from tinyzero_trainer.doctor.child import run_stages
 
 
 def look_at_torch(seen: dict[str, Any]) -> None:
@@ -52,6 +56,26 @@ def root_cause(error: BaseException) -> str:
     return re.sub(r"\s+", " ", text) or type(error).__name__
 
 
-if __name__ == "__main__":
+STAGES = {"torch": look_at_torch, "cuda": look_at_gpus, "transformers": look_at_transformers}
+
+
+def main() -> None:
+    """Run the stages, each of which adds what it sees to a mapping, and exit; all others need the first to succeed."""
     warnings.simplefilter("ignore")
-    run_stages({"torch": look_at_torch, "cuda": look_at_gpus, "transformers": look_at_transformers}, root_cause)
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print goes to stderr
+    seen: dict[str, Any] = {}
+    for name, look in STAGES.items():
+        print(json.dumps(seen | {"stage": name}), file=output, flush=True)
+        try:
+            look(seen)
+        except Exception as error:  # libraries may be broken in any way
+            seen[f"{name}_error"] = root_cause(error)
+            if name == "torch":
+                break
+    print(json.dumps(seen), file=output, flush=True)
+    os._exit(0)  # a broken library may crash on its way out too
+
+
+if __name__ == "__main__":
+    main()

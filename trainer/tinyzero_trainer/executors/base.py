@@ -1,6 +1,6 @@
 """The workers of a run as the training loop sees them: in this process or behind Ray proxies."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -103,9 +103,6 @@ class Workers:
     """None unless the advantages need one, as `on_policy_distillation` does."""
 
     display: Progress
-
-    check: Callable[[], None] = lambda: None
-    """Raises a WorkerDiedError if what all workers need has died: any other error comes of that."""
 
     @property
     def pools(self) -> dict[str, RewardPool]:

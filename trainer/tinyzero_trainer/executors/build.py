@@ -36,8 +36,6 @@ def build_workers(
     An executor's own function of this name gets the tasks, which are loaded, and the device of its workers as well.
 
     Args:
-        config: the run's.
-        display: shows the phases.
         training: whether to build a policy with its optimizer, and a reference model and a critic if they are needed.
         checkpoint: directory whose weights are loaded instead of the starting model's.
         tasks: of the run, if they are loaded already.

@@ -1,4 +1,4 @@
-"""Restarting workers that died: the one mechanism for vLLM, and for engines and scorers in Ray's actors."""
+"""Restarting workers that died: the one mechanism for vLLM, and for engines in Ray's actors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar

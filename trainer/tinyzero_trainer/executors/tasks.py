@@ -1,13 +1,13 @@
 """The tasks of a run, each with its prompts and the processes that score its completions."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from tinyzero_sdk import Task
-from tinyzero_trainer.config import RewardConfig, TrainConfig
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.data.mixture import Mixture
 from tinyzero_trainer.data.prompts import PromptSource, StreamState
 from tinyzero_trainer.rewards.reward_pool import RewardPool, scoring_pool
@@ -32,19 +32,17 @@ def run_tasks(
     config: TrainConfig,
     tasks: Mapping[str, Task],
     tokenizer: PreTrainedTokenizerBase,
-    make_pool: Callable[[RewardConfig, Task], RewardPool] = scoring_pool,
 ) -> Iterator[dict[str, RunTask]]:
     """The tasks by name; leaving the context ends the scoring processes.
 
     Args:
         config: `reward.num_workers` is for each task.
         tasks: from `load_tasks`, of `config.task_specs` or others.
-        make_pool: starts a task's scorers.
     """
     with ExitStack() as stack:
         running, weights = {}, {spec.name: spec.weight for spec in config.task_specs}
         for name, task in tasks.items():
-            pool = make_pool(config.reward, task)
+            pool = scoring_pool(config.reward, task)
             stack.callback(pool.close)
             prompts = PromptSource(
                 task,

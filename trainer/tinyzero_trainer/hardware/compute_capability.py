@@ -15,8 +15,6 @@ WHEELS = "https://download.pytorch.org/whl"  # PyTorch's builds by CUDA version;
 MIN_DRIVER = {11: "450", 12: "525", 13: "580"}  # oldest branch on Linux by CUDA's major version (CUDA's release notes)
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
-_EMBEDDED = {(5, 3), (6, 2), (7, 2), (8, 7), (10, 1)}
-"""Jetson and Drive: code for them runs nowhere else, and other code of their major version not on them."""
 
 
 def has_kernels(capability: Capability, archs: Iterable[str]) -> bool:
@@ -31,7 +29,7 @@ def has_kernels(capability: Capability, archs: Iterable[str]) -> bool:
     for matched in filter(None, map(_ARCH.fullmatch, archs)):
         kind, major, minor, feature = matched.groups()
         code = (int(major), int(minor))
-        if feature == "a" or (kind == "sm" and (code in _EMBEDDED or capability in _EMBEDDED)):
+        if feature == "a":
             runs = code == capability
         elif kind == "sm" or feature == "f":
             runs = code[0] == capability[0] and code[1] <= capability[1]
@@ -50,7 +48,6 @@ def missing_kernels(
     cuda: str | None,
     archs: Sequence[str],
     driver: CudaVersion | None = None,
-    others: Sequence[str] = (),
 ) -> Fault | None:
     """Why torch cannot compute on a GPU; None = it can, or that is not known.
 
@@ -58,13 +55,10 @@ def missing_kernels(
         cuda: the CUDA it was built for; None = it was not built for NVIDIA.
         archs: of `torch.cuda.get_arch_list()`; empty = not known.
         driver: newest CUDA that the driver supports, for the advice; None = not known, torch's own is assumed.
-        others: GPUs that torch has kernels for, as `named_outside` names them.
     """
     if cuda is None or not archs or has_kernels(capability, archs):
         return None
     advice, commands = ["train on the CPU with run.device=cpu"], []
-    if others:
-        advice.insert(0, f"use another GPU with CUDA_VISIBLE_DEVICES={','.join(others)}")
     if build := build_for(capability, driver or parse_cuda(cuda)):
         advice.append("install a torch built for it")
         commands.append(install(build))
@@ -75,17 +69,6 @@ def missing_kernels(
         ", or ".join(advice),
         tuple(commands),
     )
-
-
-def named_outside(index: int, visible: str | None) -> str:
-    """The GPU `cuda:index` in a new CUDA_VISIBLE_DEVICES, given the present one (None = not set).
-
-    Example:
-        >>> named_outside(1, None), named_outside(1, "4,6")
-        ('1', '6')
-    """
-    names = visible.split(",") if visible else []
-    return names[index].strip() if index < len(names) else str(index)
 
 
 def build_for(capability: Capability | None, driver: CudaVersion | None = None) -> str | None:

@@ -1,10 +1,9 @@
 """The GPUs of NVIDIA's driver, by NVML (nvidia-ml-py) and in its order, that of the slots. No torch in here."""
 
 import os
-import re
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,24 +86,14 @@ def visible_gpus(gpus: tuple[GpuInfo, ...]) -> tuple[GpuInfo, ...]:
     return tuple(visible)
 
 
+def count_gpus() -> int:
+    """Number of GPUs that CUDA shows a process."""
+    driver = nvidia_driver()
+    return len(visible_gpus(driver.gpus)) if driver else 0
+
+
 def sees_gpu(device: str) -> bool:
     """Whether a run would use a GPU, guessed within milliseconds; torch may still be unable to use it."""
     if device != "auto":
         return device.startswith("cuda")
-    # GPUs are visible up to the first invalid index, so a leading -1 hides all.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = visible is not None and visible.strip().partition(",")[0] in ("", "-1")
-    return not hidden and torch_is_for_cuda() and count_gpus() > 0
-
-
-def torch_is_for_cuda() -> bool:
-    """Whether the installed torch was built for CUDA, by its version file."""
-    spec = find_spec("torch")
-    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    text = file.read_text(encoding="utf-8") if file and file.is_file() else ""
-    return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
-
-
-def count_gpus() -> int:
-    driver = nvidia_driver()
-    return len(driver.gpus) if driver else 0
+    return not version("torch").endswith("+cpu") and count_gpus() > 0

@@ -8,7 +8,7 @@ import torch
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.run import DEVICES, is_device
 from tinyzero_trainer.errors import first_line
-from tinyzero_trainer.hardware.compute_capability import has_kernels, missing_kernels, named_outside
+from tinyzero_trainer.hardware.compute_capability import missing_kernels
 
 
 class DeviceError(TinyZeroError):
@@ -42,14 +42,12 @@ def choose_device(name: str) -> torch.device:
 def _check_kernels(device: torch.device) -> None:
     """Fail before a model is loaded, with the message of `tinyzero doctor`; torch would fail at the first kernel."""
     capability, archs = torch.cuda.get_device_capability, torch.cuda.get_arch_list()
-    fine = [index for index in range(torch.cuda.device_count()) if has_kernels(capability(index), archs)]
     missing = missing_kernels(
         torch.cuda.get_device_name(device),
         capability(device),
         torch=torch.__version__,
         cuda=torch.version.cuda,
         archs=archs,
-        others=[named_outside(index, os.environ.get("CUDA_VISIBLE_DEVICES")) for index in fine],
     )
     if missing is not None:
         raise DeviceError(str(missing))

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from traceback import walk_tb
 
-from tinyzero_sdk.errors import SettingsError, TinyZeroError
+from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import first_line
 
 _OWN = ("tinyzero_sdk", "tinyzero_trainer")
@@ -33,14 +33,7 @@ def set_torch_environment() -> None:
     transformers imports torchao where it is installed, which warns of compiled kernels that do not fit torch.
     Threads wait passively: active waiting makes a step ten times slower next to a busy process. Compiled kernels are
     kept in the user's cache, since torch's own place for them is /tmp.
-
-    Raises:
-        SettingsError: the current directory has been deleted, where torch would end the process without a reason.
     """
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise SettingsError("the current directory has been deleted; change to one that exists") from None
     logging.getLogger("torchao").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for variable, name in _COMPILED_IN.items():

@@ -1,4 +1,4 @@
-"""What runs in the actors: a training rank, a dedicated rollout engine. Scorers: reward_actor.py.
+"""What runs in the actors: a training rank, a dedicated rollout engine.
 
 Constructors return at once; what takes time is done in methods, whose errors reach the caller as they are.
 """
@@ -24,9 +24,7 @@ with without_collector():
     from tinyzero_trainer.config import TrainConfig
     from tinyzero_trainer.distributed.cuda_allocator import expand_segments
     from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_weights, compute_dtype
-    from tinyzero_trainer.executors.ray.columns import SentGroups
-    from tinyzero_trainer.executors.ray.reward_actor import BaseActor
-    from tinyzero_trainer.executors.ray.watch import log_oom_kills
+    from tinyzero_trainer.executors.ray.base_actor import BaseActor
     from tinyzero_trainer.executors.ray.weight_broadcast import Shapes, WeightGroup
     from tinyzero_trainer.models.device import choose_device
     from tinyzero_trainer.models.loading import LanguageModel, load_model
@@ -34,13 +32,7 @@ with without_collector():
     from tinyzero_trainer.monitoring.performance import GpuMemoryUsage, memory_usage
     from tinyzero_trainer.rollout.background_engine import BackgroundEngine
     from tinyzero_trainer.rollout.build import build_engine
-    from tinyzero_trainer.rollout.engine import (
-        Group,
-        Groups,
-        PromptBatch,
-        RolloutEngine,
-        SamplingParams,
-    )
+    from tinyzero_trainer.rollout.engine import Group, Groups, PromptBatch, RolloutEngine, SamplingParams
     from tinyzero_trainer.rollout.vllm.engine import START_SECONDS
     from tinyzero_trainer.rollout.vllm.sync_check import SyncCheck
     from tinyzero_trainer.rollout.weight_source import named_weights, sent_weights
@@ -72,7 +64,6 @@ class EngineActor(BaseActor):
 
     def __init__(self, config: TrainConfig, index: int, device: str) -> None:
         """Actor `index` of its class; `device` is `cpu` or `cuda`."""
-        log_oom_kills()
         self._config, self._index, self._device = config, index, torch.device(device)
 
     def open_store(self, count: int) -> Address:
@@ -116,7 +107,7 @@ class EngineActor(BaseActor):
 
         self._stopped = False
         try:
-            return SentGroups(self.engine.generate_batch(batch, on_progress))
+            return self.engine.generate_batch(batch, on_progress)
         finally:
             self._finished = 0
 

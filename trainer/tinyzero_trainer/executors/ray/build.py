@@ -11,19 +11,19 @@ import torch
 
 from tinyzero_sdk import Task
 from tinyzero_trainer.checkpoint.run_directory import OWNER
-from tinyzero_trainer.config import RewardConfig, TrainConfig
+from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.model_defaults import directory_of
 from tinyzero_trainer.distributed.parallel_dims import ParallelDims, parallel_dims
 from tinyzero_trainer.errors import EngineDiedError, NoCapacityError, WorkerDiedError
 from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.micro_batch_halving import halve_until_it_fits
 from tinyzero_trainer.executors.ray import actors
+from tinyzero_trainer.executors.ray.base_actor import ActorHandle
 from tinyzero_trainer.executors.ray.calls import Call, gather
 from tinyzero_trainer.executors.ray.cluster import RayError, import_ray, placement_group
 from tinyzero_trainer.executors.ray.remote_engine import ColocatedEngines, DedicatedEngines, RemoteEngine
-from tinyzero_trainer.executors.ray.remote_workers import RemoteLearner, RemotePool, TrainerActors
-from tinyzero_trainer.executors.ray.reward_actor import ActorHandle, RewardActor
-from tinyzero_trainer.executors.ray.watch import check_servers, kill_process
+from tinyzero_trainer.executors.ray.remote_workers import RemoteLearner, TrainerActors
+from tinyzero_trainer.executors.ray.watch import kill_process
 from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.executors.tasks import run_tasks
 from tinyzero_trainer.monitoring.progress import Progress
@@ -54,21 +54,18 @@ def build_workers(
     config, checkpoint = with_absolute_paths(config), None if checkpoint is None else checkpoint.absolute()
     dims = parallel_dims(config)
     display.phase("starting Ray and its workers")
-    bundles = dims.bundles(len(tasks))
+    bundles = dims.bundles()
     with (
         placement_group(config.ray, bundles) as group,
         ActorPool(group, config.ray.timeout) as pool,
         ExitStack() as stack,
     ):
-        if (idle := _idle_gpus(config)) is not None:
-            display.log(idle)
         ranks = _start_ranks(config, pool, dims)
         number, engine = dims.dedicated_engines, "the rollout engine"
         names = [engine if number == 1 else f"{engine} {index} of {number}" for index in range(number)]
         engines = [
             pool.start(name, actors.RolloutActor, config, index, dims.device) for index, name in enumerate(names)
         ]
-        scorers = iter([pool.start(f"the scorer of {name}", RewardActor) for name in tasks])
         _check_run_directory(config, ranks)
         display.record_startup("ray")
         display.phase("loading the model")
@@ -98,42 +95,14 @@ def build_workers(
         if starting := config.rollout.kind.starting:
             display.phase(starting)
         remote = _connect_engines(config, pool, ranks, engines, display.log)
-
-        def make_pool(reward: RewardConfig, task: Task) -> RemotePool:
-            """A pool of the next scorer: tasks come in the order in which scorers were started."""
-            return _remote_pool(config, pool, next(scorers), reward, task, display.log)
-
-        run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer, make_pool))
+        run = stack.enter_context(run_tasks(config, tasks, language_model.tokenizer))
         display.record_startup("engine")
         display.end_phase()
         try:
-            yield Workers(run, language_model, remote, policy, critic, teacher, display, check_servers)
+            yield Workers(run, language_model, remote, policy, critic, teacher, display)
         finally:
             pool.kill_hung()
             remote.close()
-
-
-def _remote_pool(
-    config: TrainConfig,
-    pool: "ActorPool",
-    first: ActorHandle,
-    reward: RewardConfig,
-    task: Task,
-    report: Callable[[str], None],
-) -> RemotePool:
-    """The pool of a scorer, which is started here and restarted whenever it dies."""
-
-    def start(scorer: ActorHandle) -> ActorHandle:
-        gather([(scorer, scorer.handle.start.remote(reward, task))], policy_intact=True)
-        return scorer
-
-    limits = {WorkerDiedError: config.ray.max_restarts}
-    scorer = Restartable(first.name, first, lambda died: start(*pool.restart(died)), limits, report)
-    try:
-        start(first)
-    except WorkerDiedError as error:
-        scorer.restart(error)
-    return RemotePool(scorer)
 
 
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:
@@ -185,14 +154,6 @@ def _connect_engines(
     return DedicatedEngines(
         ranks, [Restartable(engine.name, engine, restart, limits, report) for engine in engines], chunks
     )
-
-
-def _idle_gpus(config: TrainConfig) -> str | None:
-    """A note for a run that uses none of its cluster's GPUs, perhaps by mistake; None otherwise."""
-    gpus = import_ray().cluster_resources().get("GPU", 0)
-    if not gpus or config.ray.gpus or config.run.device != "auto":
-        return None
-    return f"the Ray at {config.ray.address} has {gpus:g} GPUs, and this run uses none; give --gpus N for N of them"
 
 
 def _start_ranks(config: TrainConfig, pool: "ActorPool", dims: ParallelDims) -> TrainerActors:

@@ -1,21 +1,20 @@
 """Calls of actors: many at once, results in order, and one line about an actor that has died or hangs."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError, first_line
+from tinyzero_trainer.executors.ray.base_actor import ActorHandle
 from tinyzero_trainer.executors.ray.cluster import import_ray
-from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
-from tinyzero_trainer.executors.ray.watch import PING_SECONDS, Pings, check_servers, describe_death, kill_process
+from tinyzero_trainer.executors.ray.watch import PING_SECONDS, Pings, describe_death, kill_process
 
 GRACE_SECONDS = 15.0
 """After an error, to look for the death that caused it: other ranks first notice a broken connection."""
 
 TICK_SECONDS = 0.2
-"""Between two calls of `meanwhile` while actors work."""
-
+"""Between two looks at actors that work."""
 
 HANGS = "{}hangs: it has not answered for {:g} s, and was killed; ray.timeout sets how long it may"
 
@@ -30,7 +29,6 @@ Call = tuple[ActorHandle, Any]
 def gather(
     calls: Sequence[Call],
     *,
-    meanwhile: Callable[[], None] | None = None,
     policy_intact: bool = False,
     returned: tuple[type[TinyZeroError], ...] = (),
 ) -> list[Any]:
@@ -38,12 +36,11 @@ def gather(
 
     Args:
         calls: under way.
-        meanwhile: called now and then; may raise to stop waiting.
         policy_intact: whether the training ranks are as they were before the step.
         returned: errors that take the place of a result, once all actors have answered.
 
     Raises:
-        WorkerDiedError: an actor or a server of Ray has died; an actor hangs, and was killed; ranks lost each other.
+        WorkerDiedError: an actor has died; an actor hangs, and was killed; ranks lost each other.
         TinyZeroError: raised by an actor. Other exceptions are raised as Ray wraps them.
     """
     ray = import_ray()
@@ -52,7 +49,6 @@ def gather(
     pings, next_ping = Pings(ray, actors), time.monotonic() + PING_SECONDS
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, timeout=TICK_SECONDS)
-        check_servers()
         hung = dict[Any, float]()
         if time.monotonic() >= next_ping:
             hung, next_ping = pings.unanswered(pending), time.monotonic() + PING_SECONDS
@@ -71,8 +67,6 @@ def gather(
                 raise outcome
             else:
                 results[reference] = outcome
-        if meanwhile is not None:
-            meanwhile()
     if failed:
         actor, failure = failed[0]
         if "gloo" in str(failure.cause) or type(failure.cause).__name__ in LOST:

@@ -64,7 +64,6 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
                 "more by --address"
             )
         start(config, bundles)
-        watch.check_servers()
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if not group.wait(RESOURCES_SECONDS):
             needed, free = _total(bundles), ray.available_resources()
@@ -74,28 +73,8 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
             more = f"; `tinyzero doctor --address {config.address}` shows what is free where" if config.address else ""
             raise RayError(f"Ray has too few free resources: the run needs {text}, and {there} are free{more}")
         yield group
-    except Exception as error:
-        if not isinstance(error, TinyZeroError):
-            watch.check_servers()  # what has died is the reason of whatever Ray raises
-        raise
     finally:
         watch.shut_down(ray)
-
-
-def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
-    """Start Ray for these bundles, or connect to the one at an address, unless that is done; imports no torch.
-
-    Raises:
-        RayError: Ray cannot be reached or started.
-    """
-    if (ray := import_ray()).is_initialized():
-        return
-    try:
-        _start(ray, config, bundles)
-    except RayError:
-        if config.address is not None:
-            raise
-        _start(ray, config, bundles)  # a busy machine may need longer than the 30 s that Ray waits for its raylet
 
 
 def ask_gpu_node(config: RayConfig, ask: Callable[[], T]) -> T | None:
@@ -105,7 +84,7 @@ def ask_gpu_node(config: RayConfig, ask: Callable[[], T]) -> T | None:
         RayError: see `placement_group`.
     """
     ray = import_ray()
-    _start(ray, config, [])
+    start(config, [])
     try:
         if not ray.cluster_resources().get("GPU"):
             return None
@@ -116,8 +95,16 @@ def ask_gpu_node(config: RayConfig, ask: Callable[[], T]) -> T | None:
         ray.shutdown()
 
 
-def _start(ray: Any, config: RayConfig, bundles: Sequence[Resources]) -> None:
-    """Connect to Ray, or start it, but without its handlers of signals, which end a run without a checkpoint."""
+def start(config: RayConfig, bundles: Sequence[Resources]) -> None:
+    """Start Ray for these bundles, or connect to the one at an address, unless that is done; imports no torch.
+
+    Ray gets none of the run's signals: its own handlers end a run without a checkpoint.
+
+    Raises:
+        RayError: Ray cannot be reached or started.
+    """
+    if (ray := import_ray()).is_initialized():
+        return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     # Ray's processes inherit it: what ends a whole session, job or container signals them too, and nothing could be
     # saved without them.

@@ -15,14 +15,14 @@ def _check(config: Any) -> None:
     check_address(config.ray.address)
 
 
-def _prepare(config: Any, num_tasks: int) -> Callable[[], None] | None:
+def _prepare(config: Any) -> Callable[[], None] | None:
     if config.ray.address is not None:
         return None
     from tinyzero_trainer.distributed.parallel_dims import parallel_dims
     from tinyzero_trainer.executors.ray.cluster import import_ray, start
 
     import_ray()  # first, so that the two import nothing at the same time
-    return partial(start, config.ray, parallel_dims(config).bundles(num_tasks))
+    return partial(start, config.ray, parallel_dims(config).bundles())
 
 
 KIND = ExecutorKind(

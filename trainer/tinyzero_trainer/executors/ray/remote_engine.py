@@ -4,7 +4,6 @@ They are either colocated with the training ranks, in whose processes they time-
 dedicated, in processes of their own, to which the weights are sent.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -14,19 +13,12 @@ from threading import Event, Lock
 from typing import Any
 
 from tinyzero_trainer.errors import EngineDiedError, VllmError, WorkerDiedError
+from tinyzero_trainer.executors.ray.base_actor import ActorHandle
 from tinyzero_trainer.executors.ray.calls import TICK_SECONDS, gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
 from tinyzero_trainer.executors.ray.remote_workers import TrainerActors
-from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
 from tinyzero_trainer.executors.restart import Restartable, RestartingEngine
-from tinyzero_trainer.rollout.engine import (
-    Group,
-    Groups,
-    OnProgress,
-    PromptBatch,
-    RolloutEngine,
-    SamplingParams,
-)
+from tinyzero_trainer.rollout.engine import Group, Groups, OnProgress, PromptBatch, RolloutEngine, SamplingParams
 
 CLOSE_SECONDS = 60.0
 
@@ -129,9 +121,9 @@ class RemoteEngine(RolloutEngine):
 
                 results[chunk.start] = engine.do(work)
 
-        def report(serving: Sequence[Future[None]]) -> None:
+        def report() -> None:
             nonlocal reported
-            finished = batch.samples * sum(map(len, results.values())) + self._unfinished_progress(serving)
+            finished = batch.samples * sum(map(len, results.values())) + self._unfinished_progress()
             on_progress(finished - reported)
             reported = finished
 
@@ -139,7 +131,7 @@ class RemoteEngine(RolloutEngine):
             serving = [pool.submit(serve, engine) for engine in self.engines]
             try:
                 while wait(serving, TICK_SECONDS, FIRST_EXCEPTION).not_done and not _failure(serving):
-                    report(serving)
+                    report()
             finally:
                 failed = _failure(serving)  # before the others fail because they are stopped
                 stopped.set()
@@ -148,23 +140,14 @@ class RemoteEngine(RolloutEngine):
                         engine.worker.handle.stop.remote()
         if failed:
             raise failed
-        report(serving)
+        report()
         return [group for start in sorted(results) for group in results[start]]
 
-    def _unfinished_progress(self, serving: Sequence[Future[None]]) -> int:
-        """Finished completions of unfinished chunks; gives up if one of `serving` fails or an engine is silent."""
-        deadline = time.monotonic() + PROGRESS_SECONDS
-
-        def raise_failure() -> None:
-            if failed := _failure(serving):
-                raise failed
-            if time.monotonic() > deadline:
-                raise TimeoutError
-
+    def _unfinished_progress(self) -> int:
+        """Finished completions of unfinished chunks."""
         with suppress(Exception):  # the thread that serves an engine raises its death
-            actors = [engine.worker for engine in self.engines]
-            calls: Any = [(actor, actor.handle.finished.remote()) for actor in actors]
-            return sum(gather(calls, meanwhile=raise_failure))
+            counts = [engine.worker.handle.finished.remote() for engine in self.engines]
+            return sum(import_ray().get(counts, timeout=PROGRESS_SECONDS))
         return 0
 
 

@@ -1,25 +1,21 @@
-"""Ray proxies of policy, critic and reward pool; that of the rollout engine is in remote_engine.py."""
+"""Ray proxies of policy, critic and teacher; that of the rollout engine is in remote_engine.py."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
-from tinyzero_sdk import Completion, Score
+from tinyzero_sdk import Item, Score
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.records import Json
 from tinyzero_trainer.algorithms.batch import TrainingBatch
 from tinyzero_trainer.errors import WorkerDiedError
+from tinyzero_trainer.executors.ray.base_actor import ActorHandle
 from tinyzero_trainer.executors.ray.calls import gather
 from tinyzero_trainer.executors.ray.cluster import import_ray
-from tinyzero_trainer.executors.ray.columns import SentRollouts
-from tinyzero_trainer.executors.ray.reward_actor import ActorHandle
-from tinyzero_trainer.executors.restart import Restartable
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
-from tinyzero_trainer.types import Rollout
+from tinyzero_trainer.types import Prompt, Rollout
 
 ABORT_SECONDS = 60.0
 """For actors to return from a weight group that was aborted."""
@@ -126,37 +122,28 @@ class RemoteLearner:
 
 
 def _for_ranks(argument: Any) -> Any:
-    """An argument of a learner's method as ranks get it: their directory is another one, and rollouts are columns."""
+    """An argument of a learner's method as ranks get it: their directory is another one, and they read no scores."""
     match argument:
         case Path():
             return argument.absolute()
         case TrainingBatch():
-            return replace(argument, rollouts=SentRollouts(argument.rollouts))
+            return replace(argument, rollouts=without_scores(argument.rollouts))
         case [Rollout(), *_]:
-            return SentRollouts(argument)
+            return without_scores(argument)
     return argument
 
 
-class RemotePool:
-    """The `RewardPool` of a `RewardActor` that is started."""
-
-    def __init__(self, scorer: Restartable[ActorHandle]) -> None:
-        self._scorer = scorer
-        self.first_error: str | None = None
-
-    def close(self) -> None:
-        with suppress(Exception):  # it may have died
-            gather([(self._scorer.worker, self._scorer.worker.handle.close.remote())])
-
-    def score(
-        self, completions: Sequence[Completion], ground_truths: Sequence[Json], groups: Sequence[int] = ()
-    ) -> list[Score]:
-
-        def work(actor: ActorHandle) -> tuple[list[Score], str | None]:
-            call = (actor, actor.handle.score.remote(list(completions), list(ground_truths), list(groups)))
-            result: tuple[list[Score], str | None]
-            (result,) = gather([call], policy_intact=True)
-            return result
-
-        scores, self.first_error = self._scorer.do(work)
-        return scores
+def without_scores(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Without what no pass reads: ground truths, scores, and log-probabilities, which are columns of the batch."""
+    prompts = {id(rollout.prompt): rollout.prompt for rollout in rollouts}
+    asked = {key: Prompt(Item(None), prompt.text, prompt.token_ids) for key, prompt in prompts.items()}
+    scores = {masked: Score(0.0, False, masked=masked) for masked in (False, True)}
+    return [
+        Rollout(
+            asked[id(rollout.prompt)],
+            replace(rollout.generation, logprobs=None, versions=()),
+            rollout.text,
+            scores[rollout.score.masked],
+        )
+        for rollout in rollouts
+    ]

@@ -1,4 +1,4 @@
-"""All actors of a run, what the trainer knows of them, and those that score. No torch, so that these start quickly."""
+"""What all actors of a run can do, and what the trainer knows of them."""
 
 import os
 import time
@@ -6,11 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tinyzero_sdk import Completion, Score, Task
-from tinyzero_sdk.records import Json
-from tinyzero_trainer.config import RewardConfig
-from tinyzero_trainer.rewards.reward_pool import scoring_pool
 
 VISIBLE_SECONDS = 5.0
 """For a file that was just written to appear on another machine."""
@@ -65,20 +60,3 @@ class BaseActor:
     def gpu(self) -> str:
         """The GPU that Ray has assigned to it, as named in CUDA_VISIBLE_DEVICES."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
-
-
-class RewardActor(BaseActor):
-    """A task's scoring processes, on the machine of this actor."""
-
-    def start(self, config: RewardConfig, task: Task) -> None:
-        """Start them. Unpickling has loaded the task by name, which fails if its version differs."""
-        self._pool = scoring_pool(config, task)
-
-    def score(
-        self, completions: list[Completion], ground_truths: list[Json], groups: list[int]
-    ) -> tuple[list[Score], str | None]:
-        """The scores in order, and the pool's first error so far."""
-        return self._pool.score(completions, ground_truths, groups), self._pool.first_error
-
-    def close(self) -> None:
-        self._pool.close()
