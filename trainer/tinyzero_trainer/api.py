@@ -50,10 +50,7 @@ def fine_tune(
     tasks: Mapping[str, Task] | None = None,
     progress: "Progress | None" = None,
 ) -> "TrainResult":
-    """Fine-tune a model on examples of tasks or of `data.path`: what `tinyzero sft` does.
-
-    Arguments and errors are those of `train`.
-    """
+    """Fine-tune a model on examples of tasks or of `data.path`, as `tinyzero sft`; arguments and errors as `train`."""
     from tinyzero_trainer.models.new_model import new_spec
     from tinyzero_trainer.monitoring.progress import Progress
     from tinyzero_trainer.sft.train import fine_tune
@@ -72,8 +69,7 @@ def resolve(
 ) -> TrainConfig:
     """The configuration with a rollout engine, and values for the memory settings that are `auto`.
 
-    `report` shows what was chosen, and why. `spec` is of a model that does not exist yet. `check` is called once the
-    engine is chosen, to warn of what will not fit.
+    `spec` is of a model that does not exist yet. `check` is called once the engine is chosen.
     """
     config, line = resolve_engine(config, spec)
     if line:

@@ -133,8 +133,8 @@ def test_it_may_be_in_a_module_or_in_a_task_file(own: Path, toy_task: str, monke
     [
         ("{own}:nonesuch", "own_losses.py has no function 'nonesuch'"),
         ("{own}:not_a_function", "own_losses.py has no function 'not_a_function'"),
-        ("./nowhere.py:loss", "there is no file ./nowhere.py"),
-        ("no_such_module:loss", "no module 'no_such_module' is installed; a file is named by its path, such as ./no"),
+        ("./nowhere.py:loss", "there is no file or module ./nowhere.py"),
+        ("no_such_module:loss", "there is no file or module no_such_module; a file is named by its path"),
         ("{own.parent}/broken.py:loss", "cannot be imported: ZeroDivisionError('division by zero')"),
     ],
 )  # fmt: skip

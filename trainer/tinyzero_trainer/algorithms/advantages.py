@@ -24,11 +24,7 @@ AdvantageFunction = Callable[[TrainingBatch], Tensor]
 
 
 def find_estimator(name: str) -> AdvantageFunction:
-    """The estimator of this name: one of this file, or a user's own by `file.py:function` or `module:function`.
-
-    Raises:
-        SettingsError: there is none, or a trial on a few synthetic tokens fails.
-    """
+    """The estimator of this name: one of this file, or a user's own, which is tried on a few synthetic tokens."""
     if name in ESTIMATORS:
         return globals()[name]
     key = "algorithm.advantage_estimator"
@@ -142,7 +138,7 @@ def raft(batch: TrainingBatch) -> Tensor:
 def on_policy_distillation(batch: TrainingBatch) -> Tensor:
     """log π_teacher − log π_old: its policy gradient is that of KL(π ‖ π_teacher) (arXiv 2306.08543, §2.2).
 
-    Only of each token's own KL: what later tokens add is left out, i.e. the discount is 0.
+    Only of each token's own KL: the discount is 0.
     """
     assert batch.teacher_logprobs is not None, "distillation needs the teacher's log-probabilities"
     assert batch.old_logprobs is not None, "distillation needs the policy's log-probabilities before the update"
@@ -150,10 +146,7 @@ def on_policy_distillation(batch: TrainingBatch) -> Tensor:
 
 
 def whiten(values: Tensor, counted: Tensor | None = None) -> Tensor:
-    """[tokens] shifted and scaled to mean 0 and unbiased variance 1; a single token is only shifted.
-
-    Mean and variance are of the tokens in `counted`, [tokens] bool; others become 0.
-    """
+    """[tokens] shifted and scaled to mean 0 and unbiased variance 1, of those `counted` (bool); others become 0."""
     if counted is not None:
         return torch.zeros_like(values).masked_scatter(counted, whiten(values[counted]))
     shifted = values - values.mean()

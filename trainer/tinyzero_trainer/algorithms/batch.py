@@ -1,7 +1,4 @@
-"""A batch of scored completions: starts with rewards, gets advantages, and is trained on.
-
-The tensors that a model takes are in training/micro_batches.py.
-"""
+"""A batch of scored completions: starts with rewards, gets advantages, and is trained on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

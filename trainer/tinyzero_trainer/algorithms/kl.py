@@ -4,8 +4,6 @@ As a penalty in the reward, which batch.py subtracts, the value counts; in the l
 same (arXiv 2506.09477): in expectation over tokens sampled from π the gradient of k2 is KL(π ‖ π_ref)'s, that of k3 is
 KL(π_ref ‖ π)'s, that of abs Σ|π − π_ref|'s, and that of k1 is 0. A name with `+` has the named estimator's value and
 k2's gradient.
-
-With long vocabularies `exact` is computed in chunks, with the log-probabilities: models/fused_logprobs.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +11,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-LOG_RATIO_BOUND = 20.0
-"""Log-ratios are clamped to this on both sides, so that exp stays finite."""
+LOG_RATIO_BOUND = 20.0  # log-ratios are clamped to this on both sides, so that exp stays finite
 
-KL_BOUND = 10.0
-"""k3 is clamped to this on both sides: one outlier must not outweigh the batch."""
+KL_BOUND = 10.0  # k3 is clamped to this on both sides: one outlier must not outweigh the batch
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 

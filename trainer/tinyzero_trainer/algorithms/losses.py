@@ -44,11 +44,7 @@ LossFunction = Callable[[Tensor, LossInputs], PolicyLoss]
 
 
 def find_policy_loss(name: str) -> LossFunction:
-    """The policy loss of this name: one of this file, or a user's own by `file.py:function` or `module:function`.
-
-    Raises:
-        SettingsError: there is none, or a trial on a few synthetic tokens fails.
-    """
+    """The policy loss of this name: one of this file, or a user's own, which is tried on a few synthetic tokens."""
     if name in POLICY_LOSSES:
         return globals()[name]
     key = "algorithm.policy_loss"
@@ -96,10 +92,7 @@ def gspo(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
 
 
 def cispo(logprobs: Tensor, inputs: LossInputs) -> PolicyLoss:
-    """CISPO: the clipped ratio as a constant weight of REINFORCE; no token loses its gradient.
-
-    −sg(clip(ratio))·A·log π (arXiv 2506.13585, eq. 4).
-    """
+    """CISPO: −sg(clip(ratio))·A·log π; no token loses its gradient (arXiv 2506.13585, eq. 4)."""
     ratio = bounded_ratio(logprobs.detach() - inputs.old_logprobs)
     weight = ratio.clamp(1 - inputs.clip_ratio_low, 1 + inputs.clip_ratio_high)
     return PolicyLoss(-weight * inputs.advantages * logprobs, ratio, weight != ratio)

@@ -32,17 +32,12 @@ def importance_weights(
     threshold: float = math.inf,
     bounds: tuple[float, float] | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Truncated weights min(π_old/π_engine, threshold), and 0 where the ratio lies outside of the rejection `bounds`.
+    """[tokens] min(π_old/π_engine, threshold), 0 where the ratio is outside the rejection `bounds`; and metrics.
 
     Log-ratios are clamped to ±20. A rejected token still counts in the divisor of the loss, as in IcePop (arXiv
     2510.18855), so that the gradient of the others does not depend on it, and in the KL and entropy terms.
-    Truncation: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
-
-    The level `sequence` takes one ratio per completion, the product over its tokens, for both; without a level nothing
-    but rejection.
-
-    Returns:
-        [tokens] weights without gradient, and the metrics `rollout_corr/*`; the mean is of all tokens.
+    Truncation: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training". The level
+    `sequence` takes one ratio per completion, the product over its tokens; without a level tokens are only rejected.
     """
     log_ratio = old_logprobs - engine
     if level == "sequence":
@@ -62,10 +57,7 @@ def importance_weights(
 
 
 def mismatch_metrics(logprobs: Tensor, engine: Tensor) -> dict[str, float]:
-    """Distance of the engine's log-probabilities from the policy's, under verl's names.
-
-    Both [tokens], before any update. `kl` and `k3_kl` estimate KL(π_engine ‖ π) from the sampled tokens.
-    """
+    """Distance of the engine's log-probabilities from the policy's, [tokens]; `kl` and `k3_kl` are KL(π_engine ‖ π)."""
     gaps = (logprobs.exp() - engine.exp()).abs()
     return {
         "training/rollout_probs_diff_mean": gaps.mean().item(),

@@ -1,7 +1,4 @@
-"""Schedules of the learning rate, the temperature and the KL coefficient, as functions of the step.
-
-`TrainConfig.settings_at` has the values of a run.
-"""
+"""Schedules of the learning rate, the temperature and the KL coefficient, as functions of the step."""
 
 import math
 from dataclasses import dataclass

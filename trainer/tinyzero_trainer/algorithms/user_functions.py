@@ -27,15 +27,9 @@ def check_name(key: str, name: str, built_in: Collection[str]) -> None:
 
 def check_place(key: str, name: str) -> None:
     """Raise a SettingsError if the file or module of a function does not exist, without importing it."""
-    place, _, function = name.rpartition(":")
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise SettingsError(f"{key}={name}: there is no file {place}")
-    elif importlib.util.find_spec(place.partition(".")[0]) is None:
-        raise SettingsError(
-            f"{key}={name}: no module {place!r} is installed; a file is named by its path, "
-            f"such as ./{place.rpartition('.')[2]}.py:{function}"
-        )
+    place = name.rpartition(":")[0]
+    if not (Path(place).is_file() if place.endswith(".py") else importlib.util.find_spec(place.partition(".")[0])):
+        raise SettingsError(f"{key}={name}: there is no file or module {place}; a file is named by its path")
 
 
 def load_function(key: str, name: str) -> Callable[..., Any]:

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 LOCK = ".lock"
-OWNER = ".owner.json"
-"""The process that holds the lock, or held it last; its presence marks a run directory."""
+OWNER = ".owner.json"  # the process that holds the lock, or held it last; its presence marks a run directory
 
 
 class RunDirectoryError(TinyZeroError):
@@ -55,10 +54,7 @@ class RunDirectory:
     @classmethod
     @contextmanager
     def open(cls, path: str | Path, *, resume: bool = False) -> Iterator["RunDirectory"]:
-        """Create or enter a run directory and hold its lock, which the system releases even if the process is killed.
-
-        Raises a RunDirectoryError as `check`, and if another process trains there.
-        """
+        """Create or enter a run directory and hold its lock, which the system releases if the process is killed."""
         if not str(path):
             raise RunDirectoryError("run.output is empty; name the directory of the run")
         run = cls(Path(path).expanduser())

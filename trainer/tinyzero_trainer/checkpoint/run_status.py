@@ -1,7 +1,4 @@
-"""Runs as seen from outside: their state, how far they came, what they take on the disk; pruning, deletion, copies.
-
-Listing writes nothing, and tolerates runs that are in progress, killed or made by an older version.
-"""
+"""Runs as seen from outside: their state, how far they came, what they take on the disk; pruning, deletion, copies."""
 
 import json
 import os
@@ -108,10 +105,7 @@ def status_of(path: Path) -> RunStatus:
 
 
 def prune(path: Path) -> int:
-    """Delete all checkpoints of a run but the newest intact one; returns the bytes that this frees.
-
-    Raises a RunDirectoryError as `delete`, and a CheckpointError if all are damaged.
-    """
+    """Delete all checkpoints of a run but the newest intact one; returns the bytes that this frees."""
     with _locked(path) as run, errors_in_one_line(path):
         before = _bytes(run.checkpoints)
         if run.checkpoints.is_dir():
@@ -120,11 +114,7 @@ def prune(path: Path) -> int:
 
 
 def delete(path: Path) -> None:
-    """Delete a run directory.
-
-    Raises:
-        RunDirectoryError: it is not a run's, or one in progress, or cannot be deleted.
-    """
+    """Delete a run directory; a RunDirectoryError if it is not a run's, or one in progress, or cannot be deleted."""
     with _locked(path), errors_in_one_line(path):
         shutil.rmtree(path.resolve())  # "." cannot be removed
 

@@ -22,15 +22,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from tinyzero_trainer.checkpoint.store import DamagedCheckpointError, damage_in_one_line
 
-Kind = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of a tensor."""
+Kind = tuple[tuple[int, ...], torch.dtype]  # shape and type of a tensor
 
 
 def save_sharded(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors to a directory that every rank sees; a collective of all ranks.
+    """Write tensors to a directory that every rank sees; a collective, in which all raise the OSError of any.
 
-    Each writes its shards of DTensors; other tensors, which are equal on all ranks, are written once. All raise an
-    OSError if one of them cannot write.
+    Each rank writes its shards of DTensors; other tensors, which are equal on all ranks, are written once.
     """
     with _errors_of_any_rank():
         save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(directory), save_distributed=True))

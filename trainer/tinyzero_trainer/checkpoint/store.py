@@ -27,8 +27,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.records import Json
 from tinyzero_trainer.errors import first_line
 
-PIECE_BYTES, BLOCK_BYTES = 2**28, 2**20
-"""What a thread hashes of a file, and what it reads at a time."""
+PIECE_BYTES, BLOCK_BYTES = 2**28, 2**20  # what a thread hashes of a file, and what it reads at a time
 
 HASHING_THREADS = min(16, os.cpu_count() or 1)
 MANIFEST, FORMAT = "manifest.json", 1  # other formats are refused
@@ -106,11 +105,7 @@ def save(
 
 
 def latest(root: Path) -> Checkpoint | None:
-    """The newest intact checkpoint under `root`, or None if there has never been one.
-
-    Raises:
-        CheckpointError: all checkpoints are damaged, or the system cannot read one now.
-    """
+    """The newest intact checkpoint under `root`, None without any; a CheckpointError if all are damaged."""
     skipped: list[str] = []
     for step, path in sorted(sealed(root), reverse=True):
         try:
@@ -167,10 +162,7 @@ def sealed(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def prune(root: Path) -> None:
-    """Delete all checkpoints but the newest intact one and those that another run needs, and what killed runs left.
-
-    The caller holds the run's lock. If all are damaged, a CheckpointError says so, and none is deleted.
-    """
+    """Delete all checkpoints but the newest intact one and those that another run needs, and what killed runs left."""
     newest = latest(root)
     for _, path in list(sealed(root)):
         if newest is not None and path != newest.path and not _is_used(path):

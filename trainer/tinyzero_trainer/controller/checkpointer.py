@@ -1,7 +1,4 @@
-"""Saving a run and resuming it: weights, optimizers, the trainer's state and a prefetched batch in one checkpoint.
-
-Atomic directories and their checksums are in checkpoint/.
-"""
+"""Saving a run and resuming it: weights, optimizers, the trainer's state and a prefetched batch in one checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

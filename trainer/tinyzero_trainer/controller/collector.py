@@ -69,10 +69,7 @@ class RolloutCollector:
 
     @contextmanager
     def prefetching(self, step: int) -> Iterator["Future[RolloutBatch] | None"]:
-        """Collect the batch of `step` during the block, if there is one and the engine samples by itself.
-
-        A signal ends it: what is sampled stays in flight.
-        """
+        """Collect the batch of `step` during the block, if there is one and the engine samples by itself."""
         if self.groups is None or not self.groups.engine.concurrent or step > self.config.run.steps:
             yield None
             self.prefetched = None
@@ -90,12 +87,7 @@ class RolloutCollector:
             self.groups.load_weights(version)
 
     def collect(self, step: int, stop: Stop) -> RolloutBatch:
-        """Sample and score the batch of a step (1-based).
-
-        Raises:
-            StopRequested: `stop` was requested while generating.
-            TinyZeroError: a worker or a task failed.
-        """
+        """Sample and score the batch of a step (1-based); raises `StopRequested` if `stop` is requested meanwhile."""
         config, rollout = self.config, self.config.rollout
         self._timer = StepTimer()
         control, full = config.length_control, rollout.max_completion_tokens
@@ -161,10 +153,7 @@ class RolloutCollector:
         return rollouts, kept
 
     def _informative(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """The groups whose unmasked completions differ in the task's own score, before shaping.
-
-        Where the estimator compares the parts of scores, they may also differ in one of these.
-        """
+        """The groups whose unmasked completions differ in the task's own score, or in a part that is compared."""
         by_part, group_size = self.config.algorithm.needs("parts"), self.config.rollout.group_size
 
         def own(rollout: Rollout) -> tuple[float, ...]:

@@ -39,12 +39,7 @@ def ending(session: Session, step: Step) -> Iterator[None]:
     """Save where a signal or an error ends the block and has left the policy intact.
 
     An error says in addition how to resume. Once a signal has asked the run to stop, it ends with the signal's exit
-    code, whatever else happens.
-
-    Raises:
-        Interrupted: a signal ended the run, which is saved.
-        Stopped: an error ended it after a signal.
-        TinyZeroError: the error of the block.
+    code: as `Interrupted`, or as `Stopped` by an error.
     """
     stop = session.stop
     try:

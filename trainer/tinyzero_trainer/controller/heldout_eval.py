@@ -108,7 +108,7 @@ class HeldOutEvaluation:
 def pass_at_metrics(task: str, correct: np.ndarray, counted: np.ndarray, pass_at: Sequence[int]) -> dict[str, float]:
     """pass@k as `tinyzero eval` estimates it: of the problems with k counted completions or more, if there are any.
 
-    `correct` and `counted` are bool, [completions]: those of a problem one after another, as many as the largest k.
+    `correct` and `counted` are [completions], those of a problem adjacent, as many as the largest k.
     """
     samples, metrics = max(pass_at, default=1), dict[str, float]()
     sizes = counted.reshape(-1, samples).sum(axis=1)

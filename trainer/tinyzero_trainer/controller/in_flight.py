@@ -33,7 +33,6 @@ class Admitted:
     """A group in flight."""
 
     prompt: Prompt
-
     version: int  # the weights' version when it was admitted; no token of it is older
     group: Group  # as far as it is sampled
 
@@ -51,14 +50,14 @@ _IN_FLIGHT = TypeAdapter(InFlight)
 
 
 def save_in_flight(in_flight: InFlight, directory: Path) -> None:
-    """Write them to a checkpoint's state directory."""
+    """Write groups to a checkpoint's state directory."""
     # Not dump_json, which refuses a text with half a surrogate pair and turns NaN into null.
     content = json.dumps(_IN_FLIGHT.dump_python(in_flight), default=list)
     (directory / IN_FLIGHT_FILE).write_text(content, encoding="utf-8")
 
 
 def load_in_flight(file: Path) -> InFlight | None:
-    """Those in a file; None if there is no file."""
+    """The groups in a file; None if there is no file."""
     with damage_in_one_line(file):
         return _IN_FLIGHT.validate_python(json.loads(file.read_bytes())) if file.exists() else None
 

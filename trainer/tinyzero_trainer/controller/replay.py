@@ -51,10 +51,7 @@ class _NotKept(SkippedUpdates):
 
 
 def replay(run: Path, step: int, session: Session, training_step: Step, rows: list[dict[str, Any]]) -> Replayed:
-    """Take the steps of a session, of a copy of `run`, up to `step` (1-based), which is diagnosed.
-
-    `rows` are the run's metrics.
-    """
+    """Take the steps of a session, of a copy of `run` with the metrics `rows`, up to `step`, which is diagnosed."""
     state, workers = session.state, session.workers
     kept, start, error = RunDirectory(run).skipped_batch(step), state.step, None
     learners: dict[str, Any] = {"policy": workers.policy, "critic": workers.critic}

@@ -1,7 +1,4 @@
-"""A session of a run: its directory, workers and records, at its start or restored from a checkpoint.
-
-What it repeats is in loop.py, and how it ends in ending.py.
-"""
+"""A session of a run: its directory, workers and records, at its start or restored from a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -71,10 +68,7 @@ class Session:
     audit: Audit | None = None  # the audit of reinforcement learning
 
     def save(self, step: Step) -> None:
-        """Save a checkpoint, and before it the completions up to it and what the audit says of them.
-
-        Raises the audit's alarm, perhaps from a sample that was judged only now.
-        """
+        """Save a checkpoint, and before it what belongs to it; raises the audit's alarm, perhaps of a last sample."""
         if self.audit is not None:
             self.audit.drain()
         self.completions.write()
@@ -116,7 +110,11 @@ def open_session(
         workers = stack.enter_context(
             build_workers(config, display=progress, training=True, checkpoint=path, tasks=tasks)
         )
-        recorded = _as_it_fits(recorded, workers)
+        assert workers.policy is not None
+        tokens = workers.policy.micro_batch_tokens
+        if tokens != recorded.optimizer.token_budget:  # memory has room for less; a resumed run starts with it
+            optimizer: Any = replace(recorded.optimizer, micro_batch_tokens=tokens)
+            recorded = replace(recorded, optimizer=optimizer)
         versions = {running.task.name: running.task.version for running in workers.tasks.values()}
         run.save_config(recorded, versions)  # also when resumed: run.steps may have been raised
         state = restore(saved, workers)
@@ -144,13 +142,3 @@ def open_session(
             completions=completions,
             trackers=trackers,
         )
-
-
-def _as_it_fits(config: TrainConfig | SftConfig, workers: Workers) -> TrainConfig | SftConfig:
-    """The configuration with the micro-batch that memory had room for, which a resumed run starts with."""
-    assert workers.policy is not None
-    tokens = workers.policy.micro_batch_tokens
-    if tokens == config.optimizer.token_budget:
-        return config
-    optimizer: Any = replace(config.optimizer, micro_batch_tokens=tokens)
-    return replace(config, optimizer=optimizer)

@@ -13,8 +13,7 @@ from tinyzero_trainer.types import Rollout
 ENOUGH_GROUPS = 64
 """Groups per task that decide; later steps say something about the training, and no longer about its start."""
 
-FEW_RIGHT = 0.01
-"""Accuracy below which training on right completions alone has nothing to learn from."""
+FEW_RIGHT = 0.01  # accuracy below which training on right completions alone has nothing to learn from
 
 
 def learning_signal(

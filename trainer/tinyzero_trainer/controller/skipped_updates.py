@@ -9,8 +9,7 @@ from tinyzero_sdk.errors import DataError
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
 from tinyzero_trainer.training.optimizer import UpdateError
 
-MOST_SKIPPED = 10
-"""Batches kept of skipped updates."""
+MOST_SKIPPED = 10  # batches kept of skipped updates
 
 
 class SkippedUpdates:

@@ -21,7 +21,6 @@ class TrainerState:
     """What one step leaves to the next; in a checkpoint, `state.json`."""
 
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="constants")  # by default NaN metrics become null
-
     step: NonNegativeInt = 0  # completed steps
     pending_metrics: dict[str, float] | None = field(default_factory=dict)
     """Metrics of this step until its evaluation is done and its line in `metrics.jsonl` is written; None afterwards."""

@@ -24,10 +24,7 @@ FAILURES: tuple[Reason, ...] = ("error", "timeout", "no_answer", "malformed")
 def batch_metrics(
     tasks: Mapping[str, Task], samples: Sequence[Rollout], batch: TrainingBatch, ranks: int = 1
 ) -> dict[str, float]:
-    """Metrics of a step's completions: `samples` are all, group after group, and `batch` has those trained on.
-
-    `critic/rewards` is over the latter alone, KL penalties deducted.
-    """
+    """Metrics of a step's completions: `samples` are all, group after group, and `batch` has those trained on."""
     group_size, reasons = batch.group_size, [sample.score.reason for sample in samples]
     known = counted(samples, tasks)
     rewards = batch.group_rewards().flatten().tolist()

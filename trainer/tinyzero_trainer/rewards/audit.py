@@ -257,7 +257,7 @@ class Audit(ClosesOnExit):
         return self.directory / f"{name}.cases.jsonl"
 
     def _raise_alarm(self, name: str, step: int, false: Sequence[Rollout]) -> None:
-        """Warn, or have the run stopped, if what was judged since the last alarm shows a rate above the limit.
+        """Warn, or stop the run, if what was judged since the last alarm shows a rate above the limit.
 
         `false` are the sample's own; without any it shows nothing new.
         """

@@ -44,10 +44,7 @@ def score(
     """Score completions, in the order given; those of a problem are adjacent.
 
     A completion whose scorer failed is masked: nothing is known about it, and 0 may be more than a wrong answer gets.
-    `on_failure` is told the task, and a message.
-
-    Raises:
-        BrokenTaskError: a task's scorer failed on more than `max_failure_rate`.
+    `on_failure` is told the task, and a message; above `max_failure_rate` it is raised as a BrokenTaskError.
     """
     texts = decode_texts(tokenizer, [generation.token_ids for _, generation in generated])
     rollouts: dict[int, Rollout] = {}
