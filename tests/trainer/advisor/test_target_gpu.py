@@ -17,7 +17,7 @@ from tinyzero_trainer.distributed.sizes import usable
 from tinyzero_trainer.hardware.gpu import GIB, Driver, GpuInfo
 from tinyzero_trainer.hardware.gpu_specs import find_gpu_spec, has_bfloat16, known_gpus
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout.vllm.engine_args import settled
+from tinyzero_trainer.rollout.vllm.build import settled
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tinyzero_trainer.config.settings import with_settings
 from tinyzero_trainer.distributed.groups import ALONE, DataParallelGroup
 from tinyzero_trainer.distributed.workload import workload_of
 from tinyzero_trainer.models.loading import LanguageModel
-from tinyzero_trainer.rollout.vllm.engine_args import sequences_at_a_time
+from tinyzero_trainer.rollout.vllm.build import sequences_at_a_time
 from tinyzero_trainer.training import policy
 from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import micro_batches

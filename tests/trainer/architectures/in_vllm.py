@@ -15,7 +15,7 @@ from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import save_model
 from tinyzero_trainer.rollout.build import build_engine
 from tinyzero_trainer.rollout.vllm import build
-from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, refuse_architecture
+from tinyzero_trainer.rollout.vllm.build import engine_arguments, refuse_architecture
 from tinyzero_trainer.rollout.weight_source import named_weights
 
 TOLERANCE = 1e-3

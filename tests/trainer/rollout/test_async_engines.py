@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,15 +121,6 @@ def test_what_another_engine_has_begun_is_continued(kind: Callable[..., BatchedE
     for generation in flat(by_number(complete)):
         assert sum(count for _, count in generation.versions) == len(generation.token_ids)
         assert [version for version, _ in generation.versions] in ([3], [3, 5], [5])
-
-
-def test_end_tokens_may_be_ignored_from_some_time_on() -> None:
-    engine, at_first = graph(random_model("qwen2"), max_num_seqs=8), SamplingParams(40)
-    engine.submit(asked([[5, place] for place in range(60)], 1, 40))
-    complete = list(engine.advance(at_first))
-    for _ in range(100):
-        complete += engine.advance(replace(at_first, ignore_eos=True))
-    assert len(complete) == 60
 
 
 @pytest.mark.slow

@@ -33,10 +33,8 @@ def test_a_run_gets_the_graph_engine_with_its_settings_or_a_line_that_says_why_n
             require_engine(changed(BASE, in_fp8), torch.device("cuda"), partial(architecture, None))
     monkeypatch.setattr(build.FusedDecoder, "fits", lambda _: False)
     both = in_fp8 | {"rollout__kv_cache_dtype": "fp8"}
-    with pytest.raises(TinyZeroError, match=r"kv_cache_dtype=fp8 and rollout\.quantization=fp8 .* needs CUDA graphs"):
+    with pytest.raises(TinyZeroError, match=r"kv_cache_dtype=fp8 and rollout\.quantization=fp8 needs CUDA graphs"):
         build_engine(changed(BASE, both), toy_model)
-    with pytest.raises(TinyZeroError, match=r"leave it out, or use rollout\.engine=vllm$"):
-        build_engine(changed(BASE, {"rollout__engine": "torch", "rollout__kv_cache_dtype": "fp8"}), toy_model)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.trainer.conftest import random_model
 from tests.trainer.rollout import reference_ops
-from tests.trainer.rollout.engines import flat, graph, plain, reserve
+from tests.trainer.rollout.engines import flat, graph, plain
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.rollout import SamplingParams
 from tinyzero_trainer.rollout.torch import cuda_graph
@@ -113,22 +113,6 @@ def test_sequences_that_share_a_prefix_may_read_it_in_its_slot(at_a_time: int, m
 
 
 @pytest.mark.slow
-def test_buffers_serve_smaller_larger_and_other_batches() -> None:
-    model = random_model("qwen2")
-    engine, other = graph(model), plain(model)
-    for prompts, samples, params in (
-        (PROMPTS, 8, ALL),
-        (PROMPTS[:1], 1, SamplingParams(5)),
-        (PROMPTS, 3, SamplingParams(50, 0.5, logprobs=True)),
-        (PROMPTS[2:], 15, SamplingParams(9, 1.5)),
-        (PROMPTS, 8, SamplingParams(24, 0.0)),
-        ([], 4, ALL),
-    ):
-        ours = engine.generate(prompts, samples, params, seed=4)
-        assert_same(ours, other.generate(prompts, samples, params, seed=4))
-
-
-@pytest.mark.slow
 def test_weights_are_taken_over_when_they_are_loaded_and_not_before(any_model: Any) -> None:
     engine = graph(any_model)
     before = engine.generate(PROMPTS, 4, ALL, seed=6)
@@ -216,15 +200,6 @@ def test_models_without_products_in_fp8(changes: dict[str, Any], reason: str | N
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
-
-
-def test_there_is_memory_for_each_way_of_sampling() -> None:
-    """Top-p takes many times the logits' memory: smaller buffers are allocated anew, once."""
-    engine, sizes = graph(random_model("qwen2"), memory=lambda: FreeMemory(2**40, 0)), []
-    for params in (ALL, SamplingParams(24, 0.0), SamplingParams(24, top_p=0.9), ALL):
-        reserve(engine, PROMPTS, 4, params)
-        sizes.append(engine._allocated)
-    assert sizes[0] < sizes[1] < sizes[2] == sizes[3]
 
 
 @pytest.mark.slow

@@ -289,7 +289,7 @@ def test_weights_are_taken_over_without_new_graphs() -> None:
     model = random_model("qwen2").to(GPU)
     engine = graph(model, ENDS)
     before = engine.generate(PROMPTS, 32, SAMPLED, seed=2)
-    keys = set(engine._runner._runs)
+    keys = set(engine._runner.steps)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
@@ -297,7 +297,7 @@ def test_weights_are_taken_over_without_new_graphs() -> None:
     after = engine.generate(PROMPTS, 32, SAMPLED, seed=2)
     assert [rollout.token_ids for rollout in flat(after)] != [rollout.token_ids for rollout in flat(before)]
     assert_almost_all_same(after, plain(model, ENDS, max_num_seqs=4096).generate(PROMPTS, 32, SAMPLED, seed=2))
-    assert keys <= set(engine._runner._runs)
+    assert keys <= set(engine._runner.steps)
 
 
 def test_the_same_again_in_larger_and_smaller_batches_and_after_sleep() -> None:

@@ -91,20 +91,6 @@ def test_a_batch_that_is_stopped_or_whose_engine_dies_is_sampled_again(restarted
     assert len(vllm.advance(SamplingParams(6), stop)) == (0 if restarted else len(PROMPTS))
 
 
-def test_a_temperature_above_vllms_limit_is_refused() -> None:
-    with pytest.raises(VllmError, match="up to 2, not 3"):
-        Engines().start().generate(PROMPTS, 1, SamplingParams(3, temperature=3.0), seed=0)
-
-
-def test_a_prefix_cache_in_use_is_reset_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, pauses, answers = Engines(), list[float](), [False, False, True]
-    vllm = fake.start()
-    monkeypatch.setattr(fake.clients[0], "reset_prefix_cache", lambda: answers.pop(0))
-    monkeypatch.setattr(engine, "sleep", pauses.append)
-    vllm.load_weights()
-    assert (answers, pauses) == ([], [engine.CACHE_PAUSE] * 2)
-
-
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 

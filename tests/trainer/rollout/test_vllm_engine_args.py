@@ -12,8 +12,8 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import VllmError
 from tinyzero_trainer.models.loading import LanguageModel
 from tinyzero_trainer.rollout.build import require_engine
-from tinyzero_trainer.rollout.vllm import client, engine_args
-from tinyzero_trainer.rollout.vllm.engine_args import engine_arguments, environment, refuse_architecture, settled
+from tinyzero_trainer.rollout.vllm import build, client
+from tinyzero_trainer.rollout.vllm.build import engine_arguments, environment, refuse_architecture, settled
 from tinyzero_trainer.utils import vllm_version
 from tinyzero_trainer.utils.vllm_version import VllmMissingError
 
@@ -59,7 +59,7 @@ def test_an_architecture_that_vllm_does_not_run_is_refused(tmp_path: Path, monke
         '    "Olmo2ForCausalLM": (\n        "transformers",\n        "TransformersForCausalLM",\n    ),\n}\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(engine_args, "require_vllm", lambda: "0.32.0")
+    monkeypatch.setattr(build, "require_vllm", lambda: "0.32.0")
     apart, within = changed(BASE, {}), changed(BASE, {"vllm__separate_process": False})
     refuse_architecture(within, LlamaForCausalLM)
     refuse_architecture(apart, Olmo2ForCausalLM)
@@ -129,7 +129,7 @@ def test_the_environment_hides_expandable_segments(toy_model: LanguageModel, mon
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True, max_split_size_mb:64")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    monkeypatch.setattr(engine_args, "find_spec", lambda _: None)
+    monkeypatch.setattr(build, "find_spec", lambda _: None)
     config = changed(BASE, {})
     found = environment(config, toy_model, CPU)
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == " max_split_size_mb:64"

@@ -12,23 +12,12 @@ from tinyzero_trainer.types import Generation
 class SamplingParams:
     """How tokens are sampled."""
 
-    max_tokens: int
-    """Longest completion, in tokens."""
-
-    temperature: float = 1.0
-    """Divides the logits; 0 = greedy."""
-
-    top_p: float = 1.0
-    """Sample from the smallest set of tokens that has this much probability."""
-
-    top_k: int = 0
-    """Sample from the k most probable tokens; 0 = all."""
-
-    ignore_eos: bool = False
-    """Whether every completion continues to `max_tokens`."""
-
-    logprobs: bool = False
-    """Whether the log-probabilities of the sampled tokens are returned; some engines are slower with them."""
+    max_tokens: int  # longest completion
+    temperature: float = 1.0  # divides the logits; 0 = greedy
+    top_p: float = 1.0  # sample from the smallest set of tokens that has this much probability
+    top_k: int = 0  # sample from the k most probable tokens; 0 = all
+    ignore_eos: bool = False  # whether every completion continues to `max_tokens`
+    logprobs: bool = False  # whether those of the sampled tokens are returned; some engines are slower with them
 
 
 OnProgress = Callable[[int], None]

@@ -33,11 +33,7 @@ def refuse(config: TrainConfig, device: torch.device, architecture: Architecture
 
 
 def build(
-    config: TrainConfig,
-    language_model: LanguageModel,
-    report: Callable[[str], None],
-    source: WeightSource,
-    number: int = 0,
+    config: TrainConfig, language_model: LanguageModel, report: Callable[[str], None], source: WeightSource, number: int
 ) -> RolloutEngine:
     """`build_engine` for `rollout.engine=torch`."""
     model = language_model.model
@@ -57,14 +53,11 @@ def build(
             report=report,
         )
     if device.type == "cuda":
-        if settings := config.rollout.in_fp8:
-            advice = "leave it out" + ("" if config.rollout.quantization else ", or use rollout.engine=vllm")
-            raise TinyZeroError(
-                f"{' and '.join(settings)} with rollout.engine=torch needs CUDA graphs, which {type(model).__name__} "
-                f"has not as this model is set up; {advice}"
-            )
+        name = type(model).__name__
+        if settings := " and ".join(config.rollout.in_fp8):
+            raise TinyZeroError(f"{settings} needs CUDA graphs; rollout.engine=torch has none for {name}; leave it out")
         report(
-            f"rollout.engine=torch has no CUDA graphs for {type(model).__name__} as this model is set up, so "
-            "completions are generated slowly; rollout.engine=vllm is faster"
+            f"rollout.engine=torch has no CUDA graphs for {name} as this model is set up, so completions are generated "
+            "slowly; rollout.engine=vllm is faster"
         )
     return TorchEngine(language_model, max_num_seqs=unless_auto(config.rollout.max_num_seqs) or FEW_SEQUENCES)

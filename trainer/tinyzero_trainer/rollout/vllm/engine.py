@@ -1,7 +1,4 @@
-"""The rollout engine `vllm`. One that fails is not used again: executors/restart.py starts another in its place.
-
-client.py talks to vLLM, engine_args.py has vLLM's arguments.
-"""
+"""The rollout engine `vllm`. One that fails is not used again: executors/restart.py starts another in its place."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence

@@ -34,7 +34,9 @@ class SyncCheck:
     def __init__(self, language_model: LanguageModel, dtype: torch.dtype) -> None:
         """`language_model` is the policy's, `dtype` the engine's."""
         self._language_model, self._tolerance = language_model, TOLERANCE[dtype]
-        self.batch = PromptBatch(probes(len(language_model.tokenizer)), 1, PARAMS, seed=0)
+        step = max(1, len(language_model.tokenizer) // (PROBES * PROBE_TOKENS + 1))  # all over the vocabulary
+        rows = [range(1 + row, 1 + row + PROBES * PROBE_TOKENS, PROBES) for row in range(PROBES)]
+        self.batch = PromptBatch([[step * place for place in row] for row in rows], 1, PARAMS, seed=0)
 
     def compare(self, groups: Groups) -> None:
         """Compare an engine's completions of `batch` with the policy. All ranks must call this at the same time.
@@ -52,17 +54,6 @@ class SyncCheck:
                 f"expected at most {self._tolerance:g}: this vLLM does not take over all weights of "
                 f"{type(self._language_model.model).__name__}; take rollout.engine=torch, or another version of vLLM"
             )
-
-
-def probes(vocabulary: int) -> list[list[int]]:
-    """Prompts whose tokens are spread evenly over the vocabulary.
-
-    Example:
-        >>> probes(170)[:2]
-        [[10, 50, 90, 130], [20, 60, 100, 140]]
-    """
-    step = max(1, vocabulary // (PROBES * PROBE_TOKENS + 1))
-    return [[step * (1 + row + PROBES * place) for place in range(PROBE_TOKENS)] for row in range(PROBES)]
 
 
 def completion_logprobs(language_model: LanguageModel, rows: Sequence[tuple[list[int], Generation]]) -> Tensor:

@@ -8,8 +8,8 @@ Slots are refilled as sequences finish. New weights overwrite the old ones in pl
 way keep the keys and values of their tokens so far (as in PipelineRL, arXiv 2509.19128).
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ from tinyzero_trainer.rollout.torch.batch_state import BatchState, copy_to_host,
 from tinyzero_trainer.rollout.torch.batched_engine import BatchedEngine
 from tinyzero_trainer.rollout.torch.cost_model import CACHE_BLOCK, PREFILL_TOKENS, sampling_bytes
 from tinyzero_trainer.rollout.torch.cuda_graph.fp8_products import Fp8GraphModel, Fp8Weights
-from tinyzero_trainer.rollout.torch.cuda_graph.graph_runner import GraphRunner
 from tinyzero_trainer.rollout.torch.cuda_graph.kv_capacity import FreeMemory, fitting_sequences
 from tinyzero_trainer.rollout.torch.cuda_graph.model import Cache, GraphModel
 from tinyzero_trainer.rollout.torch.fused_weights import FusedWeights
@@ -246,7 +245,8 @@ class GraphEngine(BatchedEngine):
 
     def _work_on(self, running: Tensor, kept: Tensor | None = None) -> None:
         """See `BatchedEngine`; prepares a step for their number if there is none."""
-        state, params, rows, cache = self._state, self._params, self._padded(len(running)), self._cache
+        state, params, cache = self._state, self._params, self._cache
+        rows = next(size for size in self._capture_sizes if size >= len(running))
         # What is fixed in a graph; it reads the values of temperature and top-p.
         key = (rows, params.temperature == 0, params.top_p < 1, params.top_k, params.ignore_eos)
 
@@ -254,7 +254,7 @@ class GraphEngine(BatchedEngine):
             """Reads and writes the buffers only."""
             self._sample(state, self._model.step(state, rows, cache), rows, params)
 
-        if key not in self._runner:
+        if key not in self._runner.steps:
             state.set_rows(running[:0], rows)  # preparing it changes only the spare slot
             self._runner.prepare(key, step)
         state.set_rows(running, rows)
@@ -264,7 +264,7 @@ class GraphEngine(BatchedEngine):
         return None if self._check is None else (self._check(), self._checked)
 
     def _step(self, index: int) -> None:
-        self._runner.run(self._key)
+        self._runner.steps[self._key]()
         if index % self.check_every == self.check_every - 1 - CHECK_LAG and not self._params.ignore_eos:
             self._check, self._checked = copy_to_host(self._state.finished), index
 
@@ -273,9 +273,6 @@ class GraphEngine(BatchedEngine):
             self._model.kernels.sample(logits, state, rows, ends=not params.ignore_eos)
         else:
             state.sample(logits, rows, params)
-
-    def _padded(self, rows: int) -> int:
-        return next(size for size in self._capture_sizes if size >= rows)
 
 
 def _by_kernel(params: SamplingParams) -> bool:
@@ -293,3 +290,42 @@ def _part_end(contexts: Sequence[list[int]], rows: Sequence[int], start: int, vo
             if row > start and longest * count > PREFILL_TOKENS:
                 return row
     return end
+
+
+class GraphRunner:
+    """Runs steps repeatedly: on a CUDA device as captured graphs, elsewhere by calling them.
+
+    The tensors that a step reads and writes must keep their addresses.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all steps and their memory; what they read may be freed now."""
+        self.steps: dict[Hashable, Callable[[], None]] = {}  # by key
+        # The stream stays: memory used on one is not reused on another, and cuBLAS never frees its workspace of each.
+        self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
+
+    def prepare(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Prepare a step. It runs once before it is captured, so that libraries choose their kernels and workspaces."""
+        if self._stream is None:
+            step()
+            self.steps[key] = step
+            return
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            step()
+            # Not torch.cuda.graph, which empties the allocator's cache each time. Other threads may keep allocating.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            except BaseException:
+                with suppress(RuntimeError):  # it fails as well, and would hide the reason
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        self.steps[key] = graph.replay
