@@ -16,13 +16,10 @@ from tinyzero_sdk.settings import (
     build,
     describe,
     field_docs,
-    flatten,
-    get,
     merge,
     parse_overrides,
     read_toml,
     to_mapping,
-    unflatten,
 )
 
 
@@ -103,16 +100,6 @@ def test_merge_puts_one_tree_on_another(base, over):
     assert merge({}, over) == over
     assert merge(merged, over) == merged
     assert json.dumps(base) == before
-
-
-@given(TREES)
-def test_a_tree_is_the_sum_of_its_leaves(tree):
-    again = {}
-    for key, value in flatten(tree):
-        assert get(tree, key) == value
-        again = merge(again, unflatten({key: value}))
-    assert list(flatten(again)) == list(flatten(tree))
-    assert get(tree, "a.b.d") is None
 
 
 @given(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sdk.conftest import options_source
@@ -91,14 +91,6 @@ def test_split_is_the_candidates_in_order_without_repeats_whatever_the_block(key
     assert f"only {len(expected)} different" in error
 
 
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(keys=st.lists(st.integers(), min_size=1, max_size=30), block=st.integers(1, 5000))
-def test_endless_task_with_few_problems_ends_at_the_same_candidate(keys, block):
-    small, big = (problems(Numbers(keys, endless=True), "train", block=size) for size in (block, 4096))
-    assert small[0] == big[0] == [key for key in dict.fromkeys(keys) if split_of_key(str(key)) == "train"]
-
-
 def test_exhausted_task_says_how_many_problems_it_has_and_what_to_type():
     task = Numbers(list(range(100)), endless=True)
     there = len(problems(task, "train")[0])
@@ -123,14 +115,6 @@ def test_a_split_of_next_to_nothing_is_not_searched_for_without_end(monkeypatch)
     task = Numbers(list(range(100)), endless=True)
     with pytest.raises(ExhaustedError, match=r"0 different test .*all repeats or of the other split\); request fewer"):
         list(iterate_split(task, "test", size=5, test_fraction=1e-9))
-
-
-def test_own_splits_are_kept_and_a_test_fraction_is_refused():
-    task = Numbers(list(range(100)), has_own_splits=True)
-    for split in ("train", "test"):
-        assert problems(task, split)[0] == task.keys
-    with pytest.raises(SettingsError, match=r"a test fraction \(0\.5\) has no effect on 'numbers'"):
-        iterate_split(task, "train", test_fraction=0.5)
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])

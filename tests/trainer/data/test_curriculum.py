@@ -45,11 +45,6 @@ def test_as_many_levels_as_buckets_have_one_each() -> None:
         assert bucket_edges(difficulties, 3, task="t") == (1.0, 2.0)
 
 
-def test_buckets_of_different_difficulties_are_equally_large() -> None:
-    edges = bucket_edges([float(value) for value in range(100)], 4, task="t")
-    assert Counter(bucket_of(float(value), edges) for value in range(100)) == {0: 25, 1: 25, 2: 25, 3: 25}
-
-
 @given(RATES, st.lists(st.integers(1, 1000), min_size=6, max_size=6), settings())
 def test_weights_sum_to_one_and_none_is_below_the_floor(rates: tuple, sizes: list, config: CurriculumConfig) -> None:
     rates = rates[: config.buckets]
@@ -158,27 +153,12 @@ def test_a_resumed_stream_is_the_stream(steps: int, seed: int) -> None:
     assert resumed.close_step(solved(1, 0.3)) == whole.close_step(solved(1, 0.3))
 
 
-def test_the_bucket_near_the_target_is_drawn_most() -> None:
-    drawing = stream(3000, of_each=1000, min_probability=0.1)
-    train(drawing, [1.0, 0.5, 0.0], 20)
-    drawn = Counter(bucket for _, _, bucket in take(drawing, 500))
-    assert drawn[1] / 500 == pytest.approx(0.8, abs=0.06)
-    assert min(drawn[0], drawn[2]) / 500 == pytest.approx(0.1, abs=0.05)
-
-
 def test_problems_that_wait_come_in_their_order() -> None:
     plain = [problem for _, problem, _ in take(ToyProblems("p", 60).stream(0), 60)]
     drawn = take(stream(60), 60)
     for bucket in range(3):
         own = [problem for _, problem, of in drawn if of == bucket]
         assert own == [problem for problem in plain if problem // 20 == bucket]
-
-
-def test_equally_difficult_problems_come_in_their_order() -> None:
-    plain = [problem for _, problem, _ in take(ToyProblems("p", 5).stream(0), 12)]
-    drawing = stream(5, of_each=5)
-    assert [problem for _, problem, _ in take(drawing, 12)] == plain
-    assert drawing.close_step(solved(0, 0.5)) == {"bucket_0/weight": 1.0, "bucket_0/pass_rate": 0.5}
 
 
 def test_metrics_tell_the_weights_of_the_step_and_the_rates_after_it() -> None:

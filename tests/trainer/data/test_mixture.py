@@ -56,16 +56,6 @@ def test_a_resumed_mixture_continues_as_one_that_never_stopped(buckets: int, sto
     assert resumed.progress() == whole.progress()
 
 
-def test_each_task_has_its_own_epochs() -> None:
-    stream = mixture()
-    drawn = take(stream, 60)
-    large, small = ([problem for name, problem, _ in drawn if name == of] for of in ("large", "small"))
-    assert (sorted(large), len(small)) == (list(range(40)), 20)
-    assert sorted(small[:8]) == sorted(small[8:16]) == list(range(8))
-    assert small[:8] != small[8:16]
-    assert {name: progress.epoch for name, progress in stream.progress().items()} == {"large": 0, "small": 2}
-
-
 def sample(task: str, correct: bool = True, bucket: int = 0) -> Rollout:
     prompt = Prompt(Item(None), "", [1], task, bucket)
     return Rollout(prompt, Generation([1], [0.0], True), "", Score(float(correct), correct))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-import torch
 
 from tests.trainer.configurations import call, typed
 from tinyzero_sdk.errors import SettingsError
@@ -21,7 +20,6 @@ from tinyzero_trainer.hardware.nvml import sees_gpu
 from tinyzero_trainer.sft import default_model
 from tinyzero_trainer.sft import train as sft
 from tinyzero_trainer.sft.default_model import DefaultModel, plan
-from tinyzero_trainer.utils.oom import OutOfMemoryError
 from tinyzero_trainer.utils.signals import Interrupted
 
 
@@ -133,21 +131,6 @@ def test_a_signal_while_it_is_made_is_one_line_and_leaves_nothing(
     assert left == code
     assert err.splitlines()[-1] == f"stopped by {number.name} before the small model was made; nothing is left of it"
     assert [path.suffix for path in (cache / "tinyzero" / "models").iterdir()] == [".lock"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("gpu", "cache")
-def test_no_memory_to_make_it_in_names_its_own_settings(toy_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0")
-
-    monkeypatch.setattr(sft, "open_session", short)
-    with pytest.raises(OutOfMemoryError) as error:
-        planned(toy_task, "task.limit=5", "data.test_fraction=0.4", "run.device=auto").settle(fine_tune)
-    assert str(error.value) == (
-        "the GPU's memory ran out while the default model was made (Tried to allocate 4.64 GiB); give "
-        "a smaller default_model.layers or default_model.mlp_size, or --model tiny"
-    )
 
 
 @pytest.mark.usefixtures("gpu", "cache")

@@ -22,7 +22,6 @@ from tinyzero_trainer.config.sft import compose_sft
 from tinyzero_trainer.config.tasks import load_tasks
 from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.monitoring.completion_log import CompletionLog
-from tinyzero_trainer.sft.batches import Batches
 from tinyzero_trainer.sft.examples import Encoder
 from tinyzero_trainer.sft.file_examples import ExampleFile, FileExamples
 from tinyzero_trainer.types import Generation, Prompt, Rollout
@@ -219,17 +218,6 @@ def test_a_question_of_the_test_split_is_refused_without_its_columns_or_template
                     read([row], tasks=tasks)
 
 
-@pytest.mark.slow
-def test_a_ground_truth_of_another_shape_is_no_problem_of_the_task(read: Read) -> None:
-    """Which an example need not be, and a scored completion must."""
-    row = {"prompt": "2+2=", "completion": "4", "ground_truth": "4"}
-    assert texts(read([row], tasks={"countdown": {}}, test_fraction=1 / 16)) == [("2+2=", "4")]
-    with pytest.raises(DataError, match=r"rows\.jsonl:1 is of a held-out problem"):
-        read([{**row, "extra_info": {"split": "test"}}], tasks={"countdown": {}}, test_fraction=1 / 16)
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: task 'countdown': item_key raised TypeError"):
-        read([{**row, "correct": True}], tasks={"countdown": {}}, test_fraction=1 / 16)
-
-
 def test_the_task_makes_the_prompt_of_a_scored_row_without_one(read: Read, toy_task: str) -> None:
     tasks = {"toy": {"task": toy_task}}
     task = load_tasks(compose_sft({"tasks": tasks}).task_specs)["toy"]
@@ -379,16 +367,6 @@ def test_a_completion_is_tokenized_as_it_stands_after_its_prompt() -> None:
         assert example.generation.token_ids == expected
     (example,) = encoder.examples([prompt], ["42"], [True])  # a chat template may write a space itself
     assert example.generation.token_ids == [6, 5, 1]
-
-
-def test_a_resumed_run_reads_on_where_it_was(read: Read) -> None:
-    examples = read([{"prompt": f"{number}=", "completion": str(number)} for number in range(10)], batch_size=4)
-
-    def batches(first: int) -> Any:
-        return Batches(examples._config, {}, ENCODER, examples._file, first).batches()
-
-    whole, resumed = batches(0), batches(3)
-    assert [next(whole) for _ in range(6)][3:] == [next(resumed) for _ in range(3)]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from tinyzero_sdk.settings import read_toml
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory, newest_model
 from tinyzero_trainer.checkpoint.store import USERS
 from tinyzero_trainer.config import TrainConfig
-from tinyzero_trainer.config.model_defaults import PRESET_FILE, other_task, recorded_defaults
+from tinyzero_trainer.config.model_defaults import other_task, recorded_defaults
 from tinyzero_trainer.config.resume import resume_config
 from tinyzero_trainer.config.sft import SftConfig, compose_sft
 from tinyzero_trainer.sft import train as sft
@@ -260,18 +260,6 @@ def test_a_models_prompts_and_options_stay_unless_they_are_given() -> None:
     config = compose_sft({**requested, **given})
     assert (config.task_specs[0].options["numbers"], config.data.prompt_template) == ([4], "base")
     assert compose_sft({**requested, "tasks": {"multiply": {}}}).task_specs[0].options == {}
-
-
-@pytest.mark.slow
-def test_what_a_run_recorded_is_for_its_own_task_only(warm_model: Path, toy_task: str) -> None:
-    content = tomllib.loads((warm_model / PRESET_FILE).read_text())
-    assert content["warmed_on"] == [{"task": toy_task, "options": {"limit": 5}}]
-    assert json.loads((warm_model / "config.json").read_text())["model_type"] == "qwen2"
-    own = recorded_defaults(str(warm_model), {"mine": {"task": toy_task}})
-    assert own["tasks"] == {"mine": {"options": {"limit": 5}}}
-    assert own["optimizer"]["learning_rate"] == 0.001, "typed, and so before the preset's"
-    other = recorded_defaults(str(warm_model), {"toy_task": {}})  # an installed task of that name is another
-    assert other == {key: value for key, value in own.items() if key != "tasks"}
 
 
 @pytest.mark.slow
