@@ -26,18 +26,10 @@ from tinyzero_sdk.records import Completion, Item
 def evaluate(
     plan: EvaluationPlan, output: Path | None, observer: EvaluationObserver, pass_at: tuple[int, ...] = ()
 ) -> EvaluationResult:
-    """Sample, score and summarize.
+    """Sample, score and summarize, with pass@k for these k, or powers of two.
 
-    Args:
-        plan: what to evaluate.
-        output: `.jsonl` or `.parquet` file for the scored completions. They are appended to the `.jsonl` file of this
-            name as they arrive, and an evaluation with the same settings resumes there. None = store nothing.
-        observer: receives progress.
-        pass_at: values of k for pass@k; () = powers of two.
-
-    Raises:
-        SettingsError: the output is from an evaluation with other settings.
-        DataError: the output cannot be written, or the task has no problem in the split.
+    Scored completions go to the output, `.jsonl` or `.parquet`, if there is one. They are appended to the `.jsonl` file
+    of this name as they arrive, and an evaluation with the same settings resumes there; with others it is refused.
     """
     from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
 

@@ -38,11 +38,7 @@ class EndpointOptions:
 
 
 def plan_endpoint(request: EvaluationRequest, options: EndpointOptions) -> EvaluationPlan:
-    """The plan to evaluate a model behind an endpoint.
-
-    Raises:
-        SettingsError: the model or task is missing, or the URL or an option of the task is invalid.
-    """
+    """The plan to evaluate a model behind an endpoint; refuses a missing model or task, and a wrong URL or option."""
     from tinyzero_sdk.tasks.registry import load_task_with_overrides
     from tinyzero_sdk.workers.process import count_cores
 

@@ -15,8 +15,7 @@ from tinyzero_sdk.data.files import parse_line
 from tinyzero_sdk.errors import DataError, SettingsError
 from tinyzero_sdk.records import Json
 
-SampleId = tuple[int, int]
-"""Index of the problem and of its completion, both from 0."""
+SampleId = tuple[int, int]  # index of the problem and of its completion, both from 0
 
 
 class SampleFile:
@@ -25,11 +24,8 @@ class SampleFile:
     def __init__(self, path: Path, settings: Mapping[str, Json]) -> None:
         """Open a new file, or one to resume; an incomplete last line is cut off.
 
-        The settings are what the completions depend on, as plain JSON; every row has them as `sampling`.
-
-        Raises:
-            SettingsError: the file is from an evaluation with other settings, or another evaluation is writing to it.
-            DataError: it cannot be read or written, or is not from an evaluation.
+        Every row has the settings, all that the completions depend on, as `sampling`. A file with other settings, or to
+        which another evaluation writes, is a SettingsError; one of something else, or that cannot be read, a DataError.
         """
         self.path = path
         self._settings = dict(settings)

@@ -278,10 +278,8 @@ def _contain(columns: Sequence[pa.Array | pa.ChunkedArray], text: str) -> np.nda
 
 
 def read_completions(paths: Sequence[Path]) -> Completions:
-    """The completions of these files; a file that cannot be read (yet) is left out, and so are rows without a score.
-
-    Raises:
-        DataError: there is only one, and it cannot be read or has no scores.
+    """The completions of these files, without rows that have no score, and files that cannot be read (yet): a DataError
+    where there is only one.
     """
     files, left_out = list[CompletionFile](), list[str]()
     for path in paths:

@@ -58,13 +58,9 @@ def report(
     refresh: float | None = None,
     warn: Callable[[str], None] = lambda message: None,
 ) -> str:
-    """A page that holds all it shows.
+    """A page that holds all it shows of runs with different names, and loads itself again after `refresh` seconds.
 
-    Args:
-        runs: with different names.
-        most: completions of each run; of more, those of evenly chosen problems.
-        refresh: seconds after which the page loads itself again.
-        warn: told of what cannot be read, and is left out.
+    Of more than `most` completions of a run it has those of evenly chosen problems; `warn` is told what is left out.
     """
     described: list[dict[str, Any]] = []
     blocks: list[tuple[dict[str, Any], bytes]] = []

@@ -55,11 +55,7 @@ class Run:
 
 
 def open_run(path: Path, name: str = "") -> Run:
-    """A run directory, or a file of scored completions.
-
-    Raises:
-        DataError: it is neither.
-    """
+    """A run directory, or a file of scored completions; what is neither is a DataError."""
     name = name or str(path)
     if path.is_file() and path.suffix in ENDINGS:
         return Run(name, path, is_run=False)

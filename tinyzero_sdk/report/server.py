@@ -68,25 +68,17 @@ class Library:
         return [row for _, row in sorted(rows, key=lambda entry: entry[0], reverse=True)]
 
     def run(self, name: str) -> Run:
-        """
-        Raises:
-            DataError: no such run is here.
-        """
+        """The run of this name; a DataError where none is here."""
         paths = self.paths()
         if name not in paths:
             raise DataError(f"there is no run {name!r} below {self.root}")
         return open_run(paths[name], name)
 
     def completions(self, run: Run) -> Completions:
-        """Those of a run."""
         return _read(tuple((path, *version_of(path)) for path in run.completion_files()))
 
     def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> Any:
-        """The data of one request.
-
-        Raises:
-            DataError: it has no answer.
-        """
+        """The data of one request; a DataError where it has no answer."""
         if path == "/runs":
             return self.listed()
         runs = [self.run(name) for name in query.get("run", ())]
@@ -126,11 +118,7 @@ def _is_scored(path: Path) -> bool:
 
 
 def make_server(root: Path, port: int) -> ThreadingHTTPServer:
-    """A server of the page on 127.0.0.1; port 0 chooses a free one.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """A server of the page on 127.0.0.1; port 0 chooses a free one, and one that is taken is an OSError."""
     library = Library(root)
     page = html({"live": POLL_SECONDS, "written": str(root), "runs": []}, connect="'self'")
 

@@ -231,7 +231,7 @@ def _read(path: Path, key: str, problems: dict[str | None, int], tasks: dict[str
     reasons = rows["reason"].combine_chunks()
     names, codes = np.array(reasons.dictionary.to_pylist(), object), reasons.indices.to_numpy()
     parts: list[dict[str, float]] = [dict(cell or ()) for cell in rows[PARTS].to_pylist()]
-    columns = {
+    columns: dict[str, np.ndarray] = {
         "task": _codes(rows["task"], tasks),
         "difficulty": _floats(rows, "difficulty"),
         "accuracy": _floats(rows, "correct"),

@@ -44,16 +44,8 @@ def export(source: Path, target: Path, *, overwrite: bool = True) -> dict[Path, 
 
     A log of Inspect is of one task: of several, each has its own, `NAME-TASK.eval`.
 
-    Args:
-        source: scored file, run directory or checkpoint.
-        target: ends in `.eval`, which a viewer loads sample by sample, or `.json`.
-        overwrite: replace logs that exist.
-
-    Returns:
-        The number of completions in each log.
-
-    Raises:
-        DataError: a completion has no score, or a file cannot be read or written.
+    The target ends in `.eval`, which a viewer loads sample by sample, or `.json`. Returns the number of completions in
+    each log; a DataError says that a completion has no score, or a file cannot be read or written.
     """
     check_ending(target, LOG_ENDINGS)
     logs: dict[str, _Log] = {}

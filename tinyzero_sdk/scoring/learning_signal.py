@@ -50,10 +50,8 @@ def measure(
 ) -> LearningSignal:
     """What there is to learn from n completions of G prompts.
 
-    Args:
-        sizes: [G] completions of each prompt, at least one.
-        rewards: [n] in the order of the prompts; `correct`, `no_answer` and `truncated` are [n] bool.
-        truncated: None where unknown, or where it is intended.
+    Each of the G sizes is at least one; the [n] others are in the order of the prompts. `truncated` is None where it is
+    unknown or intended.
 
     Example:
         >>> rewards = np.zeros(64)
@@ -99,12 +97,7 @@ def warning(
 ) -> str:
     """The fault of a signal that has one, and a line for each thing that can help.
 
-    Args:
-        signal: of completions of the task.
-        task: what was evaluated or trained on.
-        model: what `--model` takes; None = the tiny model.
-        max_tokens: longest completion.
-        max_tokens_key: what stands before a number that changes it.
+    The model is what `--model` takes, None = the tiny one; `max_tokens_key` stands before the number of a longer limit.
     """
     longer = f"{max_tokens_key}{LONGER * max_tokens}"
     advice = (f"  {what:<20}{how}" for what, how in _advice(signal, task, model, longer))

@@ -188,8 +188,7 @@ def identifying_columns(block: Block, paths: Sequence[str] = PROBLEM_COLUMNS) ->
 def find_problem_column(block: Block, group_by: str | None = None) -> str:
     """What identifies a problem, by the first rows: a column, or `row` where nothing does, and each counts alone.
 
-    Raises:
-        DataError: no row has `group_by`.
+    A `group_by` that no row has is a DataError.
     """
     if group_by:
         if block.column(group_by).null_count == len(block):
@@ -213,8 +212,7 @@ def whole_groups(
 ) -> Generator[OutputBatch, None, None]:
     """The rows in the same order, in batches with `groups` that never end among the completions of a problem.
 
-    Raises:
-        DataError: a row does not say which problem it is of, or the completions of a problem are not adjacent.
+    A DataError says that a row has no problem, or that the completions of one are not adjacent.
     """
     path, seen = "", set[int]()
     rest: OutputBatch | None = None

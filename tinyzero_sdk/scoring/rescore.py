@@ -111,11 +111,7 @@ def rescore_file(
 ) -> RescoreReport:
     """Score a scored file again and compare.
 
-    Args:
-        task: from `load_task`.
-        source: what `score_file` wrote.
-        output: file for the rows with their new scores; the old ones move to `old_score` and so on.
-        options: processes, limits and checks.
+    The output has the rows with their new scores; the old ones move to `old_score` and so on.
 
     Raises:
         DataError: the file cannot be read, has no rows or no scores.

@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 
@@ -32,8 +31,6 @@ from tinyzero_sdk.tasks.task import Task
 MAX_LISTED = 1000  # most bad rows that are listed; all are counted
 METADATA_KEY = b"tinyzero.scored_by"  # key of the provenance, as JSON, in the metadata of a scored Parquet file
 _PREFETCHED = 4  # blocks prefetched, and tables waiting to be written
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -156,10 +153,7 @@ def run_scoring(
 ) -> None:
     """Score a file into a report, and write its rows; `each` returns those of a batch, still without their new scores.
 
-    Raises:
-        DataError: a file cannot be read or written, or has no rows, or the task compares completions and the rows do
-            not say of which problem they are (see `whole_groups`).
-        VersionMismatchError: the check rejects a row.
+    Raises as `score_file`, and a DataError where the task compares completions and rows do not say of which problem.
     """
     started = time.perf_counter()
     if output is not None:
@@ -238,7 +232,7 @@ def _has_text_truths(task: Task) -> bool:
         return True
 
 
-def _prefetch(items: Iterable[T]) -> Generator[T, None, None]:
+def _prefetch(items: Iterable[OutputBatch]) -> Generator[OutputBatch, None, None]:
     """The items, with the next few prefetched in a thread."""
     source, end = iter(items), object()
     with ThreadPoolExecutor(1) as thread:

@@ -102,7 +102,7 @@ def find_common_column(paths: Sequence[Path]) -> str:
 
 
 def _first_rows(path: Path) -> Block:
-    """With what may identify their problems."""
+    """The first block of scored rows, with what may identify their problems."""
     return next(block for block in read_scored_blocks(path, sources(PROBLEM_COLUMNS)) if len(block))
 
 
@@ -121,13 +121,8 @@ def read_scored_table(
 ) -> ScoredTable:
     """The scored rows of a file, as `read_scored_blocks` reads them, and `visit` sees them with the columns `others`.
 
-    Args:
-        path: of the file, run or checkpoint.
-        schema: names of columns, as `ALIASES` and scored files have them, and types: text, numbers, flags or parts of
-            the reward by name. Cells of other types are null.
-        problems_by: column that identifies a problem; "" = the first usual one that the first rows have.
-        others: columns that only `visit` needs.
-        visit: called with each block.
+    The schema has names of columns, as `ALIASES` and scored files have them, and types as for `typed`; `problems_by` is
+    the column that identifies a problem, or else the first usual one that the first rows have.
     """
     problems_by = problems_by or find_problem_column(_first_rows(path))
     wanted = [*sources([name for name in schema.names if name != "problem"]), *sources([problems_by]), *others]

@@ -188,15 +188,12 @@ def majority_at_k(
 
     Among answers given equally often one is drawn; a completion without an answer has no vote, and where none of the k
     has one, the prompt is not solved. An answer given in several completions is as correct as they are on average.
-    All draws are counted where there are few; else `draws` of each prompt are drawn, for every prompt its own: its
-    completions are shuffled, and cut into draws.
+    All draws are counted where there are few; else `draws` of each prompt are drawn (None = `draws_each`), for every
+    prompt its own: its completions are shuffled, and cut into draws.
 
     Args:
         answers: [G, n] the answers of each prompt as integers, below 0 for none.
         correct: [G, n] whether the completions are correct.
-        k: number of completions drawn.
-        draws: None = `draws_each`.
-        seed: of the draws.
     """
     prompts, size = answers.shape
     if k == 1:
