@@ -20,7 +20,7 @@ DATA_ENDINGS = (".jsonl", ".csv", ".parquet", ".eval")
 
 def complete_task(incomplete: str) -> list[str]:
     """Installed tasks, for the shell."""
-    from tinyzero_sdk.tasks.registry import GROUP
+    from tinyzero_sdk.tasks.local_packages import GROUP
 
     return sorted(name for name in entry_points(group=GROUP).names if name.startswith(incomplete))
 

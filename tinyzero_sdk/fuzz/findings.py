@@ -130,7 +130,7 @@ def traits_of(text: str) -> frozenset[str]:
             traits.add(shown)
             if kind == "symbol" and before in ("first", "open", "symbol"):
                 traits.add(f"{before} {shown}")
-        elif (before, kind) in _ODD_PAIRS:
+        elif before in _ODD_BEFORE[kind]:
             traits.add(f"{before} {kind}")
         if kind == "number":
             traits.update(name for name, is_so in _ODD_NUMBERS.items() if is_so(token))
@@ -143,9 +143,7 @@ _ODD_NUMBERS: dict[str, Callable[[str], bool]] = {
     "leading zero": lambda token: token[0] == "0" and token != "0",
     "long number": lambda token: len(token) > 9,
 }
-_ODD_PAIRS = {(left, right) for left in ("number", "close") for right in ("number", "open")} | {
-    (left, "close") for left in ("symbol", "open", "first")
-}
+_ODD_BEFORE = {"number": ("number", "close"), "open": ("number", "close"), "close": ("symbol", "open", "first")}
 
 
 def _kind(token: str) -> str:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tinyzero_sdk.errors import BrokenTaskError, SettingsError
-from tinyzero_sdk.fuzz.confirm import Confirmation
-from tinyzero_sdk.fuzz.coverage import DEFAULT_FRACTION
 from tinyzero_sdk.fuzz.differential import PREPARING, Kind
 from tinyzero_sdk.fuzz.findings import IN_ORACLE, Finding, FindingSet, traits_of
 from tinyzero_sdk.fuzz.search import AttemptBatch, SearchProgress, SearchSettings, run_search
@@ -22,9 +20,9 @@ from tinyzero_sdk.workers.supervisor import Loss, Supervisor, Worker, wait_for_a
 
 _TICK_SECONDS = 0.05
 _PREPARING_TIMES = 20  # timeouts that generating a problem may take
-_SETTLE_SECONDS = 10.0  # after the search, to confirm the last suspects,
+_SETTLE_SECONDS = 10.0  # after the search, to try the last suspects again,
 _SETTLE_TIMES = 10  # plus this many timeouts
-_MOST_SUSPECTS = 12  # that wait for confirmation
+_BLAMED = 3  # times that a completion must hang or crash: one slow moment of the machine is no finding
 _MOST_USELESS = 3  # workers in a row that ended before their first attempt
 
 
@@ -52,7 +50,6 @@ def fuzz(
     timeout: float = 1.0,
     memory_limit_gb: float = 4.0,
     stop_after: int | None = None,
-    traced: float = DEFAULT_FRACTION,
     corpus: Iterable[Case] = (),
     on_progress: Callable[[FuzzReport], object] = lambda report: None,
 ) -> FuzzReport:
@@ -66,7 +63,6 @@ def fuzz(
         timeout: seconds for one completion.
         memory_limit_gb: address space of a worker, in GiB.
         stop_after: end after this many findings; None = never.
-        traced: fraction of the attempts that are traced through the task's code.
         corpus: completions to try first and to start from; their problems must be valid (`is_valid`, `solve`).
         on_progress: called several times a second.
 
@@ -80,27 +76,26 @@ def fuzz(
             f"got seconds={seconds}, workers={workers}, timeout={timeout}, memory_limit_gb={memory_limit_gb}; "
             "expected finite numbers above 0"
         )
-    if seed < 0 or not 0 <= traced <= 1 or (stop_after is not None and stop_after < 1):
+    if seed < 0 or (stop_after is not None and stop_after < 1):
         raise SettingsError(
-            f"got seed={seed}, traced={traced}, stop_after={stop_after}; "
-            "expected a seed from 0, a fraction from 0 to 1, and at least 1 finding or None"
+            f"got seed={seed}, stop_after={stop_after}; expected a seed from 0, and at least 1 finding or None"
         )
     if task.is_async:
         timeout = max(timeout, 1.5 * task.info.limits.deadline)  # which ends a call by itself
     first = tuple((case.completion, case.ground_truth) for case in corpus)
     memory_limit = int(min(memory_limit_gb * 2**30, sys.maxsize))
-    settings = SearchSettings(seed, memory_limit, traced, stop_after, corpus=first)
+    settings = SearchSettings(seed, memory_limit, stop_after, corpus=first)
     run = _FuzzRun(task, settings, timeout, workers)
     report, started = run.report, time.monotonic()
     try:
-        while (left := started + seconds - time.monotonic()) > 0:
-            run.step(min(_TICK_SECONDS, left))
+        settle = _SETTLE_SECONDS + _SETTLE_TIMES * timeout
+        while (left := started + seconds - time.monotonic()) > 0 or (run.has_suspects and left > -settle):
+            run.step(min(_TICK_SECONDS, max(left, 0.01)))
             report.seconds = time.monotonic() - started
             report.findings = list(run.findings)
             on_progress(report)
             if run.has_enough and run.is_settled:
                 break
-        run.settle()
     except KeyboardInterrupt:
         report.interrupted = True
     finally:
@@ -113,13 +108,14 @@ def fuzz(
 class _Searcher:
     """One worker, and those that take its place."""
 
-    def __init__(self, process: Worker, number: int, generation: int) -> None:
+    def __init__(self, process: Worker, number: int, generation: int, suspect: Finding | None) -> None:
         self.process = process
         self.number = number
         self.generation = generation
         self.tried = 0
         self.batch = b""  # pickled, and read only if the worker is lost
         self.unsettled: Finding | None = None  # the finding it is shrinking
+        self.suspect = suspect  # what it tries again, until it has survived that
 
 
 class _FuzzRun:
@@ -130,9 +126,8 @@ class _FuzzRun:
         self._settings = settings
         self._timeout = timeout
         self._slow: Counter[frozenset[str]] = Counter()
+        self._blamed: Counter[str] = Counter()  # completions that ended a worker
         self._useless = 0
-        self._suspects: list[Finding] = []  # blamed once, to be tried again
-        self._confirmation: Confirmation | None = None
         self._workers: list[_Searcher] = []
         for number in range(workers):
             self._start(number, 0)
@@ -147,21 +142,13 @@ class _FuzzRun:
         """Whether as many findings as requested are there."""
         return self._settings.stop_after is not None and len(self.findings) >= self._settings.stop_after
 
+    @property
+    def has_suspects(self) -> bool:
+        """Whether a completion that hung or crashed is still being tried again."""
+        return any(worker.suspect for worker in self._workers)
+
     def close(self) -> None:
-        """End all processes; suspects that were not confirmed are dropped."""
-        self._end_workers()
-        if self._confirmation is not None:
-            self._confirmation.close()
-
-    def settle(self) -> None:
-        """End the search; the last suspects are still tried again."""
-        self._end_workers()
-        until = time.monotonic() + _SETTLE_SECONDS + _SETTLE_TIMES * self._timeout
-        while (self._suspects or self._confirmation) and not self.has_enough and time.monotonic() < until:
-            self._try_suspects()
-            time.sleep(_TICK_SECONDS)
-
-    def _end_workers(self) -> None:
+        """End all processes; suspects that were not tried again are dropped."""
         for worker in self._workers:
             worker.process.close()
             self._keep_unsettled(worker)
@@ -179,26 +166,8 @@ class _FuzzRun:
             self._receive(worker)
             if worker.process.fate(self._patience(worker)):
                 self._retire(worker)
-        self._try_suspects()
 
-    def _try_suspects(self) -> None:
-        """Try what was blamed again: one at a time, so that they do not slow each other down."""
-        if self._confirmation is None:
-            if self._suspects:
-                suspect = self._suspects.pop(0)
-                if self.findings.lacks(suspect):
-                    self._confirmation = Confirmation(
-                        self._supervisor, suspect, self._timeout, self._settings.memory_limit
-                    )
-            return
-        is_confirmed = self._confirmation.look()
-        if is_confirmed is not None:
-            if is_confirmed:
-                self.findings.add(self._confirmation.suspect)
-            self._confirmation.close()
-            self._confirmation = None
-
-    def _start(self, number: int, generation: int) -> None:
+    def _start(self, number: int, generation: int, suspect: Finding | None = None) -> None:
         settings = replace(
             self._settings,
             seed=derive_seed("worker", self._settings.seed, number, generation) >> 33,
@@ -206,9 +175,10 @@ class _FuzzRun:
             # Once: a completion that hangs must not end every worker that follows.
             corpus=() if number or generation else self._settings.corpus,
             avoided=tuple(traits for traits, count in self._slow.items() if count > 1 and traits),
+            suspect=suspect and (suspect.completion, suspect.ground_truth),
         )
         process = self._supervisor.start(partial(run_search, settings=settings))
-        self._workers.append(_Searcher(process, number, generation))
+        self._workers.append(_Searcher(process, number, generation, suspect))
 
     def _patience(self, worker: _Searcher) -> float:
         return self._timeout * (_PREPARING_TIMES if worker.process.timer.index == PREPARING else 1)
@@ -220,6 +190,7 @@ class _FuzzRun:
                 continue
             assert isinstance(message, SearchProgress)
             self._useless = 0
+            worker.suspect = None
             worker.tried += message.tried
             self.report.tried += message.tried
             self.report.lines = max(self.report.lines, message.lines)
@@ -233,8 +204,9 @@ class _FuzzRun:
         self._receive(worker)
         if not worker.process.is_ready and loss.kind == "hung":
             raise worker.process.load_failure()
+        suspect = None
         if loss.index is not None and loss.index != PREPARING:
-            self._blame(worker, loss)
+            suspect = self._blame(worker, loss)
         elif not worker.tried:
             self._useless += 1
         if self._useless > _MOST_USELESS:
@@ -245,9 +217,10 @@ class _FuzzRun:
         self._workers.remove(worker)
         worker.process.close()
         self._keep_unsettled(worker)
-        self._start(worker.number, worker.generation + 1)
+        self._start(worker.number, worker.generation + 1, suspect)
 
-    def _blame(self, worker: _Searcher, loss: Loss) -> None:
+    def _blame(self, worker: _Searcher, loss: Loss) -> Finding | None:
+        """Keep the completion as a finding if it was blamed often enough; or return it, to be tried again."""
         batch: AttemptBatch = pickle.loads(worker.batch)
         place, in_oracle = divmod(loss.index or 0, 2)
         text = batch.attempts[place].text
@@ -258,6 +231,7 @@ class _FuzzRun:
         suspect = Finding(
             kind, text, batch.truth, None, 0.0, None, tuple(sorted(traits)), IN_ORACLE if in_oracle else ""
         )
-        same = [other for other in self._suspects if (other.kind, other.traits) == (suspect.kind, suspect.traits)]
-        if all(suspect.size < other.size for other in same) and len(self._suspects) - len(same) < _MOST_SUSPECTS:
-            self._suspects = [other for other in self._suspects if other not in same] + [suspect]
+        self._blamed[text] += 1
+        if self._blamed[text] == _BLAMED:
+            self.findings.add(suspect)
+        return suspect if self._blamed[text] < _BLAMED and self.findings.lacks(suspect) else None

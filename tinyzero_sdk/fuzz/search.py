@@ -14,7 +14,7 @@ from fractions import Fraction
 from multiprocessing.connection import Connection
 
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_sdk.fuzz.coverage import Coverage
+from tinyzero_sdk.fuzz.coverage import TRACED, Coverage
 from tinyzero_sdk.fuzz.differential import DifferentialOracle, ScoringFault
 from tinyzero_sdk.fuzz.findings import Finding, FindingSet, make_finding, traits_of
 from tinyzero_sdk.fuzz.items import FuzzItem, check_variant, make_variant
@@ -71,9 +71,6 @@ class SearchProgress:
 class SearchSettings:
     seed: int
     memory_limit: int
-    traced: float
-    """Fraction of attempts that are traced for coverage."""
-
     stop_after: int | None = None
     known: tuple[tuple[str, frozenset[str]], ...] = ()
     """Groups of findings that are not shrunk again."""
@@ -83,6 +80,9 @@ class SearchSettings:
 
     corpus: tuple[tuple[str, Json], ...] = ()
     """Completions, each with its ground truth, that are tried first, and whose answers are mutated."""
+
+    suspect: tuple[str, Json] | None = None
+    """A completion that the worker before did not survive, which is tried once more: a machine may be slow for once."""
 
 
 def run_search(task: Task, connection: Connection, timer: SharedTimer, *, settings: SearchSettings) -> None:
@@ -118,6 +118,14 @@ class _FuzzSearch:
         self._reducer = Reducer(self.differential, self.rng, self.usual, self._announce)
 
     def run(self) -> None:
+        if self.settings.suspect is not None:
+            for item in self._pool[:2]:  # what a task does on its first calls takes longer
+                self.differential.task.score_completion(item.short.with_answer(item.answers[0]), item.truth)
+            text, truth = self.settings.suspect
+            self._announce(truth, [Attempt(text)])
+            self.differential.compare(Attempt(text), truth)
+            self._timer.stop()
+            self._report(now=True)
         for completion, truth in self.settings.corpus:
             item = check_variant(self.differential, self._pool[0].original, truth, self.rng)
             if item is not None:
@@ -218,7 +226,7 @@ class _FuzzSearch:
 
     def _try(self, item: FuzzItem, attempt: Attempt, place: int) -> None:
         chance = self.rng.random()
-        if chance < self.settings.traced:
+        if chance < TRACED:
             with self.coverage:
                 score, fault = self.differential.compare(attempt, item.truth, place)
             interesting = False

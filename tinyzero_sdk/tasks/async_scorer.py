@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tinyzero_sdk.disk_cache import DiskCache, content_key
@@ -44,13 +43,7 @@ class AsyncScorer:
         limits: ScorerLimits,
         identity: Json,
     ) -> None:
-        """
-        Args:
-            score: of an answer and a ground truth.
-            check: raises `BrokenTaskError` if what it returned for an answer is no valid score.
-            limits: of all calls.
-            identity: what else a score depends on.
-        """
+        """`check` raises a BrokenTaskError for what is no valid score; `identity` is what else scores depend on."""
         self._score, self._check = score, check
         self._limits = limits
         self._identity = content_key(identity)
@@ -112,7 +105,7 @@ class AsyncScorer:
             this = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and this is not None and this.cancelling():
                 raise  # the batch is cancelled, not something within the scorer
-            return error.with_traceback(_frames_of_task(error.__traceback__))
+            return error
 
     async def _try_repeatedly(self, answer: str, ground_truth: Json) -> Any:
         async def call() -> Any:
@@ -149,16 +142,6 @@ def _result(result: Any) -> Any:
     if isinstance(result, BaseException):
         raise result
     return result
-
-
-def _frames_of_task(frames: TracebackType | None) -> TracebackType | None:
-    """Those after the last one of this file, where there are any: what is between is of the retries."""
-    frame = frames
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == __file__:
-            frames = frame.tb_next or frames
-        frame = frame.tb_next
-    return frames
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -20,8 +20,6 @@ from tinyzero_sdk.errors import BrokenTaskError, TaskNotFoundError
 
 GROUP = "tinyzero.tasks"
 _INIT = "__init__.py"
-_versions: dict[str, str] = {}
-"""Versions of the packages imported from here, by file."""
 
 
 def is_path(source: str) -> bool:
@@ -73,8 +71,8 @@ def version_of(init: Path) -> str:
     return digest.hexdigest()
 
 
-def import_package(init: Path, version: str) -> ModuleType:
-    """Import a package under its own name, again if its files changed since the last import.
+def import_package(init: Path) -> ModuleType:
+    """Import a package under its own name, anew each time: its files may have changed.
 
     Raises:
         BrokenTaskError: another module has the name.
@@ -86,18 +84,22 @@ def import_package(init: Path, version: str) -> ModuleType:
         place = Path(getattr(loaded, "__file__", None) or ".").resolve()
         if place != base / top / _INIT:
             raise BrokenTaskError(f"has the name {top!r} of a module that is already imported, from {place}")
-        if name in sys.modules and _versions.get(str(init), version) == version:
-            return sys.modules[name]
         for stale in [each for each in sys.modules if each == top or each.startswith(f"{top}.")]:
             del sys.modules[stale]
-    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a file changed within a second looks unchanged
-    try:
+    with _without_bytecode():
         for depth in range(len(inner) + 1):
             module = execute(".".join([top, *inner[:depth]]), base.joinpath(top, *inner[:depth], _INIT))
+    return module
+
+
+@contextmanager
+def _without_bytecode() -> Iterator[None]:
+    """Write no bytecode in the block: a file that changed within a second would look unchanged."""
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
     finally:
         sys.dont_write_bytecode = writes
-    _versions[str(init)] = version
-    return module
 
 
 def neighbours_of(file: Path, code: bytes) -> dict[str, Path]:
@@ -134,15 +136,14 @@ def importing(neighbours: Mapping[str, Path]) -> Iterator[None]:
             raise BrokenTaskError(f"imports {file.name}, but there is another module {name!r}, {loaded}; rename one")
         sys.modules.pop(name, None)
     folders = list(dict.fromkeys(str(file.parent) for file in neighbours.values()))
-    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a file changed within a second looks unchanged
     sys.path[:0] = folders
     importlib.invalidate_caches()
     try:
-        for name in neighbours:
-            importlib.import_module(name)
-        yield
+        with _without_bytecode():
+            for name in neighbours:
+                importlib.import_module(name)
+            yield
     finally:
-        sys.dont_write_bytecode = writes
         for folder in folders:
             sys.path.remove(folder)
 

@@ -12,10 +12,8 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
-from functools import lru_cache
-from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -42,7 +40,6 @@ from tinyzero_sdk.tasks import local_packages as packages
 from tinyzero_sdk.tasks.reward_parts import check_parts, check_range, weighted
 from tinyzero_sdk.tasks.task import Task, is_async
 
-GROUP = "tinyzero.tasks"
 _LONGEST_KEY = 80  # characters of a ground truth that is a key
 
 
@@ -95,23 +92,8 @@ class _Candidate:
 
 def list_tasks() -> list[TaskEntry]:
     """The installed tasks by name, without importing any; two entries of one name clash only when it is loaded."""
-    entries = [_entry(point) for point in _entry_points()]
+    entries = [_entry(point) for point in entry_points(group=packages.GROUP)]
     return sorted(entries, key=lambda entry: (entry.name, entry.distribution))
-
-
-def _entry_points() -> EntryPoints:
-    """Those of tasks, read again only where a folder of `sys.path` has changed: that takes 10 ms."""
-    folders = list[tuple[str, int, int, int]]()
-    for folder in sys.path:
-        with suppress(OSError, ValueError):
-            status = os.stat(folder or ".")
-            folders.append((folder, status.st_dev, status.st_ino, status.st_mtime_ns))
-    return _read_entry_points(tuple(folders))
-
-
-@lru_cache(maxsize=1)
-def _read_entry_points(folders: tuple[tuple[str, int, int, int], ...]) -> EntryPoints:
-    return entry_points(group=GROUP)
 
 
 def load_task(
@@ -153,7 +135,7 @@ def load_task(
 def _find(source: str) -> _Candidate:
     if packages.is_path(source):
         return _at_path(source)
-    candidates = [_in_distribution(point) for point in _entry_points().select(name=source)]
+    candidates = [_in_distribution(point) for point in entry_points(group=packages.GROUP, name=source)]
     families = {} if candidates else family_tasks()
     candidates += [_in_family(source, plugin) for plugin in families.get(source, ())]
     if len(candidates) == 1:
@@ -211,25 +193,17 @@ def _at_path(source: str) -> _Candidate:
     if path.is_dir() and path.suffix != ".py":
         path = packages.find_module(path)
     elif path.suffix != ".py":
-        there = "neither" if path.exists() else "nothing"
-        raise TaskNotFoundError(f"no task at {source}: expected a folder or a file that ends in .py, found {there}")
-    if path.name == "__init__.py" and path.is_file():
-        return _in_package(path.resolve())
-    return _in_file(path)
-
-
-def _in_package(init: Path) -> _Candidate:
-    try:
-        name, version = packages.task_name(init), packages.version_of(init)
-    except OSError as error:
-        raise TaskNotFoundError(f"cannot read {error.filename}: {error.strerror}") from error
+        raise TaskNotFoundError(f"no task at {source}: expected a folder, or a file that ends in .py")
+    if path.name != "__init__.py" or not path.is_file():
+        return _in_file(path)
+    init = path.resolve()
     return _Candidate(
-        name=name,
+        name=packages.task_name(init),
         source=str(init),
-        version=version,
+        version=packages.version_of(init),
         origin=str(init.parent),
         fix="fix the package",
-        load=lambda: packages.import_package(init, version),
+        load=lambda: packages.import_package(init),
     )
 
 

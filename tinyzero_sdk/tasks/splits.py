@@ -28,30 +28,21 @@ class CandidateSource(Protocol):
     name: str
     has_own_splits: bool
 
-    def generate(self, split: Split, size: int, *, seed: int = 0, start: int = 0) -> ItemColumns | list[Item]:
-        """Candidates start … start + size - 1; fewer where the task ends."""
+    def generate(self, split: Split, size: int, *, seed: int = 0, start: int = 0) -> ItemColumns | list[Item]: ...
 
-    def item_key(self, item: Item) -> str:
-        """The item's canonical key."""
+    def item_key(self, item: Item) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The k distinct candidates of a range that belong to a split; each list has one entry for each."""
+    """The k distinct candidates of a range that belong to a split."""
 
     items: list[Item]
     keys: list[str]
-    positions: list[int]
-    """[k] candidate numbers, ascending."""
-
-    columns: ItemColumns | None
-    """[k] the same problems as columns, where the task returns columns."""
-
-    end: int
-    """Number of the first candidate after the range."""
-
-    is_last: bool
-    """Whether the task returned fewer candidates than requested, so that none follow."""
+    positions: list[int]  # candidate numbers, ascending
+    columns: ItemColumns | None  # the same problems as columns, where the task returns columns
+    end: int  # number of the first candidate after the range
+    is_last: bool  # the task returned fewer candidates than requested, so that none follow
 
 
 def read_candidates(

@@ -58,18 +58,10 @@ class Task:
         wrappers: Sequence[str] = (),
         allow_unsafe_scorers: bool = False,
     ) -> None:
-        """Call `load_task` instead; it checks what it passes here.
+        """Call `load_task` instead, which checks what it passes here.
 
-        Args:
-            name: the entry point's name, or the stem of a task file.
-            version: version of the distribution, or hash of the task file.
-            source: what `load_task` takes in another process: the task's name or the file's absolute path.
-            plugin_manager: holds the task, the defaults and the wrappers; the score guard is added here.
-            info: the task's description, with the weights of its parts as the options set them.
-            options: instance of the task's options dataclass, or None if it has no options.
-            option_values: the mapping `options` was built from.
-            wrappers: names of score wrappers, innermost first.
-            allow_unsafe_scorers: whether a scorer that `info` marks as unsafe may run, in worker processes.
+        `version` is that of the distribution, or a hash of the task's files, and `source` what `load_task` takes in
+        another process. `plugin_manager` holds the task, the defaults and the wrappers; the score guard is added here.
         """
         self.name = name
         self.version = version
@@ -296,10 +288,7 @@ class Task:
     ) -> None:
         """If `score` is asynchronous, score these at once: the same calls of `score_completion` then find their scores.
 
-        Args:
-            completions: to be scored next.
-            ground_truths: one for each.
-            beat: called for each completion, and several times a second as long as none of them blocks the others.
+        `beat` is called for each, and several times a second as long as none of them blocks the others.
         """
         if not self.is_async:
             return

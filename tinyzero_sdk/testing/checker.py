@@ -34,8 +34,8 @@ def check_task(
     Args:
         task: from `load_task`.
         properties: their names; all for none.
-        examples: completions sampled for each property; None = 200, or 10 if `score` is asynchronous. The bulk search
-            takes `BULK_FACTOR` times as many, for `BULK_SECONDS` at most.
+        examples: completions drawn for each property; None = 200, or 10 if `score` is asynchronous. Agreement with the
+            oracle is tested on `MANY_FACTOR` times as many, for `MANY_SECONDS` at most.
         seed: of the items and of all choices.
         cases: labelled completions; None = those that the task ships, and those in `./TASK.cases.jsonl`.
         on_result: called after each property.
@@ -111,7 +111,7 @@ class Checker(ClosesOnExit):
         def look() -> Failure | None:
             assert prop.test is not None
             self._subject.tried += 1
-            outcome = self._subject.observe(sample, oracle=prop.with_oracle, memory=prop.with_memory)
+            outcome = self._subject.observe(sample, oracle="all" if prop.with_oracle else "", memory=prop.with_memory)
             failure = prop.test(self._subject, sample, outcome)
             return None if failure is None else replace(failure, sample=sample)
 
@@ -133,7 +133,7 @@ class Checker(ClosesOnExit):
         replay = replay_command(self.task, prop, failure, seed=subject.seed, examples=subject.examples)
         sample, case = failure.sample, None
         if sample is not None:
-            right = sample.right if sample.right is not None else subject.observe(sample, oracle=True).oracle
+            right = sample.right if sample.right is not None else subject.observe(sample, oracle="all").oracle
             if right is not None:
                 case = Case(sample.completion, sample.ground_truth, right, f"fails {prop.name}")
         return replace(result, replay=replay, case=case)

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.testing.gold import TestCompletion
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
+from tinyzero_sdk.testing.sampling import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class NotChecked(TinyZeroError):
 class Property:
     """Something that must hold for every task.
 
-    A property of completions gives `test`, and `completions`, `strategy` or both to say which completions to test; any
+    A property of completions gives `test`, and `completions`, `draw` or both to say which completions to test; any
     other gives `examine`. Each function takes the `TaskUnderTest` first.
     """
 
@@ -46,8 +44,11 @@ class Property:
     """What is wrong with a completion, given its `Outcome`; None if nothing."""
 
     completions: Callable[[Any], Iterable[TestCompletion]] | None = None
-    strategy: "Callable[[Any], SearchStrategy[TestCompletion]] | None" = None
-    """Completions of which as many as the task's `examples` are drawn and tested."""
+    draw: Callable[[Any], Draw] | None = None
+    """Draws the completions; as many as the task's `examples` are tested."""
+
+    more: Callable[[Any], Iterable[TestCompletion]] | None = None
+    """Completions that take long to find, tested if none of those fails."""
 
     examine: Callable[[Any], Failure | None] | None = None
     """Looks for a failure, if testing single completions is not enough."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.cases import Case, parse_case
 from tinyzero_sdk.testing.gold import TestCompletion
 from tinyzero_sdk.testing.property import Failure, Property
+from tinyzero_sdk.testing.sandbox_child import short
 
 Status = Literal["passed", "failed", "waived", "not checked"]
 
@@ -109,30 +109,8 @@ class Report:
 
 
 def show_text(text: str) -> str:
-    """A completion as a Python expression in ASCII: nothing that a terminal would hide or obey, and runs as products.
-
-    Example:
-        >>> print(show_text("<answer>1\\u200b" + "(" * 5000 + "</answer>\\n"))
-        '<answer>1\\u200b' + '(' * 5000 + '</answer>\\n'
-    """
-    if len(ascii(text)) <= MOST_SHOWN:
-        return ascii(text)
-    pieces, done = [], 0
-    for run in _RUN.finditer(text):
-        pieces += [_elide(text[done : run.start()])] if run.start() > done else []
-        pieces.append(f"{run[1]!a} * {len(run[0]) // len(run[1])}")
-        done = run.end()
-    pieces += [_elide(text[done:])] if done < len(text) else []
-    shown = " + ".join(pieces)
-    return shown if len(shown) <= 3 * MOST_SHOWN else f"{shown[:MOST_SHOWN]} … ({len(text):,} characters)"
-
-
-_RUN = re.compile(r"(.{1,40}?)\1{7,}", re.DOTALL)
-
-
-def _elide(text: str) -> str:
-    shown = ascii(text)
-    return shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN // 2]} … {shown[-MOST_SHOWN // 4 :]}"
+    """A completion as a Python expression in ASCII, shortened: nothing that a terminal would hide or obey."""
+    return short(text, MOST_SHOWN)
 
 
 def show_truth(truth: Any) -> str:

@@ -2,7 +2,6 @@
 dies.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +9,12 @@ from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
 from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
-from tinyzero_sdk.testing.sandbox_child import ENOUGH, ExitStatus, Outcome, serve
+from tinyzero_sdk.testing.sandbox_child import ExitStatus, OracleUse, Outcome, serve
 from tinyzero_sdk.workers.process import ClosesOnExit
 from tinyzero_sdk.workers.supervisor import Supervisor, Worker
 
 TIMEOUT = 1.0  # seconds that a scorer may take for a completion of up to a megabyte
 _TICK_SECONDS = 0.05
-_BULK_BLOCK = 20_000
 _BATCH_SIZE = 64
 _BATCH_CHARACTERS = 2**22
 
@@ -66,20 +64,17 @@ class Sandbox(ClosesOnExit):
         return self._worker.process.pid if self._worker else None
 
     def observe(
-        self, samples: Sequence[TestCompletion], *, oracle: bool = False, memory: bool = False, most_kills: int = 10**9
+        self,
+        samples: Sequence[TestCompletion],
+        *,
+        oracle: OracleUse = "",
+        memory: bool = False,
+        most_kills: int = 10**9,
     ) -> list[Outcome]:
-        """The outcomes of scoring completions, sent to the child in batches.
+        """The outcomes of scoring completions, in order, up to the one that costs the last of `most_kills` children.
 
-        A completion that the child does not survive costs the child, and those before it in its batch are scored again.
-
-        Args:
-            samples: the completions.
-            oracle: call the oracle as well.
-            memory: measure the memory, which takes a tenth of a millisecond each.
-            most_kills: end with the completion that costs the last of this many children.
-
-        Returns:
-            One outcome per sample, in order; fewer after `most_kills`.
+        They are sent to the child in batches. A completion that the child does not survive costs the child, and those
+        before it in its batch are scored again. Measuring the `memory` takes a tenth of a millisecond each.
         """
         outcomes: list[Outcome] = []
         known: dict[int, Outcome] = {}  # of those that cost a child
@@ -121,30 +116,6 @@ class Sandbox(ClosesOnExit):
         except _Lost:
             return None
         return gold
-
-    def bulk_search(
-        self, golds: Sequence[Gold], *, seed: int, count: int, seconds: float
-    ) -> tuple[int, list[TestCompletion]]:
-        """Look for completions on which scorer and oracle disagree; returns how many were tried, and those."""
-        until = time.monotonic() + seconds
-        done, tried = 0, 0
-        differences: list[TestCompletion] = []
-        is_ready = False
-        while done < count and len(differences) < ENOUGH and (left := until - time.monotonic()) > 0:
-            try:
-                if not is_ready:
-                    self._ask("prepare_bulk_search", list(golds), seed)
-                    is_ready = True
-                reached, differing = self._ask("bulk_search", done, min(done + _BULK_BLOCK, count), left)
-            except _Lost as loss:
-                is_ready = False
-                tried += max(0, loss.index - done)
-                done = max(done, loss.index) + 1
-                continue
-            differences += differing
-            tried += reached - done
-            done = reached
-        return tried, differences
 
     def _ask(self, *request: Any) -> Any:
         worker = self._worker or self._start()

@@ -2,16 +2,11 @@
 
 It records what was printed (on the descriptors, so by C code too), what was run, imported or opened (by an audit hook),
 the time and the memory taken. What that means is up to the properties; the parent's side is `sandbox.py`.
-
-The bulk search differs from `fuzz/search.py` on purpose. It tries a fixed number of samples, each made from its number
-alone, so a check gives the same result wherever a process was lost. The fuzzer follows answers, lines and findings for
-as long as it has time, so several workers never search the same way twice.
 """
 
 import hashlib
 import json
 import os
-import random
 import resource
 import sys
 import tempfile
@@ -22,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -30,13 +24,13 @@ from tinyzero_sdk.data.rows import plain
 from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError, describe_error
 from tinyzero_sdk.records import Item, Json, Score, Split
 from tinyzero_sdk.tasks.task import Task
-from tinyzero_sdk.testing.completions import Stock, join_numbers, near_miss, rearrange, tokenize
 from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
-from tinyzero_sdk.testing.grammar import Grammar
 from tinyzero_sdk.workers.process import SharedTimer, address_space, limit_memory
 
 MEMORY_GIB = 1.0  # address space that a scorer may take beyond that of the loaded task
-ENOUGH = 8  # disagreements of scorer and oracle after which a process ends its part of the bulk search
+OracleUse = Literal["", "all", "some"]
+"""Whether the oracle is called; `some`: on all correct answers, and on a part of the others, since it is slow."""
+
 ExitStatus = Literal["", "hung", "died", "hung in oracle", "died in oracle"]
 
 
@@ -77,6 +71,35 @@ class Outcome:
     def score(self) -> tuple[float, bool, str, str | None]:
         """What must be the same each time."""
         return self.value, self.correct, self.reason, self.answer
+
+    def describe(self) -> str:
+        """The outcome in one line, for messages."""
+        if self.exit_status:
+            return _EXITS[self.exit_status]
+        if self.raised:
+            return f"the scorer raised {self.raised}"
+        if self.refused:
+            return self.refused
+        if self.answer is None:
+            return f"score {self.value:g}, no answer found"
+        status = "correct" if self.correct else self.reason
+        return f"score {self.value:g}, {status}, for the answer {short(self.answer)}"
+
+
+_EXITS = {
+    "hung": "no score: the scorer hung, and its process was killed",
+    "died": "no score: the scorer's process died",
+    "hung in oracle": "the oracle hung, and its process was killed",
+    "died in oracle": "the oracle's process died",
+}
+
+
+def short(text: str, most: int = 60) -> str:
+    """`text` in ASCII between quotes; the middle of a long one is left out."""
+    shown = ascii(text)
+    if len(shown) <= most:
+        return shown
+    return f"{shown[: most * 2 // 3]} … {shown[-most // 6 :]} ({len(text):,} characters)"
 
 
 _FORBIDDEN = {
@@ -185,7 +208,6 @@ class _SandboxServer:
         self._timer = timer
         self._watch = _AuditWatch()
         self._peak = _PeakMemory()
-        self._bulk_search: _BulkSearch | None = None
         self._recursion_limit = sys.getrecursionlimit()
         self.output = _Output()
         warnings.simplefilter("always", append=True)  # a warning shown once would be seen by one property alone
@@ -199,13 +221,13 @@ class _SandboxServer:
             self.output.take()
             sys.setrecursionlimit(self._recursion_limit)
 
-    def observe(self, samples: Sequence[TestCompletion], oracle: bool, memory: bool) -> list[Outcome]:
+    def observe(self, samples: Sequence[TestCompletion], oracle: OracleUse, memory: bool) -> list[Outcome]:
         """Score completions; the timer shows twice the sample's place, plus 1 during the oracle's call."""
         texts, truths = [sample.completion for sample in samples], [sample.ground_truth for sample in samples]
         self._task.prefetch(texts, deepcopy(truths), lambda: self._timer.start(0))
         return [self._observe(place, sample, oracle, memory) for place, sample in enumerate(samples)]
 
-    def _observe(self, place: int, sample: TestCompletion, oracle: bool, measure_memory: bool) -> Outcome:
+    def _observe(self, place: int, sample: TestCompletion, oracle: OracleUse, measure_memory: bool) -> Outcome:
         truth = deepcopy(sample.ground_truth)  # samples of a batch may share it, and a scorer may change it
         before = json.dumps(truth, sort_keys=True)
         floor = self._peak.reset() if measure_memory else 0
@@ -223,7 +245,7 @@ class _SandboxServer:
         changed = _dumps(truth) != before
         answer = result.get("answer")
         if isinstance(answer, str):
-            if oracle:
+            if oracle == "all" or (oracle and (result.get("correct") or place % 16 == 0)):
                 result |= self._call_oracle(answer, json.loads(before), 2 * place + 1)
             if len(answer) > LONG:
                 digest = hashlib.blake2b(answer.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
@@ -276,76 +298,6 @@ class _SandboxServer:
         finally:
             self._timer.stop()
             self.output.take()
-
-    def prepare_bulk_search(self, golds: Sequence[Gold], seed: int) -> None:
-        """Keep what the bulk search starts from."""
-        self._bulk_search = _BulkSearch(self._task, golds, seed)
-
-    def bulk_search(self, start: int, stop: int, seconds: float) -> tuple[int, list[TestCompletion]]:
-        """Test samples number start … stop - 1, for `seconds` at most; each distinct one is scored once.
-
-        Returns:
-            The number of the first sample not tested, and the samples on which scorer and oracle disagree.
-        """
-        assert self._bulk_search is not None
-        differing = []
-        until = time.monotonic() + seconds
-        for number in range(start, stop):
-            if number % 64 == 0 and time.monotonic() > until:
-                stop = number
-                break
-            sampled = self._bulk_search.sample(number)
-            if sampled is None:
-                continue
-            gold, text = sampled
-            truth = gold.item.ground_truth
-            self._timer.start(number)
-            result = self._score(text, truth)
-            correct = result.get("correct", False)
-            # The oracle is slow and a correct answer rare: of the incorrect ones it is shown a part.
-            if isinstance(result.get("answer"), str) and (correct or number % 16 == 0):
-                right = self._call_oracle(result["answer"], truth, number).get("oracle")
-                if right is not None and right != correct:
-                    differing.append(gold.sample(text))
-                    if len(differing) >= ENOUGH:
-                        stop = number + 1
-                        break
-        self._timer.stop()
-        self.output.take()
-        return stop, differing
-
-
-class _BulkSearch:
-    """Samples by number, from the grammar, if there is one, and near gold."""
-
-    def __init__(self, task: Task, golds: Sequence[Gold], seed: int) -> None:
-        self._golds = golds
-        self._others = [gold.answer for gold in golds[:100]]
-        self._seed = seed
-        self._random = random.Random()
-        draw = self._random.random
-        self._choose = lambda count: int(draw() * count)
-        self._grammar = cache(lambda place: Grammar(rules) if (rules := task.grammar(golds[place].item)) else None)
-        self._known: set[tuple[int, str]] = set()
-
-    def sample(self, number: int) -> tuple[Gold, str] | None:
-        """An item's gold, and another completion for the item; None if it was sampled before."""
-        self._random.seed(self._seed << 40 | number)
-        choose = self._choose
-        place = choose(len(self._golds))
-        gold = self._golds[place]
-        kind = number % 8
-        if kind < 5:
-            answer = rearrange(gold.answer, choose) if kind else near_miss(gold.answer, self._others, choose)
-        else:
-            grammar = self._grammar(place)
-            answer = near_miss(gold.answer, self._others, choose) if grammar is None else grammar.draw(choose)
-            if kind == 5:
-                answer = "".join(join_numbers(tokenize(answer), Stock(choose)))
-        if (place, answer) in self._known:
-            return None
-        self._known.add((place, answer))
-        return gold, gold.with_answer(answer)
 
 
 def show_item(item: Item) -> str:

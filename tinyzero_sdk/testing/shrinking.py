@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import combinations, product
 
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.testing.ground_truth_mutation import entries, integers, with_number, without
@@ -101,7 +100,6 @@ def _smaller_pairs(text: str, truth: Json) -> Iterator[tuple[str, Json]]:
                 for renamed in _renamed(text, value, less):
                     yield renamed, smaller
                     yield from ((renamed, other) for other in _adjusted(smaller, value - less))
-    yield from _two_renamed(text, truth)
 
 
 def _adjusted(truth: Json, change: int) -> Iterator[Json]:
@@ -111,16 +109,6 @@ def _adjusted(truth: Json, change: int) -> Iterator[Json]:
         for number in dict.fromkeys((*range(1, 13), *likely)):
             if number != value and number > 0:
                 yield with_number(truth, path, number)
-
-
-def _two_renamed(text: str, truth: Json) -> Iterator[tuple[str, Json]]:
-    numbers = list(integers(truth))
-    for (path, value), (other_path, other_value) in combinations(numbers, 2):
-        for less, other_less in product(range(1, 4), repeat=2):
-            if (less, other_less) != (value, other_value):
-                smaller = with_number(with_number(truth, path, less), other_path, other_less)
-                for renamed in _renamed(text, value, less):
-                    yield from ((both, smaller) for both in _renamed(renamed, other_value, other_less))
 
 
 def _texts_without(text: str, number: str) -> Iterator[str]:

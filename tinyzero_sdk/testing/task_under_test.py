@@ -6,9 +6,8 @@ how far the search goes also depends on the limits below, and so on the machine.
 """
 
 import contextlib
-import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -20,14 +19,14 @@ from tinyzero_sdk.judge import REVERSED_VARIABLE
 from tinyzero_sdk.records import Item
 from tinyzero_sdk.scoring.pool import ScoringPool
 from tinyzero_sdk.tasks.task import Task
+from tinyzero_sdk.testing import sampling
 from tinyzero_sdk.testing.cases import Case
 from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
-from tinyzero_sdk.testing.ground_truth_mutation import redraw, values_in
+from tinyzero_sdk.testing.ground_truth_mutation import redraw
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
 from tinyzero_sdk.testing.sandbox import TIMEOUT, Sandbox
-from tinyzero_sdk.testing.sandbox_child import Outcome
+from tinyzero_sdk.testing.sandbox_child import OracleUse, Outcome
 from tinyzero_sdk.testing.shrinking import minimize
-from tinyzero_sdk.testing.strategies import find_completion
 from tinyzero_sdk.workers.process import ClosesOnExit
 
 ITEM_COUNT = 64
@@ -37,15 +36,14 @@ SHRINK_SECONDS = 6.0
 
 SEARCH_SECONDS = 15.0  # time for one property without a failure, whatever number of examples was requested
 MOST_KILLS = 6  # lost processes after which a property without a failure is tested no further
-BULK_FACTOR = 1000  # completions of the bulk search for each requested example
-BULK_SECONDS = 30.0
+MANY_FACTOR = 1000  # completions of the search for disagreements, for each requested example
+MANY_SECONDS = 30.0
+ENOUGH = 8  # disagreements that end it
 
-_BULK_ITEMS = 500
-_BULK_ITEMS_FACTOR = 10  # varied items for each requested example
-_BULK_ITEM_SECONDS = 3.0
+_VARIED_ITEMS = 500
+_VARIED_SECONDS = 3.0
 _CHUNK_SIZE = 128
 _CHUNK_CHARACTERS = 2**23
-_LOST = Outcome(exit_status="died")
 
 
 class TaskUnderTest(ClosesOnExit):
@@ -64,7 +62,6 @@ class TaskUnderTest(ClosesOnExit):
         self._outcomes: dict[object, Outcome] = {}
         self._repeats: dict[object, list[Outcome]] = {}
         self._lost: dict[object, Outcome] = {}  # what cost a process is not tried twice
-        self._drawn: dict[object, list[TestCompletion]] = {}
 
     def close(self) -> None:
         """End its processes; the next request starts others."""
@@ -192,7 +189,12 @@ class TaskUnderTest(ClosesOnExit):
         return self.observe_all([sample], oracle=oracle, memory=memory)[0]
 
     def observe_all(
-        self, samples: Sequence[TestCompletion], *, oracle: bool = False, memory: bool = False, most_kills: int = 10**9
+        self,
+        samples: Sequence[TestCompletion],
+        *,
+        oracle: OracleUse = "",
+        memory: bool = False,
+        most_kills: int = 10**9,
     ) -> list[Outcome]:
         """The outcomes of scoring completions, see `Sandbox.observe`; remembered."""
         keys = [sample.key for sample in samples]
@@ -212,7 +214,12 @@ class TaskUnderTest(ClosesOnExit):
         return outcomes
 
     def observe_anew(
-        self, samples: Sequence[TestCompletion], *, oracle: bool = False, memory: bool = False, most_kills: int = 10**9
+        self,
+        samples: Sequence[TestCompletion],
+        *,
+        oracle: OracleUse = "",
+        memory: bool = False,
+        most_kills: int = 10**9,
     ) -> list[Outcome]:
         outcomes = self.sandbox.observe(samples, oracle=oracle, memory=memory, most_kills=most_kills)
         for sample, outcome in zip(samples, outcomes, strict=False):
@@ -233,74 +240,93 @@ class TaskUnderTest(ClosesOnExit):
         self._repeats |= {key: [*outcomes] for key, outcomes in zip(new, zip(*runs, strict=False), strict=False)}
         return [self._repeats[sample.key] for sample in samples]
 
+    @cached_property
+    def disagreements(self) -> list[TestCompletion]:
+        """Some completions on which scorer and oracle differ, of very many near gold, scored in two processes."""
+        until, seen, differing = time.monotonic() + MANY_SECONDS, set[object](), list[TestCompletion]()
+        draw, sandboxes = sampling.near_gold(self.task, self.varied_presentations), (self.sandbox, self.other_sandbox)
+        with ThreadPoolExecutor(len(sandboxes)) as threads:
+            for chunk in _chunks(self._drawn(draw, self.examples * MANY_FACTOR)):
+                new = {sample.key: sample for sample in chunk if sample.key not in seen}
+                seen |= new.keys()
+                parts = [[*new.values()][place :: len(sandboxes)] for place in range(len(sandboxes))]
+                self.tried += len(new)
+                for part, outcomes in zip(parts, threads.map(_observe_some, sandboxes, parts), strict=True):
+                    pairs = zip(part, outcomes, strict=True)
+                    differing += [sample for sample, outcome in pairs if outcome.oracle not in (None, outcome.correct)]
+                if len(differing) >= ENOUGH or time.monotonic() > until:
+                    break
+        return differing
+
     # Searching
 
     def search(self, prop: Property) -> Failure | None:
-        """The smallest counterexample found to a property of completions."""
-        search = CounterexampleSearch(self, prop)
-        failing = search.shortest(prop.completions(self)) if prop.completions else None
-        if failing is None and prop.strategy is not None:
-            failing = search.draw(prop.strategy)
+        """The smallest counterexample found to a property of completions: of those it lists, or else of those drawn."""
+        until = time.monotonic() + SEARCH_SECONDS
+        failing = self._shortest(prop, prop.completions(self), until) if prop.completions else None
+        if failing is None and prop.draw is not None:
+            failing = self._shortest(prop, self._drawn(prop.draw(self), self.examples), until)
+        if failing is None and prop.more is not None:
+            failing = self._shortest(prop, prop.more(self), time.monotonic() + SEARCH_SECONDS)
         return None if failing is None else self.reduced(prop, failing)
+
+    def _drawn(self, draw: sampling.Draw, count: int) -> Iterator[TestCompletion]:
+        choose = Random(self.seed).randrange
+        return (draw(choose) for _ in range(count))
 
     def reduced(self, prop: Property, failing: TestCompletion) -> Failure:
         """The failure of a completion, cut down as far as the property and the time allow."""
-        search = CounterexampleSearch(self, prop)
-        failure = search.test(failing)
+        failure = self._failure(prop, failing)
         if failure is None:
             got = "the completion failed when it was tested first, and passes when it is tested again"
             return Failure(got, "the same score each time; see the check deterministic", failing)
         if prop.any_text and len(failing.completion) <= LONG:
-            until = time.monotonic() + SHRINK_SECONDS
+            until, last_kill = time.monotonic() + SHRINK_SECONDS, self.sandbox.kills + MOST_KILLS
             text = minimize(
                 failing.completion,
-                lambda text: search.test(TestCompletion(text, failing.ground_truth)) is not None,
-                is_over=lambda: time.monotonic() > until,
+                lambda text: self._failure(prop, TestCompletion(text, failing.ground_truth)) is not None,
+                is_over=lambda: time.monotonic() > until or self.sandbox.kills > last_kill,
             )
             if text != failing.completion:
                 failing = TestCompletion(text, failing.ground_truth)
-                failure = search.test(failing) or failure
+                failure = self._failure(prop, failing) or failure
         return replace(failure, sample=failing)
 
-    def draw(self, make: Callable[[Any], Any], use: Callable[[list[TestCompletion]], bool]) -> None:
-        """Hand the completions that hypothesis draws from a strategy to `use`, in chunks, until it returns True."""
-        if make in self._drawn:
-            any(use(chunk) for chunk in _chunks(self._drawn[make]))
-            return
-        drawn: list[TestCompletion] = []
-        used = characters = 0
-        is_kept = True
-        last: object = None
+    def _shortest(self, prop: Property, samples: Iterable[TestCompletion], until: float) -> TestCompletion | None:
+        """The shortest of the completions that fail, as far as the time and the lost processes allow."""
+        failing: list[TestCompletion] = []
+        first_kills, most_kills = self.sandbox.kills, MOST_KILLS
+        for chunk in _chunks(samples):
+            for sample, failure in zip(chunk, self._failures(prop, chunk), strict=False):
+                if failure is not None:
+                    if not failing:
+                        until, most_kills = time.monotonic() + SHRINK_SECONDS, 2
+                    failing.append(sample)
+                if time.monotonic() > until or self.sandbox.kills - first_kills > most_kills:
+                    return min(failing, key=_length, default=None)
+        return min(failing, key=_length, default=None)
 
-        def flush() -> bool:
-            nonlocal used, characters, is_kept
-            chunk = drawn[used:]
-            if characters >= _CHUNK_CHARACTERS:  # too much to keep for the next property
-                drawn.clear()
-                characters, is_kept = 0, False
-            used = len(drawn)
-            return use(chunk)
+    def _failure(self, prop: Property, sample: TestCompletion) -> Failure | None:
+        return next(self._failures(prop, [sample]))
 
-        def collect(sample: TestCompletion) -> bool:
-            nonlocal characters, last
-            if last is not None:  # hypothesis confirms what ended the search
-                return sample.key == last
-            drawn.append(sample)
-            characters += len(sample.completion)
-            if (len(drawn) - used == _CHUNK_SIZE or characters >= _CHUNK_CHARACTERS) and flush():
-                last = sample.key
-            return last is not None
-
-        if find_completion(make(self), collect, examples=self.examples, seed=self.seed, shrink=False) is None:
-            flush()
-            if is_kept:
-                self._drawn[make] = drawn
-
-    # The bulk search
+    def _failures(self, prop: Property, samples: Sequence[TestCompletion]) -> Iterator[Failure | None]:
+        """How completions fail, in order, scored together up to the first one that costs its process."""
+        assert prop.test is not None
+        while samples:
+            outcomes = self.observe_all(
+                samples, oracle="all" if prop.with_oracle else "", memory=prop.with_memory, most_kills=1
+            )
+            pairs = list(zip(samples, outcomes, strict=False))
+            if prop.with_repeats:
+                self.repeats([sample for sample, outcome in pairs if not outcome.exit_status])
+            for sample, outcome in pairs:
+                self.tried += 1
+                yield prop.test(self, sample, outcome)
+            samples = samples[len(pairs) :]
 
     @cached_property
-    def bulk_presentations(self) -> list[Gold]:
-        """What the bulk search starts from: the usual golds, items in which two values coincide, and varied items.
+    def varied_presentations(self) -> list[Gold]:
+        """Presentations that score full: of the usual items, and of varied ones.
 
         A varied item counts only if the task calls it valid and solves it, and scorer and oracle agree that it did.
         """
@@ -308,8 +334,8 @@ class TaskUnderTest(ClosesOnExit):
             return self.presentations
         common = self.full_presentations
         golds = list(common)
-        most = min(_BULK_ITEMS, len(common) + self.examples * _BULK_ITEMS_FACTOR)
-        until = time.monotonic() + _BULK_ITEM_SECONDS
+        most = min(_VARIED_ITEMS, len(common) + 10 * self.examples)
+        until = time.monotonic() + _VARIED_SECONDS
         for number, item in enumerate(self._odd_items()):
             if len(golds) >= most or time.monotonic() > until:
                 break
@@ -317,7 +343,7 @@ class TaskUnderTest(ClosesOnExit):
             if gold is None:  # the task cannot solve what it did not make
                 continue
             gold = replace(common[0], item=item, answer=gold.answer)
-            [outcome] = self.sandbox.observe([gold.sample(gold.completion)], oracle=True)
+            [outcome] = self.sandbox.observe([gold.sample(gold.completion)], oracle="all")
             if outcome.correct and outcome.oracle:
                 golds.append(gold)
             elif number > 100 and len(golds) < len(common) + 5:
@@ -327,108 +353,21 @@ class TaskUnderTest(ClosesOnExit):
     def _odd_items(self) -> Iterator[Item]:
         choose = Random(self.seed).randrange
         items = self.items
-        with contextlib.suppress(DataError):
-            yield from (item for item in self.task.dataset("train", 1024, seed=self.seed) if _coincides(item))
         if not self.task.is_valid(items[0].ground_truth):
             return  # the task does not say which problems are possible
-        for _ in range(20 * _BULK_ITEMS):
+        for _ in range(20 * _VARIED_ITEMS):
             item = items[choose(len(items))]
             truth = redraw(item.ground_truth, choose)
             if self.task.is_valid(truth):
                 yield Item(truth, item.data)
 
-    @cached_property
-    def bulk_differences(self) -> tuple[int, list[TestCompletion]]:
-        """How many completions the bulk search tried, and those on which scorer and oracle differ."""
-        golds = self.bulk_presentations
-        count = self.examples * BULK_FACTOR
-        sandboxes = (self.sandbox, self.other_sandbox)
-        # Threads that wait, each for a process of its own, which has half of the count and its own seed.
-        with ThreadPoolExecutor(len(sandboxes)) as threads:
-            jobs = [
-                threads.submit(
-                    sandbox.bulk_search, golds, seed=self.seed + place, count=count // 2, seconds=BULK_SECONDS
-                )
-                for place, sandbox in enumerate(sandboxes)
-            ]
-            results = [job.result() for job in jobs]
-        return sum(tried for tried, _ in results), [sample for _, samples in results for sample in samples]
+
+def _observe_some(sandbox: Sandbox, samples: Sequence[TestCompletion]) -> list[Outcome]:
+    return sandbox.observe(samples, oracle="some")
 
 
-class CounterexampleSearch:
-    """The search for a completion that fails one property."""
-
-    def __init__(self, subject: TaskUnderTest, prop: Property) -> None:
-        self._subject = subject
-        self._prop = prop
-        self._known: dict[object, Failure | None] = {}
-        self._started = time.monotonic()
-        self._kills = subject.sandbox.kills
-        self._first_found: float | None = None
-
-    def test(self, sample: TestCompletion) -> Failure | None:
-        """How a completion fails; remembered, so that hypothesis always sees the same."""
-        return next(self._test_all([sample]))
-
-    def _test_all(self, samples: Sequence[TestCompletion]) -> Iterator[Failure | None]:
-        """How completions fail, in order, scored together up to the first one that costs its process."""
-        prop, subject = self._prop, self._subject
-        assert prop.test is not None
-        outcomes: dict[object, Outcome] = {}
-        for place, sample in enumerate(samples):
-            key = sample.key
-            if key not in self._known:
-                if key not in outcomes:
-                    rest = [other for other in samples[place:] if other.key not in self._known]
-                    scored = subject.observe_all(rest, oracle=prop.with_oracle, memory=prop.with_memory, most_kills=1)
-                    outcomes |= {other.key: outcome for other, outcome in zip(rest, scored, strict=False)}
-                    if prop.with_repeats:
-                        subject.repeats([other for other in rest if not outcomes.get(other.key, _LOST).exit_status])
-                subject.tried += 1
-                self._known[key] = prop.test(subject, sample, outcomes[key])
-            if self._known[key] is not None and self._first_found is None:
-                self._first_found = time.monotonic()
-            yield self._known[key]
-
-    def shortest(self, samples: Iterable[TestCompletion]) -> TestCompletion | None:
-        """The shortest of the completions that fail."""
-        failing = []
-        for chunk in _chunks(samples):
-            for sample, failure in zip(chunk, self._test_all(chunk), strict=False):
-                if failure is not None:
-                    failing.append(sample)
-                if self._is_over():
-                    break
-            if self._is_over():
-                break
-        return min(failing, key=lambda sample: (len(sample.completion), sample.completion), default=None)
-
-    def _is_over(self) -> bool:
-        kills = self._subject.sandbox.kills - self._kills
-        if self._first_found is not None:
-            return kills > 2 or time.monotonic() - self._first_found > SHRINK_SECONDS
-        return kills > MOST_KILLS or time.monotonic() - self._started > SEARCH_SECONDS
-
-    def draw(self, make: Callable[[Any], Any]) -> TestCompletion | None:
-        """What hypothesis finds and shrinks."""
-
-        def use(chunk: list[TestCompletion]) -> bool:
-            for _ in self._test_all(chunk):
-                if self._first_found is not None or self._is_over():
-                    return True
-            return self._is_over()
-
-        subject = self._subject
-        subject.draw(make, use)
-        if self._first_found is None:
-            return None
-        return find_completion(make(subject), self._fails, examples=subject.examples, seed=subject.seed, shrink=True)
-
-    def _fails(self, sample: TestCompletion) -> bool:
-        if self._is_over():
-            # Time is up: what is known stays so, all else counts as passing, and the search ends at once.
-            return self._known.get(sample.key) is not None
-        return self.test(sample) is not None
+def _length(sample: TestCompletion) -> tuple[int, str]:
+    return len(sample.completion), sample.completion
 
 
 def _chunks(samples: Iterable[TestCompletion]) -> Iterator[list[TestCompletion]]:
@@ -441,13 +380,3 @@ def _chunks(samples: Iterable[TestCompletion]) -> Iterator[list[TestCompletion]]
             yield chunk
             chunk, characters = [], 0
     yield chunk
-
-
-def _coincides(item: Item) -> bool:
-    """Whether two fields of the ground truth hold the same value, such as a target that is among the numbers."""
-    truth = item.ground_truth
-    fields = [
-        {leaf for leaf in values_in(value) if isinstance(leaf, int | float | str)}
-        for value in (truth.values() if isinstance(truth, dict) else ())
-    ]
-    return any(left & right for left, right in itertools.combinations(fields, 2))

@@ -57,12 +57,8 @@ class SharedTimer:
 
     @classmethod
     def make_file(cls) -> BinaryIO:
-        """The file of a timer, in anonymous memory where the system has that.
-
-        Its bytes are written, so that a full disk is an error here; a write to a mapped file would end the process.
-        """
-        is_anonymous = hasattr(os, "memfd_create")
-        file = os.fdopen(os.memfd_create("timer"), "r+b") if is_anonymous else tempfile.TemporaryFile()  # noqa: SIM115
+        """The file of a timer, written so that a full disk is an error here and does not end the process later."""
+        file = tempfile.TemporaryFile()  # noqa: SIM115
         file.write(bytes(cls.SIZE))
         file.flush()
         return file
@@ -104,12 +100,9 @@ class WorkerProcess:
         *,
         outlives_parent: bool = False,
     ) -> None:
-        """
-        Args:
-            loaded: pickled, what the worker loads first; a task is found by name or path, in the same version.
-            service: what the worker runs.
-            environment: environment variables to add to ours.
-            outlives_parent: whether it goes on, with its connection closed, when this process is killed.
+        """Start a worker that unpickles `loaded` and runs `service`, with further environment variables.
+
+        `outlives_parent` is whether it goes on, with its connection closed, when this process is killed.
         """
         self.connection, theirs = Pipe()
         watchdog, self._watchdog = os.pipe()
@@ -136,16 +129,10 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait(self) -> int:
-        """The exit code of a process that has ended or will, or minus the signal that ended it; it stays a zombie."""
-        if self._process.returncode is not None:
-            return self._process.returncode
-        try:
-            end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:  # another thread has killed it meanwhile
-            return self._process.wait()
-        assert end is not None  # without WNOHANG it waits
-        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+    @property
+    def exit_code(self) -> int | None:
+        """Of a process that was killed here: its own if it had ended before, or minus the signal that ended it."""
+        return self._process.returncode
 
     def has_ended(self) -> bool:
         """Whether the process is dead; it stays a zombie, so that its group id is not reused."""
@@ -154,7 +141,8 @@ class WorkerProcess:
     def kill(self) -> None:
         """End the process and every process it left in its group. What it sent can still be received."""
         if self._process.returncode is None:  # afterwards its group's id may be another's
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # another thread was faster
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def close(self) -> None:

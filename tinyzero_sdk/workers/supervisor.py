@@ -38,11 +38,7 @@ class Supervisor:
     """Starts the workers of one task, which each of them loads again."""
 
     def __init__(self, task: Any, environment: Mapping[str, str] | None = None) -> None:
-        """
-        Args:
-            task: from `load_task`.
-            environment: variables to add to ours.
-        """
+        """`environment` has variables to add to ours."""
         self.task_name: str = task.name
         self._task = pickle.dumps(task)
         self._environment = environment

@@ -116,12 +116,12 @@ def test_a_folder_without_a_task_says_what_to_do(tmp_path, project, message):
         load_task(tmp_path)
 
 
-@pytest.mark.parametrize(("source", "found"), [("./nothing", "nothing"), ("./text", "neither")])
-def test_a_path_to_no_task(tmp_path, monkeypatch, source, found):
+def test_a_path_to_no_task(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").touch()
-    with pytest.raises(TaskNotFoundError, match=f"no task at {source}: .* found {found}"):
-        load_task(source)
+    for source in ("./nothing", "./text"):
+        with pytest.raises(TaskNotFoundError, match=f"no task at {source}: expected a folder, or a file"):
+            load_task(source)
 
 
 @pytest.mark.parametrize("source", ["./data", "../data", "data/", ".", "..", "/data", "data.py"])

@@ -1,7 +1,6 @@
 """Finding and loading tasks: what works, and what each kind of broken plugin says."""
 
 import pickle
-import shutil
 import sys
 from pathlib import Path
 
@@ -188,10 +187,3 @@ def test_broken_task_file_names_the_file(write_task):
     with pytest.raises(BrokenTaskError, match=r"ZeroDivisionError.*fix the file") as caught:
         load_task(path)
     assert path in str(caught.value)
-
-
-def test_what_is_uninstalled_while_the_process_runs_is_gone(install, tmp_path):
-    install("first", tasks={"here": "module_of_here"})
-    assert "here" in {entry.name for entry in list_tasks()}
-    shutil.rmtree(tmp_path / "first-1.0.dist-info")
-    assert "here" not in {entry.name for entry in list_tasks()}

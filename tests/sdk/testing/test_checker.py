@@ -1,7 +1,6 @@
 """Checking as its users see it: results, waivers, cases, replay, the command line and the pytest plugin."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -118,17 +117,6 @@ def test_the_pytest_plugin_is_light_until_it_is_used():
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [["check", "--list"], ["check", "{task}"]])
-def test_without_hypothesis_one_line_names_the_extra(write_sum, words):
-    task = write_sum()
-    arguments = [word.format(task=task) for word in words]
-    code = f"import sys; sys.modules['hypothesis'] = None; from tinyzero_sdk.cli import main; main({arguments})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    expected = "error: the conformance kit needs hypothesis: pip install 'tinyzero-sdk[testing]'\n"
-    assert (done.returncode, done.stderr) == (2, expected)
-
-
 SOUND = pytest.mark.nightly(reason="all checks of a task; those of countdown run with README's commands")
 
 
@@ -137,7 +125,8 @@ def test_the_reward_of_tinyzero_fails_with_a_small_example():
     report = check_task(load_task(Path(__file__).parents[2] / "broken_rewards/tinyzero.py"), cases=[])
     assert report.failed
     for result in report.failed:
-        assert len(result.failure.sample.completion) < 120 or result.prop.name.startswith("bounded-")
+        is_small = len(result.failure.sample.completion) < 120
+        assert is_small or result.prop.name in ("bounded-time", "bounded-memory", "never-raises"), result  # of numbers
 
 
 @SOUND
@@ -147,27 +136,6 @@ def test_the_reward_of_tinyzero_fails_with_a_small_example():
 def test_shipped_tasks_pass(run, words):
     code, out, _ = run("check", *words.split())
     assert code == 0, out
-
-
-@pytest.mark.slow
-def test_nothing_is_left_where_the_user_is(write_sum, tmp_path):
-    write_sum()
-    (tmp_path / "temporary").mkdir()
-    code = "from tinyzero_sdk import load_task; from tinyzero_sdk.testing import check_task\n"
-    code += "assert check_task(load_task('./sum.py'), properties=['never-raises'], examples=20).passed\n"
-    code += "from hypothesis.configuration import storage_directory; print(storage_directory().home_directory)"
-    environment = {name: value for name, value in os.environ.items() if name != "HYPOTHESIS_STORAGE_DIRECTORY"}
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", code],
-        cwd=tmp_path,
-        env={**environment, "TMPDIR": str(tmp_path / "temporary")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert {path.name for path in tmp_path.iterdir()} == {"sum.py", "temporary"}
-    assert list((tmp_path / "temporary").iterdir()) == []
-    assert done.stdout.strip() == str(tmp_path / ".hypothesis")  # others find what they had
 
 
 def test_a_file_of_cases_is_read_once(write_sum, tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ def test_property_is_documented(prop):
     assert prop.text in section
     assert prop.reason in section
     assert all(f"`{hook}`" in section.partition("*Needs*")[2] for hook in prop.needs)
-    assert bool(prop.examine or prop.completions or prop.strategy)
+    assert bool(prop.examine or prop.completions or prop.draw)
 
 
 @pytest.mark.slow

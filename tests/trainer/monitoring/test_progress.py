@@ -4,8 +4,6 @@ import io
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from tinyzero_trainer.monitoring.metrics_log import (
@@ -14,7 +12,7 @@ from tinyzero_trainer.monitoring.metrics_log import (
     REWARD,
     THROUGHPUT,
 )
-from tinyzero_trainer.monitoring.progress import Progress, outcome_line, sparkline
+from tinyzero_trainer.monitoring.progress import Progress, outcome_line
 
 METRICS = {REWARD: 0.4123, ACCURACY: 0.382, LENGTH: 57.4, THROUGHPUT: 12345.6, "actor/entropy": 1.0}
 
@@ -139,7 +137,7 @@ def test_progress_goes_to_stderr_and_results_to_stdout(capsys):
     assert captured.out.count("\n") == 1
 
 
-def test_the_terminal_shows_step_numbers_reward_so_far_and_phase(terminal, clock):
+def test_the_terminal_shows_step_numbers_and_phase(terminal, clock):
     terminal.train(94)
     for step, reward in ((1, 0.1), (2, 0.4)):
         clock.now += 1.5
@@ -147,14 +145,13 @@ def test_the_terminal_shows_step_numbers_reward_so_far_and_phase(terminal, clock
     terminal.phase("evaluating on held-out problems, sampled at temperature 1", 1024, "problems")
     clock.now += 65
     terminal.advance(512)
-    bar, numbers, so_far, phase, phase_bar = live(terminal)
+    bar, numbers, phase, phase_bar = live(terminal)
     assert bar.endswith("step 2/94  1:13 left")
     assert numbers == "reward 0.400  accuracy 38.2%  length 57  12,346 tokens/s"
-    assert so_far == "reward so far  ▁█"
     assert phase.endswith("evaluating on held-out problems, sampled at temperature 1  1:05")
     assert phase_bar.endswith("512/1,024 problems  1:05 left")
     terminal.end_phase()
-    assert len(live(terminal)) == 3
+    assert len(live(terminal)) == 2
 
 
 def test_the_terminal_names_what_a_slow_step_does(terminal, clock):
@@ -172,12 +169,3 @@ def test_the_outcome_is_one_line():
     of_task = outcome_line("multiply", 0.231, 0.49, problems=1024, temperature=1.0)
     assert of_task == "multiply: 23.1% -> 49.0% (+25.9 points; 1,024 problems at T=1)"
     assert "(-1.0 points; 8 problems at T=0.6)" in outcome_line(None, 0.5, 0.49, problems=8, temperature=0.6)
-
-
-@given(st.lists(st.floats(-1e9, 1e9), max_size=200), st.integers(1, 50))
-def test_a_sparkline_has_a_block_for_each_value_up_to_its_width(values, width):
-    line = sparkline(values, width)
-    assert len(line) == min(len(values), width)
-    assert set(line) <= set("▁▂▃▄▅▆▇█")
-    assert sparkline([0, 0, 1, 1], width=2) == "▁█"
-    assert sparkline([0.5, 0.5]) == "▁▁"

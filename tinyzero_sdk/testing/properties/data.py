@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 
@@ -17,9 +18,8 @@ from tinyzero_sdk.records_arrow import ItemColumns
 from tinyzero_sdk.tasks.task import TEMPLATES
 from tinyzero_sdk.testing.completions import near_miss
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
-from tinyzero_sdk.testing.properties.messages import describe, short
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
-from tinyzero_sdk.testing.sandbox_child import show_item
+from tinyzero_sdk.testing.sandbox_child import short, show_item
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
 _SIZE = 96
@@ -191,11 +191,11 @@ DIFFICULTY_DEFINED = Property(
 
 def _to_be_stored(golds: Sequence[Gold]) -> Iterator[TestCompletion]:
     others = [gold.answer for gold in golds]
-    choices = iter(range(10**9))
+    choose = Random(0).randrange
     for gold in golds:
         yield gold.sample(gold.completion, "gold")
         for _ in range(3):
-            answer = near_miss(gold.answer, others, lambda count: next(choices) * 7 % count)
+            answer = near_miss(gold.answer, others, choose)
             yield gold.sample(gold.with_answer(answer), "near gold")
 
 
@@ -215,8 +215,8 @@ def _examine_storage(subject: TaskUnderTest) -> Failure | None:
         before, after = subject.observe_all(samples), subject.observe_anew(restored)  # as JSON the truths are the same
         for sample, other, old, new in zip(samples, restored, before, after, strict=True):
             if old.score != new.score:
-                got = f"{describe(new)}, after its ground truth was read from {ending} as {other.ground_truth}"
-                return Failure(got, f"as before: {describe(old)}", sample)
+                got = f"{new.describe()}, after its ground truth was read from {ending} as {other.ground_truth}"
+                return Failure(got, f"as before: {old.describe()}", sample)
     return None
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.properties.data import test_items
-from tinyzero_sdk.testing.properties.messages import describe
 from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.sandbox_child import Outcome
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
@@ -15,7 +14,7 @@ def must_be_full(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcom
     """The completion is right, and scores as gold does."""
     if subject.is_full(outcome):
         return None
-    return Failure(describe(outcome), f"score {subject.task.info.score_range[1]:g}, correct")
+    return Failure(outcome.describe(), f"score {subject.task.info.score_range[1]:g}, correct")
 
 
 def _examine_solvable(subject: TaskUnderTest) -> Failure | None:
@@ -117,7 +116,7 @@ ONLY_THE_ANSWER_COUNTS = Property(
 def _must_follow_the_last(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     if sample.right:
         return must_be_full(subject, sample, outcome)
-    return Failure(describe(outcome), "not correct: the last answer is wrong") if outcome.correct else None
+    return Failure(outcome.describe(), "not correct: the last answer is wrong") if outcome.correct else None
 
 
 def _two_answers(subject: TaskUnderTest) -> Iterator[TestCompletion]:

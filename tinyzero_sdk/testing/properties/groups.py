@@ -9,11 +9,10 @@ from random import Random
 
 from tinyzero_sdk.records import SCORER_FAILURES, Completion, Score
 from tinyzero_sdk.scoring.pool import ScoringPool
-from tinyzero_sdk.testing import strategies
+from tinyzero_sdk.testing import sampling
 from tinyzero_sdk.testing.gold import TestCompletion
-from tinyzero_sdk.testing.properties.messages import short
 from tinyzero_sdk.testing.property import Failure, Property
-from tinyzero_sdk.testing.strategies import find_completion
+from tinyzero_sdk.testing.sandbox_child import short
 from tinyzero_sdk.testing.task_under_test import SEARCH_SECONDS, TaskUnderTest
 
 _property = partial(Property, needs=("score_group",), about_needs=True)
@@ -22,28 +21,26 @@ _property = partial(Property, needs=("score_group",), about_needs=True)
 def _search(
     test: Callable[[TaskUnderTest, Sequence[TestCompletion]], Failure | None],
 ) -> Callable[[TaskUnderTest], Failure | None]:
-    """Looks for the smallest group of completions of one problem on which the test fails."""
+    """Looks for a group of completions of one problem on which the test fails, and leaves out what it can."""
 
     def examine(subject: TaskUnderTest) -> Failure | None:
-        known: dict[object, Failure | None] = {}
-        until = time.monotonic() + SEARCH_SECONDS
-
-        def failure_of(group: Sequence[TestCompletion]) -> Failure | None:
-            key = tuple(sample.key for sample in group)
-            if key not in known:
-                subject.tried += len(group)
-                known[key] = None if time.monotonic() > until else test(subject, group)
-            return known[key]
-
-        group = find_completion(
-            strategies.group(subject.presentations),
-            lambda group: failure_of(group) is not None,
-            examples=subject.examples,
-            seed=subject.seed,
-            shrink=True,
-        )
-        if group is None or (failure := failure_of(group)) is None:
+        choose, until = Random(subject.seed).randrange, time.monotonic() + SEARCH_SECONDS
+        for _ in range(subject.examples):
+            group = sampling.group(subject.presentations, choose)
+            subject.tried += len(group)
+            if (failure := test(subject, group)) is not None:
+                break
+            if time.monotonic() > until:
+                return None
+        else:
             return None
+        place = 0
+        while place < len(group) > 1:
+            smaller = group[:place] + group[place + 1 :]
+            if (still := test(subject, smaller)) is not None:
+                group, failure = smaller, still
+            else:
+                place += 1
         texts = ", ".join(short(sample.completion) for sample in group)
         return replace(failure, got=f"{failure.got}: completions {texts}, ground truth {group[0].key[1]}")
 

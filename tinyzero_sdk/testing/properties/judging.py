@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
-from tinyzero_sdk.testing.properties.messages import describe
 from tinyzero_sdk.testing.properties.reward_hacking import is_rewarded
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
@@ -64,7 +63,7 @@ def _examine_margin(subject: TaskUnderTest) -> Failure | None:
         [best, worse] = subject.observe_all([gold, wrong])
         subject.tried += 2
         if best.value - worse.value < MARGIN * (high - low):
-            got = f"{describe(worse)} for the gold answer of another problem, {describe(best)} for this one's"
+            got = f"{worse.describe()} for the gold answer of another problem, {best.describe()} for this one's"
             return Failure(got, f"a difference of at least {MARGIN * (high - low):g}", wrong)
     return None
 
@@ -89,7 +88,9 @@ def _examine_order(subject: TaskUnderTest) -> Failure | None:
     for sample, one, other in zip(samples, subject.observe_all(samples), reverse, strict=True):
         subject.tried += 2
         if one.correct != other.correct or abs(one.value - other.value) > MARGIN * (high - low):
-            return Failure(f"{describe(one)}, in reverse {describe(other)}", "the same verdict in either order", sample)
+            return Failure(
+                f"{one.describe()}, in reverse {other.describe()}", "the same verdict in either order", sample
+            )
     return None
 
 

@@ -9,7 +9,6 @@ from tinyzero_sdk.data.rows import as_messages
 from tinyzero_sdk.records import Json
 from tinyzero_sdk.testing.completions import HOSTILE
 from tinyzero_sdk.testing.gold import TestCompletion
-from tinyzero_sdk.testing.properties.messages import describe
 from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.sandbox_child import Outcome
 from tinyzero_sdk.testing.task_under_test import MOST_KILLS, TaskUnderTest
@@ -20,12 +19,12 @@ def is_rewarded(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome
     credit = subject.wrong_credit
     if outcome.oracle or (not outcome.correct and outcome.value <= credit):
         return None
-    return Failure(describe(outcome), f"not correct, and a score of at most {credit:g}, what a wrong answer scores")
+    return Failure(outcome.describe(), f"not correct, and a score of at most {credit:g}, what a wrong answer scores")
 
 
 def _is_rewarded_at_all(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     if outcome.correct or outcome.value > 0:
-        return Failure(describe(outcome), "a score of 0 at most, and not correct")
+        return Failure(outcome.describe(), "a score of 0 at most, and not correct")
     return None
 
 
@@ -167,7 +166,7 @@ def _opened(subject: TaskUnderTest, texts: list[str], locks: list[Json]) -> list
     alive = [*enumerate(texts)]
     for truth in locks:
         samples = [TestCompletion(text, truth) for _, text in alive]
-        outcomes = subject.observe_all(samples, oracle=True, most_kills=MOST_KILLS)
+        outcomes = subject.observe_all(samples, oracle="all", most_kills=MOST_KILLS)
         for (place, _), outcome in zip(alive, outcomes, strict=False):
             if outcome.correct and not outcome.oracle:
                 opened[place].append(truth)
@@ -197,7 +196,7 @@ def _opens_too_much(subject: TaskUnderTest, sample: TestCompletion, outcome: Out
     if not is_key:
         return None
     what = "right answers" if subject.golds else "ground truths"
-    got = f"{describe(outcome)}, and for {len(opened)} of {len(locks)} items with different {what}"
+    got = f"{outcome.describe()}, and for {len(opened)} of {len(locks)} items with different {what}"
     return Failure(got, "one at most")
 
 

@@ -8,26 +8,24 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from tinyzero_sdk.testing import completions, strategies
+from tinyzero_sdk.testing import completions, sampling
 from tinyzero_sdk.testing.gold import TestCompletion
-from tinyzero_sdk.testing.properties.messages import describe, short
 from tinyzero_sdk.testing.property import Failure, Property
 from tinyzero_sdk.testing.sandbox import TIMEOUT
-from tinyzero_sdk.testing.sandbox_child import Outcome
-from tinyzero_sdk.testing.strategies import st
+from tinyzero_sdk.testing.sandbox_child import Outcome, short
 from tinyzero_sdk.testing.task_under_test import TaskUnderTest
 
 MEMORY_LIMIT = 256 * 2**20  # bytes that a scorer may take for a completion of up to a megabyte
 
 
-def _any_text(subject: TaskUnderTest) -> "st.SearchStrategy[TestCompletion]":
-    kinds = (strategies.gold, strategies.near_miss, strategies.malformed, strategies.hostile, strategies.hostile)
-    return st.one_of(*[kind(subject.presentations) for kind in kinds])
+def _any_text(subject: TaskUnderTest) -> sampling.Draw:
+    kinds = (sampling.gold, sampling.near_miss, sampling.malformed, sampling.hostile, sampling.hostile)
+    return sampling.one_of(*[kind(subject.presentations) for kind in kinds])
 
 
-def _heavy_text(subject: TaskUnderTest) -> "st.SearchStrategy[TestCompletion]":
+def _heavy_text(subject: TaskUnderTest) -> sampling.Draw:
     golds = subject.presentations[:4]
-    return st.one_of(strategies.hostile(golds), strategies.hostile(golds, huge=True))
+    return sampling.one_of(sampling.hostile(golds), sampling.hostile(golds, huge=True))
 
 
 def _pieces(subject: TaskUnderTest) -> Iterator[TestCompletion]:
@@ -52,7 +50,7 @@ def _runs(subject: TaskUnderTest) -> Iterator[TestCompletion]:
             yield gold.sample(text)
 
 
-_of_any_text = partial(Property, completions=_pieces, strategy=_any_text, any_text=True)
+_of_any_text = partial(Property, completions=_pieces, draw=_any_text, any_text=True)
 
 
 def _takes_too_long(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
@@ -62,7 +60,7 @@ def _takes_too_long(subject: TaskUnderTest, sample: TestCompletion, outcome: Out
             return None
         [outcome] = subject.observe_anew([sample])
     seconds = f"{outcome.seconds:.1f} s for {len(sample.completion):,} characters"
-    return Failure(describe(outcome) if outcome.exit_status else seconds, f"a score within {TIMEOUT:g} s")
+    return Failure(outcome.describe() if outcome.exit_status else seconds, f"a score within {TIMEOUT:g} s")
 
 
 BOUNDED_TIME = Property(
@@ -72,7 +70,7 @@ BOUNDED_TIME = Property(
     reason="One `9**9**9`, or a pattern that backtracks, stalls a training run: the step waits for the slowest answer.",
     test=_takes_too_long,
     completions=lambda subject: itertools.chain(_runs(subject), _heavy_pieces(subject)),
-    strategy=_heavy_text,
+    draw=_heavy_text,
     with_memory=True,  # not read here, but the same completions are scored once for this property and the next
 )
 
@@ -80,7 +78,7 @@ BOUNDED_TIME = Property(
 def _takes_too_much(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     expected = f"at most {MEMORY_LIMIT >> 20} MiB"
     if outcome.out_of_memory:
-        return Failure(describe(outcome), expected)
+        return Failure(outcome.describe(), expected)
     return Failure(f"{outcome.memory >> 20:,} MiB", expected) if outcome.memory > MEMORY_LIMIT else None
 
 
@@ -125,7 +123,7 @@ BOUNDED_MEMORY: Property = Property(
     reason="A number with a billion digits takes ten characters to write; the machine that scores has other work too.",
     test=_takes_too_much,
     completions=_heavy_pieces,
-    strategy=_heavy_text,
+    draw=_heavy_text,
     examine=lambda subject: subject.search(BOUNDED_MEMORY) or _leak(subject),
     with_memory=True,
 )
@@ -133,7 +131,7 @@ BOUNDED_MEMORY: Property = Property(
 
 def _raises(subject: TaskUnderTest, sample: TestCompletion, outcome: Outcome) -> Failure | None:
     if outcome.exit_status == "died" or (outcome.raised and not outcome.out_of_memory):
-        return Failure(describe(outcome), "a score")
+        return Failure(outcome.describe(), "a score")
     return None
 
 
@@ -209,7 +207,7 @@ def _scores_differ(subject: TaskUnderTest, sample: TestCompletion, outcome: Outc
     [repeats] = subject.repeats([sample]) if not outcome.exit_status else [[]]
     if any(repeat.exit_status for repeat in repeats):
         return None  # other properties report it
-    scores = {seen.score: describe(seen) for seen in [outcome, *repeats]}
+    scores = {seen.score: seen.describe() for seen in [outcome, *repeats]}
     return Failure(" / ".join(sorted(scores.values())), "always the same") if len(scores) > 1 else None
 
 
@@ -241,7 +239,7 @@ def _remembers(subject: TaskUnderTest) -> Failure | None:
         ):
             old = first[place]
             if not old.exit_status and not new.exit_status and old.score != new.score:
-                got = f"{describe(old)}, and {way} {describe(new)}: completion {short(sample.completion, 200)}"
+                got = f"{old.describe()}, and {way} {new.describe()}: completion {short(sample.completion, 200)}"
                 return Failure(f"{got}, ground truth {sample.key[1]}", "always the same")
     return None
 
@@ -286,9 +284,9 @@ def _reward_misleads(subject: TaskUnderTest, sample: TestCompletion, outcome: Ou
         return None
     high = subject.task.info.score_range[1]
     if outcome.correct and outcome.value <= 0:
-        return Failure(describe(outcome), "more for a correct answer than for none, which scores 0")
+        return Failure(outcome.describe(), "more for a correct answer than for none, which scores 0")
     if not outcome.correct and outcome.value >= high:
-        return Failure(describe(outcome), f"less than {high:g} for what is not correct")
+        return Failure(outcome.describe(), f"less than {high:g} for what is not correct")
     return None
 
 

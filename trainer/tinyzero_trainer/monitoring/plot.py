@@ -28,7 +28,6 @@ TASK_COLORS = ("#4477aa", "#cc3311", "#228833", "#aa3377", "#ccbb44", "#66ccee")
 
 TRAIN_COLOR, HELD_OUT_COLOR = TASK_COLORS[:2]
 ALL_COLOR = "#555555"  # for several tasks together
-MAX_TITLE = 70
 Series = Sequence[tuple[int, float]]
 """(step, value), in the order of steps."""
 
@@ -74,7 +73,8 @@ def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
         axes[0].margins(y=0.15)
     if axes[0].get_legend_handles_labels()[0]:
         axes[0].legend(loc="lower right" if len(tasks) == 1 else "best", frameon=False, fontsize=9)
-    axes[0].set_title(_title(" + ".join(tasks) or "examples", model), loc="left", fontsize=11, fontweight="bold")
+    title = f"{' + '.join(tasks) or 'examples'}, {model}"
+    axes[0].set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
     for panel, (label, values) in zip(axes[measured:], lower, strict=True):
         _draw_smoothed(panel, values, 1.0, TRAIN_COLOR if len(tasks) == 1 else ALL_COLOR)
         panel.set_ylabel(label)
@@ -150,8 +150,3 @@ def _draw_smoothed(axes: "Axes", values: Series, scale: float, color: str, label
     scaled = [scale * value for _, value in values]
     axes.plot(steps, scaled, color=color, alpha=0.3, lw=1)
     axes.plot(steps, smooth(scaled, max(3, len(scaled) // 20)), color=color, lw=1.8, label=label)
-
-
-def _title(task: str, model: str) -> str:
-    title = f"{task}, {model}"
-    return title if len(title) <= MAX_TITLE else f"{task}, …{model[len(title) - MAX_TITLE :]}"

@@ -5,8 +5,7 @@ A missing metric is left out, and nothing here reaches `metrics.jsonl`.
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -35,7 +34,6 @@ LINE_WIDTH = 80
 """Plain output: largest width of a line about a step."""
 
 ACCURACY_OF_TASK = re.compile(task_key("(.+)", "acc"))
-_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Progress(progress.Progress):
@@ -66,7 +64,7 @@ class Progress(progress.Progress):
     def train(self, steps: int, done: int = 0) -> None:
         """Begin training; `steps` are the whole run's, `done` those of earlier sessions."""
         self.end_phase()
-        self._training = self._bars.add("training", steps, done, overall=True, prefix="step ", metrics={}, rewards=[])
+        self._training = self._bars.add("training", steps, done, overall=True, prefix="step ", metrics={})
         self._log_after(0.0, f"training: {plural(steps - done, 'step')}")
 
     def extend(self, steps: int) -> None:
@@ -78,8 +76,6 @@ class Progress(progress.Progress):
         """Show a finished step (1-based) and its metrics, by the names in metrics_log.py."""
         if (training := self._training) is None:
             return
-        if (reward := metrics.get(REWARD)) is not None:
-            training.fields["rewards"].append(reward)
         self._bars.update(training.id, completed=step, metrics=metrics, updated=self._clock())
         ends = step in (training.fields["first"] + 1, training.total)
         self._log_after(0.0 if ends else STEP_SECONDS, _step_line(progress.count(training), metrics))
@@ -113,8 +109,6 @@ class _Bars(progress.Bars):
         yield self.make_tasks_table([task])
         metrics = task.fields["metrics"]
         yield from (Text(line) for line in (_summary(metrics), _signal(metrics), _accuracy_by_task(metrics)) if line)
-        if len(rewards := task.fields["rewards"]) > 1:
-            yield Text(f"reward so far  {sparkline(rewards)}", style="dim")
 
 
 def outcome_line(task: str | None, before: float | None, after: float, problems: int, temperature: float) -> str:
@@ -128,21 +122,6 @@ def outcome_line(task: str | None, before: float | None, after: float, problems:
     if before is None:
         return f"{name}: {percent(after)} ({measured})"
     return f"{name}: {percent(before)} -> {percent(after)} ({100 * (after - before):+.1f} points; {measured})"
-
-
-def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Values as blocks from lowest to highest; more than `width` of them are averaged in equal intervals.
-
-    Example:
-        >>> sparkline([0, 1, 2, 3])
-        '▁▃▆█'
-    """
-    count = min(width, len(values))
-    edges = [len(values) * place // count for place in range(count + 1)] if count else [0]
-    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
-    low, high = min(means, default=0.0), max(means, default=0.0)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
 
 
 def _summary(metrics: Mapping[str, Any]) -> str:

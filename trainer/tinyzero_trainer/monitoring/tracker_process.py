@@ -1,7 +1,7 @@
 """The process of one tracker, which `trackers.py` starts; it imports no other part of the trainer.
 
 It gets a step and its metrics in each message, and None after the last. It sends a mapping for whatever happens:
-`recorded` for each step, `finishing` before it waits for a server, `say` for the user, with `failed` if that is all.
+`recorded` for each step, `say` for the user, with `failed` if that is all.
 """
 
 import json
@@ -89,7 +89,6 @@ def _record_in_wandb(options: dict[str, Any], rows: Rows, tell: Tell) -> None:
         run.log(metrics, step=step)
     if is_online:
         _reach(server)
-    tell(finishing=True)
     run.finish()
 
 
@@ -114,7 +113,6 @@ def _record_in_trackio(options: dict[str, Any], rows: Rows, tell: Tell) -> None:
             tell(say=f"look: trackio show --project {options['project']}")
         run.log(metrics, step=step)
     if run is not None:
-        tell(finishing=True)
         run.finish()
 
 
@@ -132,7 +130,6 @@ def _record_in_tensorboard(options: dict[str, Any], rows: Rows, tell: Tell) -> N
             start = None
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-    tell(finishing=True)
     writer.close()
 
 

@@ -27,14 +27,8 @@ from tinyzero_trainer.monitoring.tracker_process import record
 MOST_WAITING = 1000
 """Steps that wait for a slow tracker; further ones are dropped and counted."""
 
-START_SECONDS = 15.0
-"""Time for a tracker to record its first step, if the run is over so soon."""
-
-PATIENCE = 0.8
-"""Seconds that the end of a run waits for a tracker to record one more step."""
-
-FINISH_SECONDS = 15.0
-"""Time for one that has all steps and reaches its server to finish."""
+PATIENCE = 15.0
+"""Seconds that the end of a run waits for a tracker to start, to record one more step, or to finish."""
 
 Report = Callable[[str], None]
 
@@ -80,7 +74,7 @@ class _Tracker:
     def __init__(self, options: Mapping[str, Any], report: Report) -> None:
         self._name, self._report = options["name"], report
         self._directory, self._waits = options["directory"], options["anew"]
-        self.has_failed = self._is_finishing = False
+        self.has_failed = False
         self._put = self._recorded = self._dropped = 0
         self._sign = time.monotonic()  # of life, the last one
         self._queue: SimpleQueue[tuple[int, Mapping[str, float]] | None] = SimpleQueue()
@@ -110,7 +104,7 @@ class _Tracker:
 
     def close(self) -> None:
         """Wait as long as it makes progress, and end its process and what that has started."""
-        while self._listener.is_alive() and (left := self._deadline() - time.monotonic()) > 0:
+        while self._listener.is_alive() and (left := max(self._sign, self._closed) + PATIENCE - time.monotonic()) > 0:
             self._listener.join(min(left, 0.05))
         if self._listener.is_alive():
             self._fail("it did not finish in time")
@@ -120,13 +114,6 @@ class _Tracker:
         self._writer.join()
         self._listener.join()
         self._worker.close()
-
-    def _deadline(self) -> float:
-        if self._is_finishing:
-            return self._sign + FINISH_SECONDS
-        if self._waits or not self._recorded:
-            return max(self._sign + START_SECONDS, self._closed + PATIENCE)
-        return max(self._sign, self._closed) + PATIENCE
 
     def _write(self) -> None:
         with suppress(OSError):  # it has ended, which the other thread reports once it has heard everything
@@ -141,16 +128,15 @@ class _Tracker:
                     self._hear(news)
         except TinyZeroError as error:  # it cannot even start
             self._fail(str(error))
-        if (code := self._worker.process.wait()) < 0:
-            self._fail(f"its process was ended by signal {-code}")
-        elif code:
-            self._fail(f"its process ended with code {code}")
+        self._worker.process.kill()  # what it has left in its group
+        if code := self._worker.process.exit_code:
+            self._fail(
+                f"its process ended with code {code}" if code > 0 else f"its process was ended by signal {-code}"
+            )
 
     def _hear(self, news: Mapping[str, Any]) -> None:
         self._recorded += "recorded" in news
-        if self._recorded or "finishing" in news:
-            self._sign = time.monotonic()
-        self._is_finishing |= "finishing" in news
+        self._sign = time.monotonic()
         if news.get("failed"):
             self._fail(news["say"])
         elif "say" in news:
