@@ -50,16 +50,11 @@ class DifferentialOracle:
     def compare(
         self, attempt: Attempt, truth: Json, place: int = 0, *, only_rewarded: bool = False
     ) -> tuple[Score, ScoringFault | None]:
-        """The task's score of an attempt, and what is wrong with it.
+        """The task's score of an attempt, and what is wrong with it; `place` is its index in its batch, for the timer.
 
-        Args:
-            attempt: the completion.
-            truth: its ground truth.
-            place: index of the attempt in its batch, for the timer.
-            only_rewarded: call the oracle, which is slow, only for completions that score full.
-
-        The oracle checks the answer that the task extracted, and the one that counts by construction of the attempt.
-        Without an oracle, the task's own score of the latter alone, in the gold presentation, takes its place.
+        With `only_rewarded` the oracle, which is slow, is called only for completions that score full. It checks the
+        answer that the task extracted, and the one that counts by construction of the attempt. Without an oracle, the
+        task's own score of the latter alone, in the gold presentation, takes its place.
         """
         task, text, intended = self.task, attempt.text, attempt.intended
         self._timer.start(2 * place)

@@ -10,7 +10,6 @@ from functools import cached_property
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
-from tinyzero_sdk.fuzz.findings import size_of
 from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.testing.completions import Stock
 from tinyzero_sdk.testing.gold import Gold, find_gold
@@ -51,10 +50,6 @@ class FuzzItem:
     def grammar(self) -> Grammar | None:
         rules = self._task.grammar(self.original)
         return Grammar(rules) if rules else None
-
-    @property
-    def size(self) -> tuple[int, int, int, str]:
-        return size_of(self.short.with_answer(self.gold or ""), self.truth)
 
     def keep(self, answer: str) -> None:
         """Add an answer worth mutating further; when there are too many it replaces one, never the gold answer."""

@@ -63,14 +63,9 @@ _SAME_FAULT = {
 """Presentations that contain another one: if that fails, they add nothing."""
 
 
-def simpler_presentation(how: str) -> str:
-    """The presentation that fails for the same reason wherever this one fails."""
-    return _SAME_FAULT.get(how, how)
-
-
 def presentation_traits(how: str) -> set[str]:
     """The traits of a presentation: its name, and that of the simpler one in it."""
-    return {how, simpler_presentation(how)}
+    return {how, _SAME_FAULT.get(how, how)}
 
 
 def present(how: str, gold: Gold, right: str, wrong: str) -> Attempt:

@@ -8,7 +8,7 @@ import pickle
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from multiprocessing.connection import Connection
@@ -18,7 +18,7 @@ from tinyzero_sdk.fuzz.coverage import TRACED, Coverage
 from tinyzero_sdk.fuzz.differential import DifferentialOracle, ScoringFault
 from tinyzero_sdk.fuzz.findings import Finding, FindingSet, make_finding, traits_of
 from tinyzero_sdk.fuzz.items import FuzzItem, check_variant, make_variant
-from tinyzero_sdk.fuzz.presentations import Attempt, honest, hostile, present, simpler_presentation, spray
+from tinyzero_sdk.fuzz.presentations import Attempt, honest, hostile, spray
 from tinyzero_sdk.fuzz.reward_guess import guess_value
 from tinyzero_sdk.records import Item, Json
 from tinyzero_sdk.seeds import derive_seed
@@ -41,7 +41,6 @@ _MOST_STEPS = 5  # variations of an item in a row; further away, problems become
 _KNOWN_GOLDS = 64  # gold answers whose traits count as usual
 _REPORT_SECONDS = 0.1
 _MOST_TRIES = 20_000
-_MOST_VARIANTS = 200
 
 
 @dataclass(slots=True)
@@ -115,7 +114,6 @@ class _FuzzSearch:
         self._items = self._endless_items()
         self.differential.preparing()
         self._fill()
-        self._reducer = Reducer(self.differential, self.rng, self.usual, self._announce)
 
     def run(self) -> None:
         if self.settings.suspect is not None:
@@ -215,8 +213,7 @@ class _FuzzSearch:
         if chance < 0.96 and item.gold is not None:
             wrong = self.golds[int(rng.random() * len(self.golds))]  # another problem's, if it is wrong in this one
             if not self.differential.is_right(wrong, item.short.with_answer(wrong), item.truth):
-                gold = item.presentation if rng.random() < 0.2 else item.short
-                return (honest if rng.random() < 0.6 else spray)(gold, item.gold, wrong, rng)
+                return (honest if rng.random() < 0.6 else spray)(item.short, item.gold, wrong, rng)
         gold = replace(item.short, answer=item.stock.pick(item.answers))
         if chance < 0.985:
             return Attempt(malformed(gold, item.stock.choose))
@@ -280,7 +277,7 @@ class _FuzzSearch:
         self.known.add((finding.kind, frozenset(finding.traits)))
         self._progress.unsettled = finding
         self._report(now=True)  # before shrinking, which the worker may not survive
-        smaller = self._reducer.reduce(finding, attempt, item, self._pool)
+        smaller = finding if finding.is_about_presentation else self._shrunk(finding, item)
         self.findings.add(smaller)
         self._progress.findings.append(smaller)
         if self.settings.stop_after is not None and len(self.findings) >= self.settings.stop_after:
@@ -288,6 +285,27 @@ class _FuzzSearch:
             self._timer.stop()
             self._connection.recv()  # waits until the parent ends the process
         self._announce(*self._batch)  # again: shrinking announced other attempts
+
+    def _shrunk(self, finding: Finding, item: FuzzItem) -> Finding:
+        """The smallest finding of the same group."""
+
+        def shown_by(text: str, truth: Json) -> Finding | None:
+            attempt = Attempt(text)
+            self._announce(truth, [attempt])
+            _, fault = self.differential.compare(attempt, truth)
+            if fault is None or fault.kind != finding.kind:
+                return None
+            smaller = make_finding(attempt, truth, fault, self.usual)
+            return smaller if set(smaller.traits) <= set(finding.traits) else None
+
+        text, truth = shrink_pair(
+            finding.completion,
+            finding.ground_truth,
+            holds=lambda text, truth: shown_by(text, truth) is not None,
+            valid=lambda truth: check_variant(self.differential, item.original, truth, self.rng) is not None,
+            tries=_MOST_TRIES,
+        )
+        return shown_by(text, truth) or finding
 
     def _announce(self, truth: Json, attempts: list[Attempt]) -> None:
         # As bytes, which the parent unpickles only if it loses the worker.
@@ -299,70 +317,3 @@ class _FuzzSearch:
             self._connection.send(self._progress)
             self._progress = SearchProgress(0, 0, [])
             self._reported = time.monotonic()
-
-
-@dataclass(frozen=True, slots=True)
-class Reducer:
-    """Finds the smallest completion with the same finding.
-
-    A mutated answer is shrunk as text; a finding about a presentation keeps it and moves to the smallest problem.
-    """
-
-    differential: DifferentialOracle
-    rng: random.Random
-    usual: Set[str]
-    """Traits of answers on which scorer and oracle agree; they grow during the search."""
-
-    announce: Callable[[Json, list[Attempt]], None]
-
-    def reduce(self, finding: Finding, attempt: Attempt, item: FuzzItem, others: Iterable[FuzzItem]) -> Finding:
-        """The smallest finding of the same group."""
-        if finding.is_about_presentation:
-            return self._on_small_problems(finding, attempt, [item, *others])
-        return self._cut_down(finding, item)
-
-    def _cut_down(self, finding: Finding, item: FuzzItem) -> Finding:
-        def holds(text: str, truth: Json) -> bool:
-            return self._try(Attempt(text), truth, finding) is not None
-
-        def valid(truth: Json) -> bool:
-            return check_variant(self.differential, item.original, truth, self.rng) is not None
-
-        text, truth = shrink_pair(finding.completion, finding.ground_truth, holds, valid, _MOST_TRIES)
-        return self._try(Attempt(text), truth, finding) or finding
-
-    def _on_small_problems(self, finding: Finding, attempt: Attempt, items: Sequence[FuzzItem]) -> Finding:
-        best, best_item, how = finding, items[0], attempt.how
-        for item in sorted(items, key=lambda item: item.size)[:20]:
-            for name in (simpler_presentation(how), how):
-                smaller = self._present(name, item, best)
-                if smaller is not best:
-                    best, best_item, how = smaller, item, name
-        for _ in range(_MOST_VARIANTS):
-            variant = make_variant(self.differential, best_item, self.rng)
-            if variant is not None and variant.size < best_item.size:
-                smaller = self._present(how, variant, best)
-                if smaller is not best:
-                    best, best_item = smaller, variant
-        return best
-
-    def _present(self, how: str, item: FuzzItem, best: Finding) -> Finding:
-        """The finding on this problem, with the shortest wrong answer that is one, if that is smaller."""
-        if item.gold is None:
-            return best
-        for wrong in ("0", "1", item.stock.numbers[0]):
-            if self.differential.is_right(wrong, item.short.with_answer(wrong), item.truth):
-                continue
-            smaller = self._try(present(how, item.short, item.gold, wrong), item.truth, best)
-            if smaller is not None and smaller.size < best.size:
-                best = smaller
-        return best
-
-    def _try(self, attempt: Attempt, truth: Json, wanted: Finding) -> Finding | None:
-        """What the attempt shows, if it is of the group of the finding that is wanted."""
-        self.announce(truth, [attempt])
-        _, fault = self.differential.compare(attempt, truth)
-        if fault is None or fault.kind != wanted.kind:
-            return None
-        finding = make_finding(attempt, truth, fault, self.usual)
-        return finding if set(finding.traits) <= set(wanted.traits) else None

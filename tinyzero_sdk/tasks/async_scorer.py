@@ -64,9 +64,7 @@ class AsyncScorer:
     def prefetch(self, answers: "list[tuple[str, Json]]", beat: Callable[[], object]) -> None:
         """Score all of them at once, so that `score` finds each; what an earlier call fetched is forgotten.
 
-        Args:
-            answers: with their ground truths.
-            beat: called several times a second as long as none of them blocks the others.
+        `beat` is called several times a second as long as none of them blocks the others.
         """
         self._ready = self._wait_for({self._key(*answer): answer for answer in answers}, beat)
 

@@ -40,11 +40,7 @@ class GroupGuard(ScoreGuard):
     def compare(
         self, completions: Sequence[Completion | str], ground_truth: Json, scores: Sequence[Score]
     ) -> list[Score]:
-        """The scores of a problem's completions; never raises because of a task or a completion.
-
-        Args:
-            scores: what `score_alone` gave. The hook gets those with an answer.
-        """
+        """The scores of a problem's completions, given what `score_alone` gave; never raises because of a task."""
         answered = [score for score in scores if score.answer is not None]
         try:
             compared = iter(self.compare_answers(ground_truth, answered) if answered else [])

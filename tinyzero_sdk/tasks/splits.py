@@ -29,7 +29,6 @@ class CandidateSource(Protocol):
     has_own_splits: bool
 
     def generate(self, split: Split, size: int, *, seed: int = 0, start: int = 0) -> ItemColumns | list[Item]: ...
-
     def item_key(self, item: Item) -> str: ...
 
 
@@ -145,11 +144,9 @@ def iterate_split(
     """Iterate over the problems of a split, without repeats, in candidate order.
 
     Args:
-        task: from `load_task`.
-        split: `train` or `test`; no problem is in both, whatever the seeds.
         size: number of problems; None = all there are.
-        seed: different seeds give different problems.
-        test_fraction: the fraction of all problems that belongs to the test split.
+        test_fraction: the fraction of all problems that belongs to the test split; no problem is in both, whatever
+            the seeds.
         block: most candidates to request at a time; does not change the result.
 
     Raises:
@@ -159,12 +156,14 @@ def iterate_split(
     check_test_fraction(task, test_fraction)
     split_filter = SplitFilter(task, split, size=size, test_fraction=test_fraction)
     problems = _problems(task, split, split_filter, seed, test_fraction, block)
-    return _to_their_end(problems) if size is None else islice(problems, size)
+    if size is not None:
+        return islice(problems, size)
 
+    def all_problems() -> Iterator[Item]:
+        with suppress(ExhaustedError):
+            yield from problems
 
-def _to_their_end(problems: Iterator[Item]) -> Iterator[Item]:
-    with suppress(ExhaustedError):
-        yield from problems
+    return all_problems()
 
 
 def _problems(

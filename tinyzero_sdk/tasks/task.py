@@ -90,7 +90,7 @@ class Task:
         """Whether the task has its own splits; otherwise problems are divided by the hash of their key."""
 
     def _add_guard(self) -> None:
-        """Put the score guard around the scorer, and inside the wrappers."""
+        """Put the score guard around the scorer and inside the wrappers."""
         hook, info, hooks = self.plugin_manager.hook, self.info, self._hooks
         self._score = hooks["score"]
         if self.is_async:
@@ -138,8 +138,6 @@ class Task:
         return self._group_guard is not None
 
     def _in_place(self, scorer: Callable[..., Any]) -> Callable[..., Any]:
-        """The scorer, refusing to run where an unsafe one may not."""
-
         def score(text: Any, ground_truth: Json) -> Any:
             self._check_place()
             return scorer(text, ground_truth)
@@ -171,15 +169,12 @@ class Task:
 
         Fewer than `size` where the task ends.
         """
-        return self._call("generate_dataset", split, size, seed, start, function=self._candidates)
-
-    def _candidates(self, split: Split, size: int, seed: int, start: int) -> ItemColumns | list[Item]:
-        candidates = self._hooks["generate_dataset"](split, size, seed, start)
+        candidates = self._call("generate_dataset", split, size, seed, start)
         if isinstance(candidates, ItemColumns):
             return candidates
         if not isinstance(candidates, Iterable):
             raise self._refusal("generate_dataset", candidates, "an iterable of Item, or ItemColumns")
-        items = list(islice(candidates, size))
+        items: list[Item] = self._call("generate_dataset", islice(candidates, size), function=list)
         for item in items:
             if not isinstance(item, Item):
                 raise self._refusal("generate_dataset", item, "nothing but Item in the iterable")
@@ -405,9 +400,8 @@ def is_async(plugin_manager: PluginManager) -> bool:
 def bind(hook: HookCaller, options: Any) -> Callable[..., Any]:
     """A callable that takes the hook's arguments by position and adds `options` itself.
 
-    Calling a hook through pluggy costs about 1 µs; one implementation without wrappers, the usual case, is called
-    directly instead, with the same result. It ignores later registrations: bind after the last one. Without an
-    implementation it returns None.
+    A call through pluggy costs about 1 µs; one implementation without wrappers is called directly instead. It ignores
+    later registrations. Without an implementation it returns None.
     """
     assert hook.spec is not None
     names = tuple(name for name in hook.spec.argnames if name != "options")

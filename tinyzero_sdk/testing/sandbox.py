@@ -39,13 +39,7 @@ class Sandbox(ClosesOnExit):
         warm_up: Sequence[TestCompletion] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """
-        Args:
-            task: from `load_task`; the child loads it again.
-            hash_seed: `PYTHONHASHSEED` of the child, which orders sets of text.
-            warm_up: completions to score first, unwatched.
-            environment: further variables of the child.
-        """
+        """`hash_seed` orders sets of text in the child, which scores the completions of `warm_up` first, unwatched."""
         self.patience = 1.5 * (task.info.limits.deadline if task.is_async else TIMEOUT)
         """Seconds for one completion after which a child counts as hung."""
         self.kills = 0

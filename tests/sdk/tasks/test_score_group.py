@@ -88,12 +88,6 @@ def test_scorers_may_be_asynchronous_and_comparisons_may_not(write_task, tmp_pat
         load_task(write_task("never", score_group=RARE.replace("def score_group(", "async def score_group(")))
 
 
-def test_a_task_without_the_hook_scores_each_by_itself(write_task):
-    task = load_task(write_task("alone"))
-    assert not task.compares_completions
-    assert task.score_group(tagged("3", "4"), 3) == [task.score_completion(text, 3) for text in tagged("3", "4")]
-
-
 def test_parts_of_a_comparison_join_those_of_the_scorer(write_task):
     task = load_task(write_task("short", score=PARTS), options={"weights": {"short": 0.25}})
     scores = task.score_group(tagged("3", "0003", "4", None), 3)

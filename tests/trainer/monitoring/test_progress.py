@@ -63,13 +63,6 @@ def test_a_phase_is_printed_at_once_and_then_every_few_seconds(plain, clock):
     ]
 
 
-def test_the_time_left_does_not_count_what_an_earlier_session_did(plain, clock):
-    plain.phase("sampling", 100, "completions", done=50)
-    clock.now += 10
-    plain.advance(10)
-    assert printed(plain)[-1] == "sampling: 60/100 completions  0:40 left"
-
-
 def test_the_start_up_is_told_by_part(plain, clock):
     for part, seconds in {"imports": 5.0, "warm_up": 2.5, "evaluation": 1.0}.items():
         clock.now += seconds

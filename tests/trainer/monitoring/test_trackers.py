@@ -139,26 +139,6 @@ def test_an_error_is_reported_once_and_ends_the_tracker_alone(fault_row, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.fault(
-    "F10",
-    "W&B cannot be reached",
-    made="its URL is a closed port",
-    seen=(
-        "wandb: recording offline (http://127.0.0.1:9 cannot be reached: …); upload with: wandb sync "
-        "…/wandb/offline-run-*"
-    ),
-    kept="the run, and every point on the disk",
-)
-def test_without_a_server_wandb_records_offline(fault_row, tmp_path, fake_wandb):
-    fake_wandb(server="http://127.0.0.1:9")
-    (message,) = run(tmp_path, "wandb")
-    assert message.startswith("wandb: recording offline (http://127.0.0.1:9 cannot be reached: [Errno 111]")
-    assert message.endswith(f"); upload with: wandb sync {tmp_path}/wandb/offline-run-*")
-    assert len(logged(tmp_path)) == 3
-    fault_row.check(message)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "hang",
     [
@@ -191,31 +171,6 @@ def test_a_hang_never_blocks_a_step_and_is_ended_with_its_processes(fault_row, t
     fault_row.check(messages[0])
     left = [one for one in psutil.process_iter() if os.getpgid(one.pid) == groups[0]]
     assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
-
-
-@pytest.mark.slow
-@pytest.mark.fault(
-    "F10",
-    "A tracker is killed",
-    made="SIGKILL to its process after the first step",
-    seen=(
-        "wandb: its process was ended by signal 9; metrics.jsonl has everything, to record it there later: tinyzero "
-        "runs --send …"
-    ),
-    kept="the run",
-)
-def test_a_tracker_that_is_killed_costs_its_own_points(fault_row, tmp_path, fake_wandb):
-    fake_wandb()
-
-    def kill(observers):
-        until_first_step(observers)
-        os.kill(observers._trackers[0]._worker.process.pid, signal.SIGKILL)
-        observers._trackers[0]._listener.join(60)
-        observers.log(3, {"critic/score/mean": 1.0})
-
-    messages = run(tmp_path, "wandb", then=kill)
-    assert messages == [ended(tmp_path, "its process was ended by signal 9")]
-    fault_row.check(messages[0])
 
 
 @pytest.mark.slow

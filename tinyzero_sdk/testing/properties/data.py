@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from random import Random
 
@@ -52,11 +52,8 @@ def _examine_same_seed(subject: TaskUnderTest) -> Failure | None:
 
 
 def _difference(first: Sequence[str], other: Sequence[str]) -> tuple[int, str, str]:
-    for place, (old, new) in enumerate(zip(first, other, strict=False)):
-        if old != new:
-            return place, old, new
-    place = min(len(first), len(other))
-    return place, *("missing" if place >= len(items) else items[place] for items in (first, other))  # type: ignore[return-value]
+    pairs = enumerate(zip_longest(first, other, fillvalue="missing"))
+    return next((place, old, new) for place, (old, new) in pairs if old != new)
 
 
 SAME_SEED_SAME_DATA = Property(

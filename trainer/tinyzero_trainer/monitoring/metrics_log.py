@@ -99,12 +99,7 @@ class MetricsLog(ClosesOnExit):
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write one line: `step`, then the metrics by name. NaN and infinities, which JSON lacks, become null.
 
-        Args:
-            step: the training step, 0 for the evaluation before it.
-            metrics: numbers: int, float, NumPy's, or tensors of one element.
-
-        Raises:
-            MetricsError: too much is waiting.
+        The metrics are int, float, NumPy's numbers, or tensors of one element. Raises a MetricsError if too much waits.
         """
         row = {"step": step} | {name: plain_number(metrics[name]) for name in sorted(metrics)}
         is_first = not self._waiting

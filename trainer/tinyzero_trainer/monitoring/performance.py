@@ -17,11 +17,8 @@ def utilization(
 ) -> dict[str, float]:
     """`perf/mfu/ROLE` of each role that was updated in the step.
 
-    Args:
-        seconds: of the phases of the step, `update_ROLE` among them.
-        tokens: prompt and completion tokens of each update, in all its epochs; a prompt counts for each completion.
-        parameters: of each role.
-        peak: FLOP/s of all GPUs together.
+    `seconds` are those of the step's phases, `tokens` the prompt and completion tokens of each update in all its epochs
+    (a prompt counts for each completion), `parameters` those of each role, and `peak` the FLOP/s of all GPUs together.
 
     Example:
         >>> utilization({"update_actor": 2.0, "gen": 1.0}, 1000, parameters={"actor": 10**9, "critic": 5}, peak=6e12)
