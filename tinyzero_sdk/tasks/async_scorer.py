@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from tinyzero_sdk.disk_cache import DiskCache, content_key
@@ -103,7 +104,7 @@ class AsyncScorer:
             this = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and this is not None and this.cancelling():
                 raise  # the batch is cancelled, not something within the scorer
-            return error
+            return error.with_traceback(_frames_of_task(error.__traceback__))
 
     async def _try_repeatedly(self, answer: str, ground_truth: Json) -> Any:
         async def call() -> Any:
@@ -140,6 +141,16 @@ def _result(result: Any) -> Any:
     if isinstance(result, BaseException):
         raise result
     return result
+
+
+def _frames_of_task(frames: TracebackType | None) -> TracebackType | None:
+    """Those after the last one of this file, where there are any: what is between is of the retries."""
+    frame = frames
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == __file__:
+            frames = frame.tb_next or frames
+        frame = frame.tb_next
+    return frames
 
 
 def _may_pass(error: BaseException) -> bool:

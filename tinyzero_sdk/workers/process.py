@@ -170,7 +170,8 @@ def main() -> None:
     enter_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     try:
-        _serve(Connection(socket), SharedTimer(shared))
+        connection = Connection(socket)  # open until the process has its exit code
+        _serve(connection, SharedTimer(shared))
     except (EOFError, KeyboardInterrupt):
         pass  # the parent closed the connection; or the task raised it, since no signal does here
     except BaseException:

@@ -115,6 +115,7 @@ def test_what_fails_is_an_error_of_the_task_and_is_asked_again(load, calls):
             task.score(answer, 0)
     assert task.first_error.splitlines()[-1].startswith("RuntimeError: no answer (")
     assert "say.py" in task.first_error.splitlines()[-1]
+    assert "tenacity" not in task.first_error
 
 
 def test_a_call_that_is_cancelled_from_within_costs_no_other(load, calls):
