@@ -1,14 +1,12 @@
 """GPU memory and model FLOPs utilization, with fake GPUs."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.trainer.samples import make_rollout
 from tinyzero_sdk import Score
-from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.controller.step_metrics import trained_tokens
 from tinyzero_trainer.monitoring import performance
 from tinyzero_trainer.monitoring.performance import GpuMemoryUsage
@@ -37,20 +35,12 @@ def test_memory_is_that_of_the_fullest_gpu() -> None:
     assert performance.memory_usage(torch.device("cpu")) is None
 
 
-def parameters(adapter: object) -> dict[str, int]:
-    """What a step trains; the policy has 10 parameters, the critic 4."""
-    taken = object.__new__(TrainingStep)
-    critic = SimpleNamespace(parameters=4)
-    taken.workers = SimpleNamespace(language_model=SimpleNamespace(adapter=adapter, parameters=10), critic=critic)
-    return taken.trained_parameters()
-
-
-def test_it_counts_the_tokens_that_are_trained_and_not_an_adapter() -> None:
+def test_it_counts_the_tokens_that_are_trained() -> None:
     one = make_rollout([1, 2], [3, 4, 5])
     tokens = trained_tokens([one, one, replace(one, score=Score(0.0, False, masked=True))])
     assert tokens == 10
-    assert performance.utilization(SECONDS, 2 * tokens, parameters=parameters(None), peak=1000.0) == {
+    parameters = {"actor": 10, "critic": 4, "reference": 10}
+    assert performance.utilization(SECONDS, 2 * tokens, parameters=parameters, peak=1000.0) == {
         "perf/mfu/actor": pytest.approx(6 * 10 * 20 / 2.0 / 1000),
         "perf/mfu/critic": pytest.approx(6 * 4 * 20 / 4.0 / 1000),
     }
-    assert parameters(object()) == {"critic": 4}
