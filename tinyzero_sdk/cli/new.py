@@ -29,12 +29,10 @@ def new(
 
     directory = output or Path(name)
     written = write_package(name, directory, task_file=from_file)
-    _show(f"wrote the package of {name}, {f'with {from_file} in it' if from_file else 'an example for you to edit'}:")
-    for path in written:
-        _show(f"  {path}")
-    _show("next:")
-    for command in next_commands(name, directory):
-        _show(f"  {command}")
+    source = f"with {from_file} in it" if from_file else "an example for you to edit"
+    lines = [f"wrote the package of {name}, {source}:", *(f"  {path}" for path in written)]
+    lines += ["next:", *(f"  {command}" for command in next_commands(name, directory))]
+    stdout.print(Text("\n".join(lines)), soft_wrap=True)  # Text, not markup: a path may contain [brackets]
 
 
 def next_commands(name: str, directory: Path) -> list[str]:
@@ -45,7 +43,3 @@ def next_commands(name: str, directory: Path) -> list[str]:
         f"tinyzero warmstart --task {name} --output start",
         f"tinyzero train --task {name} --model start",
     ]
-
-
-def _show(line: str) -> None:
-    stdout.print(Text(line), soft_wrap=True)  # Text, not markup: a path may contain [brackets]

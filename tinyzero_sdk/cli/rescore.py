@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from tinyzero_sdk.cli.score import AllowMismatch, GroupBy, MemoryLimit, Overwrite, Timeout, Wrappers, scoring_options
+from tinyzero_sdk.cli.score import AllowMismatch, GroupBy, MemoryLimit, Overwrite, Timeout, Wrappers
 from tinyzero_sdk.cli.summary_report import as_json, shorten, show_faults, table
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, show_judge
 from tinyzero_sdk.console import percent, plural, print_json, stdout
@@ -44,14 +44,18 @@ def rescore(
 
     The exit code is 0 if no score and no part of one changed, and 1 if some did or some rows could not be compared.
     """
+    from tinyzero_sdk.progress import Progress
     from tinyzero_sdk.scoring.rescore import rescore_file
+    from tinyzero_sdk.scoring.score_file import ScoringOptions
+    from tinyzero_sdk.workers.process import count_cores
 
     opened = load_task_with_overrides(
         *one_task(task, overrides), wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe
     )
-    with scoring_options(
-        workers, timeout, memory_limit, group_by, allow_version_mismatch, overwrite=overwrite
-    ) as options:
+    with Progress(announce=False) as progress:
+        progress.phase("scoring", 1.0, "%")
+        limits = (workers or count_cores(), timeout, memory_limit)
+        options = ScoringOptions(*limits, group_by, (), allow_version_mismatch, progress.update, overwrite)
         report = rescore_file(opened, old, output, options)
     show_faults(old, report.scored)
     show_judge(opened)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -15,9 +15,6 @@ from tinyzero_sdk.cli.summary_report import PassAt, as_json, parse_pass_at, show
 from tinyzero_sdk.cli.task_options import AllowUnsafe, TaskName, TaskOverrides, Workers, one_task, show_judge
 from tinyzero_sdk.console import plural, print_json, stdout
 from tinyzero_sdk.tasks.registry import load_task_with_overrides
-
-if TYPE_CHECKING:
-    from tinyzero_sdk.scoring.score_file import ScoringOptions
 
 Timeout = Annotated[float, typer.Option("--timeout", min=0.01, metavar="N", help="Seconds to score one completion.")]
 MemoryLimit = Annotated[
@@ -44,36 +41,6 @@ AllowMismatch = Annotated[
     bool, typer.Option("--allow-version-mismatch", help="Accept rows of another task or version, or of none.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
-
-
-@contextmanager
-def scoring_options(
-    workers: int | None,
-    timeout: float,
-    memory_limit: float,
-    group_by: str | None,
-    allow_version_mismatch: bool,
-    pass_at: tuple[int, ...] = (),
-    *,
-    overwrite: bool,
-) -> Iterator["ScoringOptions"]:
-    """The options of `score` and `rescore`, with a progress bar."""
-    from tinyzero_sdk.progress import Progress
-    from tinyzero_sdk.scoring.score_file import ScoringOptions
-    from tinyzero_sdk.workers.process import count_cores
-
-    with Progress(announce=False) as progress:
-        progress.phase("scoring", 1.0, "%")
-        yield ScoringOptions(
-            workers or count_cores(),
-            timeout,
-            memory_limit,
-            group_by,
-            pass_at,
-            allow_version_mismatch,
-            progress.update,
-            overwrite,
-        )
 
 
 @contextmanager
@@ -133,17 +100,18 @@ def score(
     A row needs `completion` and `ground_truth` (or all columns of a data file). Rows that cannot be scored are listed
     instead of written, and the exit code is then 1.
     """
-    from tinyzero_sdk.scoring.score_file import score_file
+    from tinyzero_sdk.progress import Progress
+    from tinyzero_sdk.scoring.score_file import ScoringOptions, score_file
+    from tinyzero_sdk.workers.process import count_cores
 
     opened = load_task_with_overrides(
         *one_task(task, overrides), wrappers=wrappers or (), allow_unsafe_scorers=allow_unsafe
     )
-    chosen = parse_pass_at(pass_at)
-    limits = (workers, timeout, memory_limit)
-    with (
-        _rows_of(file) as source,
-        scoring_options(*limits, group_by, allow_version_mismatch, chosen, overwrite=overwrite) as options,
-    ):
+    with _rows_of(file) as source, Progress(announce=False) as progress:
+        progress.phase("scoring", 1.0, "%")
+        limits = (workers or count_cores(), timeout, memory_limit)
+        shown = (group_by, parse_pass_at(pass_at))
+        options = ScoringOptions(*limits, *shown, allow_version_mismatch, progress.update, overwrite)
         report = score_file(opened, source, output, options, format=format)
     show_faults(file, report)
     show_judge(opened)

@@ -123,12 +123,7 @@ def _details(task: Task) -> dict[str, Any]:
         "version": task.version,
         **described,
         "options": [
-            {
-                "key": field.key,
-                "type": field.type,
-                "default": None if field.default is dataclasses.MISSING else field.default,
-                "help": field.help,
-            }
+            dataclasses.asdict(field) | ({"default": None} if field.default is dataclasses.MISSING else {})
             for field in fields
         ],
         **_example(task),

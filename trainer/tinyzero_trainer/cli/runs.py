@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,24 +44,27 @@ def runs(
     """
     from tinyzero_trainer.checkpoint import run_status
 
-    if delete + prune + send > 1:
+    verbs = [verb for verb, wanted in {"delete": delete, "prune": prune, "send": send}.items() if wanted]
+    if len(verbs) > 1:
         raise SettingsError("--delete, --prune and --send: give one of them")
     for path in paths or ():
         if not path.is_dir():
             raise DataError(f"{path} is not a directory; expected a run, or a directory with runs below it")
-    if delete or prune:
-        _remove(
-            list({path.resolve(): path for path in paths or ()}.values()),
-            run_status.delete if delete else run_status.prune,
-            yes=yes,
-            verb="delete" if delete else "prune",
-        )
-        return
-    if send:
-        if not paths:
-            raise SettingsError("--send needs the runs themselves: tinyzero runs --send RUN...")
-        for path in paths:
-            _send(path)
+    for verb in verbs:
+        named = list({path.resolve(): path for path in paths or ()}.values())
+        if not named or any(run_status.find_runs(path, depth=0) != [path] for path in named):
+            raise SettingsError(f"--{verb} needs the runs themselves: tinyzero runs --{verb} RUN...")
+        if not (yes or send):
+            _ask(verb, named)
+        for path in named:
+            if send:
+                done = _send(path)
+            elif prune:
+                done = f"{filesize.decimal(run_status.prune(path))} freed"
+            else:
+                run_status.delete(path)
+                done = "deleted"
+            stdout.print(Text(f"{path}: {done}"), soft_wrap=True)
         return
     by_place = {run.resolve(): run for path in paths or [Path()] for run in run_status.find_runs(path)}
     statuses = sorted(map(run_status.status_of, by_place.values()), key=lambda run: run.changed, reverse=True)
@@ -77,26 +79,20 @@ def runs(
         _show_all(statuses)
 
 
-def _remove(paths: list[Path], remove: Callable[[Path], int | None], *, yes: bool, verb: str) -> None:
-    from tinyzero_trainer.checkpoint.run_status import find_runs, status_of
+def _ask(verb: str, paths: list[Path]) -> None:
+    """Ask whether to delete or prune these runs, and leave if not."""
+    from tinyzero_trainer.checkpoint.run_status import status_of
 
-    if not paths or any(find_runs(path, depth=0) != [path] for path in paths):
-        raise SettingsError(f"--{verb} needs the runs themselves: tinyzero runs --{verb} RUN...")
-    if not yes:
-        for path in paths:
-            run = status_of(path)
-            stderr.print(Text(f"{path}: {run.state}, {_steps(run)}, {filesize.decimal(run.size)}"), soft_wrap=True)
-        if not stderr.is_terminal:
-            raise SettingsError(f"--{verb} asks first, which needs a terminal; --yes does not ask")
-        if not typer.confirm(f"{verb} {plural(len(paths), 'run')}?", err=True):
-            raise typer.Exit(1)
     for path in paths:
-        freed = remove(path)
-        done = "deleted" if freed is None else f"{filesize.decimal(freed)} freed"
-        stdout.print(Text(f"{path}: {done}"), soft_wrap=True)
+        run = status_of(path)
+        stderr.print(Text(f"{path}: {run.state}, {_steps(run)}, {filesize.decimal(run.size)}"), soft_wrap=True)
+    if not stderr.is_terminal:
+        raise SettingsError(f"--{verb} asks first, which needs a terminal; --yes does not ask")
+    if not typer.confirm(f"{verb} {plural(len(paths), 'run')}?", err=True):
+        raise typer.Exit(1)
 
 
-def _send(path: Path) -> None:
+def _send(path: Path) -> str:
     from tinyzero_sdk.settings import build, read_toml
     from tinyzero_trainer.checkpoint.run_status import status_of
     from tinyzero_trainer.config import LogConfig
@@ -114,7 +110,7 @@ def _send(path: Path) -> None:
             trackers.log(row.pop("step"), {key: value for key, value in row.items() if isinstance(value, int | float)})
     if trackers.has_failed:
         raise typer.Exit(1)
-    stdout.print(Text(f"{path}: {plural(len(rows), 'step')} recorded in {', '.join(log.trackers)}"), soft_wrap=True)
+    return f"{plural(len(rows), 'step')} recorded in {', '.join(log.trackers)}"
 
 
 def _as_json(run: "RunStatus") -> dict[str, Any]:
