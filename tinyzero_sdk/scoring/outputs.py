@@ -56,16 +56,14 @@ class OutputBatch:
 
     def pack(self, start: int, stop: int) -> ScoreBatch:
         """Completions `start` to `stop` - 1, for a worker."""
+        kind = np.int64 if pa.types.is_large_string(self.texts.type) else np.int32
+        _, places, data = self.texts.buffers()
+        first = self.texts.offset + start
+        offsets = np.frombuffer(places, kind)[first : first + stop - start + 1].astype(np.int64)
+        text = data.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_pybytes() if data else b""
+        texts = PackedText(text, array("q", (offsets - offsets[0]).tobytes()))
         details = None if self.details is None else self.details[start:stop]
-        return ScoreBatch(_pack(self.texts, start, stop), self.truths[start:stop], details)
-
-
-def _pack(texts: pa.Array, start: int, stop: int) -> PackedText:
-    kind = np.int64 if pa.types.is_large_string(texts.type) else np.int32
-    _, places, data = texts.buffers()
-    offsets = np.frombuffer(places, kind)[texts.offset + start : texts.offset + stop + 1].astype(np.int64)
-    text = data.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_pybytes() if data else b""
-    return PackedText(text, array("q", (offsets - offsets[0]).tobytes()))
+        return ScoreBatch(texts, self.truths[start:stop], details)
 
 
 def read_outputs(

@@ -382,18 +382,18 @@ def _cut(jobs: deque[_Job], size: int) -> _Job:
     return replace(job, stop=stop)
 
 
+@dataclass(slots=True, eq=False)
 class _Scorer:
     """What the pool knows of a worker."""
 
-    def __init__(self, process: Worker) -> None:
-        self.process = process
-        self.job: _Job | None = None  # what it still has to answer
-        self.answered = 0  # of its job
-        self._begun = 0.0  # when it got its job
+    process: Worker
+    job: _Job | None = None  # what it still has to answer
+    answered: int = 0  # of its job
+    begun: float = 0.0  # when it got its job
 
     def give(self, job: _Job) -> None:
         """Send it a job."""
-        self.job, self.answered, self._begun = job, 0, time.monotonic()
+        self.job, self.answered, self.begun = job, 0, time.monotonic()
         self.process.send(job.owner.pack(job.start, job.stop))
 
     def take(self, scores: ScoreColumns) -> float | None:
@@ -403,7 +403,7 @@ class _Scorer:
             self.job.owner.put(self.job.start, scores)
         self.answered += len(scores)
         self.job = next(iter(self.job.since(self.job.start + len(scores))), None)
-        return None if self.job else time.monotonic() - self._begun
+        return None if self.job else time.monotonic() - self.begun
 
     def place_of(self, loss: Loss) -> int | None:
         """Place in its batch of the answer at which it was lost."""

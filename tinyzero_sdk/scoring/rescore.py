@@ -179,7 +179,7 @@ def _compare(source: Path, batch: OutputBatch, scores: ScoreColumns, report: Res
         number = block.numbers[place]
         is_score = type(old_score) in (int, float) and abs(old_score) <= sys.float_info.max
         if not is_score or type(old_correct) is not bool or not isinstance(old_reason, str):
-            report.scored.note_bad([BadRow(number, "no old score in the columns score, correct and reason")])
+            report.scored.add(ScoreColumns(), [BadRow(number, "no old score in the columns score, correct and reason")])
             continue
         if new_cells[0] is None:  # the scorer failed, which is counted
             continue

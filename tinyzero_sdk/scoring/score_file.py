@@ -89,9 +89,6 @@ class ScoreReport:
         self.unknown += len(scores) - len(known)
         self.score_sum += sum(known)
         self.reasons.update(scores.reasons)
-        self.note_bad(bad)
-
-    def note_bad(self, bad: list[BadRow]) -> None:
         self.bad_rows += len(bad)
         self.bad += bad[: MAX_LISTED - len(self.bad)]
 
