@@ -9,6 +9,7 @@ import pytest
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
+from tinyzero_trainer.checkpoint.store import CheckpointError
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.config.run import CheckpointConfig
 from tinyzero_trainer.controller import loop
@@ -19,10 +20,11 @@ from tinyzero_trainer.utils.signals import Interrupted, StopFlag
 
 
 class Events(list[str]):
-    """What a run of five steps does, in order."""
+    """What a run of five steps does, in order; `fails` are the steps whose checkpoint cannot be written."""
 
-    def __init__(self, directory: Path, *, every: int = 2, step: int = 0) -> None:
+    def __init__(self, directory: Path, *, every: int = 2, fails: tuple[int, ...] = (), step: int = 0) -> None:
         super().__init__()
+        self.fails = fails
         run = RunDirectory(directory)
         run.checkpoints.mkdir(parents=True)
         run.config.touch()
@@ -54,6 +56,8 @@ class Events(list[str]):
         return {}
 
     def save(self, state: TrainerState, ahead: Any) -> None:
+        if state.step in self.fails:
+            raise CheckpointError("it cannot be saved")
         if f"checkpoint {state.step}" not in self:
             self.append(f"checkpoint {state.step}")
 
@@ -76,6 +80,22 @@ def test_a_steps_evaluation_line_and_checkpoint_come_in_this_order(tmp_path: Pat
         *("step 4", "evaluation 4", "line 4", "checkpoint 4"),
         *("step 5", "evaluation 5", "line 5", "checkpoint 5"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("every", "fails", "saved"),
+    [
+        (0, (), [5]),
+        (1, (), [1, 2, 3, 4, 5]),
+        (2, (2,), [3, 4, 5]),  # as soon as it can be
+        (4, (4,), [5]),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_saved_is_tried_after_each_step(
+    every: int, fails: tuple[int, ...], saved: list[int], tmp_path: Path
+) -> None:
+    events = Events(tmp_path, every=every, fails=fails).run()
+    assert [event for event in events if "check" in event] == [f"checkpoint {step}" for step in saved]
 
 
 @pytest.mark.parametrize("event", ["a failure", "an alarm", "an alarm while it is saved", "a signal"])

@@ -1,5 +1,6 @@
 """Saving a run and resuming it: weights, optimizers, the trainer's state and a prefetched batch in one checkpoint."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from time import perf_counter
 
 import tomli_w
 import torch
+from rich.filesize import decimal
 
 from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
@@ -114,6 +116,19 @@ class Checkpointer:
             store.save(root, state.step, fill, meta=meta, keep=keep)
         self._saved_step = state.step
         self._timing = {"timing_s/save_checkpoint": perf_counter() - started}
+
+    def warn_of_full_disk(self) -> None:
+        """Warn if the disk has too little space for the checkpoints that the run will keep."""
+        model, critic = self.workers.language_model, self.workers.critic
+        # Weights and AdamW's two moments in float32; a critic is as large as the model and trained as a whole.
+        size = 4 * (model.parameters + 2 * model.trained_parameters) + (0 if critic is None else 12 * model.parameters)
+        keep, present = max(self.config.checkpoint.keep, store.MIN_KEEP), len(list(store.sealed(self.run.checkpoints)))
+        need, free = size * max(1, keep + 1 - present), shutil.disk_usage(self.run.checkpoints).free
+        if need > free:
+            self.workers.display.warn(
+                f"{keep} checkpoints and the next take {decimal(need)} more of the disk, which has {decimal(free)} "
+                "free; make room, choose another --output, or keep fewer (checkpoint.keep=2)"
+            )
 
     def timing(self) -> dict[str, float]:
         """Seconds of the last save, once: its own step's line is written before it, so the next one reports it."""

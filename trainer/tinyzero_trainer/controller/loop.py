@@ -70,6 +70,7 @@ def open_training(
 def take_steps(session: Session, training_step: Step, evaluation: HeldOutEvaluation) -> TrainResult:
     """Take all remaining steps, and report; a signal or an error ends the run earlier, with a checkpoint."""
     state, progress, audit = session.state, session.workers.display, session.audit
+    session.checkpointer.warn_of_full_disk()
     with ending(session, training_step):
         if state.pending_metrics is not None:  # of step 0, or of a step that was taken but not logged before a stop
             _evaluate_and_log(session, training_step, evaluation)
@@ -87,8 +88,7 @@ def take_steps(session: Session, training_step: Step, evaluation: HeldOutEvaluat
             _evaluate_and_log(session, training_step, evaluation)
             if session.stop.requested:
                 raise StopRequested
-            if session.must_save:
-                session.save(training_step)
+            session.save_if_due(training_step)
         session.save(training_step)
     return report(session, evaluation, last=training_step.last)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tinyzero_sdk import Task
+from tinyzero_sdk.console import plural
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import to_mapping
 from tinyzero_trainer.checkpoint import store
@@ -20,7 +21,7 @@ from tinyzero_trainer.executors.base import Workers
 from tinyzero_trainer.executors.build import build_workers
 from tinyzero_trainer.executors.tasks import RunTask, run_tasks
 from tinyzero_trainer.monitoring.completion_log import CompletionLog
-from tinyzero_trainer.monitoring.metrics_log import MetricsLog
+from tinyzero_trainer.monitoring.metrics_log import MetricsError, MetricsLog
 from tinyzero_trainer.monitoring.progress import Progress
 from tinyzero_trainer.monitoring.trackers import Trackers
 from tinyzero_trainer.rewards.audit import Audit
@@ -65,7 +66,8 @@ class Session:
     log: MetricsLog
     completions: CompletionLog
     trackers: Trackers
-    audit: Audit | None = None  # the audit of reinforcement learning
+    audit: Audit | None = None  # of reinforcement learning
+    is_overdue: bool = False  # a checkpoint was due and could not be saved
 
     def save(self, step: Step) -> None:
         """Save a checkpoint, and before it what belongs to it; raises the audit's alarm, perhaps of a last sample."""
@@ -77,12 +79,24 @@ class Session:
         if self.audit is not None and self.audit.alarm is not None:
             raise self.audit.alarm
 
-    @property
-    def must_save(self) -> bool:
-        """Whether a checkpoint is due after the present step, or an alarm ends the run."""
-        every = self.recorded.checkpoint.every
+    def save_if_due(self, step: Step) -> None:
+        """Save if it is due or an alarm ends the run; where that fails, try after each step until the next one is due.
+
+        A full disk, or a network file system for a moment, costs no step.
+        """
+        every, alarm = self.recorded.checkpoint.every, self.audit is not None and self.audit.alarm is not None
         is_due = bool(every) and self.state.step % every == 0
-        return is_due or (self.audit is not None and self.audit.alarm is not None)
+        if not (is_due or alarm or self.is_overdue):
+            return
+        try:
+            self.save(step)
+            self.is_overdue = False
+        except (MetricsError, store.CheckpointError) as error:
+            if is_due and self.is_overdue:
+                raise
+            if not self.is_overdue:
+                self.workers.display.warn(f"{error}; trying again after each step, for {plural(every, 'step')} at most")
+            self.is_overdue = True
 
 
 @contextmanager
