@@ -88,12 +88,7 @@ class EngineMemory:
 
 @cache
 def kind_names(package: str) -> tuple[str, ...]:
-    """The kinds in a package, in alphabetical order.
-
-    Example:
-        >>> kind_names("tinyzero_trainer.rollout")
-        ('torch', 'vllm')
-    """
+    """The kinds in a package, in alphabetical order."""
     folders = import_module(package).__path__
     return tuple(sorted({file.parent.name for folder in folders for file in Path(folder).glob("*/kind.py")}))
 

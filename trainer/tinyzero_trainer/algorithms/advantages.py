@@ -75,12 +75,10 @@ def dr_grpo(batch: TrainingBatch) -> Tensor:
 
 def rloo(batch: TrainingBatch) -> Tensor:
     """r − mean of the *others* of the group = n/(n−1)·(r − mean) (arXiv 2402.14740, eq. 8)."""
-
-    def of_groups(groups: Tensor) -> Tensor:
-        size = groups.shape[1]
-        return _centred(groups) * (size / (size - 1))
-
-    return jagged.repeat_to_tokens(_of_known(of_groups, batch.group_rewards(), batch.known).flatten(), batch.lengths)
+    scaled = _of_known(
+        lambda groups: _centred(groups) * (groups.shape[1] / (groups.shape[1] - 1)), batch.group_rewards(), batch.known
+    )
+    return jagged.repeat_to_tokens(scaled.flatten(), batch.lengths)
 
 
 def gdpo(batch: TrainingBatch) -> Tensor:

@@ -120,10 +120,7 @@ def delete(path: Path) -> None:
 
 
 def copy_run(path: Path, step: int, directory: Path) -> list[dict[str, Any]]:
-    """Make a run in an empty directory that resumes before a step (1-based) of the run at `path`; returns its metrics.
-
-    Checkpoints are links, and are not written to. A SettingsError if there is no run, or the step is beyond it.
-    """
+    """Make a run that resumes before a step (1-based) of the run at `path`, by links; returns its metrics."""
     run = RunDirectory(path)
     if not run.config.is_file():
         raise SettingsError(f"{path} holds no run; give the directory of one (tinyzero runs lists them)")

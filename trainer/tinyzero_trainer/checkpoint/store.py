@@ -1,7 +1,6 @@
 """Checkpoints that are whole or absent: written to a temporary directory, sealed by a manifest, renamed into place.
 
-The caller writes the content (`fill`); this file makes it durable, finds the newest intact checkpoint and deletes old
-ones. Its only state is the directory. No torch here.
+The only state is the directory. No torch here.
 
     checkpoints/step_40/                  sealed: manifest.json has the size and a SHA-256 of every file
     checkpoints/step_50.tmp-<uuid>/       being written or deleted, or left by a killed run
@@ -63,12 +62,7 @@ class Checkpoint:
 
 
 def save(
-    root: Path,
-    step: int,
-    fill: Callable[[Path], None],
-    *,
-    meta: Mapping[str, Json],
-    keep: int = MIN_KEEP,
+    root: Path, step: int, fill: Callable[[Path], None], *, meta: Mapping[str, Json], keep: int = MIN_KEEP
 ) -> Path:
     """Write the checkpoint of `step`, then delete all but the newest `keep` and those that another run needs.
 

@@ -92,13 +92,9 @@ class RolloutCollector:
         self._timer = StepTimer()
         control, full = config.length_control, rollout.max_completion_tokens
         max_tokens = max_tokens_at(self._length_control, control, full=full, step=step, seed=config.run.seed)
+        temperature, logprobs = config.settings_at(step).temperature, rollout.returns_logprobs(step)
         params = SamplingParams(
-            max_tokens,
-            config.settings_at(step).temperature,
-            rollout.top_p,
-            rollout.top_k,
-            ignore_eos=rollout.ignore_eos,
-            logprobs=rollout.returns_logprobs(step),
+            max_tokens, temperature, rollout.top_p, rollout.top_k, ignore_eos=rollout.ignore_eos, logprobs=logprobs
         )
         with nullcontext() if self.groups is None else self.groups.collecting():
             rollouts, kept = self.sample(params, step, stop)

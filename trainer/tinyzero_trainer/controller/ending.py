@@ -45,8 +45,15 @@ def ending(session: Session, step: Step) -> Iterator[None]:
     try:
         try:
             yield
-        except Exception as error:
-            _save_if_intact(session, step, error)
+        except StopRequested:
+            session.save(step)
+            raise
+        except TinyZeroError as error:
+            if error.policy_intact and step.policy_intact and session.state.step:  # a whole step may not be saved yet
+                session.save(step)
+            raise
+        except Exception:
+            session.workers.check()  # what has died there is the reason of whatever was raised
             raise
     except StopRequested:
         assert stop.signal is not None
@@ -58,14 +65,6 @@ def ending(session: Session, step: Step) -> Iterator[None]:
         if stop.signal is None:
             raise
         raise Stopped(stop.signal, f"with an error: {error}") from error
-
-
-def _save_if_intact(session: Session, step: Step, error: Exception) -> None:
-    """Save the last whole step, unless the error says that the policy is lost; before the first, only for a signal."""
-    if isinstance(error, StopRequested) or (
-        isinstance(error, TinyZeroError) and error.policy_intact and step.policy_intact and session.state.step
-    ):
-        session.save(step)
 
 
 def report(session: Session, evaluation: HeldOutEvaluation, *, last: int) -> TrainResult:

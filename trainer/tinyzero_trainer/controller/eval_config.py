@@ -31,21 +31,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 EVALUATION_KEYS = (
-    "run.seed",
-    "run.device",
-    "tasks",
-    "model.path",
-    "data.path",
-    "data.test_path",
-    "data.prompt_template",
-    "data.test_fraction",
-    "data.max_prompt_tokens",
-    "rollout.max_completion_tokens",
-    "rollout.max_num_seqs",
-    "reward.num_workers",
-    "reward.timeout",
-    "reward.memory_limit_gb",
-    "eval.num_problems",
+    *("run.seed", "run.device", "tasks", "model.path", "eval.num_problems"),
+    *("data.path", "data.test_path", "data.prompt_template", "data.test_fraction", "data.max_prompt_tokens"),
+    *("rollout.max_completion_tokens", "rollout.max_num_seqs"),
+    *("reward.num_workers", "reward.timeout", "reward.memory_limit_gb"),
 )
 """Keys that affect `tinyzero eval`; any other is refused there."""
 

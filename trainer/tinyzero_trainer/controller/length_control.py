@@ -82,18 +82,16 @@ def adapt(
 
 
 def _change(state: LengthControlState, config: LengthControlConfig) -> int:
-    assert state.max_tokens is not None
-    assert state.success_rate is not None
-    assert state.length is not None
-    assert state.truncated is not None
+    assert state.max_tokens is not None, "the limit is in force"
+    success_rate, length, truncated = state.success_rate or 0.0, state.length or 0.0, state.truncated or 0.0
     # Lengths of all completions, and the fraction truncated: correct completions alone are those that fitted, and a
     # limit that follows them shrinks for ever.
-    spare = state.max_tokens - max(state.length, state.correct_length or 0.0)
-    if state.success_rate <= config.target_success_rate - config.tolerance:
+    spare = state.max_tokens - max(length, state.correct_length or 0.0)
+    if success_rate <= config.target_success_rate - config.tolerance:
         return config.step_tokens
-    if state.success_rate >= config.target_success_rate + config.tolerance and spare > config.slack_tokens:
-        return -config.step_tokens if state.truncated <= config.max_truncated_fraction else 0
-    settled = state.success_rate >= config.target_success_rate and abs(spare) <= config.slack_tokens
+    if success_rate >= config.target_success_rate + config.tolerance and spare > config.slack_tokens:
+        return -config.step_tokens if truncated <= config.max_truncated_fraction else 0
+    settled = success_rate >= config.target_success_rate and abs(spare) <= config.slack_tokens
     return config.step_tokens if settled and state.unchanged_steps >= config.patience else 0
 
 

@@ -25,10 +25,7 @@ def train(
     tasks: Mapping[str, Task] | None = None,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Train with a resolved configuration; `tinyzero_trainer.train`, which resolves it, documents arguments and errors.
-
-    A setting that is still `auto` takes a default that suits the CPU.
-    """
+    """As `tinyzero_trainer.train`, with a resolved configuration; what is still `auto` takes a default for the CPU."""
     opened = open_training(config, resume=resume, tasks=tasks, progress=progress)
     with opened as (session, training_step, evaluation):
         audited = {name: task.task for name, task in session.workers.tasks.items()}
@@ -56,14 +53,7 @@ def open_training(
             display.log(config.rollout.bias)
         signal = SignalMonitor(config, workers)
         evaluation = HeldOutEvaluation(config, workers, session.evaluated, session.stop, signal)
-        training_step = TrainingStep(
-            config,
-            workers,
-            session.state,
-            session.stop,
-            saved,
-            signal,
-        )
+        training_step = TrainingStep(config, workers, session.state, session.stop, saved, signal)
         yield session, training_step, evaluation
 
 

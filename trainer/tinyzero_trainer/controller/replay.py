@@ -1,7 +1,4 @@
-"""A step of a run taken again, alone: what it did, and whether its metrics are those recorded. For `tinyzero replay`.
-
-The run is only read: what is resumed is a copy of it (`run_status.copy_run`).
-"""
+"""A step of a run taken again: what it did, and whether its metrics are those recorded; for `tinyzero replay`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

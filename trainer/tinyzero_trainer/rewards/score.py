@@ -21,8 +21,7 @@ _ROUNDING = 1e-4
 def counts(rollout: Rollout, tasks: Mapping[str, Task]) -> bool:
     """Whether a completion counts in accuracies and mean scores: all do but those whose asynchronous scorer failed.
 
-    That a judge cannot be reached says nothing of a completion. One on which the task's own code fails counts as wrong
-    and scores 0, as in scored files, though nothing is learnt from it.
+    One on which the task's own code fails counts as wrong and scores 0, as in scored files.
     """
     return rollout.score.reason not in SCORER_FAILURES or not tasks[rollout.prompt.task].is_async
 
@@ -57,11 +56,9 @@ def score(
         truths, groups = [generated[index][0].item.ground_truth for index in indices], len(indices) // group_size
         scores = pool.score(completions, truths, [group_size] * groups)
         if failed := sum(score.reason in SCORER_FAILURES for score in scores):
-            late = sum(score.reason == "timeout" for score in scores)
-            causes = [f"{late:,} took longer than reward.timeout"] if late else []
-            causes += [pool.first_error.splitlines()[-1][:500]] if pool.first_error else []
-            cause = f" ({'; '.join(causes) or 'its process ended'})"
-            failure = f"the scorer of task {name!r} failed on {failed} of {len(scores)} completions{cause}"
+            error = pool.first_error or "it took longer than reward.timeout, or its process ended"
+            cause = error.splitlines()[-1][:500]
+            failure = f"the scorer of task {name!r} failed on {failed} of {len(scores)} completions ({cause})"
             limit = f"reward.max_failure_rate={max_failure_rate:g}"
             if failed > max_failure_rate * len(scores):
                 raise BrokenTaskError(f"{failure}; expected at most {limit}: fix the task, or raise reward.timeout")
