@@ -74,7 +74,7 @@ def run_out_and_resume(config: TrainConfig) -> str:
     return str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(reason="starts Ray twice; every change tests the advice, and that a rank's error is raised")
 def test_the_run_ends_and_says_how_it_goes_on(tmp_path: Path) -> None:
     save_toy_model(tmp_path)
     (loss := tmp_path / "loss.py").write_text(LOSS.format(fits=FITS, rank=1, after=tmp_path / "run/checkpoints/step_1"))

@@ -108,14 +108,14 @@ def make_plan(
             with suppress(ValueError):  # other settings may refuse an adapter
                 if (adapted := chosen(adapter)).memory.peak < best.memory.peak:
                     best, settings = adapted, adapter
-        for key in list(settings.keys() - ADAPTER.keys() if fits(best) else ()):
+        for key in [key for key in settings if key not in ADAPTER] if fits(best) else ():
             fewer = {other: value for other, value in settings.items() if other != key}
-            if fits(given_back := chosen(fewer)):
-                best, settings = given_back, fewer
-    changes = list(_differences(spec, config, best.config, prompt_tokens))
-    left = tuple(change for change in changes if change.before == "auto")
-    given = tuple(change for change in changes if change.before != "auto")
-    return Plan(requested.memory, best.config, best.memory, left, given, limit, shortfall(requested))
+            if fits(choice := chosen(fewer)):
+                best, settings = choice, fewer
+    differences = list(_differences(spec, config, best.config, prompt_tokens))
+    choices = tuple(change for change in differences if change.before == "auto")
+    changes = tuple(change for change in differences if change.before != "auto")
+    return Plan(requested.memory, best.config, best.memory, choices, changes, limit, shortfall(requested))
 
 
 def _least_memory(config: TrainConfig) -> Settings:
