@@ -75,8 +75,8 @@ def make_plan(
 ) -> Plan:
     """Make a configuration fit each GPU that it uses, if it does not already.
 
-    What the user gave for memory is left to the run, too; then given back setting by setting, the one whose change
-    costs most first, where it fits with that. An adapter (LoRA) is the last resort, because it trains something else.
+    What the user gave for memory is left to the run, too; then given back setting by setting as long as it fits, each
+    time the one with which a step is shortest. An adapter (LoRA) is the last resort, as it trains something else.
 
     Args:
         memory: bytes of the GPU.
@@ -108,10 +108,16 @@ def make_plan(
             with suppress(ValueError):  # other settings may refuse an adapter
                 if (adapted := chosen(adapter)).memory.peak < best.memory.peak:
                     best, settings = adapted, adapter
-        for key in [key for key in settings if key not in ADAPTER] if fits(best) else ():
-            fewer = {other: value for other, value in settings.items() if other != key}
-            if fits(choice := chosen(fewer)):
-                best, settings = choice, fewer
+        while fits(best):
+            fitting = [
+                (choice, fewer)
+                for key in settings
+                if key not in ADAPTER
+                and fits(choice := chosen(fewer := {each: value for each, value in settings.items() if each != key}))
+            ]
+            if not fitting:
+                break
+            best, settings = min(fitting, key=lambda option: option[0].seconds)
     differences = list(_differences(spec, config, best.config, prompt_tokens))
     choices = tuple(change for change in differences if change.before == "auto")
     changes = tuple(change for change in differences if change.before != "auto")
@@ -119,9 +125,8 @@ def make_plan(
 
 
 def _least_memory(config: TrainConfig) -> Settings:
-    """What the user gave for memory, left to the run or at its least; what costs most first."""
+    """What the user gave for memory, left to the run or at its least."""
     given = [key for key in MEMORY_SETTINGS if setting(config, key) != "auto"]
-    given.sort(key=lambda key: -max((option.rank for option in MEMORY_SETTINGS[key].options), default=0))
     default = TrainConfig()
     return {key: "auto" if setting(default, key) == "auto" else MEMORY_SETTINGS[key].options[-1].value for key in given}
 
