@@ -2,8 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, Self
 
 from tinyzero_sdk.tasks.task import Task
@@ -19,9 +18,7 @@ class Coverage:
 
     def __init__(self, task: Task) -> None:
         self.grew = False
-        plugin: Any = task.plugin_manager.get_plugin("task")
-        module = plugin if isinstance(plugin, ModuleType) else sys.modules[type(plugin).__module__]
-        file = Path(module.__file__ or "")
+        file = task.module_file
         self._home = f"{file.parent}/" if file.name == "__init__.py" else str(file)
         self._lines: set[tuple[str, int]] = set()
 

@@ -175,7 +175,7 @@ class _FuzzRun:
             # Once: a completion that hangs must not end every worker that follows.
             corpus=() if number or generation else self._settings.corpus,
             avoided=tuple(traits for traits, count in self._slow.items() if count > 1 and traits),
-            suspect=suspect and (suspect.completion, suspect.ground_truth),
+            suspect=None if suspect is None else (suspect.completion, suspect.ground_truth),
         )
         process = self._supervisor.start(partial(run_search, settings=settings))
         self._workers.append(_Searcher(process, number, generation, suspect))

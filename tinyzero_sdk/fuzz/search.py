@@ -125,12 +125,12 @@ class _FuzzSearch:
             self._timer.stop()
             self._report(now=True)
         for completion, truth in self.settings.corpus:
-            item = check_variant(self.differential, self._pool[0].original, truth, self.rng)
-            if item is not None:
+            variant = check_variant(self.differential, self._pool[0].original, truth, self.rng)
+            if variant is not None:
                 if answer := self.differential.task.extract_answer(completion):
-                    item.keep(answer)
-                self._pool[int(self.rng.random() * len(self._pool))] = item
-                self._try_all(item, [Attempt(completion)])
+                    variant.keep(answer)
+                self._pool[int(self.rng.random() * len(self._pool))] = variant
+                self._try_all(variant, [Attempt(completion)])
         while True:
             item = self._choose_item()
             self._try_all(item, self._make_batch(item))

@@ -5,11 +5,14 @@
 
 import math
 import numbers
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from inspect import iscoroutinefunction
 from itertools import islice
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pluggy import HookCaller, PluginManager
@@ -123,6 +126,13 @@ class Task:
 
     def __repr__(self) -> str:
         return f"<Task {self.name} {self.version}>"
+
+    @property
+    def module_file(self) -> Path:
+        """The file of the module that has its hooks."""
+        plugin: Any = self.plugin_manager.get_plugin("task")
+        module = plugin if isinstance(plugin, ModuleType) else sys.modules[type(plugin).__module__]
+        return Path(module.__file__ or ".")
 
     def check_scoring_allowed(self) -> None:
         """Called before scoring in worker processes.

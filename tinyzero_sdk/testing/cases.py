@@ -5,12 +5,10 @@ A package keeps them next to its module as `cases.jsonl`, a task file `my_task.p
 """
 
 import json
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tinyzero_sdk.errors import DataError
 from tinyzero_sdk.records import Json
@@ -77,11 +75,10 @@ def add_cases(path: Path, cases: Iterable[Case]) -> int:
 
     old = read_cases(path) if path.exists() else []
     known = {_identity(case) for case in old}
-    new = [case for case in cases if _identity(case) not in known]
-    new = list({_identity(case): case for case in new}.values())
+    new = {_identity(case): case for case in cases if _identity(case) not in known}
     if new:
         with replacing(path) as temporary:
-            write_cases(temporary, [*old, *new])
+            write_cases(temporary, [*old, *new.values()])
     return len(new)
 
 
@@ -96,6 +93,4 @@ def cases_path(task: "Task") -> Path:
         return source.with_name("cases.jsonl")
     if source.suffix == ".py":
         return source.with_suffix(".cases.jsonl")
-    plugin: Any = task.plugin_manager.get_plugin("task")
-    module = plugin if isinstance(plugin, ModuleType) else sys.modules[type(plugin).__module__]
-    return Path(module.__file__ or ".").parent / "cases.jsonl"
+    return task.module_file.parent / "cases.jsonl"

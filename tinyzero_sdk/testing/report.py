@@ -120,11 +120,10 @@ def show_truth(truth: Any) -> str:
 
 def replay_command(task: Task, prop: Property, failure: Failure, *, seed: int, examples: int) -> str:
     """The command that shows a failure again: with its completion, or the seed if that is too long or missing."""
-    by_seed = ["--seed", str(seed), "--examples", str(examples)]
-    sample = failure.sample
-    if sample is None or prop.test is None:
-        return check_command(task, prop.name, by_seed)
-    return check_command(task, prop.name, replay_words(replace(sample, right=bool(sample.right))) or by_seed)
+    words, sample = list[str](), failure.sample
+    if sample is not None and prop.test is not None:
+        words = replay_words(replace(sample, right=bool(sample.right)))
+    return check_command(task, prop.name, words or ["--seed", str(seed), "--examples", str(examples)])
 
 
 def check_command(task: Task, prop: str, words: Sequence[str]) -> str:

@@ -172,21 +172,16 @@ class _Output:
         os.dup2(self._stderr, 2)
 
 
-class _PeakMemory:
-    """The peak of memory use, in bytes; it only rises on systems that cannot reset it."""
-
-    def reset(self) -> int:
-        """Start a new peak; returns what is in use now."""
+def _peak_memory(*, reset: bool = False) -> int:
+    """The peak of memory use, in bytes; `reset` starts a new one, where the system can."""
+    if reset:
         with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
             file.write("5")
-        return self.read()
-
-    def read(self) -> int:
-        with suppress(OSError), open("/proc/self/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"VmHWM"):
-                    return int(line.split()[1]) * 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with suppress(OSError), open("/proc/self/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"VmHWM"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def serve(task: Task, connection: Connection, timer: SharedTimer) -> None:
@@ -207,7 +202,6 @@ class _SandboxServer:
         self._task = task
         self._timer = timer
         self._watch = _AuditWatch()
-        self._peak = _PeakMemory()
         self._recursion_limit = sys.getrecursionlimit()
         self.output = _Output()
         warnings.simplefilter("always", append=True)  # a warning shown once would be seen by one property alone
@@ -230,7 +224,7 @@ class _SandboxServer:
     def _observe(self, place: int, sample: TestCompletion, oracle: OracleUse, measure_memory: bool) -> Outcome:
         truth = deepcopy(sample.ground_truth)  # samples of a batch may share it, and a scorer may change it
         before = json.dumps(truth, sort_keys=True)
-        floor = self._peak.reset() if measure_memory else 0
+        floor = _peak_memory(reset=True) if measure_memory else 0
         self._watch.seen.clear()
         self._timer.start(2 * place)
         started = time.perf_counter()
@@ -241,7 +235,7 @@ class _SandboxServer:
             self._watch.on = False
         seconds = time.perf_counter() - started
         self._timer.stop()
-        memory = self._peak.read() - floor if measure_memory else 0
+        memory = _peak_memory() - floor if measure_memory else 0
         changed = _dumps(truth) != before
         answer = result.get("answer")
         if isinstance(answer, str):
@@ -252,10 +246,11 @@ class _SandboxServer:
                 result["answer"] = f"{answer[:200]} … {answer[-20:]} (hash {digest})"
         limit = sys.getrecursionlimit()  # it has no audit event
         sys.setrecursionlimit(self._recursion_limit)
-        raised_limit = () if limit == self._recursion_limit else (f"sys.setrecursionlimit {limit}",)
+        if limit != self._recursion_limit:
+            self._watch.seen.append(f"sys.setrecursionlimit {limit}")
         return Outcome(
             printed=self.output.take(),
-            actions=(*self._watch.seen, *raised_limit),
+            actions=tuple(self._watch.seen),
             changed_truth=changed,
             seconds=seconds,
             memory=memory,

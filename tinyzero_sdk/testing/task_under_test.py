@@ -184,7 +184,7 @@ class TaskUnderTest(ClosesOnExit):
 
     # Scoring
 
-    def observe(self, sample: TestCompletion, *, oracle: bool = False, memory: bool = False) -> Outcome:
+    def observe(self, sample: TestCompletion, *, oracle: OracleUse = "", memory: bool = False) -> Outcome:
         """The outcome of scoring a completion; remembered."""
         return self.observe_all([sample], oracle=oracle, memory=memory)[0]
 

@@ -175,8 +175,6 @@ MORE_BREAKERS: dict[str, tuple[str, dict[str, str | None]]] = {
     ),
     "any number": ("no-skeleton-key", rewards("float(answer.isdigit())", oracle=None)),
     "digits and commas": ("bounded-time", scores(r"re.fullmatch(r'(\d+,?)+', answer)")),
-    "letters and spaces": ("bounded-time", scores(r"re.fullmatch(r'([a-z]+\s?)*', answer)")),
-    "words": ("bounded-time", scores(r"re.fullmatch(r'(The answer is (\w+ ?)+)\.', answer)")),
     "the answer as a pattern": (
         "bounded-time",
         scores("try: re.search(answer, str(ground_truth['total']))\n    except re.error: pass"),
@@ -184,7 +182,6 @@ MORE_BREAKERS: dict[str, tuple[str, dict[str, str | None]]] = {
     "a leak": ("bounded-memory", scores("kept.append(bytearray(100_000))", "kept = []")),
     "a thread": ("runs-no-code", scores("threading.Thread(target=len, args=['']).start()", "import threading")),
     "the limit of recursion": ("runs-no-code", scores("sys.setrecursionlimit(100_000)", "import sys")),
-    "the environment": ("runs-no-code", scores("os.environ['TRIED'] = 'yes'", "import os")),
     "a number of the prompt": (
         "echo-pays-nothing",
         scores("if answer == str(ground_truth['numbers'][0]): return 1.0", oracle=None),
@@ -194,7 +191,6 @@ MORE_BREAKERS: dict[str, tuple[str, dict[str, str | None]]] = {
         "groups-are-scored",
         compares("score.value / (len({*answers}) > 1 or len(answers) == 1)"),
     ),
-    "the last wins": ("ties-are-fair", compares("score.value * (place + 1 == len(answers))")),
     "the end alone": ("only-the-answer-counts", extracts("last_tagged(completion[-300:])")),
 }
 """More ways to lack some of them: the property and the hooks."""

@@ -120,7 +120,7 @@ def test_the_pytest_plugin_is_light_until_it_is_used():
 SOUND = pytest.mark.nightly(reason="all checks of a task; those of countdown run with README's commands")
 
 
-@pytest.mark.slow
+@SOUND
 def test_the_reward_of_tinyzero_fails_with_a_small_example():
     report = check_task(load_task(Path(__file__).parents[2] / "broken_rewards/tinyzero.py"), cases=[])
     assert report.failed
