@@ -25,7 +25,7 @@ from tinyzero_sdk.seeds import derive_seed
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.completions import malformed, mutate
 from tinyzero_sdk.testing.ground_truth_mutation import fit
-from tinyzero_sdk.testing.shrinking import shrink_pair
+from tinyzero_sdk.testing.shrinking import minimize
 from tinyzero_sdk.workers.process import SharedTimer, limit_memory, to_picklable_error
 
 BATCH = 256
@@ -40,7 +40,6 @@ _POOL = 48  # items in the pool
 _MOST_STEPS = 5  # variations of an item in a row; further away, problems become unnatural
 _KNOWN_GOLDS = 64  # gold answers whose traits count as usual
 _REPORT_SECONDS = 0.1
-_MOST_TRIES = 20_000
 
 
 @dataclass(slots=True)
@@ -277,7 +276,7 @@ class _FuzzSearch:
         self.known.add((finding.kind, frozenset(finding.traits)))
         self._progress.unsettled = finding
         self._report(now=True)  # before shrinking, which the worker may not survive
-        smaller = finding if finding.is_about_presentation else self._shrunk(finding, item)
+        smaller = finding if finding.is_about_presentation else self._shrunk(finding)
         self.findings.add(smaller)
         self._progress.findings.append(smaller)
         if self.settings.stop_after is not None and len(self.findings) >= self.settings.stop_after:
@@ -286,26 +285,26 @@ class _FuzzSearch:
             self._connection.recv()  # waits until the parent ends the process
         self._announce(*self._batch)  # again: shrinking announced other attempts
 
-    def _shrunk(self, finding: Finding, item: FuzzItem) -> Finding:
+    def _shrunk(self, finding: Finding) -> Finding:
         """The smallest finding of the same group."""
 
-        def shown_by(text: str, truth: Json) -> Finding | None:
-            attempt = Attempt(text)
-            self._announce(truth, [attempt])
-            _, fault = self.differential.compare(attempt, truth)
-            if fault is None or fault.kind != finding.kind:
-                return None
-            smaller = make_finding(attempt, truth, fault, self.usual)
-            return smaller if set(smaller.traits) <= set(finding.traits) else None
+        smallest = finding
 
-        text, truth = shrink_pair(
-            finding.completion,
-            finding.ground_truth,
-            holds=lambda text, truth: shown_by(text, truth) is not None,
-            valid=lambda truth: check_variant(self.differential, item.original, truth, self.rng) is not None,
-            tries=_MOST_TRIES,
-        )
-        return shown_by(text, truth) or finding
+        def shows_it(text: str) -> bool:
+            nonlocal smallest
+            attempt = Attempt(text)
+            self._announce(finding.ground_truth, [attempt])
+            _, fault = self.differential.compare(attempt, finding.ground_truth)
+            if fault is None or fault.kind != finding.kind:
+                return False
+            smaller = make_finding(attempt, finding.ground_truth, fault, self.usual)
+            if not set(smaller.traits) <= set(finding.traits):
+                return False
+            smallest = min(smallest, smaller, key=lambda finding: finding.size)
+            return True
+
+        minimize(finding.completion, shows_it)
+        return smallest
 
     def _announce(self, truth: Json, attempts: list[Attempt]) -> None:
         # As bytes, which the parent unpickles only if it loses the worker.

@@ -14,9 +14,6 @@ from tinyzero_sdk.testing.grammar import Choose
 Path = tuple[Any, ...]
 """Keys and indices from the root of a ground truth to a value."""
 
-_SMALL = tuple(range(1, 13))
-_ROUND = (1, 2, 10, 100, 1000)
-
 
 def numbers_in(truth: Json) -> list[str]:
     """The numbers in a ground truth, as they are written."""
@@ -53,28 +50,6 @@ def without(truth: Json, path: Path) -> Json:
     return truth
 
 
-def redraw(truth: Json, choose: Choose) -> Json:
-    """A ground truth with other numbers: small or round ones, and the same ones twice, where wrong answers hit often.
-
-    Example:
-        >>> redraw({"target": 24, "numbers": [3, 8, 1]}, lambda count: 0)
-        {'target': 24, 'numbers': [24, 24]}
-    """
-    truth = _copy(truth)
-    numbers = _ROUND if choose(2) else _SMALL
-    for longer in [value for value in values_in(truth) if isinstance(value, list)]:
-        if len(longer) > 2 and choose(3) == 0:
-            del longer[choose(len(longer))]
-    paths = [path for path, _ in integers(truth)]
-    for path in paths:
-        kind = choose(4)
-        if kind == 0:
-            _get(truth, path[:-1])[path[-1]] = _get(truth, paths[choose(len(paths))])
-        elif kind < 3:
-            _get(truth, path[:-1])[path[-1]] = numbers[choose(len(numbers))]
-    return truth
-
-
 def nudge(truth: Json, choose: Choose) -> Json:
     """A ground truth with one or two of its numbers changed, or an entry of a list gone.
 
@@ -106,13 +81,6 @@ def fit(truth: Json, answer: str, value: int, choose: Choose) -> Json | None:
 def _copy(truth: Json) -> Json:
     copied: Json = json.loads(json.dumps(truth))
     return copied
-
-
-def values_in(value: Json) -> Iterator[Json]:
-    """A value, and all that it holds."""
-    yield value
-    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
-        yield from values_in(entry)
 
 
 def _get(value: Json, path: Path) -> Any:

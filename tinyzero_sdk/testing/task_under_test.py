@@ -22,7 +22,7 @@ from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing import sampling
 from tinyzero_sdk.testing.cases import Case
 from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
-from tinyzero_sdk.testing.ground_truth_mutation import redraw
+from tinyzero_sdk.testing.ground_truth_mutation import nudge
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
 from tinyzero_sdk.testing.sandbox import TIMEOUT, Sandbox
 from tinyzero_sdk.testing.sandbox_child import OracleUse, Outcome
@@ -357,9 +357,10 @@ class TaskUnderTest(ClosesOnExit):
             return  # the task does not say which problems are possible
         for _ in range(20 * _VARIED_ITEMS):
             item = items[choose(len(items))]
-            truth = redraw(item.ground_truth, choose)
-            if self.task.is_valid(truth):
-                yield Item(truth, item.data)
+            for _ in range(1 + choose(6)):
+                truth = nudge(item.ground_truth, choose)
+                item = Item(truth, item.data) if self.task.is_valid(truth) else item
+            yield item
 
 
 def _observe_some(sandbox: Sandbox, samples: Sequence[TestCompletion]) -> list[Outcome]:

@@ -1,12 +1,10 @@
 """Findings: which belong to one group, which is the smallest, and how they are shrunk."""
 
-import json
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyzero_sdk.fuzz.findings import Finding, FindingSet, traits_of
-from tinyzero_sdk.testing.shrinking import minimize, shrink_pair
+from tinyzero_sdk.testing.shrinking import minimize
 
 
 def finding(completion, *traits, kind="wrong_rewarded", right=False):
@@ -68,28 +66,3 @@ def test_a_shrunk_text_still_holds_and_nothing_can_be_left_out(text, needle):
         return needle in candidate
 
     assert minimize(text + needle + text, holds) == needle
-
-
-def test_completion_and_ground_truth_shrink_together():
-    def holds(text, truth):
-        numbers = sorted(int(word) for word in text.split() if word.isdigit())
-        return numbers == sorted(truth["numbers"]) and sum(numbers) == truth["target"]
-
-    def valid(truth):
-        return len(truth["numbers"]) >= 2
-
-    text, truth = shrink_pair("17 5 33", {"numbers": [5, 17, 33], "target": 55}, holds, valid, 20_000)
-    assert (text, json.dumps(truth)) == ("1 1", '{"numbers": [1, 1], "target": 2}')
-
-
-@given(st.integers(0, 100))
-def test_shrinking_is_bounded(tries):
-    asked = 0
-
-    def holds(text, truth):
-        nonlocal asked
-        asked += 1
-        return True
-
-    shrink_pair("1 2 3 4 5 6 7 8", {"a": [9, 8, 7]}, holds, lambda truth: True, tries)
-    assert asked <= tries
