@@ -243,28 +243,6 @@ def test_warming_up_runs_a_full_micro_batch_and_a_small_one(
 
 
 @pytest.mark.slow
-def test_in_half_precision_the_optimizer_steps_float32_weights(toy_model: LanguageModel) -> None:
-    experience = shared_batch(toy_model)
-    exact, half = (
-        make_policy(toy_model, Case(kl="exact"), replace(PLAIN, dtype=dtype))
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-    seen: set[torch.dtype] = set()
-    layer = layers_of(half.language_model.model)[0]
-    layer.register_forward_pre_hook(lambda module, args: seen.update(p.dtype for p in module.parameters()))
-    metrics = [policy.update(experience, NOW) for policy in (exact, half)]
-    assert seen == {torch.bfloat16}
-    assert metrics[1]["actor/grad_norm"] == pytest.approx(metrics[0]["actor/grad_norm"], rel=0.05)
-    assert metrics[1]["actor/pg_loss"] == pytest.approx(metrics[0]["actor/pg_loss"], abs=0.02)
-    for (name, weight), (_, other) in zip(
-        named_weights(half.language_model.model), named_weights(exact.language_model.model), strict=True
-    ):
-        assert weight.dtype == torch.float32, name
-        assert (weight - other).abs().max() < 0.1, name
-        assert weight.to(torch.bfloat16).float().ne(weight).any() or weight.numel() < 8, name  # more than half's digits
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("resumed", [False, True])
 def test_in_half_precision_the_policy_starts_at_no_distance_from_its_reference(
     resumed: bool, toy_model: LanguageModel, tmp_path: Path

@@ -114,12 +114,7 @@ def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] 
     """Shard a model in place: each layer is a unit that is gathered alone, the rest (embeddings, head) another.
 
     Needs a process group. Afterwards no module or parameter may be added or replaced. Besides `forward`, a method
-    `states` of the model gathers its weights.
-
-    Args:
-        model: in float32; one that is not trained may be in the type that it computes in.
-        options: of the run.
-        exact: submodules that compute in float32 whatever the others do.
+    `states` of the model gathers its weights. `exact` modules compute in float32 whatever the others do.
     """
     mesh, ranks = build_mesh(options.device.type, options.replicas, options.sequence_parallel)
     trained = any(parameter.requires_grad for parameter in model.parameters())

@@ -37,8 +37,7 @@ def token_statistics(
         chunk_elements: logits at a time, those of both models together; None = `HEAD_ELEMENTS`.
 
     Returns:
-        Log-probabilities, entropies and divergences in nats, all [tokens] float32; gradients reach `states` and
-        `weight`.
+        Log-probabilities, entropies and divergences, [tokens] float32 each; gradients reach `states` and `weight`.
     """
     keeps = not recompute and torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
     elements = chunk_elements or (KEPT_ELEMENTS if keeps and states.is_cuda else HEAD_ELEMENTS[states.dtype.itemsize])

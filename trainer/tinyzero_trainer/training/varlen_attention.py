@@ -1,8 +1,7 @@
 """Attention within packed sequences: a kernel for sequences of unequal length one after another.
 
 On a GPU that is PyTorch's own, in half precision. Elsewhere the model masks the whole packed row, at a cost of the
-square of its length; but ranks that share a row have no whole one to mask, and compute the same as the kernel in plain
-PyTorch.
+square of its length; ranks that share a row have no whole one to mask, and do as the kernel does in plain PyTorch.
 """
 
 from collections.abc import Mapping
