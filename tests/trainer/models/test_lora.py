@@ -19,7 +19,6 @@ from tests.trainer.conftest import random_model
 from tests.trainer.runs import Configure, assert_same_weights, killed, lines, short_run
 from tests.trainer.samples import ragged_samples, token_logprobs, with_advantages, with_dropout
 from tests.trainer.training.test_policy import NOW
-from tinyzero_trainer.checkpoint import store
 from tinyzero_trainer.config import AlgorithmConfig, LoraConfig, OptimizerConfig
 from tinyzero_trainer.controller.loop import train
 from tinyzero_trainer.controller.step import TrainingStep
@@ -304,22 +303,14 @@ def test_a_killed_run_resumes_to_the_same_bits(configure, advantage, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_run_says_how_much_it_trains_and_stores_what_it_expects(configure, capsys, monkeypatch):
-    expected, save = [], store.save
-    monkeypatch.setattr(
-        store, "save", lambda *args, **given: (expected.append(given["expected_bytes"]), save(*args, **given))[1]
-    )
+def test_a_run_says_how_much_it_trains(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     output = train(configure("run")).output
     row = lines(output)[0]
     assert 0 < row["model/trained_parameters"] < row["model/parameters"] / 5
     assert f"training {row['model/trained_parameters']:,.0f} of {row['model/parameters']:,.0f} parameters" in (
         capsys.readouterr().err
     )
-    checkpoint = output / "checkpoints" / f"step_{STEPS}"
-    stored = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
-    headers = 20_000  # names and shapes; large beside weights as few as these
-    assert stored - headers < expected[-1] <= stored
-    exported = load_model(str(checkpoint), CPU)
+    exported = load_model(str(output / "checkpoints" / f"step_{STEPS}"), CPU)
     assert exported.parameters == row["model/parameters"] - row["model/trained_parameters"]
 
 
