@@ -5,7 +5,7 @@ dies.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinyzero_sdk.errors import BrokenTaskError, TinyZeroError
+from tinyzero_sdk.errors import BrokenTaskError
 from tinyzero_sdk.records import Item, Split
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
@@ -124,11 +124,7 @@ class Sandbox(ClosesOnExit):
 
     def _start(self) -> Worker:
         self._worker = worker = self._supervisor.start(serve)
-        try:
-            worker.wait_until_ready()
-        except TinyZeroError:
-            self.close()
-            raise
+        worker.wait_until_ready()
         for place, sample in enumerate(self._warm_up):
             try:
                 self._ask("warm_up", [sample])

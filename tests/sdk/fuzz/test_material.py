@@ -73,12 +73,6 @@ def test_the_answer_that_counts_comes_last(right, wrong, seed):
         assert attempt.plain == gold.with_answer(intended)
 
 
-def test_space_goes_around_an_answer_only_where_something_ends_it():
-    rng = random.Random(0)
-    made = {presentations.honest(Gold(ITEM, "#### ", "1", ""), "1", "2", rng).how for _ in range(500)}
-    assert made == {*presentations.HONEST}
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -15,8 +14,6 @@ from hypothesis import strategies as st
 from tests.trainer.configurations import call
 from tests.trainer.runs import completions
 from tinyzero_sdk import Item, Score, load_task
-from tinyzero_sdk.errors import DataError
-from tinyzero_sdk.scoring.compare import compare_files
 from tinyzero_trainer.config.run import LogConfig
 from tinyzero_trainer.models.new_model import build_tokenizer
 from tinyzero_trainer.monitoring import completion_log
@@ -124,33 +121,6 @@ def test_a_training_completion_has_its_advantage_and_entropies(log, tmp_path):
     assert [(row["advantage"], row["entropies"]) for row in kept] == [(0.5, [0.25] * 7)] * 4
     assert [row["token_ends"] for row in kept] == [kept[0]["token_ends"]] * 4
     assert kept[1]["logprobs"] is None
-
-
-def test_the_evaluations_of_runs_and_checkpoints_are_compared(log, tmp_path):
-    def held_out(step, decoding, *right):
-        log.held_out(step, decoding, [group(number)[0 if number in right else 1] for number in (5, 6, 7)])
-
-    held_out(2, "sampled")
-    held_out(4, "sampled", 6, 7)
-    held_out(4, "greedy", 5, 6, 7)
-    log.write()
-    held_out(6, "greedy", 5)
-    log.write()
-    steps = [tmp_path / "checkpoints" / f"step_{step}" for step in (2, 4, 6)]
-    for path in steps:
-        path.mkdir(parents=True)
-    report = compare_files([*steps, tmp_path])
-    assert report.comparisons[0].accuracy.baseline == 0
-    assert [one.accuracy.other for one in report.comparisons] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
-    assert [one.name for one in report.comparisons[0].metrics] == ["mean score", "part format", "cut off", "tokens"]
-    assert [change.rows for change in report.comparisons[0].gains] == [(2, 5), (3, 6)]
-    assert report.differing["evaluation.step"] == [[2], [4], [6], [6]]
-    with pytest.raises(DataError, match=r"is not a run; expected a scored file, a run directory, or RUN/check"):
-        compare_files([tmp_path, tmp_path / "checkpoints"])
-    damaged = tmp_path / "completions/heldout_00000007_00000007.parquet"
-    pq.write_table(pa.table({"step": ["seven"]}), damaged)
-    with pytest.raises(DataError, match=r"cannot read .*heldout_00000007_00000007\.parquet: Failed to parse"):
-        compare_files([tmp_path, tmp_path])
 
 
 def test_what_lies_past_a_checkpoint_is_cut(log, tmp_path):

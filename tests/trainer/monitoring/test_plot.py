@@ -1,7 +1,6 @@
 """The plot shows what is in metrics.jsonl, and can be drawn from any run, however short."""
 
 import json
-import sys
 
 import pytest
 from hypothesis import given
@@ -93,29 +92,6 @@ def test_a_very_short_run_can_be_drawn(metrics, tmp_path, rows):
 def test_a_directory_that_is_gone_is_one_line(metrics, tmp_path):
     with pytest.raises(PlotError, match=r"cannot write .*gone/curve\.png: No such file or directory"):
         plot_curve(metrics([before()]), tmp_path / "gone" / "curve.png", tasks=["countdown"], model="m")
-
-
-@pytest.mark.parametrize("error", [ValueError("'qt4agg' is not a valid value for backend"), ImportError("no libpng")])
-@pytest.mark.fault(
-    "packages",
-    "matplotlib cannot be imported",
-    made="its import raises ImportError, or ValueError for an unknown MPLBACKEND",
-    seen="cannot import matplotlib (…); install it again, or unset MPLBACKEND",
-    kept="the run, which ends with code 0 and without a picture",
-    code="0 at the end of a run",
-)
-def test_a_matplotlib_that_cannot_be_imported_is_one_line(metrics, tmp_path, monkeypatch, error, fault_row):
-    class Finder:
-        def find_spec(self, name, *_):
-            if name == "matplotlib.figure":
-                raise error
-
-    monkeypatch.delitem(sys.modules, "matplotlib.figure")
-    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    with pytest.raises(PlotError) as caught:
-        plot_curve(metrics([before()]), tmp_path / "curve.png", tasks=["countdown"], model="m")
-    assert str(caught.value).startswith(f"cannot import matplotlib ({error}); install it again, or unset MPLBACKEND")
-    fault_row.check(caught.value)
 
 
 @given(values=NUMBERS, window=st.integers(1, 9))

@@ -193,10 +193,4 @@ class TokenEnds:
             pieces = self.tokenizer.batch_decode([[token] for token in new], skip_special_tokens=True)
             self._pieces.update(zip(new, pieces, strict=True))
         pieces = [self._pieces[token] for token in token_ids]
-        if "".join(pieces) == text:
-            return list(accumulate(map(len, pieces)))
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        size = len(encoded["input_ids"])
-        if list(token_ids[:size]) != encoded["input_ids"]:
-            return None
-        return [end for _, end in encoded["offset_mapping"]] + [len(text)] * (len(token_ids) - size)
+        return list(accumulate(map(len, pieces))) if "".join(pieces) == text else None

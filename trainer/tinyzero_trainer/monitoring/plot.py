@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from tinyzero_sdk.console import percent
 from tinyzero_sdk.errors import TinyZeroError
-from tinyzero_trainer.errors import first_line
 from tinyzero_trainer.monitoring.metrics_log import (
     ACCURACY,
     HELD_OUT_LOSS,
@@ -40,17 +39,12 @@ def plot_curve(metrics: Path, output: Path, *, tasks: Sequence[str], model: str)
     """Draw a run's `metrics.jsonl` as PNG; `model` is for the title, and of several tasks each has a colour.
 
     Raises:
-        PlotError: matplotlib cannot be imported, or the plot cannot be written.
+        PlotError: the plot cannot be written.
         DataError: the metrics cannot be read.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except Exception as error:  # the border to matplotlib: a broken one, or a wrong MPLBACKEND, raises anything here
-        raise PlotError(
-            f"cannot import matplotlib ({first_line(error)}); install it again, or unset MPLBACKEND if that is set"
-        ) from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     rows = read_metrics(metrics)
     accuracy, reward, length, loss = (series(rows, name) for name in (ACCURACY, REWARD, LENGTH, LOSS))
