@@ -62,13 +62,7 @@ class ExhaustedError(DataError):
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, show: Callable[[str], str] = str) -> str:
-    """A suggestion of known names for an unknown one, as a part of a message; empty where none is similar.
-
-    Args:
-        name: the unknown name.
-        known: the known names.
-        most: most names to suggest.
-        show: formats a name.
+    """A suggestion of at most `most` known names for an unknown one, as part of a message; empty if none is similar.
 
     Example:
         >>> did_you_mean("countdwn", ["countdown", "gsm8k"]) + "installed: countdown, gsm8k"

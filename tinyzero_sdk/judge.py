@@ -76,17 +76,14 @@ class Judge:
 
         Args:
             rubric: criteria by name, as in `TaskInfo.parts`: description, range and weight.
-            model: its name at the server.
             base_url: of the server, with `/v1` where it needs it.
-            api_key: as the server wants it.
             decisive: the criterion that says whether an answer is correct; None = the first.
             pass_mark: fraction of its range from which it does.
             instructions: what else the judge should know.
-            max_calls: of this model at this server, as the cache counts them over all processes and runs.
-            max_tokens: likewise, of prompts and replies.
+            max_calls, max_tokens: of this model at this server, as the cache counts them over all processes and runs.
             max_completion_tokens: longest reply.
             most_characters: a longer answer is malformed, and not sent.
-            temperature: of the sampling; None = the server's.
+            temperature: None = the server's.
             extra_body: further parameters of a request.
             timeout: seconds for one request.
 

@@ -97,12 +97,7 @@ class OpenAIClient:
         """Completions of a prompt: messages go to the chat endpoint, text to the completions endpoint.
 
         Where the server wants another name for the limit, or takes one completion at a time, it gets what it wants.
-
-        Args:
-            prompt: chat messages or text.
-            parameters: of the request, as the server names them.
-            max_tokens: longest completion.
-            count: of completions; there may be fewer.
+        There may be fewer completions than `count`.
 
         Raises:
             EndpointError: the answer is malformed, also after all retries.

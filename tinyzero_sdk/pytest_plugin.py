@@ -66,10 +66,6 @@ class TaskCollector(pytest.Collector):
         )
 
 
-class CheckFailed(Exception):
-    """A check failed; the message is the report."""
-
-
 class PropertyItem(pytest.Item):
     """One check of one task. A waived check is expected to fail; one that lacks a hook is skipped."""
 
@@ -88,10 +84,7 @@ class PropertyItem(pytest.Item):
         if result.status == "waived":
             pytest.xfail(f"waived: {result.why}")
         if result.status == "failed":
-            raise CheckFailed(result.describe())
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        return str(excinfo.value) if isinstance(excinfo.value, CheckFailed) else super().repr_failure(excinfo, style)
+            pytest.fail(result.describe(), pytrace=False)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
         return self.path, None, f"{self.parent.name if self.parent else ''}: {self.prop.name}"

@@ -180,14 +180,7 @@ def _validator(cls: type) -> "TypeAdapter[Any]":
 
 
 def check_keys(cls: type, values: Mapping[str, Any], prefix: str = "", *, in_help: bool = False) -> None:
-    """Refuse keys that the tree of `cls` does not have.
-
-    Args:
-        cls: a dataclass type.
-        values: nested mapping.
-        prefix: put before every key in messages, e.g. `task.`.
-        in_help: whether --help lists all keys; if not, the message lists those that are known at that place.
-    """
+    """Refuse keys that the tree of `cls` does not have; with `in_help`, for --help lists them, none is listed."""
     _check_table(values, prefix, list(_keys(cls, prefix)), in_help)
 
 
@@ -222,14 +215,7 @@ def _check_table(values: Mapping[str, Any], prefix: str, known: Sequence[str], i
 def unknown_key_message(
     key: str, known: Sequence[str], *, here: Sequence[str] | None = None, in_help: bool = False
 ) -> str:
-    """The message about an unknown key.
-
-    Args:
-        key: the unknown one.
-        known: keys it may stand for.
-        here: the keys known at that place; None = `known`.
-        in_help: whether --help lists all keys, so that the message does not.
-    """
+    """The message about an unknown key: which of the `known` it may stand for, and those known `here` (None = all)."""
     here = known if here is None else here
     keys = list(dict.fromkeys([*known, *here]))
     # Only the last parts are compared: a common table does not make two keys similar.

@@ -25,15 +25,10 @@ if TYPE_CHECKING:
 
 
 def make_taskset(task: Task | str, *, workers: int = 0, timeout: float = 5.0) -> "type[vf.Taskset[Any, Any]]":
-    """A taskset class for verifiers with the problems of `task`.
+    """A taskset class for verifiers with the problems of `task`; the other arguments are those of `Scorer`.
 
     Its configuration has `size`, `split`, `seed` and `template` (see `TinyZeroConfig` below). The reward is the
     task's score; the metric `correct` is 1 for a solved problem.
-
-    Args:
-        task: from `load_task`, or a name for it.
-        workers: worker processes that score; 0 = this process.
-        timeout: seconds to score one completion, with workers.
     """
     import verifiers.v1 as vf
 

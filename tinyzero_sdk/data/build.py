@@ -96,15 +96,11 @@ def write_dataset(
     """Write a file for each split: train.parquet and test.parquet, both or none.
 
     Args:
-        task: from `load_task`.
         output: a directory; made if missing.
         sizes: number of problems of each split; 0 = no file, None = all problems of a finite task.
         seed: different seeds give different problems, but never move one to the other split.
         test_fraction: fraction of all problems that belongs to the test split.
-        template: name of the prompt template.
-        format: of the files.
         workers: most processes; the files are identical for any number.
-        overwrite: replace existing files.
         on_progress: called with a split and its number of rows so far.
 
     Raises:

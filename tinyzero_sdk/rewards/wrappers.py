@@ -74,14 +74,7 @@ def make_wrapper(spec: str) -> object:
 
 
 def with_limit(specs: Sequence[str], limit: int) -> tuple[str, ...]:
-    """The wrappers, with `limit` added where one requires it and has none.
-
-    Args:
-        specs: names, with settings in parentheses.
-        limit: the longest completion, in tokens.
-
-    Raises:
-        SettingsError: no wrapper has this name.
+    """The wrappers, with `limit`, the longest completion in tokens, added where one requires it and has none.
 
     Example:
         >>> with_limit(["format", "overlong(buffer=9)", "cosine(limit=50)"], 100)

@@ -34,15 +34,7 @@ EXAMPLE_DESCRIPTION = "the greatest common divisor of two numbers"
 
 
 def write_package(name: str, output: Path, *, task_file: Path | None = None) -> list[Path]:
-    """Write the package of a new task.
-
-    Args:
-        name: name of the task and its distribution; the module has underscores instead of hyphens.
-        output: directory of the package, which must not exist.
-        task_file: task file to package; None = the example.
-
-    Returns:
-        The written files.
+    """Write the package of a new task, around a task file or the example, to a new directory; returns its files.
 
     Raises:
         SettingsError: the name is invalid or taken.
