@@ -52,9 +52,6 @@ def ending(session: Session, step: Step) -> Iterator[None]:
             if error.policy_intact and step.policy_intact and session.state.step:  # a whole step may not be saved yet
                 session.save(step)
             raise
-        except Exception:
-            session.workers.check()  # what has died there is the reason of whatever was raised
-            raise
     except StopRequested:
         assert stop.signal is not None
         raise Interrupted(stop.signal, session.state.step, resume_command(session.recorded)) from None
