@@ -157,15 +157,15 @@ class Audit(ClosesOnExit):
         for name in self._judged:
             state, several = self._states[name], f" of {name}" if len(self.tasks) > 1 else ""
             counts = {side: f"{state.false[side]:,} of {state.judged[side]:,}" for side in state.judged}
-            found = f"{counts['positive']} rewarded completions wrong, {counts['negative']} others right"
+            line = f"{counts['positive']} rewarded completions wrong, {counts['negative']} others right"
             if state.unjudged:
-                found += f", {state.unjudged:,} not judged"
+                line += f", {state.unjudged:,} not judged"
             if state.alarms:
-                found += f"; {state.alarms:,} alarms, the last at step {state.last_alarm:,}"
+                line += f"; {state.alarms:,} alarms, the last at step {state.last_alarm:,}"
             if self._file(name).exists():
-                found += f"; findings: {self._file(name)}"
+                line += f"; findings: {self._file(name)}"
             if sum(state.judged.values()) or state.unjudged:
-                lines.append(f"audit{several}: by the oracle {found}")
+                lines.append(f"audit{several}: by the oracle {line}")
         return lines
 
     def _submit(self, step: int, rollouts: Sequence[Rollout]) -> None:
