@@ -152,8 +152,7 @@ def test_a_check_that_was_asked_for_and_cannot_run_is_no_success(run, write_task
     path = write_task(
         generate_dataset="@hookimpl\ndef generate_dataset(size): return [Item(n % 3) for n in range(size)]"
     )
-    code, out, err = run("check", path, "--only", "labelled-cases")
+    code, out, _ = run("check", path, "--only", "labelled-cases")
     assert (code, "not checked labelled-cases" in out) == (1, True)
-    assert "only 3 of 500 generated problems are different ones: problems with the same item_key" in err
     code, _, err = run("check", write_task(), "--only", "emptiness-pays-nothing", "--examples", 5)
     assert (code, err) == (0, "")
