@@ -92,12 +92,12 @@ def describe_death(ray: Any, actor: ActorHandle, error: Exception) -> str:
     text, place = str(error).strip(), place_of(ray, actor)
     if "creation task" in text:
         return f"could not start: {text.splitlines()[-1]}"
-    name = "" if place is None else f"(process {place[0]} on {place[2]}) "
+    where = "" if place is None else f"(process {place[0]} on {place[2]})"
     if "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text:
-        return f"{name}was killed by Ray, since its machine ran out of memory; {HOST_ADVICE}"
+        return f"{where} was killed by Ray, since its machine ran out of memory; {HOST_ADVICE}".strip()
     if place is None:
         return "has died"
     code, by = re.search(r"exit code (\d+)", text), re.search(r"receives a (SIG\w+)", text)
     silent = "it was killed from outside, or exited at once"
     cause = f"it got a {by[1]}" if by else f"it exited with code {code[1]}" if code else silent
-    return f"{name}has died: {cause}"
+    return f"{where} has died: {cause}"
