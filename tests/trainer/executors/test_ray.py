@@ -307,7 +307,7 @@ def check_death(output: str, named: str, run: TrainConfig) -> None:
 def test_an_engine_is_restarted_and_a_dead_rank_ends_a_run_that_can_be_resumed(fault_row: Faults, folder: Path) -> None:
     run = make_config(folder, "run", **RANKS, rollout__num_engines=1, run__steps=10_000)
     with running(run) as process:
-        for step, kind in ((1, "RolloutActor"), (3, "TrainerActor")):
+        for step, kind in ((1, "RolloutActor"), (4, "TrainerActor")):
             everyone = below(process, run, step)
             kill(kind, everyone)
         output = ends(process, everyone, 2)
@@ -368,7 +368,7 @@ def test_an_engine_that_hangs_is_restarted_and_a_rank_that_hangs_ends_the_run(fa
     more: dict[str, Any] = {"rollout__num_engines": 1, "ray__timeout": 15.0, "run__steps": 10_000}
     run = make_config(folder, "hangs", **RANKS, **more)
     with running(run) as process:
-        for step, kind in ((1, "RolloutActor"), (3, "TrainerActor")):
+        for step, kind in ((1, "RolloutActor"), (4, "TrainerActor")):
             everyone = below(process, run, step)
             suspend(kind, everyone)
         output = ends(process, everyone, 2)
