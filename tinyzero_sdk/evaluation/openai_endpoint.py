@@ -120,13 +120,15 @@ class EndpointSampler:
                 while waiting:
                     await self._sample_one(client, waiting.popleft(), keep)
 
+            workers = [asyncio.create_task(work()) for _ in range(min(options.concurrency, len(problems)))]
             try:
-                async with asyncio.TaskGroup() as workers:
-                    for _ in range(min(options.concurrency, len(problems))):
-                        workers.create_task(work())
-            except ExceptionGroup as failures:
-                first = failures.exceptions[0]
-                raise client.describe(first, self._parameters["model"]) from first
+                done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+                if failures := [failure for worker in done if (failure := worker.exception())]:
+                    raise client.describe(failures[0], self._parameters["model"]) from failures[0]
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
 
     async def _sample_one(self, client: OpenAIClient, problem: Problem, keep: Keep) -> None:
         left, prompt = list(problem.missing), self._with_system(problem.prompt)
