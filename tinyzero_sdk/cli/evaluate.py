@@ -229,20 +229,20 @@ class _Observer:
     """Shows the progress of an evaluation."""
 
     def __init__(self, progress: "Progress") -> None:
-        self._progress, self._phase = progress, ""
+        self._progress, self.phase = progress, ""
 
     def sampling(self, kept: int, finished: int, total: int) -> None:
         """See `EvaluationObserver`."""
-        if not self._phase:
-            self._phase = "sampling"
+        if not self.phase:
+            self.phase = "sampling"
             self._progress.start()  # not earlier: loading a model shows its own progress
             self._progress.phase("sampling completions", total, "completions", done=kept)
         self._progress.update(kept + finished)
 
     def scoring(self, fraction: float) -> None:
         """See `EvaluationObserver`."""
-        if self._phase != "scoring":
-            self._phase = "scoring"
+        if self.phase != "scoring":
+            self.phase = "scoring"
             self._progress.phase("scoring", 1.0, "%")
         self._progress.update(fraction)
 
@@ -253,11 +253,12 @@ def _observer(output: Path | None) -> Iterator[_Observer]:
     from tinyzero_sdk.progress import Progress
 
     progress = Progress(announce=False)
+    observer = _Observer(progress)
     try:
-        yield _Observer(progress)
+        yield observer
     except (KeyboardInterrupt, TinyZeroError):
         progress.close()
-        if output is not None and (stored := output.with_suffix(".jsonl")).exists():
+        if output is not None and observer.phase and (stored := output.with_suffix(".jsonl")).exists():
             complain(f"stopped: completions are stored in {stored}; the same command resumes there")
         raise
     finally:

@@ -21,7 +21,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinyzero_sdk.data.files import replacing
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.settings import read_toml, to_mapping
 from tinyzero_trainer.checkpoint import store as checkpoint
@@ -129,6 +128,8 @@ class RunDirectory:
             listed = ", ".join(f"{name} {number}" for name, number in numbers.items())
             text += f"# {title}: {listed}\n" if numbers else ""
         text += tomli_w.dumps(to_mapping(config))
+        from tinyzero_sdk.data.files import replacing  # imports pyarrow, which no command needs at its start
+
         with replacing(self.config) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
