@@ -30,7 +30,7 @@ from tests.trainer.samples import ragged_samples, with_dropout
 from tinyzero_trainer.config import CriticConfig
 from tinyzero_trainer.config.compose import make_config
 from tinyzero_trainer.distributed.dtensor import local_shard
-from tinyzero_trainer.distributed.fsdp import layers_of, on_device
+from tinyzero_trainer.distributed.fsdp import _OwnGradients, layers_of, on_device
 from tinyzero_trainer.distributed.offload import CpuOffload
 from tinyzero_trainer.models import fused_logprobs
 from tinyzero_trainer.models.loading import LanguageModel, load_model, save_model
@@ -109,6 +109,17 @@ def test_a_weight_that_nothing_uses_is_not_decayed(toy_model: LanguageModel) -> 
     policy.update(shared_batch(toy_model), NOW)
     weights = dict(policy.language_model.model.named_parameters())
     assert torch.equal(local_shard(weights["spare.weight"]), spare)
+
+
+def test_what_one_rank_sends_is_what_it_receives(toy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[torch.Tensor]()
+    allocate = _OwnGradients.allocate
+    monkeypatch.setattr(
+        _OwnGradients, "allocate", lambda *args, **options: given.append(allocate(*args, **options)) or given[-1]
+    )
+    make_policy(toy_model, Case(), PLAIN).update(shared_batch(toy_model), NOW)
+    assert given
+    assert all(sent is received for sent, received in zip(given[::2], given[1::2], strict=True))
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ weights sharded. Passes over a sharded model run within `on_device`; its weights
 `rollout/weight_source.py`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -107,6 +107,7 @@ class _Sharded:
     options: FsdpOptions
     ranks: DataParallelGroup
     offload: CpuOffload | None  # with `memory.cpu_offload=idle`
+    reductions: "list[_OwnGradients]"  # of one rank
     gathers_once: bool  # of several, see `set_gradient_sync`
 
 
@@ -141,15 +142,19 @@ def shard(model: nn.Module, options: FsdpOptions, *, exact: Iterable[nn.Module] 
     units = [(module, torch.float32, reshard) for module in exact]
     units += [(layer, options.dtype, reshard) for layer in layers]
     units.append((model, options.dtype, False))
+    reductions = []
     for module, dtype, resharded in units:
         _fully_shard(module, mesh, options, dtype, reshard=resharded)
+        if mesh.size() == 1:
+            reductions.append(_OwnGradients())
+            cast(Any, module).set_custom_reduce_scatter(reductions[-1])
     if hasattr(model, "states"):
         register_fsdp_forward_method(model, "states")
     offload = None
     if options.offload == "idle":
         offload = CpuOffload(lambda: [local_shard(parameter) for parameter in model.parameters()])
     gathers_once = mesh.size() > 1 and trained and not options.reshard_after_forward
-    sharded = _Sharded(model, options, ranks, offload, gathers_once)
+    sharded = _Sharded(model, options, ranks, offload, reductions, gathers_once)
     for module in (model, *model.children()):
         module._sharded = sharded  # type: ignore[assignment]
 
@@ -213,6 +218,8 @@ def _forget_pass(sharded: _Sharded) -> None:
     """
     for parameter in sharded.root.parameters():  # of a gathered layer they are the gathered ones: FSDP2 keeps those
         parameter.grad = None
+    for reduction in sharded.reductions:
+        reduction.sent = None
     root = cast(FSDPModule, sharded.root)
     state: Any = root._get_fsdp_state()
     if sharded.ranks.is_distributed or not state._is_root:  # it has not begun
@@ -261,6 +268,28 @@ def _fully_shard(
         # A rank's loss is its share of the mini-batch's, so gradients are summed, not averaged.
         cast(FSDPModule, module).set_gradient_divide_factor(1.0)
         cast(FSDPModule, module).set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
+
+
+class _OwnGradients:
+    """FSDP2's reduce-scatter of one rank, which would copy what it sends to what it receives."""
+
+    def __init__(self) -> None:
+        self.sent: Tensor | None = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What is sent, on the first call of a backward pass, and the same tensor on the second, to receive it."""
+        sent, self.sent = self.sent, None
+        if sent is not None and sent.shape == torch.Size(size) and sent.dtype == dtype:
+            if sent.is_cuda:  # read on the stream of the second call, and freed on that of the first
+                sent.record_stream(torch.cuda.current_stream(device))
+            return sent
+        self.sent = torch.empty(size, dtype=dtype, device=device)
+        return self.sent
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_: Any) -> None:
+        """Called by versions of PyTorch that ask one rank to reduce as well."""
+        if output_tensor is not input_tensor:
+            output_tensor.copy_(input_tensor)
 
 
 def _size(module: nn.Module) -> int:
