@@ -19,10 +19,8 @@ from benchmarks.fuzz_readers import (
     read_data,
     read_examples,
     read_format,
-    read_run,
     read_scored,
     scored_rows,
-    write_own_run,
 )
 from tests.environments import ROOT
 from tinyzero_sdk.data.files import read_rows
@@ -183,15 +181,6 @@ def test_a_page_that_says_it_has_gigabytes_takes_no_more_memory_than_its_file(tm
     with pytest.raises(DataError, match=r"Page was smaller \(\d+\) than expected \(1879048192\)"):
         list(read_rows(path))
     assert pa.default_memory_pool().max_memory() < 2**30
-
-
-@pytest.mark.slow
-def test_edited_metrics_have_no_band_and_no_depth(tmp_path):
-    write_own_run(tmp_path)
-    metrics = tmp_path / "run/metrics.jsonl"
-    text = re.sub(r'("val-core/[^"]*": )[\d.]+', r"\1 7", metrics.read_text())
-    metrics.write_text(text + '{"step": 9, "x": ' + "[" * 100_000)
-    read_run(tmp_path)
 
 
 class Opened:
