@@ -352,6 +352,39 @@ def test_off_policy_an_engine_is_restarted_and_a_signal_saves_what_is_in_flight(
     assert steps == list(range(len(steps)))
 
 
+@pytest.mark.nightly(reason="starts Ray twice more, and waits for what Ray's own processes need to end")
+@pytest.mark.parametrize("server", ["gcs_server", "raylet"])
+@pytest.mark.fault(
+    "F5",
+    "A server of Ray dies",
+    made="SIGKILL to the gcs_server or the raylet that the run has started (one that hangs is not found)",
+    seen="error: Ray's … (process …) has died; step … is saved; resume with: tinyzero train …",
+    kept=(
+        "the newest step; no process or shared memory is left. If the trainer is just writing to a raylet that dies, "
+        "or waits inside Ray for ten seconds, Ray's client ends it with code 1 and without a line of ours"
+    ),
+    code=2,
+)
+def test_a_server_of_ray_that_dies_ends_the_run_and_nothing_is_left(
+    server: str, fault_row: Faults, folder: Path, tmp_path: Path
+) -> None:
+    more = {"model__path": str(folder / "model"), "rollout__num_engines": 1, "run__steps": 10_000}
+    run, memory = make_config(tmp_path, "run", **RANKS, **more), set(os.listdir("/dev/shm"))
+    with running(run) as process:
+        everyone = below(process, run, 2)
+        next(one for one in everyone if one.name() == server).kill()
+        code = 2 if server == "gcs_server" else process.wait(WITHIN)
+        output = ends(process, everyone, code)
+    assert set(os.listdir("/dev/shm")) <= memory
+    if code == 1:  # by Ray's client
+        return
+    last = output.strip().splitlines()[-1]
+    assert re.match(
+        rf"error: Ray's {server} \(process \d+\) has died; step {newest(run)} is saved; resume with: ", last
+    ), output
+    fault_row.check(last, process.returncode)
+
+
 @pytest.mark.nightly(reason="starts Ray, and waits; every change tests the waits with a Ray that is made up")
 @pytest.mark.fault(
     "F5",

@@ -25,6 +25,7 @@ with without_collector():
     from tinyzero_trainer.distributed.cuda_allocator import expand_segments
     from tinyzero_trainer.distributed.fsdp import FsdpOptions, cast_weights, compute_dtype
     from tinyzero_trainer.executors.ray.base_actor import BaseActor
+    from tinyzero_trainer.executors.ray.watch import log_oom_kills
     from tinyzero_trainer.executors.ray.weight_broadcast import Shapes, WeightGroup
     from tinyzero_trainer.models.device import choose_device
     from tinyzero_trainer.models.loading import LanguageModel, load_model
@@ -64,6 +65,7 @@ class EngineActor(BaseActor):
 
     def __init__(self, config: TrainConfig, index: int, device: str) -> None:
         """Actor `index` of its class; `device` is `cpu` or `cuda`."""
+        log_oom_kills()
         self._config, self._index, self._device = config, index, torch.device(device)
 
     def open_store(self, count: int) -> Address:

@@ -8,7 +8,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.errors import EngineDiedError, WorkerDiedError, first_line
 from tinyzero_trainer.executors.ray.base_actor import ActorHandle
 from tinyzero_trainer.executors.ray.cluster import import_ray
-from tinyzero_trainer.executors.ray.watch import PING_SECONDS, Pings, describe_death, kill_process
+from tinyzero_trainer.executors.ray.watch import PING_SECONDS, Pings, check_servers, describe_death, kill_process
 
 GRACE_SECONDS = 15.0
 """After an error, to look for the death that caused it: other ranks first notice a broken connection."""
@@ -49,6 +49,7 @@ def gather(
     pings, next_ping = Pings(ray, actors), time.monotonic() + PING_SECONDS
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, timeout=TICK_SECONDS)
+        check_servers()
         hung = dict[Any, float]()
         if time.monotonic() >= next_ping:
             hung, next_ping = pings.unanswered(pending), time.monotonic() + PING_SECONDS

@@ -64,6 +64,7 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
                 "more by --address"
             )
         start(config, bundles)
+        watch.check_servers()
         group = ray.util.placement_group(list(bundles), strategy="PACK")
         if not group.wait(RESOURCES_SECONDS):
             needed, free = _total(bundles), ray.available_resources()
@@ -73,6 +74,10 @@ def placement_group(config: RayConfig, bundles: Sequence[Resources]) -> Iterator
             more = f"; `tinyzero doctor --address {config.address}` shows what is free where" if config.address else ""
             raise RayError(f"Ray has too few free resources: the run needs {text}, and {there} are free{more}")
         yield group
+    except Exception as error:
+        if not isinstance(error, TinyZeroError):
+            watch.check_servers()  # what has died is the reason of whatever Ray raises
+        raise
     finally:
         watch.shut_down(ray)
 
