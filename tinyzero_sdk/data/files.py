@@ -37,7 +37,7 @@ _TABLE_ROWS = 4096
 _TABLE_BYTES = 8 << 20
 _READ_AHEAD = 1 << 20
 _SMALL_PARQUET = 64 << 20
-_MAX_CELL = 64 << 20  # characters, in CSV
+_MAX_LINE = 64 << 20
 _GROUP_ROWS = 16384
 _GROUP_BYTES = 256 << 20
 
@@ -113,16 +113,27 @@ _Record = tuple[int, Row | str | None, int]
 
 
 def _json_records(file: BinaryIO) -> Iterator[_Record]:
-    for number, line in enumerate(file, start=1):
+    for number, line in _lines(file):
         try:
-            yield number, parse_line(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line), len(line)
+            yield number, parse_line(line), len(line)
         except DataError as error:
             yield number, str(error), len(line)
 
 
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines; of a line too long for memory only the start, which is not JSON."""
+    number = 0
+    while line := file.readline(_MAX_LINE):
+        number += 1
+        rest = line
+        while len(rest) == _MAX_LINE and not rest.endswith(b"\n"):
+            rest = file.readline(_MAX_LINE)
+        yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+
+
 def _csv_records(file: BinaryIO) -> Iterator[_Record]:
     """The rows below a header; cells of `CSV_TEXTS` are text, others JSON where they can be read as that."""
-    csv.field_size_limit(_MAX_CELL)
+    csv.field_size_limit(_MAX_LINE)
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         reader = csv.reader(text, strict=True)
         try:

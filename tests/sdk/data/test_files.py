@@ -175,3 +175,11 @@ def test_what_parquet_cannot_hold_is_reported(tmp_path):
         writer.write(pa.table({"a": [1]}))
         with pytest.raises(DataError, match="changes its type"):
             writer.write(pa.table({"a": ["x"]}))
+
+
+def test_line_too_long_for_memory_is_one_bad_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_MAX_LINE", 64)
+    long = json.dumps({"a": "x" * 1000}).encode()
+    path = write(tmp_path / "a.jsonl", b'{"a": 1}\n' + long + b'\n{"a": 2}\n')
+    (block,) = read_blocks(path)
+    assert (block.numbers, [row.number for row in block.bad]) == ([1, 3], [2])
