@@ -63,7 +63,7 @@ def in_file(file: str, *faults: tuple[str, ...]) -> list[Mutant]:
 MUTANTS = [
     *in_file(
         f"{ALGORITHMS}/advantages.py",
-        ("rloo: the factor n/(n−1)", "size / (size - 1)", "(size - 1) / size"),
+        ("rloo: the factor n/(n−1)", "groups.shape[1] / (groups.shape[1] - 1)", "(groups.shape[1] - 1) / groups.shape[1]"),
         ("grpo: the unbiased std", "groups.std(dim=1, keepdim=True)", "groups.std(dim=1, correction=0, keepdim=True)"),
         ("gae: γ discounts the next value", "rewards + batch.gamma * next_values", "rewards + next_values"),
         ("remax: the greedy reward is subtracted", "- jagged.repeat_to_tokens(bas", "+ jagged.repeat_to_tokens(bas"),
@@ -123,20 +123,17 @@ MUTANTS = [
     ),
     *in_file(
         f"{TRAINING}/micro_batches.py",
-        ("the prompt's last token predicts the first", "self.completions - 1, self", "self.completions, self"),
+        ("the prompt's last token predicts the first", "end = row.boundaries[-1] - 1", "end = row.boundaries[-1]"),
     ),
     *in_file(
         f"{REWARDS}/score.py",
+        ("parts: a negative rest counts", "rest.abs().max()", "rest.max()"),
         ("max_failure_rate is allowed itself", "failed > max_failure_rate", "failed >= max_failure_rate"),
     ),
     *in_file(
         f"{REWARDS}/audit.py",
         ("audit: a fractional verdict is not wrong", "else score.value > 0", "else score.value >= 1"),
         ("audit: as few false as cause an alarm", ">= FEWEST_FALSE", "> FEWEST_FALSE"),
-    ),
-    *in_file(
-        f"{REWARDS}/parts.py",
-        ("parts: a negative rest counts", "rest.abs().max()", "rest.max()"),
     ),
     *in_file(
         f"{REWARDS}/signs.py",
