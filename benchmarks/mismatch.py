@@ -7,7 +7,7 @@ The model computes in float32, the engine `torch` in bfloat16 and in fp8 as it d
 in plain torch, which takes minutes. `KL` is of the engine's distribution to the policy's, estimated from the sampled
 tokens: the metric `rollout_corr/kl` of a run. The gradient is that of a sum of the completions' log-probabilities with
 random advantages, over all weights; its distance is relative to its norm in float32. `model.float8_modules` names all
-MLPs, however small.
+MLPs, the head or both, however small.
 """
 
 import copy
@@ -33,7 +33,8 @@ from tinyzero_trainer.training.logprobs import PolicyModel
 from tinyzero_trainer.training.micro_batches import micro_batches
 from tinyzero_trainer.types import Prompt, Rollout
 
-UPDATES = {"bfloat16": (), "MLPs in float8": ("gate_proj", "up_proj", "down_proj")}
+MLPS, HEAD = ("gate_proj", "up_proj", "down_proj"), ("lm_head",)
+UPDATES = {"bfloat16": (), "MLPs and head in float8": (*MLPS, *HEAD), "MLPs in float8": MLPS, "head in float8": HEAD}
 
 ENGINES: dict[str, dict[str, Any]] = {
     "bfloat16": {},

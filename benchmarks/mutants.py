@@ -63,7 +63,7 @@ def in_file(file: str, *faults: tuple[str, ...]) -> list[Mutant]:
 MUTANTS = [
     *in_file(
         f"{ALGORITHMS}/advantages.py",
-        ("rloo: the factor n/(n−1)", "groups.shape[1] / (groups.shape[1] - 1)", "(groups.shape[1] - 1) / groups.shape[1]"),
+        ("rloo: the factor n/(n−1)", "groups.shape[1] / (groups", "1 / groups.shape[1] * (groups"),
         ("grpo: the unbiased std", "groups.std(dim=1, keepdim=True)", "groups.std(dim=1, correction=0, keepdim=True)"),
         ("gae: γ discounts the next value", "rewards + batch.gamma * next_values", "rewards + next_values"),
         ("remax: the greedy reward is subtracted", "- jagged.repeat_to_tokens(bas", "+ jagged.repeat_to_tokens(bas"),

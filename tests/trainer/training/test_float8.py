@@ -18,6 +18,7 @@ from tinyzero_trainer.config import ModelConfig, NewModelConfig, OptimizerConfig
 from tinyzero_trainer.distributed.dtensor import full_tensor
 from tinyzero_trainer.distributed.fsdp import FsdpOptions, on_device, process_group, shard
 from tinyzero_trainer.models.float8 import Float8Linear, Float8Mlp
+from tinyzero_trainer.models.fused_logprobs import token_statistics
 from tinyzero_trainer.models.loading import LanguageModel, from_parts, load_model, save_model
 from tinyzero_trainer.models.new_model import build_model, build_tokenizer
 from tinyzero_trainer.rollout.weight_source import named_weights
@@ -76,25 +77,64 @@ def test_names_and_weights_are_the_same_everywhere(toy_model: LanguageModel, tmp
         assert all(found[name].equal(value) for name, value in weights.items())
 
 
-def one_layer() -> LanguageModel:
+def one_layer(head: int = 1280) -> LanguageModel:
+    """With a tied head for so many tokens."""
     shape, tokenizer = NewModelConfig(hidden_size=64, layers=1, head_size=32, mlp_size=128), build_tokenizer()
-    return from_parts("one layer", build_model(shape, tokenizer, seed=0), tokenizer)
+    model = build_model(shape, tokenizer, seed=0)
+    model.resize_token_embeddings(head)
+    return from_parts("one layer", model, tokenizer)
 
 
 def kinds_of(model: nn.Module) -> dict[type, int]:
     return Counter(type(module) for module in model.modules() if isinstance(module, (Float8Linear, Float8Mlp)))
 
 
-def test_large_layers_are_converted_and_only_mlps_of_the_usual_kind_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_layers_and_the_head_are_converted_and_only_mlps_of_the_usual_kind_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("tinyzero_trainer.training.float8.FLOAT8_LARGE", 64 * 128)
-    usual, gelu, biased, other = (one_layer().model for _ in range(4))
+    usual, gelu, biased, other, odd = (one_layer(1280 + 8 * (case == 4)).model for case in range(5))
     gelu.config.hidden_act, biased.config.mlp_bias, other.config.model_type = "gelu", True, "apertus"
-    for model in (usual, gelu, biased, other):
+    for model in (usual, gelu, biased, other, odd):
         use_float8(model, ModelConfig(float8="rowwise"))
-    assert kinds_of(usual) == {Float8Mlp: 1}
+    assert kinds_of(usual) == {Float8Mlp: 1, Float8Linear: 1}
+    assert isinstance(usual.get_output_embeddings(), Float8Linear)
     for model in (gelu, biased, other):
-        assert kinds_of(model) == {Float8Linear: 3}
-    assert replace(one_layer(), model=gelu).trained.endswith(" parameters, 3 modules in float8")
+        assert kinds_of(model) == {Float8Linear: 4}
+    assert kinds_of(odd) == {Float8Mlp: 1}  # 1,288 tokens are no multiple of 16
+    assert replace(one_layer(), model=usual).trained.endswith(" parameters, 2 modules in float8")
+
+
+def test_a_head_whose_logits_are_capped_is_left_as_it_is() -> None:
+    model = one_layer().model
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(
+        Float8Error, match=r"names \['lm_head'\], expected the last parts of names .*: some of \['down_pr"
+    ):
+        use_float8(model, ModelConfig(float8="rowwise", float8_modules=("lm_head",)))
+
+
+def test_the_head_computes_in_float8_with_and_without_a_reference() -> None:
+    plain = one_layer()
+    model = copy.deepcopy(plain.model)
+    use_float8(model, ModelConfig(float8="rowwise", float8_modules=("lm_head",)))
+    policy, reference, exact = (PolicyModel(one) for one in (model, copy.deepcopy(model), plain.model))
+    batches = micro_batches(ragged_samples(plain), token_budget=1000, pad_id=0, device=CPU, layout="packed")
+    (batch,) = batches
+    states, targets = exact.states(batch).detach(), batch.targets
+    with torch.no_grad():
+        found = policy(batch, temperature=0.7).logprobs
+        expected, _ = token_statistics(states, model.lm_head.weight, targets, temperature=0.7, float8=True)
+        assert found.equal(expected)
+        as_before = exact(batch, temperature=0.7).logprobs
+        assert not found.equal(as_before)
+        with without_float8(model), without_float8(model):
+            assert policy(batch, temperature=0.7).logprobs.equal(as_before)
+        assert policy(batch, temperature=0.7).logprobs.equal(found)
+    for estimator in ("k3", "exact"):
+        statistics = policy(batch, temperature=0.7, reference=reference, estimator=estimator)
+        assert statistics.divergence is not None
+        assert not statistics.divergence.any()
 
 
 def test_packed_sequences_are_kept_apart(toy_model: LanguageModel) -> None:

@@ -26,7 +26,7 @@ COMMON_GPU = "RTX 4090"  # compares the speed of settings where the GPU's own is
 
 UPDATE_SHARE = 0.43  # fraction of a GPU's peak FLOP/s that a large model's update reaches, by 6 · parameters · tokens
 HALF_SHARE_AT = 55e6  # parameters of a model that reaches half of that
-FLOAT8_UPDATE = 0.9  # the time of an update with model.float8, relative to one in bfloat16; at 0.5B, by its kernels
+FLOAT8_UPDATE = 0.86  # the time of an update with model.float8, relative to one in bfloat16; at 0.5B
 
 PASS_LAYER = 1.5e-3
 """Seconds on the host for a layer in a forward pass over a micro-batch; a backward pass takes twice that. From steps at

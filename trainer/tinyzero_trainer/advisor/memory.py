@@ -18,7 +18,7 @@ from tinyzero_trainer.distributed.sizes import CONTEXT, NCCL, SLACK
 from tinyzero_trainer.distributed.workload import Workload, number_bytes, workload_of
 from tinyzero_trainer.kinds import EngineMemory, find_engine
 from tinyzero_trainer.models.hub import find_spec
-from tinyzero_trainer.models.sizes import FLOAT8_LARGE, HEAD_ELEMENTS, HIDDEN_FORWARD, MLP_FORWARD
+from tinyzero_trainer.models.sizes import FLOAT8_LARGE, HEAD_ELEMENTS, HIDDEN_FORWARD, KEPT_ELEMENTS, MLP_FORWARD
 from tinyzero_trainer.models.spec import ModelSpec
 from tinyzero_trainer.rollout.sizes import WEIGHT_BUCKET
 
@@ -286,6 +286,15 @@ class _Step:
         count = min(HEAD_ELEMENTS[self.number], tokens * models * self.spec.vocabulary)
         return Part(role, "logits", self.number * count)
 
+    def _head_in_float8(self, *, kept: bool) -> Part:
+        """The gradient of a chunk of logits, and the head as the forward and the backward pass multiply by it."""
+        chunk = KEPT_ELEMENTS if kept else HEAD_ELEMENTS[self.number]
+        return Part(
+            "policy",
+            "head in float8",
+            min(chunk, self.work.micro_batch * self.spec.vocabulary) + 2 * self.spec.embedding,
+        )
+
     def _update(self, role: Role) -> list[list[Part]]:
         """The moments of an update that may be its worst."""
         spec, adapter = self.spec, self.adapter if role == "policy" else 0
@@ -319,6 +328,7 @@ class _Step:
             self._logits(role, models=2 if self.exact else 1, kept=kept),
             *([self._logits(self.frozen)] if kept and self.in_loss and not self.exact else []),
             Part(role, "gradient of the head", 8 * of_head),
+            *([self._head_in_float8(kept=kept)] if self.config.model.float8 else []),
         ]
         moments = [[*held, backward], [*held, *head], reduced]
         return self._with_reference(held, moments) if self.in_loss else moments

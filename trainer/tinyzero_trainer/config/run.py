@@ -113,7 +113,7 @@ class ModelConfig:
 
     float8_modules: Annotated[tuple[str, ...] | None, _FLOAT8] = None
     """Linear layers that compute in float8, by the last part of their names, e.g. down_proj; none = those whose weights
-    have 2^22 elements at least, as the MLPs of a 0.5B model. All sizes must be multiples of 16."""
+    have 2^22 elements at least, as the MLPs and the head of a 0.5B model. All sizes must be multiples of 16."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""Matrix products in 8-bit floating point (e4m3) for training: gated MLPs and other linear layers.
+"""Matrix products in 8-bit floating point (e4m3) for training: gated MLPs, other linear layers, and logits.
 
 A layer's result and the gradient of its input are products in float8, with a scale for each row of both factors: no
 token depends on the others. The gradient of its weight, which sums over tokens, is in the model's own type.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +26,16 @@ def to_float8(numbers: Tensor) -> Rounded:
     """Round, with the scale at which a row's largest element is the largest number."""
     scales = (numbers.abs().amax(dim=-1, keepdim=True).float() / FP8_MAX).clamp(min=SMALLEST_SCALE)
     return (numbers.float() * (1.0 / scales)).to(FP8).contiguous(), scales
+
+
+def cast(numbers: Tensor) -> Rounded:
+    """`to_float8` outside of a compiled layer, on a GPU by a kernel of its own."""
+    return _compiled_cast()(numbers) if numbers.is_cuda else to_float8(numbers)
+
+
+@cache
+def _compiled_cast() -> Callable[[Tensor], Rounded]:
+    return torch.compile(to_float8, dynamic=True)
 
 
 def product(left: Rounded, right: Rounded, dtype: torch.dtype) -> Tensor:

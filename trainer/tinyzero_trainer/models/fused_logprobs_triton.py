@@ -33,12 +33,14 @@ def gradient(
     columns: Tensor,
     upstream: Sequence[Tensor],
     temperature: float,
+    rounded: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """[rows, vocabulary] gradient with respect to the logits, which it overwrites.
 
     Args:
         columns: the result of `measure`.
         upstream: gradients [rows] with respect to log-probability, entropy and, with `anchors`, divergence.
+        rounded: where the gradient is also written in float8 [rows, vocabulary], and its scale [rows, 1].
     """
     rows, vocabulary = logits.shape
     scalars = torch.stack([columns[1], columns[2], *upstream[:2]])  # [4, rows]
@@ -46,8 +48,10 @@ def gradient(
         scalars = torch.cat([scalars, torch.stack([columns[3], columns[4], upstream[2]])])  # [7, rows]
     block = _block(vocabulary)
     grid = (rows, triton.cdiv(vocabulary, block))
-    arguments = (logits, logits if anchors is None else anchors, targets, scalars, rows, vocabulary, 1.0 / temperature)
-    _gradient[grid](*arguments, ANCHORED=anchors is not None, BLOCK=block, num_warps=8)
+    numbers, scales = (logits, scalars) if rounded is None else rounded
+    arguments = (logits, logits if anchors is None else anchors, targets, scalars, numbers, scales, rows, vocabulary)
+    settings = {"ANCHORED": anchors is not None, "ROUNDED": rounded is not None, "BLOCK": block}
+    _gradient[grid](*arguments, 1.0 / temperature, **settings, num_warps=8)
     return logits
 
 
@@ -101,7 +105,20 @@ def _measure(logits, anchors, targets, columns, rows, vocabulary, scale, ANCHORE
 
 
 @triton.jit
-def _gradient(logits, anchors, targets, scalars, rows, vocabulary, scale, ANCHORED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gradient(  # type: ignore[no-untyped-def]
+    logits,
+    anchors,
+    targets,
+    scalars,
+    numbers,
+    scales,
+    rows,
+    vocabulary,
+    scale,
+    ANCHORED: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = places < vocabulary
@@ -122,3 +139,6 @@ def _gradient(logits, anchors, targets, scalars, rows, vocabulary, scale, ANCHOR
         pull -= grad_divergence * ((logprob - anchor) - divergence)
     found = (tl.where(places == target, grad_logprob, 0.0) - tl.exp2(logprob * LOG2_E) * pull) * scale
     tl.store(line, found.to(logits.dtype.element_ty), mask=inside)
+    if ROUNDED:
+        in_float8 = (found * (1.0 / tl.load(scales + row))).to(tl.float8e4nv)
+        tl.store(numbers + row.to(tl.int64) * vocabulary + places, in_float8, mask=inside)

@@ -14,6 +14,7 @@ from tinyzero_trainer.hardware.gpu import lacks_fp8
 from tinyzero_trainer.models.float8 import ALIGNED, Float8Linear, Float8Mlp
 from tinyzero_trainer.models.sizes import FLOAT8_LARGE
 from tinyzero_trainer.models.spec import FUSED
+from tinyzero_trainer.training.logprobs import plain_head
 
 
 class Float8Error(TinyZeroError):
@@ -34,8 +35,10 @@ def use_float8(model: Any, settings: ModelConfig) -> None:
 
     Raises a Float8Error if no linear layer is suitable.
     """
-    named = settings.float8_modules
+    head, named = model.get_output_embeddings(), settings.float8_modules
     inside = {module for layer in layers_of(model) for module in layer.modules()}
+    if plain_head(model) is not None:
+        inside.add(head)
     linears = [
         (path.rpartition(".")[2], module)
         for path, module in model.named_modules()

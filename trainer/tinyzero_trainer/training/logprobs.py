@@ -17,6 +17,7 @@ from tinyzero_trainer.algorithms.kl import SAMPLED, entropy, exact
 from tinyzero_trainer.config import KlEstimator
 from tinyzero_trainer.distributed import ulysses
 from tinyzero_trainer.distributed.fsdp import options_of, root_of
+from tinyzero_trainer.models.float8 import Float8Linear
 from tinyzero_trainer.models.fused_logprobs import token_statistics
 from tinyzero_trainer.models.lora import switched_off
 from tinyzero_trainer.training import varlen_attention as attention
@@ -86,12 +87,13 @@ class PolicyModel(TokenModel):
         weight, reference_weight = plain_head(self.body), None if reference is None else plain_head(reference.body)
         options = options_of(self)
         again = options is None or options.recompute_logits
+        float8 = isinstance(self.body.get_output_embeddings(), Float8Linear)
         own: tuple[Tensor, ...]
         if weight is None or (estimator == "exact" and not fuses_exact(states)):
             other = None if reference is None or reference_states is None else (reference.body, reference_states)
             own = _written_out(self.body, states, other, batch, temperature, estimator, entropy_gradient)
         else:
-            measure = partial(token_statistics, targets=batch.targets, temperature=temperature)
+            measure = partial(token_statistics, targets=batch.targets, temperature=temperature, float8=float8)
             other_head = None
             if reference_states is not None and reference_weight is not None:
                 other_head = reference_states, reference_weight
@@ -176,7 +178,7 @@ def plain_head(model: PreTrainedModel) -> Tensor | None:
     changed = ("logit_scale", "logits_scaling", "final_logit_softcapping")
     if any(getattr(config, name, None) for name in changed) or getattr(output, "bias", None) is not None:
         return None
-    return output.weight if type(output) is nn.Linear else None
+    return output.weight if type(output) in (nn.Linear, Float8Linear) else None
 
 
 def head_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
