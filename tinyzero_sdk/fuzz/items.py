@@ -11,7 +11,7 @@ from functools import cached_property
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.fuzz.differential import DifferentialOracle
 from tinyzero_sdk.records import Item, Json
-from tinyzero_sdk.testing.completions import Stock
+from tinyzero_sdk.testing.completions import Stock, simple_answers
 from tinyzero_sdk.testing.gold import Gold, find_gold
 from tinyzero_sdk.testing.grammar import Grammar
 from tinyzero_sdk.testing.ground_truth_mutation import nudge, numbers_in
@@ -19,6 +19,7 @@ from tinyzero_sdk.testing.ground_truth_mutation import nudge, numbers_in
 _COMMON_MARKS = (("<answer>", "</answer>"), ("\\boxed{", "}"), ("#### ", ""), ("", ""))  # without gold completions
 _COMMON_NUMBERS = ("0", "1", "2", "10", "100", "1000")
 _MOST_ANSWERS = 64
+_MOST_SIMPLE = 48
 
 
 class FuzzItem:
@@ -42,6 +43,8 @@ class FuzzItem:
         self._task = task
         numbers = numbers_in(self.truth)
         self.answers = [gold.answer] if gold else numbers[:4] or ["1"]
+        self.simple = simple_answers(self.answers[0], numbers)[:_MOST_SIMPLE]
+        """What is tried first; taken by the first batch."""
         self.stock = Stock(
             lambda count: int(rng.random() * count), [*numbers, *numbers, *_COMMON_NUMBERS], self.answers
         )
@@ -64,6 +67,7 @@ def make_variant(differential: DifferentialOracle, item: FuzzItem, rng: random.R
     variant = check_variant(differential, item.original, nudge(item.truth, item.stock.choose), rng)
     if variant is not None:
         variant.steps = item.steps + 1
+        variant.simple = []  # much like those of the item
     return variant
 
 

@@ -185,8 +185,10 @@ class _FuzzSearch:
     def _make_batch(self, item: FuzzItem) -> list[Attempt]:
         attempts: list[Attempt] = []
         seen: set[str] = set()
+        simple, item.simple = iter(item.simple), []
         for _ in range(BATCH):
-            attempt = self._make_attempt(item)
+            answer = next(simple, None)
+            attempt = self._make_attempt(item) if answer is None else Attempt(item.short.with_answer(answer))
             if attempt is not None and attempt.text not in seen:
                 seen.add(attempt.text)
                 attempts.append(attempt)

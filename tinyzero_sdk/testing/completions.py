@@ -106,6 +106,16 @@ def change_number(tokens: Tokens, stock: Stock) -> Tokens:
     return tokens
 
 
+def change_digit(tokens: Tokens, stock: Stock) -> Tokens:
+    """A digit of a number inserted, deleted or replaced."""
+    places = _number_places(tokens)
+    if places:
+        place = places[stock.choose(len(places))]
+        digits, at, width = tokens[place], stock.choose(len(tokens[place]) + 1), stock.choose(2)
+        tokens[place] = digits[:at] + stock.pick("0123456789")[: stock.choose(3)] + digits[at + width :] or "0"
+    return tokens
+
+
 def lengthen_two(tokens: Tokens, stock: Stock) -> Tokens:
     """The same digit before, or after, two of the numbers, which keeps a difference: 5 - 3 becomes 15 - 13."""
     places = _number_places(tokens)
@@ -201,6 +211,10 @@ def bracket_span(tokens: Tokens, stock: Stock) -> Tokens:
     return tokens
 
 
+def drop_brackets(tokens: Tokens, stock: Stock) -> Tokens:
+    return [token for token in tokens if token not in "()"]
+
+
 def splice(tokens: Tokens, stock: Stock) -> Tokens:
     """The beginning of this answer and the end of another."""
     other = tokenize(stock.pick(stock.answers))
@@ -226,9 +240,9 @@ _MARKS = [
 ]  # fmt: skip
 
 MUTATORS: tuple[Callable[[Tokens, Stock], Tokens], ...] = (
-    *(change_number, edit_character, lengthen_two, lengthen_two, shuffle_numbers, shuffle_numbers, respell_number),
-    *(join_numbers, join_numbers, change_symbol, change_symbol, change_operators, put_in, put_in_strange),
-    *(put_in_step, take_out, repeat_span, bracket_span, splice, claim_result, wrap),
+    *(change_number, change_digit, edit_character, lengthen_two, lengthen_two, shuffle_numbers, shuffle_numbers),
+    *(respell_number, join_numbers, join_numbers, change_symbol, change_symbol, change_operators, put_in),
+    *(put_in_strange, put_in_step, take_out, repeat_span, bracket_span, drop_brackets, splice, claim_result, wrap),
 )
 """The mutations of answers; those that find faults most often are listed twice."""
 
@@ -267,6 +281,22 @@ def rearrange(text: str, choose: Choose) -> str:
         joined = numbers[place] + _SIGNS[choose(len(_SIGNS))] + numbers[place + 1]
         numbers[place : place + 2] = [f"({joined})" if len(numbers) > 2 and choose(2) else joined]
     return numbers[0] if numbers else text
+
+
+def simple_answers(answer: str, numbers: Sequence[str]) -> list[str]:
+    """What a careless scorer may take for the answer, in a fixed order: one of the given numbers, the answer with
+    a sign doubled, parts of it, its numbers with one sign between them, each with a digit more, and no brackets."""
+    tokens = tokenize(answer)
+    places = _number_places(tokens)
+    own = [tokens[place] for place in places]
+    signs = dict.fromkeys(_SIGNS if len(own) < 3 else _OPERATORS)  # no towers of powers, which hang
+    parts = [part for place in places for part in (tokens[: place + 1], tokens[place:])]
+    doubled = [[*tokens[:place], *tokens[place:][:1], *tokens[place:]] for place in _symbol_places(tokens)[:8]]
+    answers = [*numbers, *own, *map("".join, [*doubled, *parts])]
+    answers += [sign.join(row) for sign in signs for row in (own, own[::-1])]
+    answers += [re.sub("[0-9]+", form, answer) for form in (r"1\g<0>", r"\g<0>0")]
+    answers.append("".join(token for token in tokens if token not in "()"))
+    return [other for other in dict.fromkeys(answers) if other != answer]
 
 
 # Whole completions

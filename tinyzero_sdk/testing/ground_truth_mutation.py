@@ -50,6 +50,14 @@ def without(truth: Json, path: Path) -> Json:
     return truth
 
 
+def coincides(truth: Json) -> bool:
+    """Whether two fields hold the same number, such as a target that is among the numbers."""
+    fields = (
+        [{number for _, number in integers([value])} for value in truth.values()] if isinstance(truth, dict) else []
+    )
+    return sum(map(len, fields)) > len(set().union(*fields))
+
+
 def nudge(truth: Json, choose: Choose) -> Json:
     """A ground truth with one or two of its numbers changed, or an entry of a list gone.
 

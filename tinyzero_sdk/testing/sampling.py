@@ -5,12 +5,17 @@ Each function takes what completions are made from and returns a `Draw`; the tex
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import zip_longest
 
 from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing import completions
 from tinyzero_sdk.testing.gold import Gold, TestCompletion
 from tinyzero_sdk.testing.grammar import Choose, Grammar
+from tinyzero_sdk.testing.ground_truth_mutation import numbers_in
+
+_MOST_SIMPLE = 64  # for one problem
+_DRAWN_FOR = 32  # problems
 
 Draw = Callable[[Choose], TestCompletion]
 """A completion by choices: at random, or those of hypothesis."""
@@ -99,6 +104,18 @@ def near_gold(task: Task, golds: Sequence[Gold]) -> Draw:
         return gold.sample(gold.with_answer(answer))
 
     return make
+
+
+def simple(task: Task, golds: Sequence[Gold], choose: Choose) -> list[TestCompletion]:
+    """The `simple_answers` of each problem, and for some the shortest of a few from the grammar: the first of each, the
+    second of each, and so on."""
+    answers = [completions.simple_answers(gold.answer, numbers_in(gold.item.ground_truth)) for gold in golds]
+    for gold, known in zip(golds[:_DRAWN_FOR], answers, strict=False):
+        if rules := task.grammar(gold.item):
+            grammar = Grammar(rules)
+            known += sorted({grammar.draw(choose) for _ in range(128)}, key=lambda text: (len(text), text))[:40]
+    rows = [*zip_longest(*answers)][:_MOST_SIMPLE]
+    return [gold.sample(gold.with_answer(text)) for row in rows for gold, text in zip(golds, row, strict=True) if text]
 
 
 def group(golds: Sequence[Gold], choose: Choose) -> list[TestCompletion]:

@@ -22,7 +22,7 @@ from tinyzero_sdk.tasks.task import Task
 from tinyzero_sdk.testing import sampling
 from tinyzero_sdk.testing.cases import Case
 from tinyzero_sdk.testing.gold import LONG, Gold, TestCompletion, find_gold
-from tinyzero_sdk.testing.ground_truth_mutation import nudge
+from tinyzero_sdk.testing.ground_truth_mutation import coincides, nudge
 from tinyzero_sdk.testing.property import Failure, NotChecked, Property
 from tinyzero_sdk.testing.sandbox import TIMEOUT, Sandbox
 from tinyzero_sdk.testing.sandbox_child import OracleUse, Outcome
@@ -42,6 +42,7 @@ ENOUGH = 8  # disagreements that end it
 
 _VARIED_ITEMS = 500
 _VARIED_SECONDS = 3.0
+_SIMPLY = 0.6  # of the choices of a simple completion fall on the first
 _CHUNK_SIZE = 128
 _CHUNK_CHARACTERS = 2**23
 
@@ -242,11 +243,14 @@ class TaskUnderTest(ClosesOnExit):
 
     @cached_property
     def disagreements(self) -> list[TestCompletion]:
-        """Some completions on which scorer and oracle differ, of very many near gold, scored in two processes."""
+        """Some completions on which scorer and oracle differ, of very many near gold, scored in two processes.
+
+        After the first one the search goes on for as many completions again.
+        """
         until, seen, differing = time.monotonic() + MANY_SECONDS, set[object](), list[TestCompletion]()
-        draw, sandboxes = sampling.near_gold(self.task, self.varied_presentations), (self.sandbox, self.other_sandbox)
+        sandboxes, first = (self.sandbox, self.other_sandbox), 0
         with ThreadPoolExecutor(len(sandboxes)) as threads:
-            for chunk in _chunks(self._drawn(draw, self.examples * MANY_FACTOR)):
+            for chunk in _chunks(self._near_gold()):
                 new = {sample.key: sample for sample in chunk if sample.key not in seen}
                 seen |= new.keys()
                 parts = [[*new.values()][place :: len(sandboxes)] for place in range(len(sandboxes))]
@@ -254,9 +258,18 @@ class TaskUnderTest(ClosesOnExit):
                 for part, outcomes in zip(parts, threads.map(_observe_some, sandboxes, parts), strict=True):
                     pairs = zip(part, outcomes, strict=True)
                     differing += [sample for sample, outcome in pairs if outcome.oracle not in (None, outcome.correct)]
-                if len(differing) >= ENOUGH or time.monotonic() > until:
+                if not differing:
+                    first = len(seen)
+                if len(differing) >= ENOUGH or len(seen) > 2 * first or time.monotonic() > until:
                     break
         return differing
+
+    def _near_gold(self) -> Iterator[TestCompletion]:
+        """Simple answers first, also to problems in which two values coincide; then drawn ones."""
+        golds = [replace(self.presentations[0], item=gold.item, answer=gold.answer) for gold in self.golds]
+        yield from sampling.simple(self.task, [*self._coinciding, *golds], Random(self.seed).randrange)
+        draw = sampling.near_gold(self.task, self.varied_presentations)
+        yield from self._drawn(draw, self.examples * MANY_FACTOR)
 
     # Searching
 
@@ -271,8 +284,16 @@ class TaskUnderTest(ClosesOnExit):
         return None if failing is None else self.reduced(prop, failing)
 
     def _drawn(self, draw: sampling.Draw, count: int) -> Iterator[TestCompletion]:
-        choose = Random(self.seed).randrange
-        return (draw(choose) for _ in range(count))
+        """Completions by chance; for one in four, most choices fall on the first, which is often the simplest."""
+        chance = Random(self.seed).random
+
+        def choose(count: int) -> int:
+            return int(chance() * count)  # three times as fast as randrange
+
+        def choose_simply(count: int) -> int:
+            return 0 if chance() < _SIMPLY else choose(count)
+
+        return (draw(choose if number % 4 else choose_simply) for number in range(count))
 
     def reduced(self, prop: Property, failing: TestCompletion) -> Failure:
         """The failure of a completion, cut down as far as the property and the time allow."""
@@ -325,6 +346,18 @@ class TaskUnderTest(ClosesOnExit):
             samples = samples[len(pairs) :]
 
     @cached_property
+    def _coinciding(self) -> list[Gold]:
+        """Presentations, which score full, of problems in which two values coincide."""
+        golds: list[Gold] = []
+        with contextlib.suppress(DataError):  # the split has fewer
+            for item in self.task.dataset("train", 1024, seed=self.seed) if self.golds else ():
+                gold = find_gold(self.task, item) if coincides(item.ground_truth) else None
+                if gold is not None and len(golds) < PRESENTATION_COUNT:
+                    golds.append(replace(self.full_presentations[0], item=item, answer=gold.answer))
+        outcomes = self.observe_all([gold.sample(gold.completion) for gold in golds], oracle="all")
+        return [gold for gold, outcome in zip(golds, outcomes, strict=True) if outcome.correct and outcome.oracle]
+
+    @cached_property
     def varied_presentations(self) -> list[Gold]:
         """Presentations that score full: of the usual items, and of varied ones.
 
@@ -333,7 +366,7 @@ class TaskUnderTest(ClosesOnExit):
         if not self.golds:
             return self.presentations
         common = self.full_presentations
-        golds = list(common)
+        golds = [*common, *self._coinciding]
         most = min(_VARIED_ITEMS, len(common) + 10 * self.examples)
         until = time.monotonic() + _VARIED_SECONDS
         for number, item in enumerate(self._odd_items()):

@@ -129,6 +129,15 @@ def test_the_reward_of_tinyzero_fails_with_a_small_example():
         assert is_small or result.prop.name in ("bounded-time", "bounded-memory", "never-raises"), result  # of numbers
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["any_numbers", "eval_power"])
+def test_a_hole_near_gold_is_found_soon(name):
+    task = load_task(Path(__file__).parents[2] / f"broken_rewards/{name}.py")
+    [result] = check_task(task, properties=["correct-means-right"], cases=[]).results
+    assert result.status == "failed"
+    assert result.tried < 2000  # of 200,000
+
+
 @SOUND
 @pytest.mark.parametrize(
     "words", ["multiply", "countdown", "countdown task.weights.format=0.1", "gsm8k task.source=synthetic"]

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyzero_sdk.testing.ground_truth_mutation import entries, fit, integers, nudge, with_number, without
+from tinyzero_sdk.testing.ground_truth_mutation import coincides, entries, fit, integers, nudge, with_number, without
 
 LEAVES = st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=3)
 TRUTHS = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner), max_leaves=8)
@@ -43,6 +43,13 @@ def test_other_numbers_keep_the_form_and_stay_positive(numbers, target, seed):
     made = nudge({"target": target, "numbers": numbers}, choose)
     assert made["numbers"]
     assert all(isinstance(number, int) and number > 0 for number in [made["target"], *made["numbers"]])
+
+
+def test_values_coincide_across_fields_only():
+    assert coincides({"target": 8, "numbers": [3, 8]})
+    assert coincides({"amount": 3, "count": 3})
+    assert not coincides({"target": 24, "numbers": [8, 8]})
+    assert not coincides([1, 1])
 
 
 def test_a_number_that_the_answer_names_is_not_replaced():

@@ -33,7 +33,7 @@ def _answers(subject: TaskUnderTest) -> sampling.Draw:
     golds = subject.presentations
     kinds = [sampling.near_miss(golds), sampling.malformed(golds), sampling.hostile(golds)]
     if subject.task.grammar(golds[0].item) is not None:
-        kinds.append(sampling.grammatical(subject.task, golds))
+        kinds.insert(0, sampling.grammatical(subject.task, golds))
     return sampling.one_of(*kinds)
 
 
