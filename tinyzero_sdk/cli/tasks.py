@@ -101,7 +101,7 @@ def _show_rows(rows: list[dict[str, Any]], nothing: str) -> None:
     for row, origin in zip(rows, origins, strict=True):
         text = f"[red]broken:[/] {escape(row['broken'])}" if row["broken"] else escape(row[content])
         if row.get("unsupported"):
-            text = f"[yellow]not supported:[/] {escape(row['unsupported'])}"
+            text = f"[yellow]not supported:[/] {escape(row['unsupported'].rpartition(' is not supported: ')[2])}"
         mark = "[yellow]unsafe scorer:[/] " if row.get("unsafe_scorer") else ""
         shown.add_row(f"[cyan]{escape(row['name'])}[/]", mark + text, origin)
     stdout.print(shown)

@@ -152,7 +152,6 @@ def test_the_list_of_a_family_describes_each_task(run):
     assert "big/7 not supported: it is too big" in out
     assert "big/8 broken: task" in out
     assert "unsafe scorer: Say it." in out
-    assert "12 from tz-big" in out
 
 
 @pytest.mark.usefixtures("large_family")

@@ -234,7 +234,7 @@ def test_a_run_is_sent_once_more_whole(tmp_path, fake_wandb, monkeypatch, capsys
     monkeypatch.setattr(trackers, "MOST_WAITING", 5)
     fake_wandb()
     directory = tmp_path / "run"
-    directory.mkdir()
+    (directory / "checkpoints").mkdir(parents=True)
     (directory / "config.toml").write_text('[log]\ntrackers = ["wandb"]\nproject = "p"\n')
     rows = [{"step": step, "loss": step / 2, "nothing": None, "text": "x"} for step in range(40)]
     rows[-1]["huge"] = 10**400

@@ -24,8 +24,7 @@ PING_SECONDS = 5.0
 STOP_SECONDS = 20.0
 """Takes the place of `ray.timeout` once a signal has asked the run to stop: a scheduler soon kills it."""
 
-TASK_SECONDS = 30.0
-"""To read a log, or to kill a process, on a machine of the cluster."""
+TASK_SECONDS = 30.0  # to read a log, or to kill a process, on a machine of the cluster
 
 HOST_ADVICE = "memory.cpu_offload=none, a lower reward.num_workers or fewer ranks on a machine take less of it"
 
@@ -117,7 +116,7 @@ def describe_death(ray: Any, actor: ActorHandle, error: Exception) -> str:
         code, by = re.search(r"exit code (\d+)", text), re.search(r"receives a (SIG\w+)", text)
         silent = "it was killed from outside, or exited at once"
         cause = f"it got a {by[1]}" if by else f"it exited with code {code[1]}" if code else silent
-    return f"{name}has died: {cause}" + (f" ({last_line})" if last_line else "")
+    return f"(process {place[0]} on {place[2]}) has died: {cause}" + (f" ({last_line})" if last_line else "")
 
 
 def log_oom_kills() -> None:
