@@ -49,7 +49,7 @@ class Run(SimpleNamespace):
         (run.checkpoints / "step_5").mkdir()
         super().__init__(
             run=run,
-            recorded=TrainConfig(run=RunConfig(output="a run")),
+            saved_config=TrainConfig(run=RunConfig(output="a run")),
             stop=StopFlag(),
             state=SimpleNamespace(step=7),
             workers=SimpleNamespace(check=lambda: None, display=SimpleNamespace(warn=lambda line: None)),

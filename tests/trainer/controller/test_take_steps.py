@@ -30,10 +30,10 @@ class Events(list[str]):
         run.config.touch()
         self.session = Session(
             config=TrainConfig(),
-            recorded=TrainConfig(checkpoint=CheckpointConfig(every=every)),
+            saved_config=TrainConfig(checkpoint=CheckpointConfig(every=every)),
             run=run,
             workers=MagicMock(),
-            evaluated={},
+            eval_tasks={},
             state=TrainerState(step, None if step else {}),
             saved=None,
             stop=StopFlag(),

@@ -283,7 +283,7 @@ def test_the_real_trackio_continues_a_resumed_run_and_leaves_stdout_alone(tmp_pa
         "project": "tinyzero",
         "logged": [[step, step / 4] for step in range(5)],
         "stdout": "",
-        "messages": ["trackio: look: trackio show --project tinyzero"],
+        "messages": ["trackio: view: trackio show --project tinyzero"],
     }
 
 

@@ -1,7 +1,7 @@
 """Which advantage estimators and policy losses there are, and what each needs. No torch in here.
 
-The configuration is checked against these records, and a step fills a batch by them. A user's own function, which a
-setting names by its file or module, may declare what it needs with `Estimator` as a decorator.
+The configuration is checked against these records, and a step adds the batch columns that they list. A function of your
+own, which a setting names by its file or module, declares what it needs if you decorate it with an `Estimator`.
 """
 
 from collections.abc import Callable, Mapping, Set
@@ -21,7 +21,7 @@ weights, and `old_logprobs` before the update."""
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """What an advantage estimator needs; as a decorator, what the user's function under it needs.
+    """What an advantage estimator needs; decorate a function of your own with it to declare its needs.
 
     Example:
         >>> @Estimator(needs={"greedy"})
@@ -31,7 +31,7 @@ class Estimator:
     """
 
     needs: Set[Need] = frozenset()
-    settings: Set[str] = frozenset()  # the settings it reads, of those that not all estimators read
+    settings: Set[str] = frozenset()  # the estimator-specific settings that it reads
     compares_samples: bool = False
     """The completions of a prompt are compared with each other, so there must be at least two."""
 
@@ -67,17 +67,17 @@ class Loss:
     """What a policy loss reads."""
 
     settings: Set[str] = frozenset({"algorithm.clip_ratio_low", "algorithm.clip_ratio_high", "algorithm.dual_clip_c"})
-    """The settings it reads, of those that not all losses read."""
+    """The loss-specific settings that it reads."""
 
-    ignores_staleness: str = ""
+    staleness_objection: str = ""
     """Why its ratio does not correct for samples of older weights; empty if it does."""
 
 
 POLICY_LOSSES: Mapping[str, Loss] = {
     "ppo": Loss(),
-    "gspo": Loss(ignores_staleness="has bounds narrower than a step of staleness"),
+    "gspo": Loss(staleness_objection="has bounds narrower than a step of staleness"),
     "cispo": Loss(settings={"algorithm.clip_ratio_low", "algorithm.clip_ratio_high"}),
-    "reinforce": Loss(settings=frozenset(), ignores_staleness="has no ratio"),
+    "reinforce": Loss(settings=frozenset(), staleness_objection="has no ratio"),
 }
 """Each is the function of its name in losses.py."""
 

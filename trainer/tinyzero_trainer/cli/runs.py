@@ -173,7 +173,7 @@ def _show(run: "RunStatus") -> None:
         "size": f"{filesize.decimal(run.size)} ({parts})",
         "checkpoints": f"of step {', '.join(map(str, run.checkpoints))}" if run.checkpoints else "none",
         "resume": f"{run.resume or ''}{'  # from the start' * (run.state == 'aborted')}",
-        "look": f"tinyzero report {where}",
+        "report": f"tinyzero report {where}",
         "prune": f"tinyzero runs --prune {where}" if len(run.checkpoints) > 1 and run.state != "running" else "",
         "delete": _delete_command(run) if run.state != "running" else "",
     }

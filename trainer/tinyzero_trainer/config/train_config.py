@@ -187,7 +187,7 @@ class TrainConfig:
             return ""
         if self.old_logprobs_source != "engine":
             return f"trains on samples of older weights, which nothing here weighs; {weighs}"
-        if fault := algorithm.loss.ignores_staleness:
+        if fault := algorithm.loss.staleness_objection:
             loss = f"algorithm.policy_loss={algorithm.policy_loss!r}"
             return f"trains on samples of older weights, which {loss} does not weigh: it {fault}; {weighs}"
         return ""

@@ -1,4 +1,4 @@
-"""How a run ends: where a signal or an error ends it, with a checkpoint of what is whole; else with what it reached."""
+"""The end of a run: where a signal or an error stops it, a checkpoint of an intact policy; otherwise its results."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from tinyzero_sdk.errors import TinyZeroError
 from tinyzero_trainer.config.resume import resume_command
 from tinyzero_trainer.controller.checkpointer import how_to_resume
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
-from tinyzero_trainer.controller.session import Session, Step
+from tinyzero_trainer.controller.session import Session, Stepper
 from tinyzero_trainer.monitoring.metrics_log import HELD_OUT_LOSS, held_out_accuracies, read_metrics
 from tinyzero_trainer.monitoring.plot import plot_curve
 from tinyzero_trainer.monitoring.progress import outcome_line
@@ -35,7 +35,7 @@ class TrainResult:
 
 
 @contextmanager
-def ending(session: Session, step: Step) -> Iterator[None]:
+def ending(session: Session, stepper: Stepper) -> Iterator[None]:
     """Save where a signal or an error ends the block and has left the policy intact.
 
     An error says in addition how to resume. Once a signal has asked the run to stop, it ends with the signal's exit
@@ -46,19 +46,20 @@ def ending(session: Session, step: Step) -> Iterator[None]:
         try:
             yield
         except StopRequested:
-            session.save(step)
+            session.save(stepper)
             raise
         except TinyZeroError as error:
-            if error.policy_intact and step.policy_intact and session.state.step:  # a whole step may not be saved yet
-                session.save(step)
+            # A whole step may not be saved yet.
+            if error.policy_intact and stepper.policy_intact and session.state.step:
+                session.save(stepper)
             raise
     except StopRequested:
         assert stop.signal is not None
-        raise Interrupted(stop.signal, session.state.step, resume_command(session.recorded)) from None
+        raise Interrupted(stop.signal, session.state.step, resume_command(session.saved_config)) from None
     except OutOfMemoryError:  # its advice says with which settings to resume
         raise
     except TinyZeroError as error:
-        error.args = (f"{error}; {how_to_resume(session.run, session.recorded)}",)
+        error.args = (f"{error}; {how_to_resume(session.run, session.saved_config)}",)
         if stop.signal is None:
             raise
         raise Stopped(stop.signal, f"with an error: {error}") from error
@@ -76,7 +77,7 @@ def report(session: Session, evaluation: HeldOutEvaluation, *, last: int) -> Tra
         outcomes.append(f"held-out loss: {start[HELD_OUT_LOSS]:.4f} -> {end[HELD_OUT_LOSS]:.4f}")
     for name, change in accuracy.items():
         title, count = name if len(accuracy) > 1 else None, len(evaluation.prompts[name])
-        outcomes.append(outcome_line(title, change.before, change.after, count, session.recorded.eval.temperature))
+        outcomes.append(outcome_line(title, change.before, change.after, count, session.saved_config.eval.temperature))
     try:
         plot_curve(run.metrics, run.curve, tasks=list(workers.tasks), model=workers.language_model.name)
         curve = f"curve: {run.curve}"
@@ -84,6 +85,6 @@ def report(session: Session, evaluation: HeldOutEvaluation, *, last: int) -> Tra
         curve = f"no curve: {error}"
     audited = [] if session.audit is None else session.audit.summary()
     model = f"model: {run.checkpoints / f'step_{last}'}"
-    look = f"look: tinyzero report {quote(str(run.path))}"
-    workers.display.done(*outcomes, *audited, curve, *session.completions.summary(), model, look)
+    command = f"report: tinyzero report {quote(str(run.path))}"
+    workers.display.done(*outcomes, *audited, curve, *session.completions.summary(), model, command)
     return TrainResult(run.path, accuracy)

@@ -1,6 +1,6 @@
 """The training loop: the order of a run's phases.
 
-Line k of `metrics.jsonl` is written before checkpoint k, so a run resumed from it cuts exactly what lies past it.
+Line k of `metrics.jsonl` is written before checkpoint k, so resuming from it removes exactly the later lines.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from tinyzero_sdk import Task
 from tinyzero_trainer.config import TrainConfig
 from tinyzero_trainer.controller.ending import TrainResult, ending, report
 from tinyzero_trainer.controller.heldout_eval import HeldOutEvaluation
-from tinyzero_trainer.controller.session import Session, Step, open_session
+from tinyzero_trainer.controller.session import Session, Stepper, open_session
 from tinyzero_trainer.controller.signal_monitor import SignalMonitor
 from tinyzero_trainer.controller.step import TrainingStep
 from tinyzero_trainer.monitoring.progress import Progress
@@ -52,12 +52,12 @@ def open_training(
         if config.rollout.bias:
             display.log(config.rollout.bias)
         signal = SignalMonitor(config, workers)
-        evaluation = HeldOutEvaluation(config, workers, session.evaluated, session.stop, signal)
+        evaluation = HeldOutEvaluation(config, workers, session.eval_tasks, session.stop, signal)
         training_step = TrainingStep(config, workers, session.state, session.stop, saved, signal)
         yield session, training_step, evaluation
 
 
-def take_steps(session: Session, training_step: Step, evaluation: HeldOutEvaluation) -> TrainResult:
+def take_steps(session: Session, training_step: Stepper, evaluation: HeldOutEvaluation) -> TrainResult:
     """Take all remaining steps, and report; a signal or an error ends the run earlier, with a checkpoint."""
     state, progress, audit = session.state, session.workers.display, session.audit
     session.checkpointer.warn_of_full_disk()
@@ -83,7 +83,7 @@ def take_steps(session: Session, training_step: Step, evaluation: HeldOutEvaluat
     return report(session, evaluation, last=training_step.last)
 
 
-def _evaluate_and_log(session: Session, training_step: Step, evaluation: HeldOutEvaluation) -> None:
+def _evaluate_and_log(session: Session, training_step: Stepper, evaluation: HeldOutEvaluation) -> None:
     """Evaluate if it is due, then write the step's metrics; after a stop in between, the resumed run does both."""
     state, progress, last = session.state, session.workers.display, training_step.last
     step, metrics = state.step, state.pending_metrics

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyzero_trainer.checkpoint.run_directory import RunDirectory
-from tinyzero_trainer.controller.session import Session, Step
+from tinyzero_trainer.controller.session import Session, Stepper
 from tinyzero_trainer.controller.skipped_updates import SkippedUpdates
 from tinyzero_trainer.monitoring.metrics_log import plain_number
 from tinyzero_trainer.training.diagnosis import Diagnosis
@@ -47,7 +47,7 @@ class _NotKept(SkippedUpdates):
         return update()
 
 
-def replay(run: Path, step: int, session: Session, training_step: Step, rows: list[dict[str, Any]]) -> Replayed:
+def replay(run: Path, step: int, session: Session, training_step: Stepper, rows: list[dict[str, Any]]) -> Replayed:
     """Take the steps of a session, of a copy of `run` with the metrics `rows`, up to `step`, which is diagnosed."""
     state, workers = session.state, session.workers
     kept, start, error = RunDirectory(run).skipped_batch(step), state.step, None

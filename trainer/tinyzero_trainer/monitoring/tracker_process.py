@@ -110,7 +110,7 @@ def _record_in_trackio(options: dict[str, Any], rows: Rows, tell: Tell) -> None:
             # A new run may have the name of an older one in another directory; a resumed one continues the newest.
             resume = "allow" if step and not options["anew"] else "never"
             run = trackio.init(options["project"], name, config=options["config"], resume=resume, embed=False)
-            tell(say=f"look: trackio show --project {options['project']}")
+            tell(say=f"view: trackio show --project {options['project']}")
         run.log(metrics, step=step)
     if run is not None:
         run.finish()

@@ -106,7 +106,7 @@ def open_fine_tuning(
                 little = "; reinforcement learning can choose among attempts that differ (docs/reference/hooks.md)"
                 display.log(f"{percent(fraction)} of the examples of {name} are right{little if fraction == 1 else ''}")
             evaluation = SftEvaluation(
-                *(session.config, workers, session.evaluated, session.stop, held_out, right),
+                *(session.config, workers, session.eval_tasks, session.stop, held_out, right),
                 is_new=config.model.path is None,
             )
             with closing(batch_stream(batches, num_workers)) as stream:
