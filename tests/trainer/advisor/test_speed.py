@@ -109,7 +109,8 @@ def test_tokens_a_second_of_both_engines_as_in_the_table(row: EngineSpeed) -> No
     [(H200, True, 7.97), (H200, False, 7.36), (H100, True, 8.46), (H100, False, 7.86)],
 )
 def test_seconds_of_the_update_as_measured(gpu: GpuSpec, recompute_logits: bool, seconds: float) -> None:
-    """With FlashAttention-4, which takes 7% less than PyTorch's own."""
+    """Measured with FlashAttention-4; with PyTorch's own attention an update takes 7% longer."""
     words = ("data.prompts_per_step=128", "rollout.max_completion_tokens=1024", "optimizer.micro_batch_tokens=32768")
     config = with_settings(config_of(*words), {"memory.recompute_logits": recompute_logits})
-    assert predict_speed(SPECS[HALF_B], config, gpu, 140).seconds["update_actor"] == pytest.approx(seconds, rel=0.1)
+    predicted = predict_speed(SPECS[HALF_B], config, gpu, 140).seconds["update_actor"]
+    assert predicted == pytest.approx(1.07 * seconds, rel=0.1)
